@@ -4,6 +4,7 @@
 //! whoever has the identity and `age` alone reads it with `age -d | head -n 1`, and small content with `age -d | tail -n +2`. The blanks
 //! pad the whole to a multiple of [`STEP`] bytes, so that a capsule does not tell how long a password in it is.
 
+use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::token::Digest;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
@@ -12,6 +13,10 @@ use crate::error::{Error, Result};
 
 /// The sealed part grows in steps of so many bytes.
 pub const STEP: usize = 512;
+/// Room in a capsule for the header of the age file, which has a random part of up to about 300 bytes, its nonce and a tag.
+pub(crate) const SEALING: usize = 1024;
+/// Content up to so many bytes goes into the capsule when name and padding leave room.
+pub const MAX_INLINE: u64 = (MAX_CAPSULE - SEALING) as u64;
 /// Longest first line, which bounds what a reader takes in before it knows anything.
 const MAX_LINE: usize = 7 * 1024;
 

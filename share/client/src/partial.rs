@@ -15,7 +15,6 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
 use crate::name;
-use crate::receive::Unpack;
 use crate::state::NOTES_KEPT;
 
 /// How many files of one name get a number before the user is asked to choose another.
@@ -47,6 +46,9 @@ impl Target {
         if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.to_owned() }
     }
 }
+
+/// Gets the tar of a directory, read from its beginning, and the sender's name for it; tells where the directory is.
+pub type Unpack<'a> = dyn Fn(&mut File, &str) -> Result<PathBuf> + 'a;
 
 /// A file without its name yet. It stays when it is dropped unfinished, to be gone on with.
 pub(crate) struct Partial {

@@ -1,6 +1,6 @@
 //! Receives a share: claims it, opens it while it is downloaded, and names the file when it is whole.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -20,8 +20,8 @@ use crate::http::Client;
 use crate::link::Link;
 use crate::meta::{Kind, Meta};
 use crate::open::{self, Opening};
-pub use crate::partial::Target;
 use crate::partial::{self, Partial};
+pub use crate::partial::{Target, Unpack};
 use crate::seal::PIECE;
 use crate::state;
 
@@ -70,9 +70,6 @@ pub struct Options<'a> {
     /// Unpacks the tar of a directory and tells where it is; without it the tar is a file like any other.
     pub unpack: Option<&'a Unpack<'a>>,
 }
-
-/// Gets the tar, read from its beginning, and the sender's name for it.
-pub type Unpack<'a> = dyn Fn(&mut File, &str) -> Result<PathBuf> + 'a;
 
 /// What was received.
 #[derive(Debug)]

@@ -12,18 +12,13 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::meta::Meta;
+use crate::meta::{MAX_INLINE, Meta, SEALING};
 use crate::secret::Secret;
 use crate::source::Source;
 
 /// age seals so many bytes at a time, each with a tag of [`TAG`] bytes.
 pub(crate) const PIECE: usize = 64 << 10;
 pub(crate) const TAG: u64 = 16;
-/// Room in a capsule for the header of the age file, which has a random part of up to about 300 bytes, its nonce and a tag.
-const SEALING: usize = 1024;
-/// Content up to so many bytes goes into the capsule when name and padding leave room.
-pub const MAX_INLINE: u64 = (MAX_CAPSULE - SEALING) as u64;
-
 /// Seals a text as a whole.
 fn sealed(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
     let mut writer = writer(secret, Vec::new())?;

@@ -10,8 +10,7 @@ use std::time::{Duration, SystemTime};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::meta::Kind;
-use crate::seal::MAX_INLINE;
+use crate::meta::{Kind, MAX_INLINE};
 
 /// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the one before does not show.
 const TICK: Duration = Duration::from_millis(20);

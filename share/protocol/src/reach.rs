@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Names that mean something in one network alone; `home.arpa` is RFC 8375, `internal` and `local` are kept for the same.
-const LOCAL_ENDINGS: [&str; 4] = [".local", ".internal", ".home.arpa", ".lan"];
+/// Names that mean something in one network alone: RFC 6762, RFC 8375, and what many routers give.
+const LOCAL_ENDINGS: [&str; 3] = [".local", ".home.arpa", ".lan"];
 /// What whoever runs the daemon can do.
-const WAY: &str = "to reach others it needs a name and a certificate: 'lockbox-share setup' leads through both, \
-    and 'lockbox-share serve --public-url URL' tells a daemon its name";
+const WAY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' leads through both, \
+    and 'lockbox-share serve --public-url URL' tells it the name";
 
 /// Who can open what begins with an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

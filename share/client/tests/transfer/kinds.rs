@@ -86,6 +86,10 @@ fn a_text_is_handed_over_and_is_a_file_to_who_does_not_know_texts() {
     assert_eq!((receipt.path, receipt.kind, &read.borrow()[..]), (None, Kind::Text, &b"the bridge\n"[..]));
     assert!(place.names().is_empty());
 
+    let link = place.share(10);
+    let receipt = receive::to_file(&place.daemon.client(), &link, &target(&place), &options).unwrap();
+    assert!(receipt.path.is_some(), "a file is no text, however small");
+
     let link = place.share_source(&mut stream(Kind::Text, "text.txt", b"the bridge\n".to_vec())).unwrap();
     let receipt = place.receive(&link, false).unwrap();
     assert_eq!(fs::read(receipt.path.unwrap()).unwrap(), b"the bridge\n");
