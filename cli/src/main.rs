@@ -5,6 +5,7 @@ mod backup;
 mod cat;
 mod check;
 mod compact;
+mod complete;
 mod completions;
 mod cp;
 mod create;
@@ -108,6 +109,8 @@ enum Command {
     Forget(forget::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
+    #[command(hide = true)]
+    Complete(complete::Args),
     Recovery(recovery::Args),
     #[command(subcommand)]
     Key(key::Command),
@@ -196,6 +199,10 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Forget(args) => forget::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(args),
+        Command::Complete(args) => {
+            complete::run(args);
+            Ok(())
+        }
         Command::Recovery(args) => recovery::run(args),
         Command::Key(command) => key::run(command),
         Command::Header(command) => header::run(command),

@@ -137,19 +137,3 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
     assert!(commands().len() > 12 && shared.len() > 5, "too little was found");
     assert!(faults.is_empty(), "man/lockbox.1 and the command line differ:\n{}", faults.join("\n"));
 }
-
-#[test]
-fn completions_know_every_command_in_every_shell() {
-    for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
-        let mut text = Vec::new();
-        clap_complete::generate(shell, &mut crate::Cli::command(), "lockbox", &mut text);
-        let text = String::from_utf8(text).unwrap();
-        for (name, command) in commands() {
-            let last = name.split(' ').next_back().unwrap();
-            assert!(text.contains(last), "{shell}: {name}");
-            for option in of_command(&command).iter().filter_map(|option| option.strip_prefix('-')) {
-                assert!(text.contains(option), "{shell}: --{option} of {name}");
-            }
-        }
-    }
-}

@@ -412,6 +412,7 @@ fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
 mod tests {
     use super::*;
     use lockbox_host::USAGE;
+    use lockbox_host::words::{self, Takes};
 
     #[test]
     fn lists_are_read_in_order() {
@@ -522,6 +523,23 @@ mod tests {
         }
         assert_eq!(Options::parse(&["atime=open,atime=off"]).unwrap(), Options::default());
         assert_eq!(Options::parse(&["atime=always"]).unwrap_err().code, USAGE);
+    }
+
+    #[test]
+    fn every_word_that_is_offered_is_taken_with_what_is_offered_for_it() {
+        let accepted = |option: &str| Options::parse(&[option]).is_ok();
+        // That one is read before the others, and not by this parser.
+        for (word, takes) in words::MOUNT.iter().chain(&words::REMOTE).filter(|(word, _)| *word != "remount") {
+            match takes {
+                Takes::Nothing => assert!(accepted(word) && !accepted(&format!("{word}=\u{1}")), "{word}"),
+                Takes::OneOf(values) => {
+                    assert!(values.iter().all(|value| accepted(&format!("{word}={value}"))), "{word}");
+                    assert!(!accepted(&format!("{word}=bogus")), "{word}");
+                }
+                Takes::File => assert!(accepted(&format!("{word}=/a")) && !accepted(word), "{word}"),
+                Takes::Text => assert!(!accepted(word), "{word}"),
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the programs `lockbox` and `mount.lockbox` both need of the host they run on.
 //!
 //! It gets secrets from where their owners keep them and unlocks an archive with them, finds mounts and the daemons that serve them, keeps
-//! what is in memory out of swap and core dumps, and has the one table of exit codes. What a
+//! what is in memory out of swap and core dumps, and has the one table of exit codes and that of the words that `-o` takes. What a
 //! program says in its own words comes from its [`Program`].
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
@@ -18,6 +18,7 @@ pub mod proc;
 pub mod secrets;
 mod spare;
 mod unlock;
+pub mod words;
 mod working;
 
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};

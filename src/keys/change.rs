@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::file::read_header;
 use super::header::{Header, SlotBlock};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
-use super::unlock::open_header;
+use super::unlock::{UnlockedKey, open_header};
 use super::vouch::{Current, check_age, vouch};
 use super::{SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
@@ -16,7 +16,7 @@ use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
-use crate::storage::{FileStorage, LockMode};
+use crate::storage::{FileStorage, LockMode, Site};
 
 /// What opens the archive for a change of its keys, and what that may cost.
 pub struct KeyAccess<'a> {
@@ -163,6 +163,16 @@ pub fn list(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
     let (header, opened) = open_header(path, access.secrets, &access.limits)?;
     check_age(path, &header, &opened.volume_key, &access.seen)?;
     Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
+}
+
+/// Every slot in use, with a key that was unlocked before. Needs no lock, and nothing that this user saw is compared.
+///
+/// # Errors
+/// As [`super::identify`]; `Damaged` for the key of another archive, `WrongKey` for one from before its keys were changed.
+pub fn list_unlocked<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey) -> Result<Vec<KeyInfo>> {
+    let header = read_header(site)?;
+    header.authenticate(&key.volume_key)?;
+    Ok(listed(&header, &key.volume_key, &[]))
 }
 
 /// Makes `new` open the archive as well, with a label or none, and gives the slot's number.

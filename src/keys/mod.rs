@@ -15,8 +15,8 @@ pub(crate) mod vouch;
 pub use backup::{Restored, backup_header, restore_header};
 pub(crate) use change::listed;
 pub use change::{
-    KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, add, change_passphrase, list, list_all, new_key_file,
-    new_passphrase, new_recovery_code, remove, set_passphrase,
+    KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, add, change_passphrase, list, list_all, list_unlocked,
+    new_key_file, new_passphrase, new_recovery_code, remove, set_passphrase,
 };
 pub use seen::{SeenOptions, Witness, seen_directory, state_directory};
 pub use slots::{KeyKind, NewKey, Secrets, UnlockLimits};

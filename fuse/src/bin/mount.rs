@@ -374,6 +374,9 @@ mod tests {
         };
         missing.extend(lacking(&words, ""));
         missing.extend(lacking(&help, " in the help"));
+        // Both ways: every word that is offered is known to the parser, which its own test shows.
+        let offered = lockbox_host::words::MOUNT.iter().map(|(word, _)| (*word).to_owned()).collect();
+        missing.extend(lacking(&offered, " in what completions offer"));
         assert!(REMOUNT.contains("remount") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
