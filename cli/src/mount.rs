@@ -1,19 +1,22 @@
 //! `lockbox mount`: runs the mount program in its own place.
-use std::os::unix::process::CommandExt;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use lockbox_host::elsewhere;
-use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{mounts, shown};
+use lockbox_host::secrets::{Cache, Sources, desktop};
+use lockbox_host::{OTHER, elsewhere, mounts, shown};
+use nix::unistd::geteuid;
 
 use crate::exit::Failure;
-use crate::runtime;
+use crate::{output, runtime};
 
 /// Names of the mount program.
 const NAMES: [&str; 2] = ["mount.lockbox", "mount-lockbox"];
 /// Where mount(8) looks for it.
 const SYSTEM: &str = "/sbin/mount.lockbox";
+/// Shows a directory in whatever program its user has chosen for that.
+const OPENER: &str = "xdg-open";
 
 /// Show an archive as a directory; returns when the directory answers
 #[derive(clap::Args)]
@@ -28,6 +31,12 @@ pub(crate) struct Args {
     /// Stay in the foreground until the archive is unmounted
     #[arg(long)]
     foreground: bool,
+    /// Show the directory in the file manager, also when the archive is mounted already
+    #[arg(long, conflicts_with_all = ["foreground", "passfd"])]
+    open: bool,
+    /// Ask for the passphrase in a window, with zenity, kdialog or pinentry, and tell there why it cannot be mounted
+    #[arg(long)]
+    desktop: bool,
     #[command(flatten)]
     sources: Sources,
     #[command(flatten)]
@@ -35,7 +44,59 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    mount(args).inspect_err(|failure| {
+        // What the mount program failed for it has told itself.
+        if args.desktop && !failure.message.is_empty() {
+            desktop::tell(&failure.message);
+        }
+    })
+}
+
+fn mount(args: &Args) -> Result<(), Failure> {
     args.sources.check()?;
+    if !args.open {
+        let (mut command, _) = prepared(args)?;
+        let error = command.exec();
+        return Err(cannot_run(&command, &error));
+    }
+    let point = match served(args)? {
+        Some(point) => point,
+        None => {
+            let (mut command, directory) = prepared(args)?;
+            let status = command.status().map_err(|error| cannot_run(&command, &error))?;
+            if !status.success() {
+                // As shells say of a program that a signal ended.
+                let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or_default();
+                return Err(Failure::new(u8::try_from(code).unwrap_or(OTHER), ""));
+            }
+            directory
+        }
+    };
+    // It is mounted, which is what was to be done.
+    if let Err(why) = show(&point) {
+        let sentence = format!("{} is mounted, but cannot be shown: {why}", shown(&point));
+        output::complain(&sentence);
+        if args.desktop {
+            desktop::tell(&sentence);
+        }
+    }
+    Ok(())
+}
+
+fn cannot_run(command: &Command, error: &io::Error) -> Failure {
+    Failure::mount(format!("cannot run {}: {error}", command.get_program().to_string_lossy()))
+}
+
+/// Where the archive is mounted already, unless it is to be elsewhere.
+fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
+    let daemon = runtime::find(&runtime::canonical(&args.archive), &args.archive)?;
+    let point = daemon.map(|(_, status)| PathBuf::from(status.mount_point));
+    let wanted = args.directory.as_deref().map(runtime::canonical);
+    Ok(point.filter(|point| wanted.as_ref().is_none_or(|wanted| wanted == point)))
+}
+
+/// The mount program with its arguments, and the directory.
+fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     let given: Vec<&str> = args.options.iter().flat_map(|list| list.split(',')).collect();
     let mut command = Command::new(program());
     let directory = match &args.directory {
@@ -56,9 +117,32 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     // Not as mount options: a comma in a path would end one.
     command.args(args.sources.arguments()).args(args.cache.arguments());
-    let error = command.arg("--").arg(&args.archive).arg(&directory).exec();
-    let message = format!("cannot run {}", command.get_program().to_string_lossy());
-    Err(Failure::mount(format!("{message}: {error}")))
+    if args.desktop {
+        command.arg("--desktop");
+    }
+    command.arg("--").arg(&args.archive).arg(&directory);
+    Ok((command, directory))
+}
+
+/// Has the user's file manager show a directory; else why not. It outlives this program, and gets no signal that is for this one.
+fn show(directory: &Path) -> Result<(), String> {
+    // What root runs on the display of another user is that user's to talk to.
+    if geteuid().is_root() {
+        return Err("root has no file manager".into());
+    }
+    if !desktop::is_there() {
+        return Err("there is no desktop, as neither DISPLAY nor WAYLAND_DISPLAY is set".into());
+    }
+    let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let mut opener = Command::new(OPENER);
+    opener.arg(path).process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match opener.spawn() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(format!("there is no {OPENER}, which comes with xdg-utils"))
+        }
+        Err(error) => Err(format!("cannot run {OPENER}: {error}")),
+    }
 }
 
 /// Where an archive is mounted when nothing is said: beside it, where its user looks for it, and can say it in advance.

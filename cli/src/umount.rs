@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use lockbox::control::{self, Request, Response, Status};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::point::Held;
+use lockbox_host::secrets::desktop;
 use lockbox_host::{IN_USE, OTHER, daemons, shown};
 use lockbox_terminal::quantity;
 use nix::errno::Errno;
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
     wait: Option<Option<Duration>>,
+    /// Tell in a window why it cannot be unmounted
+    #[arg(long)]
+    desktop: bool,
     /// Where no daemon can be asked, unmount all the same, as umount(8) would without this program
     #[arg(skip)]
     plainly: bool,
@@ -50,7 +54,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn of(what: PathBuf, lazy: bool) -> Args {
-        Args { what: Some(what), all: false, lazy, wait: None, plainly: false }
+        Args { what: Some(what), all: false, lazy, wait: None, desktop: false, plainly: false }
     }
 }
 
@@ -98,6 +102,14 @@ fn time(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    unmount(args).inspect_err(|failure| {
+        if args.desktop {
+            desktop::tell(&failure.message);
+        }
+    })
+}
+
+fn unmount(args: &Args) -> Result<(), Failure> {
     let is_untold = io::stderr().is_terminal();
     match (&args.what, args.wait) {
         (Some(given), None) => one(args, given, true),

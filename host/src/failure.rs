@@ -141,6 +141,8 @@ impl<P> From<secrets::Error> for Failure<P> {
         match error.kind {
             secrets::Kind::Usage => Failure::usage(error.sentence),
             secrets::Kind::Source => Failure::other(error.sentence),
+            // As when a signal of theirs ended it at a terminal.
+            secrets::Kind::Left => Failure::new(128 + nix::libc::SIGINT as u8, error.sentence),
         }
     }
 }

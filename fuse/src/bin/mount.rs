@@ -20,7 +20,7 @@ use lockbox_fuse::{daemon, fetcher, former, hidden, kept, mount, remount, sessio
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
-use lockbox_host::secrets::{Cache, Sources};
+use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{OTHER, Program, USAGE, harden};
 use nix::sys::statvfs::FsFlags;
 
@@ -44,6 +44,9 @@ struct Arguments {
     /// Make the directory when it is missing, and remove it after the unmount
     #[arg(long)]
     make_directory: bool,
+    /// Ask for the passphrase in a window, with zenity, kdialog or pinentry, and tell there what fails
+    #[arg(long)]
+    desktop: bool,
     #[command(flatten)]
     sources: Sources,
     #[command(flatten)]
@@ -124,7 +127,7 @@ Exit codes:
 fn main() -> ExitCode {
     daemon::harden();
     if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
-        return finish(daemon::run(), false);
+        return finish(&daemon::run(), false);
     }
     if std::env::args_os().nth(1).is_some_and(|first| first == unmounter::ARGUMENT) {
         return if unmounter::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
@@ -142,18 +145,27 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    finish(mount_archive(&arguments), true)
+    let mounted = mount_archive(&arguments);
+    let code = finish(&mounted, true);
+    if let Err(failure) = &mounted
+        && arguments.desktop
+        && !failure.message.is_empty()
+    {
+        desktop::tell(&failure.message);
+    }
+    code
 }
 
-fn finish(result: Result<(), Failure>, speak: bool) -> ExitCode {
+fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if speak {
+            // Who was asked and left needs no words.
+            if speak && !failure.message.is_empty() {
                 tell(&failure.message);
             }
             let as_mount_8 = called_as_mount_8(std::env::args_os().next().as_deref());
-            ExitCode::from(if as_mount_8 { mount_8_code(&failure) } else { failure.code })
+            ExitCode::from(if as_mount_8 { mount_8_code(failure) } else { failure.code })
         }
     }
 }
@@ -183,6 +195,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
     options.sources.passphrase.input_taken = arguments.for_program;
+    options.sources.passphrase.desktop = arguments.desktop;
     options.sources.check()?;
     options.cache.keyring_cache = arguments.cache.keyring_cache.or(options.cache.keyring_cache);
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;

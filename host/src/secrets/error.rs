@@ -12,6 +12,8 @@ pub enum Kind {
     Usage,
     /// A source failed, or has nothing that could be a secret.
     Source,
+    /// Somebody who was asked does not want it any more, and needs no words.
+    Left,
 }
 
 /// A sentence without any secret in it.
@@ -28,6 +30,10 @@ impl Error {
 
     pub(crate) fn source(sentence: impl Into<String>) -> Error {
         Error { kind: Kind::Source, sentence: sentence.into() }
+    }
+
+    pub(crate) fn left() -> Error {
+        Error { kind: Kind::Left, sentence: String::new() }
     }
 
     /// The host refused something.

@@ -4,6 +4,7 @@
 //! No sentence contains any part of a secret.
 
 mod choice;
+pub mod desktop;
 mod error;
 mod keyring;
 mod passphrase;

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::error::{Error, Result};
 use super::read::{PASSPHRASE, Privacy};
-use super::{Bytes, choice, program, prompt, read};
+use super::{Bytes, choice, desktop, program, prompt, read};
 use crate::shown;
 
 /// Where a passphrase comes from, as the command line says; nothing in here is secret.
@@ -41,6 +41,9 @@ pub struct PassphraseSources {
     /// Standard input is something else, so the terminal is asked.
     #[arg(skip)]
     pub input_taken: bool,
+    /// Nobody is at a terminal: what no option names is asked for in a window.
+    #[arg(skip)]
+    pub desktop: bool,
 }
 
 /// Where the passphrase comes from.
@@ -51,6 +54,7 @@ enum Source<'a> {
     Command(OsString, &'static str),
     Credential(&'a OsStr),
     AskPassword,
+    Window,
     Input,
     Prompt,
 }
@@ -131,6 +135,7 @@ impl PassphraseSources {
         self.ask_password |= later.ask_password;
         self.passfile_any |= later.passfile_any;
         self.quiet |= later.quiet;
+        self.desktop |= later.desktop;
     }
 
     /// The passphrase of the archive at `path`, without its line end.
@@ -139,19 +144,19 @@ impl PassphraseSources {
     /// As [`PassphraseSources::check`]; one sentence when the source fails or is empty.
     pub fn passphrase(&self, path: &Path) -> Result<Bytes> {
         match self.source()? {
-            Source::Prompt => checked(prompt::ask(&question(path))?, TYPED),
+            source @ (Source::Prompt | Source::Window) => source.asked(&question(path)),
             source => self.read(&source, path),
         }
     }
 
-    /// Whether somebody types it at a terminal.
+    /// Whether somebody types it.
     pub fn is_typed(&self) -> bool {
-        matches!(self.source(), Ok(Source::Prompt))
+        matches!(self.source(), Ok(Source::Prompt | Source::Window))
     }
 
-    /// The passphrase typed once more, after one that is wrong: `why` is said with the question, on the terminal alone.
+    /// The passphrase typed once more, after one that is wrong: `why` is said with the question, and nowhere else.
     pub(crate) fn once_more(&self, why: &str, path: &Path) -> Result<Bytes> {
-        checked(prompt::ask(&format!("{why}. {}", question(path)))?, TYPED)
+        self.source()?.asked(&format!("{why}. {}", question(path)))
     }
 
     /// A passphrase to be set: typed twice at a prompt.
@@ -195,7 +200,9 @@ impl PassphraseSources {
     /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
     pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
         // Never what opens the archive: a token would take it for its PIN, block itself, and know it.
-        let answer = if prompt::has_terminal() {
+        let answer = if self.desktop {
+            Source::Window.asked(question)
+        } else if prompt::has_terminal() {
             prompt::ask(question).and_then(|typed| checked(typed, TYPED))
         } else if self.ask_password {
             program::ask(question.trim_end(), &PASSPHRASE).and_then(|typed| checked(typed, TYPED))
@@ -239,6 +246,8 @@ impl PassphraseSources {
             Source::Credential(name)
         } else if self.ask_password && !terminal {
             Source::AskPassword
+        } else if self.desktop {
+            Source::Window
         } else if let Some(path) = environment("LOCKBOX_PASSFILE") {
             Source::File(path.into())
         } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
@@ -269,6 +278,7 @@ impl PassphraseSources {
             }
             Source::Credential(name) => checked(credential(name)?, "the credential has no passphrase: it is empty"),
             Source::AskPassword => checked(program::ask(question(path).trim_end(), &PASSPHRASE)?, TYPED),
+            Source::Window => source.asked(&question(path)),
             Source::Input | Source::Prompt => checked(read::input(&PASSPHRASE)?, INPUT),
         }
     }
@@ -276,6 +286,14 @@ impl PassphraseSources {
     fn of_file(&self, file: &Path) -> Result<Bytes> {
         let read = read::file(file, &PASSPHRASE, self.privacy())?;
         checked(read, &format!("{} has no passphrase: it is empty", shown(file)))
+    }
+}
+
+impl Source<'_> {
+    /// What somebody types, at a terminal unless it is in a window.
+    fn asked(&self, question: &str) -> Result<Bytes> {
+        let typed = if matches!(self, Source::Window) { desktop::ask(question) } else { prompt::ask(question) };
+        checked(typed?, TYPED)
     }
 }
 

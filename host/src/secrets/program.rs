@@ -32,6 +32,15 @@ fn output_of(command: &mut Command, name: &str, what: &What) -> Result<Bytes> {
         _ => Error::host(format!("{name} failed"), &e),
     };
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let (bytes, status) = answer_of(&mut child, name, what)?;
+    if !status.success() {
+        return Err(Error::source(format!("{name} failed: {status}")));
+    }
+    Ok(bytes)
+}
+
+/// What a program that was started prints, and how it ended.
+pub(crate) fn answer_of(child: &mut Child, name: &str, what: &What) -> Result<(Bytes, ExitStatus)> {
     let bytes = match child.stdout.take() {
         Some(stdout) => read::all(stdout, what, name),
         None => Ok(Bytes::default()),
@@ -40,12 +49,8 @@ fn output_of(command: &mut Command, name: &str, what: &What) -> Result<Bytes> {
         // It may have more to say for ever.
         let _ = child.kill();
     }
-    let status = end_of(&mut child).map_err(failed)?;
-    let bytes = bytes?;
-    if !status.success() {
-        return Err(Error::source(format!("{name} failed: {status}")));
-    }
-    Ok(bytes)
+    let status = end_of(child).map_err(|e| Error::host(format!("{name} failed"), &e))?;
+    Ok((bytes?, status))
 }
 
 fn end_of(child: &mut Child) -> io::Result<ExitStatus> {

@@ -1,0 +1,212 @@
+//! Asks in a window, and tells there what went wrong, for who has no terminal: with zenity, kdialog or pinentry, whichever is there.
+//!
+//! What is typed comes through a pipe, and is in no argument and no variable. What is said may hold names that strangers gave; each of these
+//! programs gives some characters a meaning, and gets them in its own spelling.
+
+use std::io::{ErrorKind, Write};
+use std::process::{Child, Command, Stdio};
+
+use super::error::{Error, Result};
+use super::read::PASSPHRASE;
+use super::{Bytes, program};
+
+/// What titles the windows, and where a program shows no text, begins it.
+const TITLE: &str = "lockbox";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dialog {
+    Zenity,
+    Kdialog,
+    Pinentry,
+}
+
+/// Asks for a secret.
+///
+/// # Errors
+/// `Left` when the window is closed without an answer; one sentence without a desktop, or when nothing is there to ask with.
+pub(crate) fn ask(question: &str) -> Result<Bytes> {
+    let question = lockbox_terminal::sentence(question.trim_end_matches([':', ' ']));
+    let (dialog, mut window) = open(|dialog| dialog.question(&question))?;
+    if let Some(mut input) = window.stdin.take() {
+        // One that ended already says why by its end.
+        let _ = input.write_all(conversation(&question).as_bytes());
+    }
+    let (answer, status) = program::answer_of(&mut window, dialog.name(), &PASSPHRASE)?;
+    match dialog {
+        Dialog::Pinentry => pin(&answer),
+        // Both say so when their window was closed, and when they could not open it, which they complain of themselves.
+        _ if status.code() == Some(1) => Err(Error::left()),
+        _ if !status.success() => Err(Error::source(format!("{} failed: {status}", dialog.name()))),
+        _ => Ok(answer),
+    }
+}
+
+/// Tells somebody at a desktop why nothing came of what they wanted, until they have read it. Without a desktop nobody is there.
+pub fn tell(sentence: &str) {
+    let sentence = lockbox_terminal::sentence(sentence);
+    let Ok((_, mut window)) = open(|dialog| dialog.complaint(&sentence)) else { return };
+    if let Some(mut input) = window.stdin.take() {
+        let _ = input.write_all(format!("SETTITLE {TITLE}\nSETDESC {}\nMESSAGE\nBYE\n", percent(&sentence)).as_bytes());
+    }
+    let _ = program::answer_of(&mut window, TITLE, &PASSPHRASE);
+}
+
+/// Whether there is a desktop, wherever its user is.
+pub fn is_there() -> bool {
+    ["WAYLAND_DISPLAY", "DISPLAY"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
+/// Starts the first of the programs that is there.
+fn open(arguments: impl Fn(Dialog) -> Vec<String>) -> Result<(Dialog, Child)> {
+    if !is_there() {
+        return Err(Error::source("there is no desktop to ask on: neither DISPLAY nor WAYLAND_DISPLAY is set"));
+    }
+    let desktop = std::env::var("XDG_CURRENT_DESKTOP").unwrap_or_default();
+    for dialog in order(&desktop) {
+        let input = if dialog == Dialog::Pinentry { Stdio::piped() } else { Stdio::null() };
+        let mut command = Command::new(dialog.name());
+        command.args(arguments(dialog)).stdin(input).stdout(Stdio::piped());
+        match command.spawn() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::host(format!("{} failed", dialog.name()), &error)),
+            Ok(window) => return Ok((dialog, window)),
+        }
+    }
+    Err(Error::source("nothing is there to ask with in a window: install zenity, kdialog or pinentry"))
+}
+
+/// A program of the user's own desktop before one of another.
+fn order(desktop: &str) -> [Dialog; 3] {
+    match desktop.split(':').any(|name| name.eq_ignore_ascii_case("kde")) {
+        true => [Dialog::Kdialog, Dialog::Zenity, Dialog::Pinentry],
+        false => [Dialog::Zenity, Dialog::Kdialog, Dialog::Pinentry],
+    }
+}
+
+impl Dialog {
+    fn name(self) -> &'static str {
+        match self {
+            Dialog::Zenity => "zenity",
+            Dialog::Kdialog => "kdialog",
+            Dialog::Pinentry => "pinentry",
+        }
+    }
+
+    /// The arguments with which it asks. Zenity's `--password` shows no text but in the title, so it asks for an entry that hides what is typed.
+    fn question(self, text: &str) -> Vec<String> {
+        let title = format!("--title={TITLE}");
+        match self {
+            Dialog::Zenity => {
+                vec![
+                    "--entry".into(),
+                    "--hide-text".into(),
+                    title,
+                    format!("--text={}", compressed(text).replace('_', "__")),
+                ]
+            }
+            Dialog::Kdialog => vec![title, "--password".into(), rich(text)],
+            Dialog::Pinentry => Vec::new(),
+        }
+    }
+
+    /// The arguments with which it complains.
+    fn complaint(self, text: &str) -> Vec<String> {
+        let title = format!("--title={TITLE}");
+        match self {
+            Dialog::Zenity => {
+                let text = format!("--text={}", compressed(text));
+                vec!["--error".into(), "--no-markup".into(), "--width=400".into(), title, text]
+            }
+            Dialog::Kdialog => vec![title, "--error".into(), rich(text)],
+            Dialog::Pinentry => Vec::new(),
+        }
+    }
+}
+
+/// For zenity, which reads escapes of C.
+fn compressed(text: &str) -> String {
+    text.replace('\\', "\\\\")
+}
+
+/// For kdialog, which takes for HTML what looks like it, so that all is; and which reads escapes too.
+fn rich(text: &str) -> String {
+    let text = compressed(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!("<qt>{text}</qt>")
+}
+
+/// For pinentry, line by line.
+fn percent(text: &str) -> String {
+    text.replace('%', "%25").replace('\n', "%0A").replace('\r', "%0D")
+}
+
+/// All that pinentry is told.
+fn conversation(question: &str) -> String {
+    format!("SETTITLE {TITLE}\nSETDESC {}\nSETPROMPT Passphrase:\nGETPIN\nBYE\n", percent(question))
+}
+
+/// What pinentry says was typed: lines of data, in which some bytes are written as `%NN`.
+fn pin(answer: &[u8]) -> Result<Bytes> {
+    // As large as it can get: what grows leaves copies behind.
+    let mut pin = Bytes::new(Vec::with_capacity(answer.len()));
+    let (mut any, mut refused) = (false, false);
+    for line in answer.split(|&byte| byte == b'\n') {
+        refused |= line.starts_with(b"ERR ");
+        let Some(mut data) = line.strip_prefix(b"D ") else { continue };
+        any = true;
+        while let [first, rest @ ..] = data {
+            data = rest;
+            match (first, rest) {
+                (b'%', [high, low, rest @ ..]) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                    pin.push(hexadecimal(*high) << 4 | hexadecimal(*low));
+                    data = rest;
+                }
+                _ => pin.push(*first),
+            }
+        }
+    }
+    if refused && !any { Err(Error::left()) } else { Ok(pin) }
+}
+
+fn hexadecimal(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => (digit | 0x20) - b'a' + 10,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::Kind;
+    use super::*;
+
+    #[test]
+    fn names_of_strangers_are_text_to_every_program() {
+        let hostile = "<b>x</b> & \\n \\101 %0AMESSAGE _y";
+        assert_eq!(Dialog::Zenity.complaint(hostile)[4], "--text=<b>x</b> & \\\\n \\\\101 %0AMESSAGE _y");
+        assert_eq!(Dialog::Zenity.question(hostile)[3], "--text=<b>x</b> & \\\\n \\\\101 %0AMESSAGE __y");
+        assert!(Dialog::Zenity.complaint(hostile).contains(&"--no-markup".to_owned()));
+        for arguments in [Dialog::Kdialog.question(hostile), Dialog::Kdialog.complaint(hostile)] {
+            assert_eq!(arguments[2], "<qt>&lt;b&gt;x&lt;/b&gt; &amp; \\\\n \\\\101 %0AMESSAGE _y</qt>");
+        }
+        let told = conversation("a%0AGETPIN\nGETPIN");
+        assert_eq!(told.lines().nth(1).unwrap(), "SETDESC a%250AGETPIN%0AGETPIN");
+        assert_eq!(told.lines().count(), 5);
+    }
+
+    #[test]
+    fn what_pinentry_says_is_read_as_it_was_typed() {
+        let read = |answer: &[u8]| pin(answer).map(|pin| pin.to_vec()).map_err(|error| error.kind);
+        assert_eq!(read(b"OK hello\nOK\nD a%25b%0a\xc3\xbc%\nOK\n"), Ok(b"a%b\n\xc3\xbc%".to_vec()));
+        assert_eq!(read(b"OK\nD one\nD two\nOK\n"), Ok(b"onetwo".to_vec()));
+        assert_eq!(read(b"OK\nERR 1 unknown\nD x\nOK\n"), Ok(b"x".to_vec()), "it knows no titles");
+        assert_eq!(read(b"OK\nOK\n"), Ok(Vec::new()));
+        assert_eq!(read(b"OK\nERR 83886179 Operation cancelled <Pinentry>\n"), Err(Kind::Left));
+    }
+
+    #[test]
+    fn the_program_of_the_desktop_comes_first() {
+        assert_eq!(order("KDE")[0], Dialog::Kdialog);
+        assert_eq!(order("ubuntu:GNOME")[0], Dialog::Zenity);
+        assert_eq!(order("")[0], Dialog::Zenity);
+    }
+}

@@ -1,0 +1,215 @@
+# Mounting for who sits at a desktop: the file manager, windows that ask and tell, and what desktops know of archives.
+# shellcheck shell=bash disable=SC2317,SC2164,SC2016
+
+# stand_in NAME: a program of a desktop with this name, alone in a directory that becomes PATH. It notes what it is told in $WORK/told and answers
+# with the lines of $WORK/answers in turn; "cancel" closes the window.
+stand_in() {
+    rm -rf desk
+    mkdir desk
+    : >told
+    case $1 in
+    pinentry)
+        cat >desk/pinentry <<'END'
+#!/bin/sh
+PATH=/usr/bin:/bin
+cd "$DESK" || exit
+tr '\0' '\n' </proc/$PPID/environ >>seen
+tr '\0' '\n' </proc/$PPID/cmdline >>seen
+echo 'OK Pleased to meet you'
+while read -r line; do
+    printf '%s\n' "$line" >>told
+    case $line in
+    GETPIN)
+        answer=$(sed -n 1p answers)
+        sed -i 1d answers
+        case $answer in
+        cancel) echo 'ERR 83886179 Operation cancelled <Pinentry>' ;;
+        *) printf 'D %s\nOK\n' "$answer" ;;
+        esac
+        ;;
+    SETTITLE*) echo 'ERR 536871187 Unknown IPC command <User defined source 1>' ;;
+    *) echo OK ;;
+    esac
+done
+END
+        ;;
+    *)
+        cat >"desk/$1" <<'END'
+#!/bin/sh
+PATH=/usr/bin:/bin
+cd "$DESK" || exit
+tr '\0' '\n' </proc/$PPID/environ >>seen
+tr '\0' '\n' </proc/$PPID/cmdline >>seen
+printf '%s\n' "$@" >>told
+case "$*" in *--error*) exit 0 ;; esac
+answer=$(sed -n 1p answers)
+sed -i 1d answers
+[ "$answer" != cancel ] || exit 1
+printf '%s\n' "$answer"
+END
+        ;;
+    esac
+    chmod 755 "desk/$1"
+}
+
+# at_desk COMMAND...: with no other programs than those of the desktop.
+at_desk() {
+    env DISPLAY=:77 DESK="$WORK" PATH="$WORK/desk" "$@"
+}
+
+case_windows_ask_three_times_and_tell_what_fails() {
+    cd "$WORK"
+    local name='a<b>&_%0A\n.lbx' program lockbox windows right
+    lockbox=$(type -P lockbox)
+    right=$PASSPHRASE
+    create "$name"
+    mkdir box
+    for program in zenity kdialog pinentry; do
+        stand_in "$program"
+        printf '%s\n' wrong 'wrong too' "$right" >answers
+        at_desk "$lockbox" mount --desktop -o "log=$WORK/box.log" "$name" box </dev/null
+        mountpoint -q box
+        "$lockbox" umount box
+        case $program in
+        zenity) windows=('--text=Passphrase of a<b>&__%0A\\n.lbx' '--text=Wrong passphrase. Passphrase of a<b>&__%0A\\n.lbx' --hide-text) ;;
+        kdialog) windows=('<qt>Passphrase of a&lt;b&gt;&amp;_%0A\\n.lbx</qt>' '<qt>Wrong passphrase. Passphrase of a&lt;b&gt;&amp;_%0A\\n.lbx</qt>' --password) ;;
+        pinentry) windows=('SETDESC Passphrase of a<b>&_%250A\n.lbx' 'SETDESC Wrong passphrase. Passphrase of a<b>&_%250A\n.lbx' GETPIN) ;;
+        esac
+        same "$(grep -cxF -e "${windows[0]}" told) $(grep -cxF -e "${windows[1]}" told) $(grep -cxF -e "${windows[2]}" told)" '1 2 3' "$program: $(cat told)"
+        # Who gives up is told nothing.
+        : >told
+        echo cancel >answers
+        expect 130 '' at_desk "$lockbox" mount --desktop -o "log=$WORK/box.log" "$name" box
+        same "$(cat stderr; grep -cF -e --error -e MESSAGE told || true)" 0 "$program"
+        # Three are enough.
+        printf '%s\n' 1 2 3 4 >answers
+        expect 10 'wrong passphrase' at_desk "$lockbox" mount --desktop -o "log=$WORK/box.log" "$name" box
+        same "$(cat answers)" 4
+        grep -Fxq -e --error -e MESSAGE told || fail "$program: $(cat told)"
+        ! mountpoint -q box || fail 'mounted'
+        # What fails before anybody is asked, in either program, is told too.
+        : >told
+        echo text >text
+        expect 11 'not a lockbox archive' at_desk "$lockbox" mount --desktop text box
+        grep -Fxq -e --error -e MESSAGE told || fail "$program: $(cat told)"
+        : >told
+        expect 1 'no suffix' at_desk "$lockbox" mount --desktop text
+        same "$(grep -Fxc -e --error -e MESSAGE told)" 1 "$program"
+    done
+    # An option that names a passphrase goes before.
+    : >told
+    at_desk "$lockbox" mount --desktop --passfile "$PASSFILE" -o "log=$WORK/box.log" "$name" box
+    same "$(cat told)" ''
+    # What is busy is told, and stays.
+    sleep 600 <box &
+    BACKGROUND+=($!)
+    expect 13 'busy' at_desk "$lockbox" umount --desktop box
+    grep -Fxq MESSAGE told || fail "$(cat told)"
+    kill "${BACKGROUND[0]}"
+    wait "${BACKGROUND[0]}" || true
+    at_desk "$lockbox" umount --desktop box
+    ! grep -qF "$right" seen told || fail 'the passphrase is in an argument or a variable'
+    rm desk/*
+    expect 2 'install zenity, kdialog or pinentry' at_desk "$lockbox" mount --desktop "$name" box
+    expect 2 'there is no desktop' env -u DISPLAY -u WAYLAND_DISPLAY "$lockbox" mount --desktop "$name" box
+}
+
+case_mount_open_shows_the_directory_in_the_file_manager() {
+    need_user
+    mkdir "$WORK/user" "$WORK/desk"
+    chown "$TEST_USER:" "$WORK/user"
+    cp "$PASSFILE" "$WORK/user/pass"
+    chown "$TEST_USER:" "$WORK/user/pass"
+    cd "$WORK/user"
+    cat >"$WORK/desk/xdg-open" <<'END'
+#!/bin/sh
+{
+    printf '%s\n' "$@"
+    # Its own process group, and nothing of ours to read.
+    [ "$(ps -o pgid= -p $$ | tr -d ' ')" = $$ ] && echo alone
+    readlink /proc/$$/fd/0
+} >shown.new 2>&1
+mv shown.new shown
+exit "${OPENS-0}"
+END
+    chmod 755 "$WORK/desk/xdg-open"
+    at_desktop() {
+        as_user env -u LOCKBOX_PASSFILE DISPLAY=:77 PATH="$WORK/desk:$PATH" "$@"
+    }
+    # What was shown, once it was.
+    shown() {
+        await 30 test -e shown
+        cat shown
+        rm shown
+    }
+    local wanted=$WORK/user/box$'\n'alone$'\n'/dev/null bare
+    at_desktop lockbox create --weak-kdf --kdf-memory 1 --passfile pass box.lbx
+    expect 10 'wrong passphrase' at_desktop sh -c 'echo hush | lockbox mount --open box.lbx'
+    [[ ! -e shown ]] || fail 'nothing is there to be shown'
+    at_desktop lockbox mount --open --passfile pass -o "log=$WORK/user/log" box.lbx >out 2>&1
+    same "$(cat out)" ''
+    same "$(shown)" "$wanted"
+    # The second click asks for nothing.
+    at_desktop lockbox mount --open box.lbx </dev/null
+    same "$(shown)" "$wanted"
+    as_user lockbox umount box
+    # The mount stands, whatever becomes of the window.
+    at_desktop env OPENS=4 lockbox mount --open --passfile pass -o "log=$WORK/user/log" box.lbx
+    same "$(shown)" "$wanted"
+    as_user mountpoint -q box
+    rm "$WORK/desk/xdg-open"
+    # A PATH with fusermount3, and without the real one of this machine.
+    bare=$WORK/desk
+    ln -s "$(type -P fusermount3)" "$(type -P mount)" "$(type -P umount)" "$bare/"
+    expect 0 'box is mounted, but cannot be shown: there is no xdg-open' \
+        as_user env DISPLAY=:77 PATH="$bare" "$(type -P lockbox)" mount --open box.lbx
+    expect 0 'there is no desktop' as_user env -u DISPLAY -u WAYLAND_DISPLAY "$(type -P lockbox)" mount --open box.lbx
+    as_user mountpoint -q box
+    as_user lockbox umount box
+    expect 1 'cannot be used with' at_desktop lockbox mount --open --foreground box.lbx
+    # The display may be another user's.
+    cd "$WORK"
+    new_archive roots
+    expect 0 'root has no file manager' env DISPLAY=:77 lockbox mount --open --passfile "$PASSFILE" -o "log=$WORK/roots.log" roots.lbx
+    mountpoint -q roots
+    detach roots
+}
+
+case_a_desktop_knows_archives_and_what_opens_them() {
+    local repository entry line
+    repository=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../..")
+    cd "$repository/packaging/desktop"
+    desktop-file-validate ./*.desktop
+    xmllint --noout ./*.xml ./*.svg
+    mkdir -p "$WORK/data/mime/packages" "$WORK/data/applications"
+    cp ./*.xml "$WORK/data/mime/packages"
+    cp ./*.desktop "$WORK/data/applications"
+    export XDG_DATA_HOME=$WORK/data XDG_DATA_DIRS=$WORK/data
+    update-mime-database "$WORK/data/mime"
+    update-desktop-database "$WORK/data/applications"
+    cd "$WORK"
+    create real
+    python3 - <<'END'
+from gi.repository import Gio
+
+with open("real", "rb") as file:
+    begin = file.read(4096)
+for name, data in ((None, begin), ("copy.txt.lbx", b"")):
+    kind, _ = Gio.content_type_guess(name, data)
+    assert kind == "application/x-lockbox", (name, kind)
+kind, _ = Gio.content_type_guess(None, b"\x89PNG" + begin[4:])
+assert kind != "application/x-lockbox", kind
+opener = Gio.AppInfo.get_default_for_type("application/x-lockbox", False)
+assert opener.get_id() == "lockbox.desktop", opener.get_id()
+assert opener.list_actions() == ["unmount-all"]
+END
+    # What the entries run is understood; help has it end there.
+    for entry in "$repository"/packaging/desktop/*.desktop; do
+        while read -r line; do
+            line=${line#Exec=}
+            # shellcheck disable=SC2086
+            ${line%% -- *} --help >help
+            grep -q -- --desktop help || fail "$entry: $line"
+        done < <(grep ^Exec= "$entry")
+    done
+}
