@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts what a package installs into packaging/staged, as it will lie below /: programs, manual pages, completions, units, examples.
+# Puts what a package installs into packaging/staged, as it will lie below /: programs, manual pages, completions, what desktops know, units, examples.
 #
 #   packaging/stage.sh DIRECTORY     takes the programs lockbox, mount-lockbox and (if it was built) lockbox-share from there
 #
@@ -34,6 +34,15 @@ for shell in bash-completion/completions/lockbox:bash \
     file=$staged/usr/share/${shell%:*}
     install -d "${file%/*}"
     "$programs/lockbox" completions "${shell##*:}" >"$file"
+done
+
+# Caches of these are brought up to date by triggers of the packages that own the caches, on Debian as on Fedora.
+install -D -m 644 packaging/desktop/lockbox.xml "$staged/usr/share/mime/packages/lockbox.xml"
+for entry in packaging/desktop/*.desktop; do
+    install -D -m 644 "$entry" "$staged/usr/share/applications/${entry##*/}"
+done
+for icon in apps/lockbox mimetypes/application-x-lockbox; do
+    install -D -m 644 packaging/desktop/lockbox.svg "$staged/usr/share/icons/hicolor/scalable/$icon.svg"
 done
 
 # Units for any archive; those of certain directories are examples.

@@ -8,8 +8,8 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-PACKAGES=(acl age attr binutils ca-certificates curl dbench dbus debootstrap dpkg-dev e2fsprogs fio fish fuse3 g++ gcc git libarchive-tools libc6-dev
-    make mount nginx-light openssl procps python3 python3-dbus python3-gi python3-venv redis-server rpm rsync sqlite3 strace stress-ng systemd tar unzip util-linux vim zip zsh zstd)
+PACKAGES=(acl age attr binutils ca-certificates curl dbench dbus debootstrap desktop-file-utils dpkg-dev e2fsprogs fio fish fuse3 g++ gcc git libarchive-tools libc6-dev
+    libxml2-utils make mount nginx-light openssl procps python3 python3-dbus python3-gi python3-venv redis-server rpm rsync shared-mime-info sqlite3 strace stress-ng systemd tar unzip util-linux vim zip zsh zstd)
 # The reader's needs; pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
