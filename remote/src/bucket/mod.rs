@@ -7,7 +7,8 @@
 //!     that object; no other answer is taken for one.
 //! BUCKET-3  At most one writer's commits follow upon another: each number is taken once, records of writers that came are never removed, and a writer whose
 //!     number was taken commits nothing more.
-//! BUCKET-4  An object is removed only when a durable record has called it dead for as long as a reader may look at an older one, and no name is used again.
+//! BUCKET-4  An object that a record names is removed only when a durable one has called it dead for as long as a reader may look at an older one, and no name is used again.
+//!     What no record names is taken back by who made it, or called dead by the next record.
 //! BUCKET-5  What comes from the store has bounds, and is compared with the hash that names it before it is believed to be whole; whether it is authentic is for the tags of
 //!     the archive.
 
@@ -26,6 +27,7 @@ mod store;
 mod tests;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
@@ -42,12 +44,15 @@ use crate::Options;
 use crate::file::RemoteFile;
 use crate::source::Trouble;
 
+/// How long somebody who leaves without a backup waits for the removal of what went up.
+const RETREAT: Duration = Duration::from_secs(5);
+
 /// The archive whose objects these are, as its newest record says. None when there is no archive.
 ///
 /// # Errors
 /// As [`crate::open`].
 pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<RemoteFile>> {
-    let store = Arc::new(Store { objects, name, timeout: options.timeout });
+    let store = Arc::new(Store::new(objects, name, options.timeout));
     let incarnation = match store.incarnation() {
         Ok(Some(incarnation)) => incarnation?,
         // A store that hides what is not there answers with a refusal.
@@ -75,7 +80,7 @@ pub struct Bucket {
 impl Bucket {
     /// Comes as a writer to the archive there, or to the empty prefix.
     pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Bucket> {
-        let store = Arc::new(Store { objects, name, timeout: options.timeout });
+        let store = Arc::new(Store::new(objects, name, options.timeout));
         let mut session = Session::open(store, Owner::here(), take_over)?;
         session.clean();
         Ok(Bucket { session, options: options.clone(), staged: None, gone: false })
@@ -101,12 +106,17 @@ impl Bucket {
     }
 
     fn stage(&mut self, empty: bool) -> Result<Arc<dyn Storage>> {
-        if let Some(before) = self.staged.take() {
-            before.abandon();
-        }
+        self.take_back();
         let staged = Arc::new(Staged::new(&self.session, &self.options, empty)?);
         self.staged = Some(staged.clone());
         Ok(staged)
+    }
+
+    /// Gives up what was written. Whether the store answers.
+    fn take_back(&mut self) -> bool {
+        let Some(staged) = self.staged.take() else { return true };
+        let (made, sending) = staged.abandon();
+        self.session.take_back(made, sending, Instant::now() + RETREAT)
     }
 
     /// Returns when nothing is under way.
@@ -131,17 +141,17 @@ impl Bucket {
     }
 }
 
-/// Without having published: the archive is as it was, and the next writer finds nobody here.
+/// Without having published: the archive is as it was, and the next writer finds nobody here. Somebody waits for it, perhaps without a network: each request is made once,
+/// and none after one that nobody answered. Without the last record the next writer finds what is left.
 impl Drop for Bucket {
     fn drop(&mut self) {
         if self.gone {
             return;
         }
-        if let Some(staged) = self.staged.take() {
-            staged.abandon();
+        self.session.store.hurry();
+        if self.take_back() {
+            let (map, length) = (self.session.map().clone(), self.session.length());
+            let _ = self.session.commit(map, Vec::new(), length, Kind::Close);
         }
-        let (map, length) = (self.session.map().clone(), self.session.length());
-        // What fails of it is found out by the next writer.
-        let _ = self.session.commit(map, Vec::new(), length, Kind::Close);
     }
 }

@@ -22,6 +22,8 @@ use crate::source::Trouble;
 pub(crate) const GRACE: u64 = 24 * 3600;
 /// Times that a writer begins anew because others came as well.
 const TRIES: usize = 16;
+/// Of so many writers that come, one looks for what nobody names although the one before went as it should: who was overtaken may have sent more than was found then.
+const THOROUGH: u64 = 16;
 /// A checkpoint is made when what changed since the last one has more bytes than this, or than an eighth of the map.
 const CHANGES: usize = 64 << 10;
 const MOST_CHANGES: usize = 1 << 20;
@@ -47,8 +49,10 @@ pub(crate) struct Session {
     map: Map,
     /// What durable records say is dead.
     dead: Vec<Dead>,
-    /// What no record names, of a writer that did not end as it should: the next record calls it dead.
+    /// What no record names: the next one calls it dead.
     left: Vec<Id>,
+    /// Checkpoints that were sent and that no record names.
+    made: Vec<Id>,
     /// What the store's clock said last, and when; None when its last answer did not tell.
     clock: Option<(u64, Instant)>,
     /// A record that was sent and of which the store has not said whether it is there.
@@ -100,7 +104,9 @@ impl Session {
         before: Option<Moment>,
     ) -> Result<Option<Session>> {
         let writer = random()?;
-        let is_orderly = before.as_ref().is_none_or(|before| before.trailer.kind == Kind::Close);
+        // A list that is full may have been cut.
+        let is_orderly =
+            before.as_ref().is_none_or(|before| before.trailer.kind == Kind::Close && before.dead.len() < MAX_DEAD);
         let (map, dead, newest) = match before {
             Some(Moment { trailer, map, dead, .. }) => (map, dead, trailer),
             None => (Map::default(), Vec::new(), nothing(incarnation)),
@@ -114,6 +120,7 @@ impl Session {
             map,
             dead,
             left: Vec::new(),
+            made: Vec::new(),
             clock: None,
             undecided: None,
             fenced: false,
@@ -135,7 +142,7 @@ impl Session {
                 store.name
             )));
         }
-        if newest == ours && !is_orderly {
+        if newest == ours && (!is_orderly || session.newest.epoch.is_multiple_of(THOROUGH)) {
             session.left = session.find_left()?;
         }
         Ok((newest == ours).then_some(session))
@@ -181,7 +188,7 @@ impl Session {
     /// `InUse` when another writer took over: nothing is committed from then on. Those of requests: then it is not known whether this is
     /// durable, and nothing else can be committed before [`Session::settle`] knows.
     pub(super) fn commit(&mut self, map: Map, inline: Vec<Inline>, length: u64, kind: Kind) -> Result<()> {
-        if self.undecided.is_some() && !self.fenced {
+        if self.is_undecided() {
             return Err(Error::invalid("the store has not decided about the commit before"));
         }
         self.record(map, inline, length, kind)
@@ -213,6 +220,7 @@ impl Session {
         let changes = if changes.len() * RUN_BYTES > most {
             gone.extend(checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
             let (bytes, hash) = layout::encode_checkpoint(&self.incarnation, &random()?, sequence, &map.entries());
+            self.made.push(Id::Checkpoint(hash));
             if self.store.create(&path(&self.incarnation, &Id::Checkpoint(hash)), &bytes)? == Outcome::Taken {
                 return Err(Error::damaged(format!(
                     "{}: a checkpoint of the same name with other content",
@@ -227,7 +235,8 @@ impl Session {
         };
         let mut dead = self.dead.clone();
         dead.extend(gone.into_iter().map(|id| Dead { id, since: 0 }));
-        // What is left out is found by a collection.
+        // What is left out is found by the next writer, who sees that the list is full; but for records, whose names tell nobody whether they are needed.
+        dead.sort_by_key(|dead| !matches!(dead.id, Id::Log(_)));
         dead.truncate(MAX_DEAD);
         let trailer = Trailer {
             kind,
@@ -249,7 +258,7 @@ impl Session {
 
     /// Whether a record was sent of which the store has not said whether it is there.
     pub(super) fn is_undecided(&self) -> bool {
-        self.undecided.is_some()
+        self.undecided.is_some() && !self.fenced
     }
 
     /// Has the store decide about the record that was sent last.
@@ -272,6 +281,7 @@ impl Session {
         if let Some(Sent { trailer, map, dead, .. }) = self.undecided.take() {
             (self.newest, self.map, self.dead) = (trailer, map, dead);
             self.left.clear();
+            self.made.clear();
         }
         self.date();
         Ok(())
@@ -285,15 +295,23 @@ impl Session {
         }
     }
 
+    /// Takes back what went up and no record names: `made` and checkpoints are removed, as far as the store does that before `until`. The next record calls dead what is left
+    /// of it, and what is still being sent. Whether the store answers.
+    pub(super) fn take_back(&mut self, mut made: Vec<Id>, sending: Vec<Id>, until: Instant) -> bool {
+        made.append(&mut self.made);
+        let (left, trouble) = self.store.remove(&self.incarnation, &made, Some(until));
+        self.left.extend(left.into_iter().chain(sending));
+        !matches!(trouble, Some(Trouble::Passing(_)))
+    }
+
     /// Removes what durable records have called dead for longer than the grace. By the store's clock; one that went back removes nothing.
     /// What cannot be removed now is left for the next writer.
     pub(super) fn clean(&mut self) {
         let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return };
-        let (store, incarnation) = (self.store.clone(), self.incarnation);
-        self.dead.retain(|Dead { id, since }| {
-            let is_due = now.checked_sub(*since).is_some_and(|age| age >= GRACE);
-            !is_due || store.remove(&path(&incarnation, id)).is_err()
-        });
+        let is_due = |dead: &Dead| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
+        let due: Vec<Id> = self.dead.iter().filter(|dead| is_due(dead)).map(|dead| dead.id).collect();
+        let (left, _) = self.store.remove(&self.incarnation, &due, None);
+        self.dead.retain(|dead| !is_due(dead) || left.contains(&dead.id));
     }
 
     /// Makes a segment.

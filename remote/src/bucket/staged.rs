@@ -19,7 +19,7 @@ use super::map::Map;
 use super::moment::{Reading, fill};
 use super::place::{Entry, Id, Place};
 use super::session::{Inline, Session, random};
-use super::store::{Store, path};
+use super::store::Store;
 use crate::Options;
 use crate::file::{RemoteFile, patiently, told_later};
 
@@ -52,7 +52,7 @@ struct State {
     dirty: BTreeMap<u64, Box<Block>>,
     /// The pages of what is going up.
     sending: HashMap<Id, Arc<Vec<u8>>>,
-    /// What went up and no record names yet.
+    /// What went up, or may have, and no record names yet.
     made: Vec<Id>,
     failed: Option<Error>,
     /// Where all is but what is dirty.
@@ -168,9 +168,9 @@ impl Staged {
                 let made = Session::make_segment(&shared.store, &shared.incarnation, &id, &bytes);
                 let mut state = shared.state.lock();
                 state.sending.remove(&id);
-                match made {
-                    Ok(()) => state.made.push(id),
-                    Err(error) => drop(state.failed.get_or_insert(error)),
+                state.made.push(id);
+                if let Err(error) = made {
+                    state.failed.get_or_insert(error);
                 }
                 shared.sent.notify_all();
             });
@@ -230,13 +230,10 @@ impl Staged {
         Ok(())
     }
 
-    /// Removes what went up and no record names. What fails is left for a collection.
-    pub(super) fn abandon(&self) {
-        let _ = self.settle(false);
-        let made = std::mem::take(&mut self.shared.state.lock().made);
-        for id in made {
-            let _ = self.shared.store.remove(&path(&self.shared.incarnation, &id));
-        }
+    /// Nothing of it is to be named: what went up, and what is on its way, which nobody waits for.
+    pub(super) fn abandon(&self) -> (Vec<Id>, Vec<Id>) {
+        let mut state = self.shared.state.lock();
+        (std::mem::take(&mut state.made), state.sending.keys().copied().collect())
     }
 
     /// Zeros in a range.

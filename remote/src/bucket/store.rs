@@ -1,8 +1,12 @@
 //! The store's four calls with patience, and the names of an archive's objects.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lockbox::{Error, Result};
+use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
@@ -14,6 +18,9 @@ use crate::source::Trouble;
 pub(super) const MARKER: &str = "lockbox";
 /// Bytes of a record's end that come with the first request for it.
 const TAIL: u64 = 256 << 10;
+/// Removals under way at once, and how many make one more worth its start.
+const REMOVING: usize = 8;
+const REMOVED_BY_ONE: usize = 32;
 
 /// The objects below one prefix.
 pub(crate) struct Store {
@@ -21,6 +28,8 @@ pub(crate) struct Store {
     /// For messages.
     pub(super) name: String,
     pub(super) timeout: Option<Duration>,
+    /// Whoever asks is on the way out: nothing is asked twice.
+    hurries: AtomicBool,
 }
 
 /// What became of an object that somebody wanted to make.
@@ -33,12 +42,22 @@ pub(super) enum Outcome {
 }
 
 impl Store {
+    pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
+        Store { objects, name, timeout, hurries: AtomicBool::new(false) }
+    }
+
+    /// From now on nothing that fails is tried again.
+    pub(super) fn hurry(&self) {
+        self.hurries.store(true, Ordering::Relaxed);
+    }
+
     /// A call that may be repeated.
     fn ask<T>(
         &self,
         call: &mut dyn FnMut(&dyn Objects) -> std::result::Result<T, Trouble>,
     ) -> std::result::Result<T, Trouble> {
-        patiently(self.timeout, &mut || call(&*self.objects))
+        let timeout = if self.hurries.load(Ordering::Relaxed) { Some(Duration::ZERO) } else { self.timeout };
+        patiently(timeout, &mut || call(&*self.objects))
     }
 
     pub(super) fn told(&self, trouble: Trouble) -> Error {
@@ -91,8 +110,35 @@ impl Store {
         self.ask(&mut |objects| objects.get(name, part))
     }
 
-    pub(super) fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
-        self.ask(&mut |objects| objects.remove(name))
+    /// Removes objects, several at once, until `until`. None is asked for twice, and no more are when the store refuses one or does not answer: it would do so with
+    /// thousands, each in its time. Gives those that may be there still, and what was in the way.
+    pub(super) fn remove(
+        &self,
+        incarnation: &Incarnation,
+        ids: &[Id],
+        until: Option<Instant>,
+    ) -> (HashSet<Id>, Option<Trouble>) {
+        let left = Mutex::new((ids.iter().copied().collect::<HashSet<Id>>(), None));
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
+                let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                let removed = self.objects.remove(&path(incarnation, id));
+                let (left, trouble) = &mut *left.lock();
+                match removed {
+                    Ok(()) => drop(left.remove(id)),
+                    Err(why) => *trouble = Some(why),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..(ids.len() / REMOVED_BY_ONE).min(REMOVING) {
+                // Without them it takes longer.
+                let _ = thread::Builder::new().name("remove".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        left.into_inner()
     }
 
     pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<super::objects::Listed>> {

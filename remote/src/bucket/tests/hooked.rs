@@ -52,7 +52,7 @@ impl Objects for Hooked {
 
 fn hooked(world: &Arc<World>, before: Option<Hook>, loses: bool) -> Arc<Store> {
     let objects = Hooked { objects: world.store(2), before: Mutex::new(before), loses: Mutex::new(loses) };
-    Arc::new(Store { objects: Box::new(objects), name: "s3://b/p".into(), timeout: options().timeout })
+    Arc::new(Store::new(Box::new(objects), "s3://b/p".into(), options().timeout))
 }
 
 fn commit(session: &mut Session, byte: u8) -> lockbox::Result<()> {

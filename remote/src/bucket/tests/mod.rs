@@ -1,6 +1,7 @@
 //! The bucket's invariants on a simulated store.
 
 mod hooked;
+mod leaving;
 mod schedules;
 mod simulated;
 mod staged;
@@ -21,7 +22,7 @@ fn seed(default: u64) -> u64 {
 }
 
 fn store(world: &Arc<World>, actor: u64) -> Arc<Store> {
-    Arc::new(Store { objects: world.store(actor), name: "s3://b/p".into(), timeout: Some(Duration::ZERO) })
+    Arc::new(Store::new(world.store(actor), "s3://b/p".into(), Some(Duration::ZERO)))
 }
 
 /// Of a machine that has no name: nobody is known to be gone.

@@ -44,6 +44,9 @@ pub(super) struct State {
     pub(super) faults: u64,
     /// Whether creations are made although there is an object of the name.
     pub(super) overwrites: bool,
+    /// Whether nobody is answered, and whether removals are refused.
+    pub(super) away: bool,
+    pub(super) keeps: bool,
     pub(super) requests: Vec<String>,
     /// Actors that are not done; whose turn it is.
     actors: Vec<u64>,
@@ -62,6 +65,8 @@ impl World {
             dice: Dice::of(seed),
             faults,
             overwrites: false,
+            away: false,
+            keeps: false,
             requests: Vec::new(),
             actors: Vec::new(),
             turn: None,
@@ -205,6 +210,7 @@ impl Seen {
             return Err(Trouble::Refused("it was killed".into()));
         }
         let fault = match state.dice.below(3) {
+            _ if state.away => Fault::Lost,
             _ if !state.dice.one_in(faults) => Fault::None,
             0 => Fault::Lost,
             1 => Fault::Silent,
@@ -268,6 +274,9 @@ impl Objects for Seen {
 
     fn remove(&self, name: &str) -> Result<(), Trouble> {
         self.request(format!("remove {name}"), |state, fault| {
+            if state.keeps {
+                return Err(Trouble::Refused("you may not".into()));
+            }
             if !matches!(fault, Fault::Lost) {
                 state.objects.remove(name);
             }

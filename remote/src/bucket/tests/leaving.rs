@@ -1,0 +1,149 @@
+//! What becomes of objects that no record names, and of those who leave without a backup.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::Error;
+
+use super::super::Bucket;
+use super::super::layout::{BLOCK, Kind, MAX_DEAD};
+use super::super::session::{GRACE, Session};
+use super::super::store::hex;
+use super::simulated::World;
+use super::{options, somebody, store};
+use crate::Options;
+
+fn bucket(world: &Arc<World>) -> Bucket {
+    Bucket::open(world.store(1), "s3://b/p".into(), &options(), true).unwrap()
+}
+
+fn count(world: &World, part: &str) -> usize {
+    world.with(|state| state.objects.keys().filter(|name| name.contains(part)).count())
+}
+
+fn spent(world: &World) -> Vec<String> {
+    world.with(|state| std::mem::take(&mut state.requests))
+}
+
+/// Has so many segments sent that nothing names.
+fn send(bucket: &mut Bucket, segments: u64) {
+    bucket.fresh().unwrap().write_at(0, &vec![7; (segments * (8 << 20)) as usize]).unwrap();
+    bucket.settled();
+}
+
+/// A day passes, and a writer comes and goes.
+fn a_day_later(world: &Arc<World>) {
+    world.with(|state| state.clock += GRACE + 60);
+    drop(bucket(world));
+}
+
+#[test]
+fn who_leaves_without_a_network_asks_once() {
+    let world = World::new(1, 0);
+    // Patience that would be spent on each request.
+    let options = Options { timeout: Some(Duration::from_millis(500)), ..options() };
+    let mut one = Bucket::open(world.store(1), "s3://b/p".into(), &options, true).unwrap();
+    send(&mut one, 5);
+    world.with(|state| state.away = true);
+    spent(&world);
+    drop(one);
+    let asked = spent(&world);
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    world.with(|state| state.away = false);
+    // No record said that it went, so the next one looks for what it left.
+    assert!(count(&world, "/seg/") >= 2);
+    drop(bucket(&world));
+    a_day_later(&world);
+    a_day_later(&world);
+    assert_eq!(count(&world, "/seg/"), 0);
+}
+
+#[test]
+fn a_writer_that_may_not_remove_asks_once_and_what_it_leaves_goes_later() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    send(&mut one, 5);
+    world.with(|state| state.keeps = true);
+    spent(&world);
+    drop(one);
+    let asked = spent(&world);
+    assert_eq!(asked.iter().filter(|what| what.contains("remove")).count(), 1, "{asked:?}");
+    let left = count(&world, "/seg/");
+    assert!(left >= 2);
+    // It said that it went, and what is dead: nobody has to look for that.
+    world.with(|state| state.clock += GRACE + 60);
+    spent(&world);
+    drop(bucket(&world));
+    world.with(|state| state.clock += GRACE + 60);
+    drop(bucket(&world));
+    let asked = spent(&world);
+    assert!(!asked.iter().any(|what| what.contains("list") && what.contains("/seg/")), "{asked:?}");
+    assert_eq!(asked.iter().filter(|what| what.contains("remove")).count(), 1, "one for what is due: {asked:?}");
+    assert_eq!(count(&world, "/seg/"), left);
+    world.with(|state| state.keeps = false);
+    drop(bucket(&world));
+    assert_eq!(count(&world, "/seg/"), 0);
+}
+
+#[test]
+fn who_has_no_time_left_removes_nothing_and_calls_it_dead() {
+    let world = World::new(1, 0);
+    let mut one = Session::open(store(&world, 1), somebody(), true).unwrap();
+    let name = format!("{}/seg/{}", hex(&one.incarnation), hex(&[1; 32]));
+    world.with(|state| state.objects.insert(name.clone(), vec![]));
+    let id = super::super::place::Id::Segment([1; 32]);
+    assert!(one.take_back(vec![id], Vec::new(), std::time::Instant::now()));
+    let map = one.map().clone();
+    one.commit(map, Vec::new(), 0, Kind::Close).unwrap();
+    assert!(world.with(|state| state.objects.contains_key(&name)));
+    a_day_later(&world);
+    a_day_later(&world);
+    assert!(!world.with(|state| state.objects.contains_key(&name)));
+}
+
+#[test]
+fn who_was_overtaken_takes_back_what_it_sent() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    send(&mut one, 3);
+    one.session.least_changes = 0;
+    let two = bucket(&world);
+    assert!(matches!(one.publish(), Err(Error::InUse(_))));
+    assert_eq!((count(&world, "/seg/"), count(&world, "/map/")), (0, 0));
+    drop(two);
+}
+
+#[test]
+fn what_does_not_fit_into_a_list_of_the_dead_is_found_by_the_next_writer() {
+    let world = World::new(1, 0);
+    let mut one = Session::open(store(&world, 1), somebody(), true).unwrap();
+    let map = one.map().clone();
+    // A record that is not needed any more has to fit before all that can be listed.
+    one.commit(map.clone(), Vec::new(), BLOCK, Kind::Commit).unwrap();
+    let prefix = hex(&one.incarnation);
+    drop(one);
+    world.with(|state| {
+        for number in 0..(MAX_DEAD + 1500) as u64 {
+            let mut hash = [0; 32];
+            hash[..8].copy_from_slice(&number.to_le_bytes());
+            state.objects.insert(format!("{prefix}/seg/{}", hex(&hash)), Vec::new());
+        }
+    });
+    // It finds them, and the next but one removes what it called dead.
+    drop(bucket(&world));
+    (0..5).for_each(|_| a_day_later(&world));
+    assert_eq!(count(&world, "/seg/"), 0);
+    // The records of those who came stay, the newest one, and that of before, which is dead since a moment ago.
+    assert_eq!(count(&world, "/log/"), 7 + 2);
+}
+
+#[test]
+fn what_an_overtaken_writer_sent_late_is_found_some_day() {
+    let world = World::new(1, 0);
+    drop(bucket(&world));
+    let prefix = world.with(|state| state.objects.keys().next().unwrap()[..32].to_owned());
+    let late = format!("{prefix}/seg/{}", hex(&[9; 32]));
+    world.with(|state| state.objects.insert(late.clone(), vec![]));
+    (0..18).for_each(|_| a_day_later(&world));
+    assert!(!world.with(|state| state.objects.contains_key(&late)));
+}
