@@ -342,24 +342,42 @@ fn key(name: &str, version: &Version, start: &[u8]) -> crate::cache::Key {
     hash.finalize().into()
 }
 
-/// Tries again what may pass, with pauses that grow and that chance makes unequal, until the time is over.
+/// How long somebody waits for what may pass, from its first failure on: an attempt that takes longer than that by itself, as with a large body on a slow line, is
+/// repeated all the same.
+struct Patience {
+    timeout: Option<Duration>,
+    failed: Option<Instant>,
+    pause: Duration,
+}
+
+impl Patience {
+    fn new(timeout: Option<Duration>) -> Patience {
+        Patience { timeout, failed: None, pause: FIRST_PAUSE }
+    }
+
+    /// The pause after an attempt that failed `now`: they grow, and chance makes them unequal. None when the time is over.
+    fn pause(&mut self, now: Instant) -> Option<Duration> {
+        let failed = *self.failed.get_or_insert(now);
+        let rest = self.pause.mul_f64(0.5 + chance() / 2.0);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.timeout.is_none_or(|timeout| now - failed + rest <= timeout).then_some(rest)
+    }
+}
+
+/// Tries again what may pass, until the time is over.
 pub(crate) fn patiently<T>(
     timeout: Option<Duration>,
     attempt: &mut dyn FnMut() -> std::result::Result<T, Trouble>,
 ) -> std::result::Result<T, Trouble> {
-    let begun = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let mut patience = Patience::new(timeout);
     loop {
-        let trouble = match attempt() {
-            Err(trouble @ Trouble::Passing(_)) => trouble,
+        match attempt() {
+            Err(trouble @ Trouble::Passing(_)) => match patience.pause(Instant::now()) {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(trouble),
+            },
             other => return other,
-        };
-        let rest = pause.mul_f64(0.5 + chance() / 2.0);
-        if timeout.is_some_and(|timeout| begun.elapsed() + rest > timeout) {
-            return Err(trouble);
         }
-        thread::sleep(rest);
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -396,4 +414,24 @@ pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
 
 fn stale(context: String) -> Error {
     Error::Io { context, source: Arc::new(io::ErrorKind::StaleNetworkFileHandle.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_takes_long_is_repeated_all_the_same() {
+        let mut patience = Patience::new(Some(Duration::from_secs(30)));
+        let first = Instant::now() + Duration::from_secs(54);
+        assert!(patience.pause(first).is_some(), "it had no second chance");
+        assert!(patience.pause(first + Duration::from_secs(20)).is_some());
+        assert_eq!(patience.pause(first + Duration::from_secs(31)), None);
+        assert_eq!(Patience::new(Some(Duration::ZERO)).pause(first), None, "who has no patience asks once");
+        let mut hard = Patience::new(None);
+        for number in 0..100 {
+            let pause = hard.pause(first + Duration::from_secs(1000 * number));
+            assert!(pause.is_some_and(|pause| pause <= LONGEST_PAUSE));
+        }
+    }
 }
