@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 use lockbox::{Error, Result};
 use std::sync::Arc;
 
-use super::layout::{self, Dead, Incarnation, Kind, MAX_DEAD, Owner, Said, Trailer};
+use super::layout::{self, Dead, Incarnation, Kind, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
 use super::map::Map;
 use super::moment::Moment;
 use super::objects::LISTED;
@@ -60,6 +60,8 @@ pub(crate) struct Session {
     fenced: bool,
     /// Bytes of changes after which a checkpoint is made at the earliest.
     pub(super) least_changes: usize,
+    /// Bytes that a checkpoint has at most: [`MAX_CHECKPOINT`], but in tests.
+    pub(super) most_checkpoint: u64,
 }
 
 struct Sent {
@@ -125,6 +127,7 @@ impl Session {
             undecided: None,
             fenced: false,
             least_changes: CHANGES,
+            most_checkpoint: MAX_CHECKPOINT,
         };
         let (map, length) = (session.map.clone(), session.newest.length);
         match session.record(map, Vec::new(), length, Kind::Open) {
@@ -171,6 +174,11 @@ impl Session {
             }
         }
         Ok(left)
+    }
+
+    /// Runs of a map from which on it is made anew before it has more than a checkpoint takes.
+    pub(super) fn most_runs(&self) -> usize {
+        self.most_checkpoint as usize / 2 / RUN_BYTES
     }
 
     pub(super) fn map(&self) -> &Map {
@@ -220,6 +228,13 @@ impl Session {
         let changes = if changes.len() * RUN_BYTES > most {
             gone.extend(checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
             let (bytes, hash) = layout::encode_checkpoint(&self.incarnation, &random()?, sequence, &map.entries());
+            // No reader takes a longer one.
+            if bytes.len() as u64 > self.most_checkpoint {
+                let name = &self.store.name;
+                return Err(Error::invalid(format!(
+                    "{name}: the archive lies in more pieces than a store can have of it"
+                )));
+            }
             self.made.push(Id::Checkpoint(hash));
             if self.store.create(&path(&self.incarnation, &Id::Checkpoint(hash)), &bytes)? == Outcome::Taken {
                 return Err(Error::damaged(format!(

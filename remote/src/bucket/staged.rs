@@ -183,17 +183,19 @@ impl Staged {
         }
     }
 
-    /// Objects of which less than half is needed go: what is needed of them is written anew. Their pages are sealed, so nothing is opened.
-    fn gather_sparse(&self) -> Result<()> {
-        let sparse: Vec<Range<u64>> = {
+    /// Objects of which less than half is needed go: what is needed of them is written anew. With more than so many runs all is, in order. The pages are sealed, so nothing
+    /// is opened.
+    fn gather_sparse(&self, most_runs: usize) -> Result<()> {
+        let sparse: RangeSet<u64> = {
             let mut state = self.shared.state.lock();
             // What is written again is needed no more where it was.
             let again: Vec<u64> = state.dirty.keys().copied().collect();
             again.into_iter().for_each(|number| state.map.lay(&Entry { blocks: number..number + 1, place: None }));
             let ids: HashMap<Id, u64> = state.map.sparse().into_iter().collect();
+            let is_scattered = state.map.runs() + state.dirty.len() > most_runs;
             let named = state.map.entries().into_iter();
             named
-                .filter(|entry| entry.place.is_some_and(|place| ids.contains_key(&place.id)))
+                .filter(|entry| entry.place.is_some_and(|place| is_scattered || ids.contains_key(&place.id)))
                 .map(|entry| entry.blocks)
                 .collect()
         };
@@ -217,7 +219,7 @@ impl Staged {
     /// # Errors
     /// `InUse` when another writer took over; those of requests.
     pub(super) fn publish(&self, session: &mut Session) -> Result<()> {
-        self.gather_sparse()?;
+        self.gather_sparse(session.most_runs())?;
         let fits = self.shared.state.lock().dirty.len() <= INLINE;
         self.settle(!fits)?;
         let (map, inline, length) = {

@@ -166,6 +166,41 @@ fn what_a_killed_writer_left_goes_and_what_is_needed_stays() {
 }
 
 #[test]
+fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_and_the_one_before_stays() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    one.fresh().unwrap().write_at(0, &vec![1; 100 * 4096]).unwrap();
+    one.publish().unwrap();
+    let mut wanted = vec![1; 100 * 4096];
+    let runs = |world: &Arc<World>| {
+        let session = Session::open(store(world, 7), somebody(), true).unwrap();
+        session.map().runs()
+    };
+    // Every other block comes from another object.
+    let scatter = |most: u64, byte: u8, wanted: &mut [u8]| {
+        let mut next = bucket(&world);
+        (next.session.most_checkpoint, next.session.least_changes) = (most, 0);
+        let staged = next.existing().unwrap().unwrap();
+        for block in (0..80_usize).step_by(2) {
+            staged.write_at(block as u64 * 4096, &[byte; 4096]).unwrap();
+            wanted[block * 4096..(block + 1) * 4096].fill(byte);
+        }
+        next.publish()
+    };
+    scatter(1 << 20, 2, &mut wanted).unwrap();
+    assert!(published(&world) == wanted && runs(&world) > 60, "{}", runs(&world));
+    scatter(2000, 3, &mut wanted).unwrap();
+    assert!(published(&world) == wanted && runs(&world) == 1, "{}", runs(&world));
+    // Not even that fits.
+    let before = wanted.clone();
+    let made = world.with(|state| state.objects.keys().filter(|name| name.contains("/map/")).count());
+    let told = scatter(100, 4, &mut wanted).unwrap_err();
+    assert!(matches!(&told, Error::Invalid(why) if why.contains("pieces")), "{told}");
+    assert_eq!(world.with(|state| state.objects.keys().filter(|name| name.contains("/map/")).count()), made);
+    assert!(published(&world) == before);
+}
+
+#[test]
 fn requests_are_counted() {
     let world = World::new(1, 0);
     let spent = |world: &World| world.with(|state| std::mem::take(&mut state.requests));
