@@ -30,6 +30,8 @@ const ID_BYTES: usize = 40;
 const ENTRY_BYTES: usize = 20;
 const DEAD_BYTES: usize = ID_BYTES + 8;
 
+/// Longest archive: what an entry of a map can name.
+pub(crate) const LONGEST: u64 = i64::MAX as u64 / BLOCK * BLOCK;
 /// Most bytes of what a record says beside its pages.
 pub(crate) const MAX_SAID: u64 = 4 << 20;
 /// Most bytes of a checkpoint: of some three million runs.

@@ -267,6 +267,8 @@ impl Session {
         };
         let said = Said { changes, dead, owner: self.owner.clone() };
         let (bytes, trailer) = layout::encode_record(&trailer, &pages, &said);
+        // What no reader takes is not sent: it would be the archive for ever.
+        Trailer::decode(&bytes[bytes.len() - layout::TRAILER_BYTES..], &self.incarnation)?;
         self.undecided = Some(Sent { bytes, trailer, map, dead: said.dead });
         self.settle()
     }

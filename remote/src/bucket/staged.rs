@@ -14,7 +14,7 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rangemap::RangeSet;
 
-use super::layout::{self, BLOCK, Incarnation, Kind, MAX_BLOCKS};
+use super::layout::{self, BLOCK, Incarnation, Kind, LONGEST, MAX_BLOCKS};
 use super::map::Map;
 use super::moment::{Reading, fill};
 use super::place::{Entry, Id, Place};
@@ -298,6 +298,12 @@ impl Inline {
     }
 }
 
+/// Whoever writes may be another user's daemon: a length that no reader takes would be durable.
+fn end_of(offset: u64, length: u64) -> Result<u64> {
+    let end = offset.checked_add(length).filter(|end| *end <= LONGEST);
+    end.ok_or_else(|| Error::invalid(format!("range beyond the largest archive: offset={offset} length={length}")))
+}
+
 /// Neighbours together.
 fn runs(blocks: BTreeMap<u64, Box<Block>>) -> Vec<Inline> {
     let mut runs: Vec<Inline> = Vec::new();
@@ -392,8 +398,7 @@ impl Storage for Staged {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64);
-        let end = end.ok_or_else(|| Error::invalid("a write beyond the largest file"))?;
+        let end = end_of(offset, data.len() as u64)?;
         let _writing = self.writing.lock();
         let mut at = offset;
         while at < end {
@@ -417,8 +422,9 @@ impl Storage for Staged {
     }
 
     fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        let end = end_of(offset, length)?;
         let mut state = self.shared.state.lock();
-        state.length = state.length.max(offset.saturating_add(length));
+        state.length = state.length.max(end);
         Ok(())
     }
 
@@ -429,10 +435,11 @@ impl Storage for Staged {
     }
 
     fn set_len(&self, length: u64) -> Result<()> {
+        end_of(0, length)?;
         let _writing = self.writing.lock();
         let now = self.len()?;
         if length < now {
-            self.clear(length..now.next_multiple_of(BLOCK).min(now))?;
+            self.clear(length..now)?;
         }
         let mut state = self.shared.state.lock();
         if length < now {

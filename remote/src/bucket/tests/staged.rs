@@ -201,6 +201,32 @@ fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_
 }
 
 #[test]
+fn no_length_that_readers_refuse_is_made_durable() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    let staged = one.fresh().unwrap();
+    staged.write_at(0, &[7; 5000]).unwrap();
+    let longest = i64::MAX as u64 / 4096 * 4096;
+    for length in [u64::MAX, 1 << 63, i64::MAX as u64, longest + 1] {
+        assert!(matches!(staged.set_len(length), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(staged.allocate(1, length - 1), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(staged.allocate(1, length), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(staged.write_at(length - 1, &[1]), Err(Error::Invalid(_))), "{length}");
+    }
+    staged.write_at(longest - 1, &[1]).unwrap();
+    staged.set_len(longest).unwrap();
+    one.publish().unwrap();
+    let file = open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap();
+    let mut last = [0];
+    file.read_at(longest - 1, &mut last).unwrap();
+    assert_eq!((file.len().unwrap(), last), (longest, [1]));
+    let mut session = Session::open(store(&world, 1), somebody(), true).unwrap();
+    let map = session.map().clone();
+    assert!(session.commit(map, Vec::new(), 1 << 63, super::super::layout::Kind::Close).is_err());
+    assert!(open(world.store(1), "s3://b/p".into(), &options()).is_ok());
+}
+
+#[test]
 fn requests_are_counted() {
     let world = World::new(1, 0);
     let spent = |world: &World| world.with(|state| std::mem::take(&mut state.requests));
