@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use crate::address::Address;
 use crate::cache::Cache;
 use crate::http::Http;
-use crate::shelf::{SLOT, Shelf, Slot};
+use crate::shelf::{KEPT, SLOT, Shelf, Slot};
 use crate::source::{Source, Trouble, Version};
 use crate::{Options, failed};
 
@@ -159,12 +159,14 @@ fn fetch_ahead(inner: &Weak<Inner>) {
         };
         drop(queue);
         let mut left = range;
-        loop {
-            let claimed = inner.shelf.lock().claim(left.clone());
+        while !left.is_empty() {
+            // What is claimed at once is in memory at once.
+            let part = left.start..left.end.min(left.start + MOST);
+            let claimed = inner.shelf.lock().claim(part.clone());
+            left.start = if claimed.is_empty() { part.end } else { claimed.end };
             if claimed.is_empty() {
-                break;
+                continue;
             }
-            left.start = claimed.end;
             // Who reads it meets the trouble by itself.
             if inner.bring(claimed, Duration::ZERO.into()).is_err() {
                 break;
@@ -286,7 +288,9 @@ impl Storage for RemoteFile {
     fn will_need(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.inner.version.length);
         if end > self.inner.start.len() as u64 && offset < end {
-            self.expect(std::iter::once(offset / SLOT..end.div_ceil(SLOT)));
+            let first = offset / SLOT;
+            // More would not be there any more when it is read.
+            self.expect(std::iter::once(first..end.div_ceil(SLOT).min(first + KEPT.get() as u64)));
         }
     }
 
@@ -419,6 +423,42 @@ fn stale(context: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file of zeros that tells of each request how many slots it brings and how many are under way.
+    struct Watched {
+        inner: Arc<std::sync::OnceLock<Weak<Inner>>>,
+        told: Mutex<std::sync::mpsc::Sender<(u64, usize)>>,
+    }
+
+    impl Source for Watched {
+        fn first(&self, count: u64) -> std::result::Result<(Version, Vec<u8>), Trouble> {
+            Ok((Version { length: 1 << 40, tag: None, modified: None }, vec![0; count as usize]))
+        }
+
+        fn range(&self, _: &Version, range: Range<u64>, _: &mut [u8]) -> std::result::Result<(), Trouble> {
+            let coming = self.inner.get().and_then(Weak::upgrade).map_or(0, |inner| inner.shelf.lock().coming());
+            let _ = self.told.lock().send(((range.end - range.start) / SLOT, coming));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn who_needs_everything_is_not_brought_it_at_once() {
+        let (told, hears) = std::sync::mpsc::channel();
+        let inner = Arc::new(std::sync::OnceLock::new());
+        let source = Watched { inner: inner.clone(), told: Mutex::new(told) };
+        let options = Options { cache_directory: None, cache_bytes: Some(0), ..Options::default() };
+        let file = RemoteFile::of(Box::new(source), "https://host/a".into(), &options).unwrap();
+        inner.set(Arc::downgrade(&file.inner)).unwrap();
+        file.will_need(0, u64::MAX);
+        let mut brought = 0;
+        while brought < KEPT.get() as u64 {
+            let (slots, coming) = hears.recv().unwrap();
+            brought += slots;
+            assert!(coming <= MOST as usize, "{coming} slots are under way");
+        }
+        assert_eq!(brought, KEPT.get() as u64);
+    }
 
     #[test]
     fn an_attempt_that_takes_long_is_repeated_all_the_same() {

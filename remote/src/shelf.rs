@@ -10,7 +10,7 @@ use lru::LruCache;
 /// Bytes of a slot.
 pub(crate) const SLOT: u64 = 64 << 10;
 /// Slots in memory: 48 MiB, twice what is fetched ahead.
-const KEPT: NonZeroUsize = NonZeroUsize::new(768).unwrap();
+pub(crate) const KEPT: NonZeroUsize = NonZeroUsize::new(768).unwrap();
 /// Least and most slots that are fetched ahead of somebody who reads one after the other: 24 MiB are under way for a tenth of a second at
 /// two gigabits.
 const LEAST_AHEAD: u64 = 4;
@@ -49,6 +49,11 @@ impl Shelf {
 
     pub(crate) fn is_coming(&self, slot: u64) -> bool {
         self.coming.contains(&slot)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn coming(&self) -> usize {
+        self.coming.len()
     }
 
     /// Notes that the slots at the start of `wanted` which are neither here nor under way are under way now, and gives them: neighbours.
