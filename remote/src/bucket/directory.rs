@@ -32,17 +32,18 @@ pub(crate) struct Directory {
 
 impl Directory {
     /// # Errors
-    /// Those of the host; with `make` a missing directory is made, but not those above it.
-    pub(crate) fn open(path: &Path, make: bool) -> Result<Directory> {
+    /// Those of the host; with `makes` a missing directory is made, but not those above it.
+    pub(crate) fn open(path: &Path, makes: bool) -> Result<Directory> {
         let failed = |error: Errno| Error::io(format!("cannot open {}", path.display()), error.into());
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let opened = match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(Errno::NOENT) if make => {
-                match rustix::fs::mkdir(path, Mode::RWXU) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(error) => return Err(failed(error)),
-                }
-                rustix::fs::open(path, flags, Mode::empty())
+            Err(Errno::NOENT) if makes => {
+                let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+                    return Err(failed(Errno::NOENT));
+                };
+                let above = rustix::fs::open(above, flags, Mode::empty()).map_err(failed)?;
+                make(&above, name).map_err(failed)?;
+                rustix::fs::openat(&above, name, flags | OFlags::NOFOLLOW, Mode::empty())
             }
             opened => opened,
         };
@@ -61,7 +62,7 @@ impl Directory {
     }
 
     /// The directory that an object lies in, made when it is missing, and the object's name there.
-    fn place(&self, name: &str, make: bool) -> Answer<(OwnedFd, String)> {
+    fn place(&self, name: &str, makes: bool) -> Answer<(OwnedFd, String)> {
         let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
         let mut at = self.inside(Path::new("."), OFlags::DIRECTORY | OFlags::RDONLY).map_err(trouble)?;
         for part in above.split('/').filter(|part| !part.is_empty()) {
@@ -70,13 +71,8 @@ impl Directory {
                 openat2(at, part, flags, Mode::empty(), INSIDE)
             };
             let next = match open(&at) {
-                Err(Errno::NOENT) if make => {
-                    match mkdirat(&at, part, Mode::RWXU) {
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(error) => return Err(trouble(error)),
-                    }
-                    // Or the objects in it are lost with it.
-                    rustix::fs::fsync(&at).map_err(trouble)?;
+                Err(Errno::NOENT) if makes => {
+                    make(&at, part).map_err(trouble)?;
                     open(&at)
                 }
                 next => next,
@@ -84,6 +80,14 @@ impl Directory {
             at = next.map_err(trouble)?;
         }
         Ok((at, last.to_owned()))
+    }
+}
+
+/// Makes a directory, durably: or the objects in it are lost with it.
+fn make(above: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<()> {
+    match mkdirat(above, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => rustix::fs::fsync(above),
+        Err(error) => Err(error),
     }
 }
 
