@@ -409,6 +409,7 @@ pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
         Trouble::Unusable(why) => {
             failed(format!("the server of {name} cannot be used: {why}"), io::ErrorKind::Unsupported)
         }
+        Trouble::Damaged(why) => Error::damaged(format!("{name}: {why}")),
         Trouble::Changed => stale(format!(
             "{name} was changed on its server while it was read; what is there now has to be opened anew"
         )),

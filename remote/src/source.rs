@@ -20,6 +20,8 @@ pub(crate) enum Trouble {
     Passing(String),
     /// Another version took the file's place.
     Changed,
+    /// What is there cannot be what was put there: a sentence about it.
+    Damaged(String),
     /// There is no such file.
     Gone,
     /// The server does not let this user read it.

@@ -62,14 +62,15 @@ pub(crate) struct Reading {
     pub(super) incarnation: Incarnation,
     pub(super) map: Map,
     pub(super) length: u64,
-    /// The record that names the moment.
+    /// The record that names the moment: its number, and its hash.
+    pub(super) sequence: u64,
     pub(super) tag: String,
 }
 
 impl Reading {
     pub(super) fn of(store: Arc<Store>, incarnation: Incarnation, moment: &Moment) -> Reading {
         let (length, tag) = (moment.trailer.length, hex(&moment.trailer.hash));
-        Reading { store, incarnation, map: moment.map.clone(), length, tag }
+        Reading { store, incarnation, map: moment.map.clone(), length, sequence: moment.trailer.sequence, tag }
     }
 
     fn version(&self) -> Version {
@@ -79,14 +80,15 @@ impl Reading {
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
         // The file's last block may be a part of one.
         let parts = self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
-        fill(&self.store, &self.incarnation, &parts, range, out)
+        fill(&self.store, &self.incarnation, self.sequence, &parts, range, out)
     }
 }
 
-/// The bytes of a range, whose blocks lie where `parts` says.
+/// The bytes of a range, whose blocks lie where `parts` says, as of the record `sequence`.
 pub(super) fn fill(
     store: &Store,
     incarnation: &Incarnation,
+    sequence: u64,
     parts: &[Entry],
     range: Range<u64>,
     out: &mut [u8],
@@ -94,11 +96,7 @@ pub(super) fn fill(
     out.fill(0);
     for fetch in fetches(parts) {
         let mut bytes = vec![0; usize::try_from(fetch.blocks * BLOCK).unwrap_or_default()];
-        store.blocks(incarnation, &fetch.place, &mut bytes).map_err(|trouble| match trouble {
-            // It was needed no more for a day.
-            Trouble::Gone => Trouble::Changed,
-            other => other,
-        })?;
+        store.blocks(incarnation, sequence, &fetch.place, &mut bytes)?;
         for (blocks, at) in fetch.parts {
             let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
             let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);

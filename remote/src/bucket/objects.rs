@@ -44,7 +44,7 @@ pub(crate) trait Objects: Send + Sync {
     fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble>;
 
     /// # Errors
-    /// `Gone` when there is none of the name, `Unusable` when it has not the bytes that are asked for.
+    /// `Gone` when there is none of the name, `Unusable` when it has more than `All` says. Of a shorter object comes what it has.
     fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble>;
 
     /// The first names in the order of their bytes that begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.

@@ -105,6 +105,8 @@ impl Objects for S3 {
                 return Err(Trouble::Unusable("it does not serve parts of objects (ranges)".into()));
             }
             (StatusCode::NOT_FOUND, ..) => return Err(Trouble::Gone),
+            // The object ends before the range begins.
+            (StatusCode::RANGE_NOT_SATISFIABLE, ..) => return Ok(Vec::new()),
             (status, ..) => return Err(refusal(status)),
         }
         body(response, most)

@@ -185,6 +185,11 @@ impl Session {
         &self.map
     }
 
+    /// Of the newest record.
+    pub(super) fn sequence(&self) -> u64 {
+        self.newest.sequence
+    }
+
     /// Of the archive, in bytes.
     pub(super) fn length(&self) -> u64 {
         self.newest.length

@@ -43,6 +43,8 @@ pub(crate) struct Staged {
 struct Shared {
     store: Arc<Store>,
     incarnation: Incarnation,
+    /// The record that this begins from.
+    sequence: u64,
     state: Mutex<State>,
     sent: Condvar,
 }
@@ -81,6 +83,7 @@ impl Staged {
         let shared = Arc::new(Shared {
             store: session.store.clone(),
             incarnation: session.incarnation,
+            sequence: session.sequence(),
             state: Mutex::new(State {
                 dirty: BTreeMap::new(),
                 sending: HashMap::new(),
@@ -110,6 +113,7 @@ impl Staged {
             incarnation: self.shared.incarnation,
             map: state.map.clone(),
             length: state.length,
+            sequence: self.shared.sequence,
             tag: super::store::hex(&random()?),
         };
         // Nobody comes back to a moment that is in the making.
@@ -374,9 +378,10 @@ impl Storage for Staged {
         for part in far {
             let range = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
             let into = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
-            let Shared { store, incarnation, .. } = &*self.shared;
+            let Shared { store, incarnation, sequence, .. } = &*self.shared;
             let parts = std::slice::from_ref(&part);
-            let filled = patiently(store.timeout, &mut || fill(store, incarnation, parts, range.clone(), into));
+            let filled =
+                patiently(store.timeout, &mut || fill(store, incarnation, *sequence, parts, range.clone(), into));
             filled.map_err(|trouble| told_later(&store.name, trouble))?;
         }
         for (number, bytes, from) in pieces {

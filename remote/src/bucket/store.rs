@@ -150,15 +150,7 @@ impl Store {
     /// # Errors
     /// Those of requests; `Damaged` for a name that is none.
     pub(super) fn newest(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
-        let prefix = format!("{}/log/", hex(incarnation));
-        let listed = self.list(&prefix, "", 1)?;
-        let Some(first) = listed.first() else { return Ok(None) };
-        let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
-        let number = number.and_then(|number| u64::from_str_radix(number, 16).ok());
-        match number {
-            Some(complement) => Ok(Some(u64::MAX - complement)),
-            None => Err(Error::damaged(format!("{}: an object in the log that is no record of it", self.name))),
-        }
+        self.ask(&mut |objects| newest(objects, incarnation)).map_err(|trouble| self.told(trouble))
     }
 
     /// A record, but for its pages. None when there is none of this number.
@@ -212,28 +204,54 @@ impl Store {
     }
 
     pub(super) fn missing(&self, id: &Id) -> Error {
-        let what = match id {
-            Id::Log(sequence) => format!("record {sequence}"),
-            Id::Segment(hash) => format!("segment {}", hex(hash)),
-            Id::Checkpoint(hash) => format!("checkpoint {}", hex(hash)),
-        };
-        Error::damaged(format!("{}: {what} is missing, which its newest record needs", self.name))
+        Error::damaged(format!("{}: {}", self.name, missing(id)))
     }
 
-    /// Blocks of an object.
+    /// Blocks of an object that the record `sequence` needs.
     pub(super) fn blocks(
         &self,
         incarnation: &Incarnation,
+        sequence: u64,
         place: &Place,
         out: &mut [u8],
     ) -> std::result::Result<(), Trouble> {
         let part = Part::Range(u64::from(place.at) * layout::BLOCK, out.len() as u64);
-        let bytes = self.objects.get(&path(incarnation, &place.id), part)?;
-        if bytes.len() != out.len() {
-            return Err(Trouble::Unusable("it sends less than it was asked for".into()));
+        match self.objects.get(&path(incarnation, &place.id), part) {
+            Ok(bytes) if bytes.len() == out.len() => out.copy_from_slice(&bytes),
+            Ok(_) => return Err(Trouble::Damaged(format!("{} is shorter than it was made", what(&place.id)))),
+            // The newest record is never removed, and what it needs neither.
+            Err(Trouble::Gone) if newest(&*self.objects, incarnation)? == Some(sequence) => {
+                return Err(Trouble::Damaged(missing(&place.id)));
+            }
+            // It was needed no more for a day.
+            Err(Trouble::Gone) => return Err(Trouble::Changed),
+            Err(trouble) => return Err(trouble),
         }
-        out.copy_from_slice(&bytes);
         Ok(())
+    }
+}
+
+/// The number of the newest record; None when there is none.
+fn newest(objects: &dyn Objects, incarnation: &Incarnation) -> std::result::Result<Option<u64>, Trouble> {
+    let prefix = format!("{}/log/", hex(incarnation));
+    let listed = objects.list(&prefix, "", 1)?;
+    let Some(first) = listed.first() else { return Ok(None) };
+    let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
+    match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
+        Some(complement) => Ok(Some(u64::MAX - complement)),
+        None => Err(Trouble::Damaged("an object in the log that is no record of it".into())),
+    }
+}
+
+fn missing(id: &Id) -> String {
+    format!("{} is missing, which its newest record needs", what(id))
+}
+
+fn what(id: &Id) -> String {
+    match id {
+        Id::Log(sequence) => format!("record {sequence}"),
+        Id::Segment(hash) => format!("segment {}", hex(hash)),
+        Id::Checkpoint(hash) => format!("checkpoint {}", hex(hash)),
     }
 }
 

@@ -71,6 +71,7 @@ fn look(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) -> Option<View> {
             assert!(is_late(), "what a reader needs was removed under it");
             return None;
         }
+        Err(Trouble::Damaged(why)) => panic!("{why}"),
         Err(_) => return None,
     };
     let mut view = View::default();
@@ -98,6 +99,7 @@ fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) 
         incarnation: session.incarnation,
         map: session.map().clone(),
         length: session.length(),
+        sequence: session.sequence(),
         tag: String::new(),
     };
     let Ok((_, bytes)) = reading.first(BLOCKS * BLOCK) else { return };

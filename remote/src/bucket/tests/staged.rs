@@ -288,7 +288,7 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
     staged.write_at(0, &vec![7; 12 << 20]).unwrap();
     one.publish().unwrap();
     let names: Vec<String> = world.with(|state| state.objects.keys().cloned().collect());
-    let (mut records, mut others) = (0, 0);
+    let (mut records, mut others, mut segments) = (0, 0, 0);
     for name in &names {
         let kept = world.with(|state| state.objects[name].clone());
         let opened = |world: &Arc<World>| open(world.store(1), "s3://b/p".into(), &options());
@@ -305,13 +305,25 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
             let mut all = vec![0; 12 << 20];
             file.map_or(Ok(()), |file| file.read_at(0, &mut all))
         });
+        world.with(|state| state.objects.remove(name));
+        let missing = opened(&world).and_then(|file| {
+            let mut all = vec![0; 12 << 20];
+            file.map_or(Ok(()), |file| file.read_at(0, &mut all))
+        });
         if *name != oldest(&names) {
-            assert!(read.is_err(), "{name}");
+            assert!(matches!(read, Err(Error::Damaged(_))), "{name} {read:?}");
             others += 1;
+        }
+        if let Some((_, hash)) = name.split_once("/seg/") {
+            for (told, how) in [(&read, "shorter"), (&missing, "missing")] {
+                let told = format!("{told:?}");
+                assert!(told.contains("Damaged") && told.contains(hash) && told.contains(how), "{name} {told}");
+                segments += 1;
+            }
         }
         world.with(|state| state.objects.insert(name.clone(), kept));
     }
-    assert!(records > 400 && others >= 3, "{records} {others} {names:?}");
+    assert!(records > 400 && others >= 3 && segments >= 2, "{records} {others} {segments} {names:?}");
 }
 
 fn newest(names: &[String]) -> &str {
