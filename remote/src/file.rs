@@ -403,6 +403,7 @@ pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
         Trouble::Passing(why) => {
             failed(format!("the server of {name} does not answer: {why}"), io::ErrorKind::TimedOut)
         }
+        Trouble::Full(why) => Error::NoSpace(format!("{name}: {why}")),
         Trouble::Refused(why) => {
             failed(format!("the server of {name} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
         }

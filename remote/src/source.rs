@@ -24,6 +24,8 @@ pub(crate) enum Trouble {
     Damaged(String),
     /// There is no such file.
     Gone,
+    /// There is no room for what is to be put there.
+    Full(String),
     /// The server does not let this user read it.
     Refused(String),
     /// The answer is none that can be used, and the next one will be as this one.

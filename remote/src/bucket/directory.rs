@@ -235,6 +235,7 @@ fn trouble(error: Errno) -> Trouble {
 fn io_trouble(error: &std::io::Error) -> Trouble {
     match error.kind() {
         std::io::ErrorKind::NotFound => Trouble::Gone,
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Trouble::Full(plain(&error.to_string())),
         _ => Trouble::Refused(plain(&error.to_string())),
     }
 }
@@ -282,6 +283,20 @@ mod tests {
             assert!(matches!(directory.get("inc/log/0000", Part::All(5000)), Err(Trouble::Gone)));
             assert_eq!(directory.list("none/", "", 5).unwrap(), []);
         }
+    }
+
+    #[test]
+    fn what_the_host_says_is_told_as_that() {
+        for full in [Errno::NOSPC, Errno::DQUOT] {
+            assert!(matches!(crate::file::told("file:///a", trouble(full)), Error::NoSpace(_)));
+        }
+        // Who may not read the marker is not told that there is none; here, where no one else is root, a link in its place is refused.
+        let place = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("elsewhere", place.path().join("lockbox")).unwrap();
+        let directory = Directory::open(place.path(), false).unwrap();
+        let opened = crate::bucket::open(Box::new(directory), "file:///a".into(), &crate::Options::default());
+        let told = opened.err().expect("no refusal").to_string();
+        assert!(told.contains("cannot be asked"), "{told}");
     }
 
     #[test]

@@ -55,8 +55,8 @@ pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -
     let store = Arc::new(Store::new(objects, name, options.timeout));
     let incarnation = match store.incarnation() {
         Ok(Some(incarnation)) => incarnation?,
-        // A store that hides what is not there answers with a refusal.
-        Ok(None) | Err(Trouble::Refused(_)) => return Ok(None),
+        Ok(None) => return Ok(None),
+        Err(Trouble::Refused(_)) if store.objects.hides() => return Ok(None),
         Err(trouble) => return Err(store.told(trouble)),
     };
     let moment = Moment::newest(&store, &incarnation)?.filter(|moment| moment.trailer.length > 0);

@@ -43,6 +43,11 @@ pub(crate) struct Listed {
 pub(crate) trait Objects: Send + Sync {
     fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble>;
 
+    /// Whether a refusal may mean that there is no such object.
+    fn hides(&self) -> bool {
+        false
+    }
+
     /// # Errors
     /// `Gone` when there is none of the name, `Unusable` when it has more than `All` says. Of a shorter object comes what it has.
     fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble>;

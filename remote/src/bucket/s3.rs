@@ -75,6 +75,11 @@ impl Objects for S3 {
         }
     }
 
+    /// From those who may not list.
+    fn hides(&self) -> bool {
+        true
+    }
+
     fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
         let (range, most) = match part {
             Part::All(most) => (format!("bytes=0-{most}"), most),
