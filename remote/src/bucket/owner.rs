@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use sha2::{Digest, Sha256};
 
 use super::layout::Owner;
@@ -10,14 +12,17 @@ impl Owner {
     /// This process.
     pub(crate) fn here() -> Owner {
         let named = |what: &str| fs::read_to_string(what).unwrap_or_default();
-        // Numbers of processes count in their namespace.
-        let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-        let boot = format!("{}{}", named("/proc/sys/kernel/random/boot_id"), namespace.display());
+        // Numbers of processes count in their namespace, of which a machine that has one name may have many, all alive.
+        let machine = named("/etc/machine-id");
+        let machine = match fs::read_link("/proc/self/ns/pid") {
+            Ok(namespace) if !machine.trim().is_empty() => format!("{} {}", machine.trim(), namespace.display()),
+            _ => String::new(),
+        };
         let process = std::process::id();
         Owner {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            machine: hash("machine", &named("/etc/machine-id")),
-            boot: hash("boot", &boot),
+            machine: hash("machine", &machine),
+            boot: hash("boot", &named("/proc/sys/kernel/random/boot_id")),
             process,
             started: started(process).unwrap_or(0),
         }
@@ -27,7 +32,12 @@ impl Owner {
     pub(super) fn survives(&self, other: &Owner) -> bool {
         self.machine != [0; 16]
             && self.machine == other.machine
-            && (self.boot != other.boot || started(other.process) != Some(other.started))
+            && (self.boot != other.boot
+                || match started(other.process) {
+                    Some(started) => started != other.started,
+                    // A process of another user may be hidden, but not from a signal.
+                    None => !is_there(other.process),
+                })
     }
 }
 
@@ -47,6 +57,12 @@ fn started(process: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether there is a process of the number, whoever may see it.
+fn is_there(process: u32) -> bool {
+    let Ok(number) = i32::try_from(process) else { return false };
+    Pid::from_raw(number).is_none_or(|process| test_kill_process(process) != Err(Errno::SRCH))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +77,11 @@ mod tests {
             !here.survives(&Owner { machine: [4; 16], boot: [3; 16], ..here.clone() }),
             "of others nothing is known"
         );
+        // Of a process that is there, but of which /proc tells nothing, nobody says that it is gone.
+        assert!(is_there(here.process) && is_there(1) && !is_there(u32::MAX));
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        assert!(!is_there(ended.id()));
         let nameless = Owner { machine: [0; 16], ..here };
         assert!(!nameless.survives(&Owner { boot: [3; 16], ..nameless.clone() }));
     }
