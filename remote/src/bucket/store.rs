@@ -87,7 +87,9 @@ impl Store {
                 let most = bytes.len().min(TRAILER_BYTES) as u64;
                 let there = self.ask(&mut |objects| objects.get(name, Part::Last(most)));
                 let there = there.map_err(|trouble| self.told(trouble))?;
-                Ok(if bytes.ends_with(&there) { Outcome::Made(None) } else { Outcome::Taken })
+                // A shorter object ends as any does that it is the end of.
+                let is_ours = there.len() as u64 == most && bytes.ends_with(&there);
+                Ok(if is_ours { Outcome::Made(None) } else { Outcome::Taken })
             }
         }
     }

@@ -8,7 +8,7 @@ use super::super::layout::{BLOCK, Kind};
 use super::super::moment::{Moment, Reading};
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::{GRACE, Inline, Session};
-use super::super::store::Store;
+use super::super::store::{Outcome, Store};
 use super::simulated::World;
 use super::{options, somebody, store};
 use crate::source::{Source, Trouble};
@@ -107,4 +107,15 @@ fn a_commit_whose_answer_was_lost_is_one_and_is_told_as_one() {
     one.settle().unwrap();
     assert!(!one.is_undecided());
     commit(&mut one, 3).unwrap();
+}
+
+#[test]
+fn an_empty_object_or_the_end_of_ours_is_another_ones() {
+    let world = World::new(1, 0);
+    let store = store(&world, 1);
+    for (there, ours) in [(&b""[..], false), (b"c", false), (b"abc", true), (b"xabc", true), (b"xbc", false)] {
+        world.with(|state| state.objects.insert("name".into(), there.to_vec()));
+        let outcome = store.create("name", b"abc").unwrap();
+        assert_eq!(outcome == Outcome::Made(None), ours, "{there:?}");
+    }
 }
