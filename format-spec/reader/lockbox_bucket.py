@@ -65,7 +65,8 @@ def record(data, incarnation, number):
     version, kind = struct.unpack_from("<II", trailer, 8)
     check(version == 1 and kind in (1, 2, 3), "a record's version or kind")
     check(trailer[16:32] == incarnation, "a record's incarnation")
-    check(struct.unpack_from("<Q", trailer, 32)[0] == number, "a record's number")
+    check(struct.unpack_from("<Q", trailer, 32)[0] == number and 0 < number < 2**64 - 1, "a record's number")
+    check(struct.unpack_from("<Q", trailer, 40)[0] < 2**64 - 1, "a record's epoch")
     length = struct.unpack_from("<Q", trailer, 88)[0]
     checkpoint, checkpoint_length = trailer[128:160], struct.unpack_from("<Q", trailer, 160)[0]
     blocks, changes, dead, owner = struct.unpack_from("<IIII", trailer, 168)

@@ -202,6 +202,10 @@ impl Trailer {
         if trailer.blocks > MAX_BLOCKS || trailer.said_bytes() > MAX_SAID || length > MAX_CHECKPOINT {
             return Err(damaged("a record that says that it is larger than any"));
         }
+        // There is one more of both.
+        if trailer.sequence == 0 || trailer.sequence == u64::MAX || trailer.epoch == u64::MAX {
+            return Err(damaged("a record of a number that cannot be"));
+        }
         if trailer.length > i64::MAX as u64 {
             return Err(damaged("a record of an archive that is longer than any"));
         }

@@ -92,6 +92,19 @@ fn what_is_written_is_read() {
     assert_eq!(decode_marker(&encode_marker(&INCARNATION)).unwrap(), INCARNATION);
 }
 
+#[test]
+fn a_record_that_has_no_next_one_is_refused() {
+    let (_, trailer) = record(&[]);
+    let said = || Said { changes: entries(), dead: Vec::new(), owner: Owner::default() };
+    for (sequence, epoch, is_one) in
+        [(1, 1, true), (u64::MAX - 1, u64::MAX - 1, true), (0, 1, false), (u64::MAX, 1, false), (1, u64::MAX, false)]
+    {
+        let (bytes, _) = encode_record(&Trailer { sequence, epoch, ..trailer.clone() }, &[], &said());
+        let read = Trailer::decode(&bytes[bytes.len() - TRAILER_BYTES..], &INCARNATION);
+        assert_eq!(read.is_ok(), is_one, "{sequence} {epoch}");
+    }
+}
+
 /// A store that is an enemy knows the hashes, so what it changes has right ones.
 #[test]
 fn objects_of_an_enemy_are_refused_or_harmless() {
