@@ -160,7 +160,8 @@ impl Session {
         for (part, id) in [("seg", Id::Segment as fn(Hash) -> Id), ("map", Id::Checkpoint)] {
             let prefix = format!("{}/{part}/", hex(&self.incarnation));
             let mut after = String::new();
-            loop {
+            // Whoever's names follow those that can be: a store that has ever more of them is not followed.
+            for _ in 0..=(named.len() + MAX_DEAD) / LISTED + 1 {
                 let listed = self.store.list(&prefix, &after, LISTED)?;
                 let names = listed.iter().filter_map(|listed| unhex(listed.name.strip_prefix(&prefix)?));
                 left.extend(names.map(id).filter(|id| !named.contains(id)));

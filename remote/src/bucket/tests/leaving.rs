@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockbox::Error;
+use parking_lot::Mutex;
 
 use super::super::Bucket;
 use super::super::layout::{BLOCK, Kind, MAX_DEAD};
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::{GRACE, Session};
-use super::super::store::hex;
+use super::super::store::{Store, hex};
 use super::simulated::World;
 use super::{options, somebody, store};
 use crate::Options;
+use crate::source::Trouble;
 
 fn bucket(world: &Arc<World>) -> Bucket {
     Bucket::open(world.store(1), "s3://b/p".into(), &options(), true).unwrap()
@@ -146,4 +149,39 @@ fn what_an_overtaken_writer_sent_late_is_found_some_day() {
     world.with(|state| state.objects.insert(late.clone(), vec![]));
     (0..18).for_each(|_| a_day_later(&world));
     assert!(!world.with(|state| state.objects.contains_key(&late)));
+}
+
+/// A store that has a name behind each name.
+struct Endless(Box<dyn Objects>, Mutex<usize>);
+
+impl Objects for Endless {
+    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+        self.0.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        self.0.get(name, part)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+        if prefix.ends_with("/log/") {
+            return self.0.list(prefix, after, most);
+        }
+        let mut pages = self.1.lock();
+        *pages += 1;
+        assert!(*pages < 100, "it is followed for ever");
+        Ok((0..most).map(|name| Listed { name: format!("{prefix}x{:08}{name:04}", *pages), bytes: 0 }).collect())
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+        self.0.remove(name)
+    }
+}
+
+#[test]
+fn a_store_that_lists_for_ever_is_not_followed() {
+    let world = World::new(1, 0);
+    drop(Session::open(store(&world, 1), somebody(), true).unwrap());
+    let endless = Store::new(Box::new(Endless(world.store(2), Mutex::new(0))), "s3://b/p".into(), options().timeout);
+    Session::open(Arc::new(endless), somebody(), true).unwrap();
 }
