@@ -77,6 +77,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if to_output && (args.json || io::stdout().is_terminal()) {
         return Err(Failure::usage("a backup is written to a file or into a pipe, with nothing else beside it"));
     }
+    if args.take_over && !elsewhere::is_elsewhere(&args.destination) {
+        return Err(Failure::usage("--take-over is for backups in object stores: nothing else has a writer elsewhere"));
+    }
     let path = &args.archive.archive;
     if let Some(mounted) = Mounted::find(&args.archive)? {
         return back_up(args, &mut OfMount { mounted, interrupt: Interrupt::watch()?, args });
@@ -125,8 +128,13 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
 
 /// One commit makes all of it visible, so a backup there needs no file beside it.
 fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
-    let failed = |error| Lockbox::failure(&args.destination, error);
-    let mut bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over).map_err(failed)?;
+    let failed = |error| Failure::at(&args.destination, &error);
+    let bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over);
+    let mut bucket = bucket.map_err(|error| match &error {
+        // Whatever mount reads it is not who writes there.
+        Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
+        _ => failed(error),
+    })?;
     let there = bucket.existing().map_err(failed)?.map(Place::Elsewhere);
     let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
