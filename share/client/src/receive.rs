@@ -49,6 +49,9 @@ struct Leased {
     capsule: Capsule,
 }
 
+/// Gets the bytes of a text.
+pub type Show<'a> = dyn Fn(&[u8]) -> Result<()> + 'a;
+
 /// How to receive.
 pub struct Options<'a> {
     /// Where notes for resuming are; without it a cut download cannot be gone on with.
@@ -66,7 +69,7 @@ pub struct Options<'a> {
     /// Told before anything is received that this many bytes of the same link arrived before, and are not gone on with.
     pub kept_before: &'a dyn Fn(&Path, u64),
     /// Takes a text that is meant to be read at once; without it a text is a file like any other.
-    pub text: Option<&'a dyn Fn(&[u8]) -> Result<()>>,
+    pub text: Option<&'a Show<'a>>,
     /// Unpacks the tar of a directory and tells where it is; without it the tar is a file like any other.
     pub unpack: Option<&'a Unpack<'a>>,
 }
