@@ -13,7 +13,7 @@ use lockbox::format::Generation;
 use lockbox::storage::{FileStorage, Identity, Storage, lend};
 use lockbox::{Error, Result as Done};
 use lockbox_host::elsewhere;
-use lockbox_host::{IN_USE, Program, shown};
+use lockbox_host::{IN_USE, Program, code, shown};
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};

@@ -174,9 +174,3 @@ mod tests {
         assert!(Bar::new(true).line.is_none());
     }
 }
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
