@@ -395,8 +395,8 @@ mod tests {
         command.build();
         // What only another program of lockbox says is for nobody to read about.
         let shown = |argument: &&clap::Arg| {
-            !["help", "version"].contains(&argument.get_id().as_str())
-                && !(argument.is_hide_set() && argument.get_long().is_some())
+            let is_clap = ["help", "version"].contains(&argument.get_id().as_str());
+            !is_clap && (!argument.is_hide_set() || argument.get_long().is_none())
         };
         for argument in command.get_arguments().filter(shown) {
             let long = argument.get_long().map(|long| format!("-{long}"));

@@ -234,10 +234,7 @@ fn flipped_bytes_are_noticed_in_what_a_snapshot_shows() {
         // What somebody cannot read, a full check tells, whichever tree it was of.
         if any_unread && let Ok(fs) = open_on(Arc::new(MemoryStorage::from_contents(bytes)), true, 901) {
             told += 1;
-            assert!(
-                !check(&fs, true, &mut |_, _| {}).unwrap().findings.is_empty(),
-                "byte {at} is lost and called sound"
-            );
+            assert!(!check(&fs, true, &mut |_| {}).unwrap().findings.is_empty(), "byte {at} is lost and called sound");
         }
     }
     assert!(altered > 300 && lost > 100 && told > 50, "altered={altered} lost={lost} told={told}");
