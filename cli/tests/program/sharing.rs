@@ -4,9 +4,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 use std::thread;
 
-use crate::support::{Place, end, end_with_input};
+use nix::sys::signal::Signal;
+
+use crate::support::{Place, end, end_with_input, names, noise};
+use crate::terminal::got;
 
 const FRAGMENT: &str = "qypqxpq9qcrsszg2pvxq6rs0zqg3yyc5z5tpwxqergd3c8g7rusqgpqyee";
 
@@ -80,6 +84,38 @@ fn what_a_hostile_server_says_drives_no_terminal_and_fills_no_screen() {
     assert!(ended.complaint.starts_with(told), "{}", ended.complaint);
     assert_eq!(ended.complaint.lines().count(), 1);
     assert!(ended.complaint.len() < 1000, "{}", ended.complaint.len());
+}
+
+#[test]
+fn who_interrupts_while_the_server_says_nothing_is_told_how_to_go_on() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    let link = link().replace("http://127.0.0.1:9", &server);
+    let place = Place::new();
+    fs::write(place.path("file"), noise(1000)).unwrap();
+    for (arguments, says) in [
+        (&["receive"][..], "nothing arrived yet; the same link goes on"),
+        (
+            &["receive", "-o", "-"],
+            "what was written is not the whole file; the same link begins anew as long as the server keeps the file for it",
+        ),
+        (
+            &["share", "file", "--server", &server],
+            "the server may have made a link that nobody knows, which ends by itself; the same command makes another",
+        ),
+    ] {
+        let mut command = place.command();
+        let mut child = place.start(command.stdin(Stdio::piped()), arguments);
+        child.stdin.take().unwrap().write_all(link.as_bytes()).unwrap();
+        let (connection, _) = listener.accept().unwrap();
+        got(&child, Signal::SIGINT);
+        let ended = child.wait_with_output().unwrap();
+        let told = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), told), (Some(130), format!("lockbox: interrupted; {says}\n")));
+        let names = names(&place.path(""));
+        assert!(names.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{names:?}");
+        drop(connection);
+    }
 }
 
 #[test]
