@@ -224,7 +224,8 @@ mod tests {
 
     #[test]
     fn what_changes_meanwhile_is_told() {
-        let changes: [(&str, fn(&Path)); 4] = [
+        type Change = fn(&Path);
+        let changes: [(&str, Change); 4] = [
             ("given/big", |folder| fs::write(folder.join("big"), "x").unwrap()),
             ("given/big", |folder| {
                 fs::File::options().append(true).open(folder.join("big")).unwrap().write_all(b"x").unwrap();
