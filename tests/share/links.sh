@@ -205,13 +205,13 @@ until_it_waits() {
     until grep -qx signals "/proc/$1"/task/*/comm && [[ $(sed 's/.*) //' "/proc/$1/stat") == S* ]]; do :; done
 }
 
-# Interrupts a command, which says this.
+# Interrupts a command, which says this. A shell has background commands ignore SIGINT.
 interrupted() {
     local code=0
-    kill -INT "$1"
+    kill -TERM "$1"
     wait "$1" || code=$?
     kill -CONT "$daemon"
-    [[ $code == 130 && $(cat said) == "lockbox: interrupted; $2"* ]] || { echo "$code: $(cat said)"; return 1; }
+    [[ $code == 143 && $(cat said) == "lockbox: interrupted; $2"* ]] || { echo "$code: $(cat said)"; return 1; }
 }
 
 interrupted_in_each_direction() {
