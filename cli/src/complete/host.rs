@@ -1,17 +1,17 @@
 //! What this host has: files, archives among them, mounted archives, and the words of options.
 
 use std::ffi::OsStr;
-use std::fs::{DirEntry, FileType, Metadata, OpenOptions};
-use std::io::Read;
+use std::fs::{DirEntry, File, FileType, Metadata};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::format::header::recognize;
 use lockbox_host::mounts;
 use lockbox_host::words::{MOUNT, REMOTE, Takes};
-use nix::fcntl::OFlag;
+use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
 
 use super::Candidate;
 
@@ -87,14 +87,16 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 
 /// Whether a file begins as an archive does.
 fn is_archive(path: &Path) -> bool {
-    // A FIFO may have taken its place.
-    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
-    let begin = |path| {
+    // A FIFO or a device may have taken its place, and to open one may do something.
+    let begin = || {
+        let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let mut begin = [0; 20];
-        OpenOptions::new().read(true).custom_flags(flags).open(path)?.read_exact(&mut begin)?;
-        std::io::Result::Ok(begin)
+        if FileKind::from_raw_mode(fstat(&held)?.st_mode).is_file() {
+            File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))?.read_exact(&mut begin)?;
+        }
+        io::Result::Ok(begin)
     };
-    begin(path).is_ok_and(|begin| !matches!(recognize(&begin, 0), Err(Error::NotArchive(_))))
+    begin().is_ok_and(|begin| !matches!(recognize(&begin, 0), Err(Error::NotArchive(_))))
 }
 
 /// Where this user's archives are mounted. The kernel's table has them, so nothing is asked of the mounts.
@@ -115,7 +117,7 @@ pub(super) fn mounted(typed: &OsStr) -> Vec<Candidate> {
     let mut found = Vec::new();
     for mount in mounts::mine() {
         let point = mount.point.as_os_str().as_bytes();
-        let about = || mount.source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let about = || mount.source.file_name().unwrap_or_default().as_bytes();
         if point.starts_with(&begun) && point.len() > root.len() {
             found.push(Candidate::new(stem, &point[root.len()..]).about(about()));
         } else if typed.is_empty() {
@@ -162,7 +164,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use nix::sys::stat::Mode;
+    use nix::sys::stat::Mode as Permissions;
     use nix::unistd::mkfifo;
 
     use super::*;
@@ -190,7 +192,7 @@ mod tests {
             fs::write(at(name), content).unwrap();
         }
         fs::create_dir(at("directory")).unwrap();
-        mkfifo(&at("fifo"), Mode::S_IRUSR).unwrap();
+        mkfifo(&at("fifo"), Permissions::S_IRUSR).unwrap();
         for (name, to) in
             [("link", "holiday photos"), ("broken", "missing"), ("to fifo", "fifo"), ("to directory", "directory")]
         {

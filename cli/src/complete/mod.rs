@@ -63,8 +63,9 @@ impl Candidate {
         Candidate { open: true, ..self }
     }
 
-    fn about(self, about: impl Into<String>) -> Candidate {
-        Candidate { about: about.into(), ..self }
+    /// What may come of strangers is escaped: shells show it, and a line of it would be one more candidate.
+    fn about(self, about: impl AsRef<[u8]>) -> Candidate {
+        Candidate { about: display(about.as_ref()), ..self }
     }
 }
 
@@ -231,6 +232,12 @@ mod tests {
             }
         }
         below(&crate::Cli::command(), &[]);
+    }
+
+    #[test]
+    fn what_strangers_called_theirs_stays_one_line() {
+        let about = Candidate::new(b"", "box").about(b"a\n$(b)\tc\x1b[2J\0\xff").about;
+        assert_eq!(about, "a\\x0a$(b)\\x09c\\x1b[2J\\x00\\xff");
     }
 
     #[test]

@@ -135,7 +135,6 @@ impl PassphraseSources {
         self.ask_password |= later.ask_password;
         self.passfile_any |= later.passfile_any;
         self.quiet |= later.quiet;
-        self.desktop |= later.desktop;
     }
 
     /// The passphrase of the archive at `path`, without its line end.
