@@ -25,14 +25,17 @@ fn a_check_tells_what_a_damaged_log_lost() {
     let whole = fs::read(place.path("golden.lbx")).unwrap();
     let check = |json: bool| {
         let mut command = place.command();
+        // Whoever remembers the whole archive, or another damaged one, is told that this is an older copy, and no more.
+        let memory = place.path("memory");
+        drop(fs::remove_dir_all(&memory));
         command
+            .env("XDG_STATE_HOME", &memory)
             .env("LOCKBOX_PASSFILE", &passfile)
             .args(["check", "--full", "golden.lbx"])
             .args(json.then_some("--json"));
         let ended = command.output().unwrap();
         (ended.status.code().unwrap(), ended.stdout, String::from_utf8(ended.stderr).unwrap())
     };
-    assert_eq!(check(false).0, 0);
     for case in manifest["damaged"].as_array().unwrap() {
         let mut bytes = whole.clone();
         for at in case["flip"].as_array().unwrap() {
