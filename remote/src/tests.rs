@@ -133,11 +133,21 @@ fn a_page_costs_one_request_and_none_when_it_is_kept() {
     // Its head first, then the rest, as pages are read.
     read(&file, (4 << 20) + 4096, 4096).unwrap();
     read(&file, (4 << 20) + 8192, 128 << 10).unwrap();
-    assert_eq!(file.counts().requests, 2);
+    // What comes behind it is fetched ahead, now or later.
+    let page = 4 << 20..(4 << 20) + 4096 + (132 << 10);
+    let asked = server.asked.lock().iter().filter(|asked| asked.start < page.end && page.start < asked.end).count();
+    assert_eq!(asked, 1);
     drop(file);
-    let file = open(&server, &options).unwrap();
-    read(&file, (4 << 20) + 4096, 132 << 10).unwrap();
-    assert_eq!((file.counts().requests, file.counts().cache_hits > 0), (1, true), "REMOTE-2: the opening asks");
+    // A thread that fetches ahead has the cache until it sees that the file is gone.
+    let file = loop {
+        let file = open(&server, &options).unwrap();
+        read(&file, (4 << 20) + 4096, 132 << 10).unwrap();
+        if file.counts().cache_hits > 0 {
+            break file;
+        }
+        thread::yield_now();
+    };
+    assert_eq!(file.counts().requests, 1, "REMOTE-2: the opening asks");
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub(super) fn of(command: &Command, argument: &Arg) -> Option<Meaning> {
         ("LIST", ..) => Meaning::RemoteOptions,
         ("SLOT", ..) => Meaning::Slot,
         ("A" | "B", ..) => Meaning::Snapshot,
-        ("NAME", "set", _) | ("NAME", _, "credential") | ("NAME", "create", "name") => Meaning::Free,
+        ("NAME", "set", _) | ("NAME", _, "credential") | ("NAME", "create" | "share", "name") => Meaning::Free,
         ("NAME", "get" | "rm", "name") | ("NAME", "run", "only") => Meaning::Variable,
         ("NAME", _, "names" | "snapshot") | ("NAME", "restore", "name") => Meaning::Snapshot,
         (

@@ -106,11 +106,14 @@ struct Case {
     goes_on: fn(&Place),
 }
 
+/// At least one of four files of 8 MiB is done, and not all of them. A terminal sees some of what comes quickly.
+const SOME_FILES: &[&str] = &["1 file, 8", "1 file, 9", "1 file, 1", "2 files, ", "3 files, "];
+
 /// Each command that shows how far it is, and works on an archive.
 const CASES: &[Case] = &[
     Case {
         arguments: &["add", "a.lbx", "more"],
-        shows: &["1 file, 8192 KiB added"],
+        shows: SOME_FILES,
         says: "what was added until then is whole and stays, and what was on its way was taken back; \
                the same command goes on, and tells what is there already",
         holds: some_added,
@@ -123,7 +126,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["add", "--mirror", "a.lbx", "more"],
-        shows: &["1 file, 8192 KiB added"],
+        shows: SOME_FILES,
         says: "what was added until then is whole and stays, and what was on its way was taken back; the same command goes on",
         holds: some_added,
         goes_on: |place| {
@@ -133,7 +136,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["cp", "-r", "--force", "more", "a.lbx:/"],
-        shows: &["1 file, 8192 KiB copied"],
+        shows: SOME_FILES,
         says: "what was copied until then is whole and stays, and what was on its way was taken back; the same command goes on",
         holds: some_added,
         goes_on: |place| {
@@ -143,7 +146,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["cp", "-r", "a.lbx:/tree", "out"],
-        shows: &["1 file, 8192 KiB copied"],
+        shows: SOME_FILES,
         says: "nothing was copied; the same command begins anew",
         holds: unchanged,
         goes_on: |place| {
@@ -153,7 +156,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["extract", "a.lbx", "--to", "out"],
-        shows: &["1 file, 8192 KiB extracted"],
+        shows: SOME_FILES,
         says: "nothing was extracted; the same command begins anew",
         holds: |place| assert_eq!(names(&place.path("out")), [""; 0]),
         goes_on: |place| {
@@ -163,7 +166,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["check", "--full", "a.lbx"],
-        shows: &["MiB checked"],
+        shows: &[" checked"],
         says: "nothing is known of what was not checked yet, and nothing was changed; the same command begins anew",
         holds: unchanged,
         goes_on: |place| {
@@ -173,21 +176,21 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["compact", "a.lbx"],
-        shows: &["MiB copied and compared"],
+        shows: &[" copied and compared"],
         says: "the archive is as it was; the same command begins anew",
         holds: unchanged,
         goes_on: |place| drop(place.good(&["compact", "a.lbx"])),
     },
     Case {
         arguments: &["key", "rekey", "a.lbx"],
-        shows: &["MiB copied and compared"],
+        shows: &[" copied and compared"],
         says: "the archive is as it was; the same command begins anew",
         holds: unchanged,
         goes_on: |place| drop(place.good(&["key", "rekey", "a.lbx"])),
     },
     Case {
         arguments: &["rescue", "a.lbx", "--to", "out"],
-        shows: &["MiB searched"],
+        shows: &[" searched"],
         says: "nothing was rescued yet; the same command begins anew",
         holds: |place| assert!(!place.path("out").exists() || names(&place.path("out")).is_empty()),
         goes_on: |place| {
@@ -197,7 +200,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["rescue", "a.lbx", "--to", "out"],
-        shows: &["1 file, 8192 KiB rescued", "2 files, 16 MiB rescued", "3 files, 24 MiB rescued"],
+        shows: SOME_FILES,
         says: "what was rescued until then is whole and stays in out; to begin anew, remove out or name another directory",
         holds: |place| {
             let (ours, theirs) = (place.path("tree"), place.path("out/tree"));
@@ -215,7 +218,7 @@ const CASES: &[Case] = &[
     },
     Case {
         arguments: &["backup", "a.lbx", "copy.lbx"],
-        shows: &["MiB copied"],
+        shows: &[" copied"],
         says: "the backup is as it was, or up to date; the same command goes on",
         holds: |place| {
             unchanged(place);
