@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites package fuzz licences
+#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites store package fuzz licences
 #   tests/run.sh quick          what a change meets most often: format lint unit reader smoke
 #
 # Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
@@ -165,6 +165,13 @@ stage_suites() {
     [[ $failed -eq 0 ]]
 }
 
+# Backups on a real server that speaks S3, of a pinned version, which the first run builds.
+stage_store() {
+    end_building
+    build_programs || return 1
+    ROUNDS=1 tests/campaign/versitygw.sh
+}
+
 # Packages of the programs that the other stages built (the development profile), installed into a clean system, used and removed again.
 stage_package() {
     end_building
@@ -216,6 +223,7 @@ start_building() {
         as_root env BUILD_ONLY=1 packaging/test-package.sh
         as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh
         as_root env BUILD_ONLY=1 tests/suites/fsx.sh
+        BUILD_ONLY=1 tests/campaign/versitygw.sh
         BUILD_ONLY=1 tests/fuzz.sh
     } >"$target/background-builds.log" 2>&1 &
     builder=$!
@@ -226,7 +234,7 @@ end_building() {
     builder=
 }
 
-stages=(install format lint test portable reader mount share page suites package fuzz licences)
+stages=(install format lint test portable reader mount share page suites store package fuzz licences)
 if [[ "$*" == quick ]]; then
     stages=(install format lint unit reader smoke)
 elif [[ $# -gt 0 ]]; then

