@@ -59,7 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.",
         );
         output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
-        output::show(&format!("Use it as a folder: lockbox mount {name} DIRECTORY"));
+        // Without a suffix there is no name for one beside it.
+        let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
+        output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
     }
     Ok(())
 }

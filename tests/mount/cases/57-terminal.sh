@@ -33,7 +33,7 @@ case_passphrases_are_asked_for_and_never_shown() {
 $again
 Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.
 A second way is a recovery code on paper: lockbox key recovery box.lbx
-Use it as a folder: lockbox mount box.lbx DIRECTORY"
+Use it as a folder: lockbox mount box.lbx"
     rm box.lbx
     seen 0 "^$plain\$" "$plain" hush "$again" hush -- "${create[@]}" --quiet
     same "$(cat screen)" "$plain
