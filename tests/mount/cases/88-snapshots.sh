@@ -108,3 +108,33 @@ case_a_killed_removal_is_ended_by_the_next_mount() {
 freed() {
     (($(lockbox status --json "$WORK/box" | sed 's/.*"used_bytes":\([0-9]*\).*/\1/') < $1))
 }
+
+# One archive is mounted once, whatever of it: who has it is named, and nothing of the first mount changes.
+case_an_archive_is_mounted_once_whatever_its_mounts_show() {
+    local second
+    new_archive box
+    attach box
+    echo before >"$WORK/box/file"
+    lockbox snapshot create "$WORK/box" one >/dev/null
+    lockbox snapshot create "$WORK/box" two >/dev/null
+    echo after >"$WORK/box/file"
+    mkdir "$WORK/second"
+    second() {
+        expect 13 "already mounted at $WORK/box by process" mount.lockbox "$WORK/box.lbx" "$WORK/second" -o "passfile=$PASSFILE${1:+,$1}"
+        ! mountpoint -q "$WORK/second" || fail 'it was mounted twice'
+    }
+    second snapshot=one
+    second ro
+    same "$(cat "$WORK/box/file")" after
+    echo still >"$WORK/box/file"
+    detach box
+    attach box snapshot=one
+    second
+    second snapshot=two
+    second snapshot=one
+    same "$(cat "$WORK/box/file")" before
+    expect 2 'can only be read|mounted here, for reading' lockbox snapshot rm "$WORK/box" two
+    detach box
+    attach box
+    same "$(cat "$WORK/box/file")" still
+}
