@@ -1,4 +1,5 @@
 //! `lockbox receive`: receives what a one-time link gives away.
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Read, Write};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockbox::exchange;
 use lockbox::storage::HostEntry;
-use lockbox_host::shown;
+use lockbox_host::{code, shown};
 use lockbox_share_client::Error;
 use lockbox_share_client::clock;
 use lockbox_share_client::http::{Client, Server};
@@ -23,7 +24,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::exit::{Failure, NO_DAEMON};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{self, Interrupt};
 use crate::output::{self, complain, hex};
 use crate::progress::Bar;
 use crate::share::serving::{self, ServerArgs};
@@ -116,7 +117,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         bar.bytes("received", done, total);
     };
     let kept_in = |path: &Path| kept.begin(path);
-    let unpack = |tar: &mut File, name: &str| unpacked(args, tar, name);
+    // What is being unpacked is to be taken back.
+    let (at_once, why) = (RefCell::new(Some(at_once)), RefCell::new(None));
+    let unpack = |tar: &mut File, name: &str| {
+        at_once.take();
+        bar.wipe();
+        unpacked(args, tar, name, &interrupt).map_err(|error| {
+            let told = Error::Invalid(Failure::sentence(&error));
+            *why.borrow_mut() = Some(error);
+            told
+        })
+    };
     let text = |text: &[u8]| {
         bar.wipe();
         print_text(text)
@@ -147,9 +158,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             receive::to_file(&client, &link, &target, &options)
         }
     };
-    drop(at_once);
+    at_once.take();
     bar.wipe();
-    let receipt = received.map_err(|error| failure(&error, args, &kept))?;
+    let receipt = received.map_err(|error| failure(&error, why.take().as_ref(), args, &kept))?;
     if to_stream {
         bar.done("received", None, receipt.size);
     }
@@ -171,7 +182,7 @@ fn print_text(text: &[u8]) -> Result<(), Error> {
 }
 
 /// Unpacks the tar of a directory, and says where it is.
-fn unpacked(args: &Args, tar: &mut File, sent: &str) -> Result<PathBuf, Error> {
+fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> lockbox::Result<PathBuf> {
     let to = target(args.output.as_deref(), false);
     let (directory, exact) = match &to {
         Target::Directory { path, .. } => (path.clone(), None),
@@ -186,8 +197,7 @@ fn unpacked(args: &Args, tar: &mut File, sent: &str) -> Result<PathBuf, Error> {
         (None, number) => Some(format!("{own} ({number})").into_bytes()),
     };
     let mut input = BufReader::with_capacity(256 << 10, tar);
-    let report = exchange::unpack_tar(&mut input, &directory, &called);
-    let report = report.map_err(|error| Error::Invalid(Failure::sentence(&error)))?;
+    let report = exchange::unpack_tar(&mut input, &directory, &called, &|| interrupt.check())?;
     match report.strays {
         0 => {}
         1 => complain("1 symbolic link was left out that leads out of the directory"),
@@ -287,14 +297,23 @@ fn target(output: Option<&Path>, replace: bool) -> Target {
 }
 
 /// What can be done next is said as well.
-fn failure(error: &Error, args: &Args, kept: &Kept) -> Failure {
+/// `unpacking`: why a directory could not be unpacked.
+fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept: &Kept) -> Failure {
     let mut failure = serving::failure(error);
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
     match error {
         Error::Cut { .. } | Error::Damaged(_) if to_stream => {
             failure.message.push_str("; what was written so far is not the whole file");
         }
-        Error::NotUnpacked { .. } => {}
+        Error::NotUnpacked { tar, .. } => match unpacking {
+            Some(why @ lockbox::Error::Interrupted(_)) => {
+                let words =
+                    format!("what was unpacked until then was taken back; what arrived is whole, and kept as {tar}");
+                return interrupt::failure(why, &words);
+            }
+            Some(why) => return Failure::new(code(why), failure.message),
+            None => {}
+        },
         Error::Exists(_) if !args.force => failure.message.push_str("; use --force to replace it"),
         _ => {
             if let Some(told) = kept.sentence() {

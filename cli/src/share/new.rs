@@ -125,7 +125,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (Some(path), None) if path == "-" => {
             give(&mut content::standard_input(args.name.clone().unwrap_or_else(|| "stdin".into()))?)?
         }
-        (Some(path), None) => from_host(args, Path::new(path), give)?,
+        (Some(path), None) => {
+            // Before the thread that packs a directory is there.
+            let interrupt = Interrupt::watch()?;
+            from_host(args, Path::new(path), |source| share(args, &client, source, &interrupt))?
+        }
     };
     print(args, &shared)
 }

@@ -11,10 +11,10 @@ use super::{BLOCK, MAX_RECORDS, pax};
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::mode;
 
-/// Longest name of GNU tar's old format, in bytes.
+/// Longest name, in bytes.
 const MAX_LONG_NAME: u64 = 1 << 20;
 /// How many different keys global records may have.
-const MAX_GLOBALS: usize = 1000;
+const MAX_GLOBALS: usize = 100;
 /// Beginnings of what people unpack before they see a tar.
 const COMPRESSED: [(&[u8], &str); 5] =
     [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"LZIP", "lzip")];
@@ -70,6 +70,7 @@ impl<'a> Members<'a> {
     /// `Invalid` with a sentence about what is wrong with the stream, `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let mut announced = Announced::default();
+        let mut taken = 0;
         loop {
             self.skip(self.remaining + self.padding)?;
             (self.remaining, self.padding) = (0, 0);
@@ -77,7 +78,12 @@ impl<'a> Members<'a> {
             let named = |error: Error| in_member(&header.path(), error);
             let size = header.size().map_err(named)?;
             match header.kind() {
-                b'x' => announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS)?)?),
+                b'x' => {
+                    // Of all headers before one member together.
+                    announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS - taken)?)?);
+                    pax::bound(announced.records.len())?;
+                    taken += size;
+                }
                 b'g' => self.globals(size)?,
                 b'L' => announced.name = Some(without_nul(self.body(size, MAX_LONG_NAME)?)),
                 b'K' => announced.link = Some(without_nul(self.body(size, MAX_LONG_NAME)?)),
@@ -176,9 +182,11 @@ impl<'a> Members<'a> {
             }
             self.globals.retain(|(known, _)| *known != key);
             self.globals.push((key, value));
-        }
-        if self.globals.len() > MAX_GLOBALS {
-            return Err(Error::invalid("the tar has more global records than any real one"));
+            // They are copied for each member.
+            let bytes: usize = self.globals.iter().map(|(key, value)| key.len() + value.len()).sum();
+            if self.globals.len() > MAX_GLOBALS || bytes as u64 > MAX_LONG_NAME {
+                return Err(Error::invalid("the tar has more global records than any real one"));
+            }
         }
         Ok(())
     }
@@ -292,6 +300,9 @@ impl<'a> Members<'a> {
 /// `Invalid` for one that leads out of the tree.
 fn components(path: &[u8]) -> Result<Vec<Vec<u8>>> {
     let shown = || display(path);
+    if path.len() as u64 > MAX_LONG_NAME {
+        return Err(Error::invalid("its name is longer than any real one"));
+    }
     if path.starts_with(b"/") {
         return Err(Error::invalid(format!("'{}' is an absolute path", shown())));
     }

@@ -2,19 +2,32 @@
 
 use crate::error::{Error, Result, Timestamp};
 
+/// Records of one member at most: attributes of a file have names of 64 KiB together, and times, owners and parts of sparse files are few beside them.
+pub(super) const MOST: usize = 1 << 16;
+
 /// Keys and values in their order.
 pub(super) type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// # Errors
-/// `Invalid` for anything that is not a sequence of whole records.
+/// `Invalid` for anything that is not a sequence of whole records, and for more of them than any real member has.
 pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
     let mut records = Records::new();
     while !bytes.is_empty() {
         let (record, rest) = split_record(bytes).ok_or_else(|| Error::invalid("a pax header is malformed"))?;
         records.push(record);
+        bound(records.len())?;
         bytes = rest;
     }
     Ok(records)
+}
+
+/// # Errors
+/// `Invalid` for more records than any real member has: each is larger in memory than in the tar.
+pub(super) fn bound(records: usize) -> Result<()> {
+    match records {
+        0..=MOST => Ok(()),
+        _ => Err(Error::invalid("the tar has more records for one member than any real one")),
+    }
 }
 
 type Record = (Vec<u8>, Vec<u8>);

@@ -26,6 +26,8 @@ use crate::storage::Identity;
 
 /// Bytes read from the tar and written to the host at once.
 const PIECE: usize = 256 << 10;
+/// Directories in directories at most: each is a step down, and a name of its own.
+const MAX_DEPTH: usize = 1000;
 /// How many names are tried when others are taken.
 const MAX_NUMBER: u32 = 1000;
 
@@ -42,11 +44,17 @@ pub struct Unpacked {
 }
 
 /// Unpacks the one directory of a tar into the directory `to` of the host, under the first of the names that `called` gives for 1, 2 and so on
-/// that nothing has; None ends them.
+/// that nothing has; None ends them. `go_on` is asked often.
 ///
 /// # Errors
-/// `Invalid` for what is no whole tar of one directory, `Exists` when there is no name left, and failures of the host: nothing was made then.
-pub fn unpack_tar(input: &mut dyn Read, to: &Path, called: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<Unpacked> {
+/// `Invalid` for what is no whole tar of one directory, `Exists` when there is no name left, failures of the host, and that of `go_on`: nothing
+/// was made then.
+pub fn unpack_tar(
+    input: &mut dyn Read,
+    to: &Path,
+    called: &dyn Fn(u32) -> Option<Vec<u8>>,
+    go_on: &dyn Fn() -> Result<()>,
+) -> Result<Unpacked> {
     let stage = Stage::new(to, &SystemEnvironment)?;
     let mut unpack = Unpack {
         stage: &stage,
@@ -54,6 +62,7 @@ pub fn unpack_tar(input: &mut dyn Read, to: &Path, called: &dyn Fn(u32) -> Optio
         directories: HashMap::new(),
         files: HashMap::new(),
         piece: vec![0; PIECE],
+        go_on,
     };
     let mut members = Members::new(input);
     while let Some(member) = members.next()? {
@@ -70,6 +79,7 @@ pub fn unpack_tar(input: &mut dyn Read, to: &Path, called: &dyn Fn(u32) -> Optio
     let top = unpack.top()?;
     // Durable before it has a name, and before the tar goes.
     rustix::fs::syncfs(stage.directory()).map_err(host_error("cannot write the directory"))?;
+    (unpack.go_on)()?;
     let mut report = unpack.report;
     report.name = place(&stage, &top, called)?;
     match rustix::fs::fsync(stage.target()) {
@@ -104,10 +114,15 @@ struct Unpack<'a> {
     /// The same of files, which further names may follow of.
     files: HashMap<Vec<u8>, Identity>,
     piece: Vec<u8>,
+    go_on: &'a dyn Fn() -> Result<()>,
 }
 
 impl Unpack<'_> {
     fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
+        (self.go_on)()?;
+        if member.path.len() > MAX_DEPTH {
+            return Err(Error::invalid(format!("it lies below more than {MAX_DEPTH} directories")));
+        }
         let path = member.path.join(&b'/');
         let Some(name) = member.path.pop() else {
             return Err(Error::invalid("it has no directory of its own"));
@@ -180,6 +195,7 @@ impl Unpack<'_> {
         for &(start, length) in &map.parts {
             let mut offset = start;
             while offset < start + length {
+                (self.go_on)()?;
                 let wanted = usize::try_from(start + length - offset).unwrap_or(PIECE).min(PIECE);
                 let read = members.read(&mut self.piece[..wanted])?;
                 write_all(&host, &self.piece[..read], offset)?;

@@ -27,11 +27,16 @@ fn member(name: &str, kind: u8, link: &str, content: &[u8]) -> Vec<u8> {
 }
 
 fn unpack(place: &Path, mut tar: &[u8]) -> Result<Unpacked> {
-    unpack_tar(&mut tar, place, &|number| match number {
-        1 => Some(b"got".to_vec()),
-        2 => Some(b"got (2)".to_vec()),
-        _ => None,
-    })
+    unpack_tar(
+        &mut tar,
+        place,
+        &|number| match number {
+            1 => Some(b"got".to_vec()),
+            2 => Some(b"got (2)".to_vec()),
+            _ => None,
+        },
+        &|| Ok(()),
+    )
 }
 
 fn unpack_members(place: &Path, members: &[Vec<u8>]) -> Result<Unpacked> {
@@ -159,4 +164,71 @@ fn links_that_lead_out_are_not_made_and_bits_that_lend_rights_are_gone() {
     assert_eq!(names(&place.path().join("got")), ["a"]);
     assert_eq!(names(&place.path().join("got/a")), ["near", "set"]);
     assert_eq!(fs::metadata(place.path().join("got/a/set")).unwrap().mode() & 0o7777, 0o700);
+}
+
+fn records(records: &[(&str, &str)]) -> Vec<u8> {
+    let mut body = Vec::new();
+    records
+        .iter()
+        .for_each(|(key, value)| crate::exchange::tar::pax::push(&mut body, key.as_bytes(), value.as_bytes()));
+    member("records", b'x', "", &body)
+}
+
+/// What costs more memory than it has bytes is bounded before it is there.
+#[test]
+fn deep_paths_and_many_records_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let refused = |what: &str, members: &[Vec<u8>]| {
+        let error = unpack_members(place.path(), members).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(text) if text.contains(what)), "{what}: {error}");
+        assert_eq!(names(place.path()), [""; 0]);
+    };
+    let deep = |depth: usize| format!("t/{}f", "a/".repeat(depth));
+    let file = || member("f", FILE, "", b"content");
+    refused("below more than 1000 directories", &[records(&[("path", &deep(40_000))]), file()]);
+    refused("longer than any real one", &[records(&[("path", &deep(600_000))]), file()]);
+    let many: Vec<(&str, &str)> = std::iter::repeat_n(("a", ""), 40_000).collect();
+    refused("more records for one member", &[records(&many), records(&many), file()]);
+    let globals = |member: &mut Vec<u8>| {
+        let mut header = tar::Header::from_byte_slice(&member[..BLOCK]).clone();
+        header.as_old_mut().linkflag[0] = b'g';
+        header.set_cksum();
+        member[..BLOCK].copy_from_slice(header.as_bytes());
+    };
+    let value = "v".repeat(600_000);
+    let mut two = [records(&[("one", &value)]), records(&[("two", &value)])];
+    two.iter_mut().for_each(globals);
+    refused("more global records", &[two.concat(), file()]);
+    // What is deep and not too deep is there.
+    let depth = 300;
+    let members = [records(&[("path", &deep(depth))]), file()];
+    unpack_members(place.path(), &members).unwrap();
+    let at = place.path().join("got").join("a/".repeat(depth)).join("f");
+    assert_eq!(fs::read(at).unwrap(), b"content");
+}
+
+/// At each moment at which it is asked.
+#[test]
+fn who_is_stopped_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let members = [
+        member("t", DIRECTORY, "", b""),
+        member("t/one", FILE, "", &[1; 600_000]),
+        member("t/two", FILE, "", &[2; 10]),
+    ];
+    let tar = [members.concat(), vec![0; 2 * BLOCK]].concat();
+    for turn in 0.. {
+        let asked = std::cell::Cell::new(0);
+        let go_on = || {
+            asked.set(asked.get() + 1);
+            if asked.get() > turn { Err(Error::Interrupted(2)) } else { Ok(()) }
+        };
+        let done = unpack_tar(&mut &tar[..], place.path(), &|_| Some(b"got".to_vec()), &go_on);
+        if done.is_ok() {
+            assert!(turn > 6, "{turn}");
+            return;
+        }
+        assert!(matches!(done, Err(Error::Interrupted(2))), "{done:?}");
+        assert_eq!(names(place.path()), [""; 0], "turn {turn}");
+    }
 }

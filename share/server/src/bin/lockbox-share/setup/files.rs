@@ -133,8 +133,13 @@ server {{
         if let Some(tls) = &self.tls {
             let there = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path)).exists();
             if let Some(missing) = [&tls.certificate, &tls.key].into_iter().find(|path| !there(path)) {
+                // What certbot keeps and does again at each renewal. It listens on port 80 itself meanwhile.
+                let hooks = match self.proxy {
+                    Proxy::Nginx => "--pre-hook 'systemctl stop nginx' --post-hook 'systemctl start nginx'",
+                    _ => "--deploy-hook 'systemctl restart lockbox-share'",
+                };
                 advice.push(format!(
-                    "{} is not there yet: 'certbot certonly --standalone -d {}' gets a certificate while nothing listens on port 80",
+                    "{} is not there yet; this gets a certificate, and has it renewed: certbot certonly --standalone {hooks} -d {}",
                     missing.display(),
                     self.name
                 ));

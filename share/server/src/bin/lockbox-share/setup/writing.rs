@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::asking::Asks;
@@ -79,6 +79,8 @@ impl<'a> Place<'a> {
         }
         let mut options = fs::File::options();
         let opened = options.write(true).create_new(true).mode(0o644).open(&partial).map_err(failed)?;
+        // Whatever the umask is: proxies read it as users of their own.
+        opened.set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)?;
         let written = (&opened).write_all(file.text.as_bytes()).and_then(|()| opened.sync_all());
         let placed = written.and_then(|()| fs::rename(&partial, &path));
         placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(failed)?;
