@@ -271,15 +271,18 @@ fn unchanged(place: &Place) {
     assert!(names.iter().all(|name| ours.contains(&name.to_str().unwrap())), "{names:?}");
 }
 
-/// The command of a case when it is half-way. It may be done before on a machine that is busy with other things: then again.
-fn half_way(case: &Case) -> (Place, Shown) {
-    for _ in 0..10 {
+/// Interrupts the command of a case half-way: what it worked on, its exit code, and what was shown. It may be done before its signal comes: then again.
+fn interrupted(case: &Case) -> (Place, i32, String) {
+    for _ in 0..20 {
         let place = trees();
         let mut command = place.command();
         command.env("LOCKBOX_PASSFILE", place.path("pass")).args(case.arguments).stdout(Stdio::null());
         let mut shown = Shown::start(&mut command);
         if shown.until(|text| case.shows.iter().any(|half| text.contains(half))) {
-            return (place, shown);
+            let (code, text) = shown.interrupt(Signal::SIGINT);
+            if code != 0 {
+                return (place, code, text);
+            }
         }
     }
     panic!("{:?} could not be stopped", case.arguments);
@@ -288,8 +291,7 @@ fn half_way(case: &Case) -> (Place, Shown) {
 #[test]
 fn whoever_interrupts_is_told_what_was_kept_and_how_to_go_on_and_that_is_true() {
     for case in CASES {
-        let (place, shown) = half_way(case);
-        let (code, text) = shown.interrupt(Signal::SIGINT);
+        let (place, code, text) = interrupted(case);
         assert_eq!(code, 128 + Signal::SIGINT as i32, "{:?}: {text}", case.arguments);
         assert_eq!(last_line(&text), format!("lockbox: interrupted; {}", case.says), "{:?}", case.arguments);
         (case.holds)(&place);

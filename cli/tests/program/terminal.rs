@@ -83,7 +83,8 @@ impl Shown {
     }
 }
 
-/// Sends the signal to a program that watches for signals, and waits until it has it: its thread for them took it, and waits again.
+/// Sends the signal to a program that watches for signals, and waits until it has it: its thread for them took it, and waits again. A program that is
+/// done gets none.
 pub(crate) fn got(child: &Child, signal: Signal) {
     let process = format!("/proc/{}", child.id());
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
@@ -92,6 +93,10 @@ pub(crate) fn got(child: &Child, signal: Signal) {
         let names = threads.flatten().map(|thread| thread.path().display().to_string());
         if let Some(thread) = names.into_iter().find(|path| read(format!("{path}/comm")) == "signals\n") {
             break thread;
+        }
+        let state = read(format!("{process}/stat"));
+        if state.rsplit_once(')').is_none_or(|(_, rest)| rest.starts_with(" Z")) {
+            return;
         }
         std::thread::yield_now();
     };
