@@ -86,6 +86,15 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Whether a word there may begin with a dash: elsewhere the name of something would be an option, which may run a program.
+    pub(super) fn takes_dash(&self, place: &Place<'_, '_>) -> bool {
+        match place {
+            Place::Option => true,
+            Place::Value { stem, .. } => !stem.is_empty(),
+            Place::Word { .. } => self.escaped,
+        }
+    }
+
     fn dashed<'w>(&self, word: &'w [u8]) -> Dashed<'a, 'w> {
         let options = || self.command.get_arguments().filter(|argument| !argument.is_positional());
         if let Some(long) = word.strip_prefix(b"--") {
@@ -198,6 +207,27 @@ mod tests {
             (&["share", "x", "ls"], "path", ""),
         ] {
             assert_eq!(place(line), (id.to_owned(), stem.to_owned()), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_dash_is_offered_only_where_it_is_no_option() {
+        let mut program = crate::Cli::command();
+        program.build();
+        for (line, takes) in [
+            (&["info", ""][..], false),
+            (&["cat", "a.lbx", ""], false),
+            (&["ls", "a.lbx", "--snapshot", ""], false),
+            (&["info", "--", ""], true),
+            (&["cat", "--", "a.lbx", "-"], true),
+            (&["mount", "-"], true),
+            (&["mount", "-oro,"], true),
+            (&["mount", "--passfile=x"], true),
+        ] {
+            let words: Vec<OsString> = line.iter().map(OsString::from).collect();
+            let (current, before) = words.split_last().unwrap();
+            let line_of = Line::of(&program, before);
+            assert_eq!(line_of.takes_dash(&line_of.place(current.as_bytes())), takes, "{line:?}");
         }
     }
 

@@ -120,7 +120,9 @@ fn offered(words: &[OsString]) -> Vec<Candidate> {
     program.build();
     let Some((current, before)) = words.split_last() else { return Vec::new() };
     let line = Line::of(&program, before);
-    let mut found = match line.place(current.as_bytes()) {
+    let place = line.place(current.as_bytes());
+    let takes_dash = line.takes_dash(&place);
+    let mut found = match place {
         Place::Option => options(&line, current.as_bytes()),
         Place::Value { argument, stem, typed } => {
             let found = of_argument(&line, argument, stem.len(), OsStr::from_bytes(typed));
@@ -132,8 +134,10 @@ fn offered(words: &[OsString]) -> Vec<Candidate> {
             found
         }
     };
-    found.retain(|candidate| {
-        candidate.word.starts_with(current.as_bytes()) && display(&candidate.word).as_bytes() == candidate.word
+    found.retain(|Candidate { word, .. }| {
+        word.starts_with(current.as_bytes())
+            && (takes_dash || !word.starts_with(b"-"))
+            && display(word).as_bytes() == word
     });
     found.sort_by(|one, other| one.word.cmp(&other.word));
     found.dedup_by(|one, other| one.word == other.word);

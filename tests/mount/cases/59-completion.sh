@@ -119,7 +119,9 @@ case_shells_complete_what_is_in_an_archive_while_its_key_is_kept() {
     mkdir -p tree/docs
     touch tree/docs/'a b' tree/'$(touch ran)' tree/'`touch ran`' tree/'semi;touch ran' tree/co:lon tree/$'evil\e[31m' tree/$'evil\nline' tree/$'evil\xff'
     export LOCKBOX_PASSFILE=$PASSFILE
-    lockbox add box.lbx tree
+    # Behind `lockbox cat box.lbx` this would be an option, which runs a program.
+    touch ./'--passcommand=touch ran'
+    lockbox add box.lbx tree ./'--passcommand=touch ran'
     lockbox key add --new-passfile "$PASSFILE" --weak-kdf --kdf-memory 1 --label 'usb;touch ran' box.lbx
     lockbox snapshot create box.lbx monday
     printf x | lockbox env set --passfile "$PASSFILE" box.lbx TOKEN
@@ -134,6 +136,7 @@ case_shells_complete_what_is_in_an_archive_while_its_key_is_kept() {
         return 0
     fi
     in_shells 'lockbox rm box.lbx:t' 'lockbox rm box.lbx:tree/' \
+        'lockbox cat box.lbx -- -' 'lockbox cat box.lbx -- --passcommand=touch\ ran' \
         'lockbox cat box.lbx:tree/se' 'lockbox cat box.lbx:tree/semi\;touch\ ran' \
         'lockbox cat box.lbx:tree/\$' 'lockbox cat box.lbx:tree/\$\(touch\ ran\)' \
         'lockbox cat box.lbx:tree/co:' 'lockbox cat box.lbx:tree/co:lon' \
@@ -143,6 +146,9 @@ case_shells_complete_what_is_in_an_archive_while_its_key_is_kept() {
         'lockbox key rm box.lbx u' 'lockbox key rm box.lbx usb\;touch\ ran' \
         'lockbox ls box.lbx --snapshot m' 'lockbox ls box.lbx --snapshot monday' \
         'lockbox env get box.lbx T' 'lockbox env get box.lbx TOKEN'
+    offered cat box.lbx '' >all
+    grep -qx tree/ all || fail "$(cat all)"
+    ! grep '^-' all || fail 'a name that would be an option'
     offered cat box.lbx tree/ >all
     ! grep evil all || fail 'a name that a terminal obeys'
     same "$(wc -l <all)" 5
@@ -172,7 +178,9 @@ case_names_of_files_run_nothing_when_they_are_completed() {
     nothing_ran
     offered info '' >all
     ! grep evil all || fail 'a name that a terminal obeys'
-    same "$(grep -cx "it's.lbx" all) $(wc -l <all)" '1 11'
+    same "$(grep -cx "it's.lbx" all) $(wc -l <all)" '1 10'
+    ! grep '^-' all || fail 'a name that would be an option'
+    same "$(offered info -- -)" '-touch ran.lbx'
     # Bash gets each name quoted, and reads it as one word.
     local line text words count=0
     while IFS= read -r -d '' text; do
