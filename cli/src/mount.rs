@@ -4,8 +4,9 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::{Cache, Sources, desktop};
-use lockbox_host::{OTHER, elsewhere, mounts, shown};
+use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, shown};
 use nix::unistd::geteuid;
 
 use crate::exit::Failure;
@@ -59,6 +60,10 @@ fn mount(args: &Args) -> Result<(), Failure> {
         let error = command.exec();
         return Err(cannot_run(&command, &error));
     }
+    // With these the mount program ends well although nothing is mounted.
+    if let Some(option) = options(args).find(|option| ["foreground", "nofail"].contains(option)) {
+        return Err(Failure::usage(format!("-o {option} cannot be used with --open")));
+    }
     let point = match served(args)? {
         Some(point) => point,
         None => {
@@ -68,6 +73,11 @@ fn mount(args: &Args) -> Result<(), Failure> {
                 // As shells say of a program that a signal ended.
                 let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or_default();
                 return Err(Failure::new(u8::try_from(code).unwrap_or(OTHER), ""));
+            }
+            // What somebody would save in a directory that is none of the archive would lie there as it is.
+            let point = directory.canonicalize().unwrap_or_else(|_| runtime::canonical(&directory));
+            if !is_archive(&point) {
+                return Err(Failure::mount(format!("{} is not mounted, so it is not shown", shown(&directory))));
             }
             directory
         }
@@ -87,17 +97,40 @@ fn cannot_run(command: &Command, error: &io::Error) -> Failure {
     Failure::mount(format!("cannot run {}: {error}", command.get_program().to_string_lossy()))
 }
 
-/// Where the archive is mounted already, unless it is to be elsewhere.
+/// Where the archive is mounted already, unless it is to be elsewhere. A daemon says where, and may be wrong here: a mount that was detached is no
+/// more there, and one of another namespace never was.
 fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
-    let daemon = runtime::find(&runtime::canonical(&args.archive), &args.archive)?;
-    let point = daemon.map(|(_, status)| PathBuf::from(status.mount_point));
+    let Some((_, status)) = runtime::find(&runtime::canonical(&args.archive), &args.archive)? else { return Ok(None) };
+    let point = PathBuf::from(&status.mount_point);
+    if daemons::is_out_of_sight(&status) {
+        return match args.directory {
+            Some(_) => Ok(None),
+            None => Err(Failure::new(
+                IN_USE,
+                format!("{} is mounted in another namespace, as by 'lockbox exec'", shown(&args.archive)),
+            )),
+        };
+    }
     let wanted = args.directory.as_deref().map(runtime::canonical);
-    Ok(point.filter(|point| wanted.as_ref().is_none_or(|wanted| wanted == point)))
+    // Another archive may have come to the place of a mount that was detached. A daemon's words are text, whatever its paths are.
+    let is_it = |mounted: Mounted| mounted.is_archive() && mounted.source.to_string_lossy() == status.archive;
+    let is_there = |point: &PathBuf| mounts::at(point).is_ok_and(|at| at.is_some_and(is_it));
+    Ok(Some(point).filter(|point| wanted.as_ref().is_none_or(|wanted| wanted == point) && is_there(point)))
+}
+
+/// Whether an archive is what is mounted there.
+fn is_archive(point: &Path) -> bool {
+    mounts::at(point).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive()))
+}
+
+/// The words of the mount options.
+fn options(args: &Args) -> impl Iterator<Item = &str> {
+    args.options.iter().flat_map(|list| list.split(','))
 }
 
 /// The mount program with its arguments, and the directory.
 fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
-    let given: Vec<&str> = args.options.iter().flat_map(|list| list.split(',')).collect();
+    let given: Vec<&str> = options(args).collect();
     let mut command = Command::new(program());
     let directory = match &args.directory {
         Some(directory) => directory.clone(),
@@ -161,10 +194,7 @@ fn beside(archive: &Path) -> Result<PathBuf, Failure> {
 
 /// Content that a mount would hide. What is mounted there already, and what cannot be read, is the mount program's business.
 fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
-    let mounted = mounts::at(&runtime::canonical(directory)).ok().flatten();
-    if mounted.is_some_and(|mounted| mounted.is_archive())
-        || !directory.read_dir().is_ok_and(|mut it| it.next().is_some())
-    {
+    if is_archive(&runtime::canonical(directory)) || !directory.read_dir().is_ok_and(|mut it| it.next().is_some()) {
         return Ok(());
     }
     Err(Failure::mount(format!(

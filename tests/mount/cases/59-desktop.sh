@@ -168,12 +168,53 @@ END
     as_user mountpoint -q box
     as_user lockbox umount box
     expect 1 'cannot be used with' at_desktop lockbox mount --open --foreground box.lbx
+    expect 1 'nofail cannot be used with --open' at_desktop lockbox mount --open -o ro,nofail missing.lbx
+    expect 1 'foreground cannot be used with --open' at_desktop lockbox mount --open -o foreground --passfile pass box.lbx
     # The display may be another user's.
     cd "$WORK"
     new_archive roots
     expect 0 'root has no file manager' env DISPLAY=:77 lockbox mount --open --passfile "$PASSFILE" -o "log=$WORK/roots.log" roots.lbx
     mountpoint -q roots
     detach roots
+}
+
+# Whatever is saved in a directory that only looks like the archive lies there unencrypted.
+case_mount_open_shows_no_directory_that_is_not_the_archive() {
+    local pid
+    need_user
+    mkdir "$WORK/user" "$WORK/desk"
+    cp "$PASSFILE" "$WORK/user/pass"
+    printf '#!/bin/sh\nprintf "%%s\\n" "$@" >>shown\n' >"$WORK/desk/xdg-open"
+    chmod 755 "$WORK/desk/xdg-open"
+    cd "$WORK/user"
+    mkfifo go
+    chown -R "$TEST_USER:" .
+    at_desktop() {
+        as_user env -u LOCKBOX_PASSFILE DISPLAY=:77 PATH="$WORK/desk:$PATH" "$@"
+    }
+    at_desktop lockbox create --weak-kdf --kdf-memory 1 --passfile pass box.lbx
+    # A program has it for itself, in an empty directory.
+    in_background as_user lockbox exec --passfile "$PWD/pass" box.lbx -- sh -c 'touch "$0/ready"; read -r _ <"$0/go"' "$PWD"
+    await 30 test -e ready
+    expect 13 'box.lbx is mounted in another namespace' at_desktop lockbox mount --open --passfile pass box.lbx
+    expect 13 'already mounted in another namespace' at_desktop lockbox mount --open --passfile pass box.lbx box
+    echo >go
+    wait "${BACKGROUND[0]}"
+    [[ ! -e shown ]] || fail "shown: $(cat shown)"
+    # Its mount was taken out of the tree, and its daemon still serves who has a file open.
+    as_user lockbox mount --passfile pass -o "log=$WORK/user/log" box.lbx
+    in_background as_user sh -c 'exec 3<box; touch using; read -r _ <go'
+    await 30 test -e using
+    as_user lockbox umount --lazy box 2>/dev/null
+    ! mountpoint -q box || fail 'not detached'
+    # Nor is another archive that is mounted there since.
+    at_desktop lockbox create --weak-kdf --kdf-memory 1 --passfile pass other.lbx
+    as_user lockbox mount --passfile pass -o "log=$WORK/user/log" other.lbx box
+    expect 13 'in use|already mounted' at_desktop lockbox mount --open --passfile pass box.lbx
+    as_user lockbox umount box
+    [[ ! -e shown ]] || fail "shown: $(cat shown)"
+    echo >go
+    wait "${BACKGROUND[1]}"
 }
 
 case_a_desktop_knows_archives_and_what_opens_them() {
