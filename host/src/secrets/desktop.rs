@@ -6,9 +6,16 @@
 use std::io::{ErrorKind, Write};
 use std::process::{Child, Command, Stdio};
 
+use lockbox_terminal::display;
+
 use super::error::{Error, Result};
 use super::read::PASSPHRASE;
 use super::{Bytes, program};
+
+/// Which of pinentry's answers is the one to its question: it greets, and then answers each line of the [`conversation`].
+const TO_QUESTION: usize = 4;
+/// Why pinentry answers nothing when its window was closed, by itself or with the whole operation: codes of libgpg-error, without their source.
+const CLOSED: [u32; 2] = [99, 198];
 
 /// What titles the windows, and where a program shows no text, begins it.
 const TITLE: &str = "lockbox";
@@ -144,15 +151,21 @@ fn conversation(question: &str) -> String {
     format!("SETTITLE {TITLE}\nSETDESC {}\nSETPROMPT Passphrase:\nGETPIN\nBYE\n", percent(question))
 }
 
-/// What pinentry says was typed: lines of data, in which some bytes are written as `%NN`.
+/// What pinentry says was typed: lines of data, in which some bytes are written as `%NN`, before the line that ends the answer. What it does not
+/// know of the lines before its question, such as titles, is no failure.
 fn pin(answer: &[u8]) -> Result<Bytes> {
     // As large as it can get: what grows leaves copies behind.
     let mut pin = Bytes::new(Vec::with_capacity(answer.len()));
-    let (mut any, mut refused) = (false, false);
+    let mut answers = 0;
     for line in answer.split(|&byte| byte == b'\n') {
-        refused |= line.starts_with(b"ERR ");
+        let refused = line.strip_prefix(b"ERR ");
+        if refused.is_some() || line == b"OK" || line.starts_with(b"OK ") {
+            if answers == TO_QUESTION {
+                return refused.map_or(Ok(pin), |why| Err(unanswered(why)));
+            }
+            answers += 1;
+        }
         let Some(mut data) = line.strip_prefix(b"D ") else { continue };
-        any = true;
         while let [first, rest @ ..] = data {
             data = rest;
             match (first, rest) {
@@ -164,7 +177,17 @@ fn pin(answer: &[u8]) -> Result<Bytes> {
             }
         }
     }
-    if refused && !any { Err(Error::left()) } else { Ok(pin) }
+    Err(Error::source("pinentry failed: it ended without an answer"))
+}
+
+/// Why pinentry has no answer: a code with what it means.
+fn unanswered(why: &[u8]) -> Error {
+    let why = display(why);
+    let (code, text) = why.split_once(' ').unwrap_or((&why, &why));
+    match code.parse::<u32>() {
+        Ok(code) if CLOSED.contains(&(code & 0xffff)) => Error::left(),
+        _ => Error::source(format!("pinentry failed: {text}")),
+    }
 }
 
 fn hexadecimal(digit: u8) -> u8 {
@@ -195,12 +218,27 @@ mod tests {
 
     #[test]
     fn what_pinentry_says_is_read_as_it_was_typed() {
-        let read = |answer: &[u8]| pin(answer).map(|pin| pin.to_vec()).map_err(|error| error.kind);
-        assert_eq!(read(b"OK hello\nOK\nD a%25b%0a\xc3\xbc%\nOK\n"), Ok(b"a%b\n\xc3\xbc%".to_vec()));
-        assert_eq!(read(b"OK\nD one\nD two\nOK\n"), Ok(b"onetwo".to_vec()));
-        assert_eq!(read(b"OK\nERR 1 unknown\nD x\nOK\n"), Ok(b"x".to_vec()), "it knows no titles");
-        assert_eq!(read(b"OK\nOK\n"), Ok(Vec::new()));
-        assert_eq!(read(b"OK\nERR 83886179 Operation cancelled <Pinentry>\n"), Err(Kind::Left));
+        let read = |title: &str, answer: &[u8]| {
+            let greeted = format!("OK hello\n# a comment\n{title}\nOK\nOK\n");
+            pin(&[greeted.as_bytes(), answer].concat())
+                .map(|pin| pin.to_vec())
+                .map_err(|error| (error.kind, error.sentence))
+        };
+        let left = Err((Kind::Left, String::new()));
+        let failed = |why: &str| Err((Kind::Source, format!("pinentry failed: {why}")));
+        for title in ["OK", "ERR 536871187 Unknown IPC command <User defined source 1>", "ERR 99 x"] {
+            let read = |answer: &[u8]| read(title, answer);
+            assert_eq!(read(b"D a%25b%0a\xc3\xbc%\nOK\nOK closing\n"), Ok(b"a%b\n\xc3\xbc%".to_vec()));
+            assert_eq!(read(b"D one\nS PIN_REPEATED\nD two\nOK\n"), Ok(b"onetwo".to_vec()));
+            assert_eq!(read(b"OK\nOK\n"), Ok(Vec::new()), "nothing was typed");
+            assert_eq!(read(b"ERR 83886179 Operation cancelled <Pinentry>\nOK\n"), left);
+            assert_eq!(read(b"ERR 83886278 Operation fully cancelled <Pinentry>\n"), left);
+            assert_eq!(read(b"ERR 83918950 Inappropriate ioctl\x1b[2J\nOK\n"), failed("Inappropriate ioctl\\x1b[2J"));
+            assert_eq!(read(b"ERR 83886142 Timeout <Pinentry>\n"), failed("Timeout <Pinentry>"));
+            assert_eq!(read(b"ERR nothing\n"), failed("nothing"));
+            assert_eq!(read(b"D x\n"), failed("it ended without an answer"));
+        }
+        assert_eq!(conversation("x").lines().nth(TO_QUESTION - 1), Some("GETPIN"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2317,SC2164,SC2016
 
 # stand_in NAME: a program of a desktop with this name, alone in a directory that becomes PATH. It notes what it is told in $WORK/told and answers
-# with the lines of $WORK/answers in turn; "cancel" closes the window.
+# with the lines of $WORK/answers in turn; "cancel" closes the window, and "broken" is a pinentry that cannot open one.
 stand_in() {
     rm -rf desk
     mkdir desk
@@ -24,6 +24,7 @@ while read -r line; do
         sed -i 1d answers
         case $answer in
         cancel) echo 'ERR 83886179 Operation cancelled <Pinentry>' ;;
+        broken) echo 'ERR 83918950 Inappropriate ioctl for device <Pinentry>' ;;
         *) printf 'D %s\nOK\n' "$answer" ;;
         esac
         ;;
@@ -101,7 +102,13 @@ case_windows_ask_three_times_and_tell_what_fails() {
     : >told
     at_desk "$lockbox" mount --desktop --passfile "$PASSFILE" -o "log=$WORK/box.log" "$name" box
     same "$(cat told)" ''
+    "$lockbox" umount box
+    # The pinentry that has no window is no user who gives up.
+    echo broken >answers
+    expect 2 'pinentry failed: Inappropriate ioctl for device <Pinentry>' at_desk "$lockbox" mount --desktop -o "log=$WORK/box.log" "$name" box
+    "$lockbox" mount --passfile "$PASSFILE" -o "log=$WORK/box.log" "$name" box
     # What is busy is told, and stays.
+    : >told
     sleep 600 <box &
     BACKGROUND+=($!)
     expect 13 'busy' at_desk "$lockbox" umount --desktop box
