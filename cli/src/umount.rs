@@ -202,22 +202,25 @@ fn all(lazy: bool, named: bool) -> Result<(), Failure> {
             None => jobs.push(Job { clear: vec![mounted], stop: None }),
         }
     }
-    let mut failures: Vec<Failure> = thread::scope(|scope| {
+    let failures: Vec<Failure> = thread::scope(|scope| {
         let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy, named))).collect();
         running
             .into_iter()
             .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("a mount could not be ended")]))
             .collect()
     });
+    together(failures)
+}
+
+/// One sentence with all of them: a window tells no more than one.
+fn together(mut failures: Vec<Failure>) -> Result<(), Failure> {
     match failures.len() {
         0 => Ok(()),
         1 => Err(failures.remove(0)),
         count => {
-            for failure in &failures {
-                output::complain(&failure.message);
-            }
             let worst = failures.iter().map(|failure| failure.code).max().unwrap_or(OTHER);
-            Err(Failure::new(worst, format!("{count} archives are still mounted")))
+            let why: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
+            Err(Failure::new(worst, format!("{count} archives are still mounted: {}", why.join("; "))))
         }
     }
 }
@@ -437,6 +440,20 @@ mod tests {
     fn a_process_runs_until_it_is_gone() {
         assert!(runs(std::process::id()));
         assert!(!runs(u32::MAX));
+    }
+
+    #[test]
+    fn of_several_mounts_each_is_named_with_its_reason() {
+        let told = |messages: &[(u8, &str)]| {
+            let failures = messages.iter().map(|&(code, message)| Failure::new(code, message)).collect();
+            together(failures).map_err(|failure| (failure.code, failure.message))
+        };
+        assert_eq!(told(&[]), Ok(()));
+        assert_eq!(told(&[(IN_USE, "/a is busy: x")]), Err((IN_USE, "/a is busy: x".into())));
+        assert_eq!(
+            told(&[(OTHER, "/b is stuck"), (IN_USE, "/a is busy: x")]),
+            Err((IN_USE, "2 archives are still mounted: /b is stuck; /a is busy: x".into()))
+        );
     }
 
     #[test]

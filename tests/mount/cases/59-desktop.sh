@@ -185,6 +185,29 @@ END
     detach roots
 }
 
+case_a_window_names_each_mount_that_is_busy() {
+    alone two_are_busy
+}
+
+two_are_busy() {
+    local lockbox
+    lockbox=$(type -P lockbox)
+    new_archive one
+    new_archive two
+    cd "$WORK"
+    attach one
+    attach two
+    stand_in zenity
+    exec 7<one 8<two
+    expect 13 '2 archives are still mounted' at_desk "$lockbox" umount --all --desktop
+    same "$(wc -l <stderr)" 1
+    same "$(grep -c -- '--text=2 archives are still mounted: ' told)" 1 "$(cat told)"
+    grep -q "$WORK/one is busy: .*process $$ " told && grep -q "$WORK/two is busy: .*process $$ " told || fail "$(cat told)"
+    exec 7<&- 8<&-
+    at_desk "$lockbox" umount --all --desktop
+    same "$(mounts_below "$WORK" | grep -vx "$WORK" || true)" ''
+}
+
 # Whatever is saved in a directory that only looks like the archive lies there unencrypted.
 case_mount_open_shows_no_directory_that_is_not_the_archive() {
     local pid
