@@ -29,8 +29,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
     let (archive, interrupt, repaired) = open(args)?;
     let bar = args.archive.bar();
-    let words = || {
-        "nothing is known of what was not checked yet, and nothing was changed; the same command begins anew".to_owned()
+    let is_repaired = repaired.is_some();
+    let words = move || {
+        let what = if is_repaired { "nothing but the header was changed" } else { "nothing was changed" };
+        format!("nothing is known of what was not checked yet, and {what}; the same command begins anew")
     };
     let at_once = interrupt.ends_at_once(&bar, words)?;
     let checked = archive.check(args.full, &mut |step| match step {

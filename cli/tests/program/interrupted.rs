@@ -231,6 +231,24 @@ const CASES: &[Case] = &[
     },
 ];
 
+/// The one that works on [`with_a_lost_header`].
+const REPAIR: Case = Case {
+    arguments: &["check", "--full", "--repair-header", "a.lbx"],
+    shows: &[" checked"],
+    says: "nothing is known of what was not checked yet, and nothing but the header was changed; the same command begins anew",
+    holds: unchanged,
+    goes_on: |place| drop(place.good(&["check", "--full", "--repair-header", "a.lbx"])),
+};
+
+/// As [`trees`], but for a copy of the header of the archive.
+fn with_a_lost_header() -> Place {
+    let place = trees();
+    let mut bytes = fs::read(place.path("a.lbx")).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(place.path("a.lbx"), bytes).unwrap();
+    place
+}
+
 /// An archive with a tree, and a tree that is not in it.
 fn trees() -> Place {
     let place = Place::new();
@@ -271,10 +289,10 @@ fn unchanged(place: &Place) {
     assert!(names.iter().all(|name| ours.contains(&name.to_str().unwrap())), "{names:?}");
 }
 
-/// Interrupts the command of a case half-way: what it worked on, its exit code, and what was shown. It may be done before its signal comes: then again.
-fn interrupted(case: &Case) -> (Place, i32, String) {
+/// The command of a case, interrupted half-way: what it worked on, its exit code, and what was shown. It may be done before its signal comes: then again.
+fn half_way(make: fn() -> Place, case: &Case) -> (Place, i32, String) {
     for _ in 0..20 {
-        let place = trees();
+        let place = make();
         let mut command = place.command();
         command.env("LOCKBOX_PASSFILE", place.path("pass")).args(case.arguments).stdout(Stdio::null());
         let mut shown = Shown::start(&mut command);
@@ -288,15 +306,24 @@ fn interrupted(case: &Case) -> (Place, i32, String) {
     panic!("{:?} could not be stopped", case.arguments);
 }
 
+fn interrupted(make: fn() -> Place, case: &Case) {
+    let (place, code, text) = half_way(make, case);
+    assert_eq!(code, 128 + Signal::SIGINT as i32, "{:?}: {text}", case.arguments);
+    assert_eq!(last_line(&text), format!("lockbox: interrupted; {}", case.says), "{:?}", case.arguments);
+    (case.holds)(&place);
+    (case.goes_on)(&place);
+}
+
 #[test]
 fn whoever_interrupts_is_told_what_was_kept_and_how_to_go_on_and_that_is_true() {
     for case in CASES {
-        let (place, code, text) = interrupted(case);
-        assert_eq!(code, 128 + Signal::SIGINT as i32, "{:?}: {text}", case.arguments);
-        assert_eq!(last_line(&text), format!("lockbox: interrupted; {}", case.says), "{:?}", case.arguments);
-        (case.holds)(&place);
-        (case.goes_on)(&place);
+        interrupted(trees, case);
     }
+}
+
+#[test]
+fn whoever_interrupts_a_check_that_wrote_the_header_anew_is_told_that() {
+    interrupted(with_a_lost_header, &REPAIR);
 }
 
 #[test]
