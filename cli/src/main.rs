@@ -174,7 +174,7 @@ fn ended(failure: &Failure) -> ExitCode {
 fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
     match command {
         Command::Create(args) => create::run(args),
-        Command::Mount(args) => mount::run(args),
+        Command::Mount(args) => mount::run(args, cores),
         Command::Umount(args) => umount::run(args),
         Command::Status(args) => status::run(args),
         Command::Add(args) => add::run(args),

@@ -4,6 +4,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use lockbox_host::harden::CoreLimit;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, shown};
@@ -44,8 +45,8 @@ pub(crate) struct Args {
     cache: Cache,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    mount(args).inspect_err(|failure| {
+pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
+    mount(args, cores).inspect_err(|failure| {
         // What the mount program failed for it has told itself.
         if args.desktop && !failure.message.is_empty() {
             desktop::tell(&failure.message);
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-fn mount(args: &Args) -> Result<(), Failure> {
+fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     args.sources.check()?;
     if !args.open {
         let (mut command, _) = prepared(args)?;
@@ -83,7 +84,7 @@ fn mount(args: &Args) -> Result<(), Failure> {
         }
     };
     // It is mounted, which is what was to be done.
-    if let Err(why) = show(&point) {
+    if let Err(why) = show(&point, cores) {
         let sentence = format!("{} is mounted, but cannot be shown: {why}", shown(&point));
         output::complain(&sentence);
         if args.desktop {
@@ -158,7 +159,7 @@ fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
 }
 
 /// Has the user's file manager show a directory; else why not. It outlives this program, and gets no signal that is for this one.
-fn show(directory: &Path) -> Result<(), String> {
+fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
     // What root runs on the display of another user is that user's to talk to.
     if geteuid().is_root() {
         return Err("root has no file manager".into());
@@ -169,6 +170,8 @@ fn show(directory: &Path) -> Result<(), String> {
     let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let mut opener = Command::new(OPENER);
     opener.arg(path).process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // That there are no core dumps is for this program alone.
+    cores.restore();
     match opener.spawn() {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -136,6 +136,8 @@ case_mount_open_shows_the_directory_in_the_file_manager() {
     # Its own process group, and nothing of ours to read.
     [ "$(ps -o pgid= -p $$ | tr -d ' ')" = $$ ] && echo alone
     readlink /proc/$$/fd/0
+    # The limits of who opens it, too.
+    awk '/^Max core file size/ { print $5 }' /proc/$$/limits
 } >shown.new 2>&1
 mv shown.new shown
 exit "${OPENS-0}"
@@ -150,7 +152,8 @@ END
         cat shown
         rm shown
     }
-    local wanted=$WORK/user/box$'\n'alone$'\n'/dev/null bare
+    local wanted=$WORK/user/box$'\n'alone$'\n'/dev/null$'\n'12288 bare
+    ulimit -c 12
     at_desktop lockbox create --weak-kdf --kdf-memory 1 --passfile pass box.lbx
     expect 10 'wrong passphrase' at_desktop sh -c 'echo hush | lockbox mount --open box.lbx'
     [[ ! -e shown ]] || fail 'nothing is there to be shown'
