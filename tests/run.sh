@@ -4,7 +4,7 @@
 #   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites store package fuzz licences
 #   tests/run.sh quick          what a change meets most often: format lint unit reader smoke
 #
-# Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about half an hour on two cores.
+# Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 40 minutes on two cores.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # Tests interrupt programs, and a program ignores what it was started to ignore: shells and nohup(1) have what runs in the background ignore some signals.
