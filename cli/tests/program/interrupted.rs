@@ -199,24 +199,6 @@ const CASES: &[Case] = &[
         },
     },
     Case {
-        arguments: &["rescue", "a.lbx", "--to", "out"],
-        shows: SOME_FILES,
-        says: "what was rescued until then is whole and stays in out; to begin anew, remove out or name another directory",
-        holds: |place| {
-            let (ours, theirs) = (place.path("tree"), place.path("out/tree"));
-            let found = names(&theirs);
-            assert!((1..4).contains(&found.len()), "{found:?}");
-            assert!(
-                found.iter().all(|name| fs::read(ours.join(name)).unwrap() == fs::read(theirs.join(name)).unwrap())
-            );
-        },
-        goes_on: |place| {
-            assert_eq!(place.run(&["rescue", "a.lbx", "--to", "out"]).code, 2);
-            place.good(&["rescue", "a.lbx", "--to", "other"]);
-            assert_eq!(names(&place.path("other/tree")).len(), 4);
-        },
-    },
-    Case {
         arguments: &["backup", "a.lbx", "copy.lbx"],
         shows: &[" copied"],
         says: "the backup is as it was, or up to date; the same command goes on",
@@ -232,6 +214,31 @@ const CASES: &[Case] = &[
 ];
 
 /// The one that works on [`with_a_lost_header`].
+/// Of many files, so that there is a moment between the first and the last.
+const RESCUE: Case = Case {
+    arguments: &["rescue", "a.lbx", "--to", "out"],
+    shows: &["2 files, ", "3 files, ", "4 files, ", "5 files, ", "6 files, "],
+    says: "what was rescued until then is whole and stays in out; to begin anew, remove out or name another directory",
+    holds: |place| {
+        let (ours, theirs) = (place.path("tree"), place.path("out/tree"));
+        let found = names(&theirs);
+        assert!((1..MANY).contains(&found.len()), "{found:?}");
+        assert!(found.iter().all(|name| fs::read(ours.join(name)).unwrap() == fs::read(theirs.join(name)).unwrap()));
+    },
+    goes_on: |place| {
+        assert_eq!(place.run(&["rescue", "a.lbx", "--to", "out"]).code, 2);
+        place.good(&["rescue", "a.lbx", "--to", "other"]);
+        assert_eq!(names(&place.path("other/tree")).len(), MANY);
+    },
+};
+
+/// Files of [`with_many_files`].
+const MANY: usize = 16;
+
+fn with_many_files() -> Place {
+    trees_of(MANY)
+}
+
 const REPAIR: Case = Case {
     arguments: &["check", "--full", "--repair-header", "a.lbx"],
     shows: &[" checked"],
@@ -249,13 +256,17 @@ fn with_a_lost_header() -> Place {
     place
 }
 
-/// An archive with a tree, and a tree that is not in it.
 fn trees() -> Place {
+    trees_of(4)
+}
+
+/// An archive with a tree of so many files, and a tree that is not in it.
+fn trees_of(files: usize) -> Place {
     let place = Place::new();
     place.archive("a.lbx");
     for tree in ["tree", "more"] {
         fs::create_dir(place.path(tree)).unwrap();
-        for n in 0..4 {
+        for n in 0..files {
             fs::write(place.path(format!("{tree}/{n}")), noise((8 << 20) + n)).unwrap();
         }
     }
@@ -319,6 +330,11 @@ fn whoever_interrupts_is_told_what_was_kept_and_how_to_go_on_and_that_is_true() 
     for case in CASES {
         interrupted(trees, case);
     }
+}
+
+#[test]
+fn whoever_interrupts_a_rescue_is_told_that_whole_files_stay() {
+    interrupted(with_many_files, &RESCUE);
 }
 
 #[test]
