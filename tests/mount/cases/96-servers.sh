@@ -27,6 +27,8 @@ serve() {
 user root;
 worker_processes 1;
 daemon off;
+# One process: a worker would outlive a master that is killed.
+master_process off;
 pid $WORK/nginx/pid;
 error_log $WORK/nginx/errors;
 events { }
