@@ -162,15 +162,7 @@ pub(crate) struct Ending {
 
 /// Serves until the event loops have ended.
 fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration) -> Ending {
-    let mut course = Course {
-        mount,
-        timeout,
-        deadline: None,
-        ordered: false,
-        detached: false,
-        stopped: Vec::new(),
-        sleeping: Vec::new(),
-    };
+    let mut course = Course::new(mount, timeout);
     loop {
         let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -202,6 +194,14 @@ struct Course<'a, M> {
     detached: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<Slept>>,
+}
+
+impl<M> Course<'_, M> {
+    /// Of a mount that nobody has asked to end.
+    fn new(mount: &M, timeout: Duration) -> Course<'_, M> {
+        let (stopped, sleeping) = (Vec::new(), Vec::new());
+        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping }
+    }
 }
 
 impl<M: Mount> Course<'_, M> {
@@ -422,15 +422,7 @@ mod tests {
     fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
         let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
-        let mut course = Course {
-            mount: &mount,
-            timeout,
-            deadline: None,
-            ordered: false,
-            detached: false,
-            stopped: Vec::new(),
-            sleeping: Vec::new(),
-        };
+        let mut course = Course::new(&mount, timeout);
         let (answer, answered) = mpsc::channel();
         let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
         assert_eq!(course.take(stop(true)), None);

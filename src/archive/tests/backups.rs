@@ -568,7 +568,6 @@ fn a_failure_leaves_the_old_moment() {
     fs.close().unwrap();
 }
 
-/// The header of the archive is that of its backup, each time.
 /// Who is told that the archive is damaged looks for help where nothing is wrong.
 #[test]
 fn damage_of_the_backup_is_not_said_of_the_archive() {
@@ -673,6 +672,7 @@ fn damage_of_the_archive_is_said_of_it() {
     assert!(file.contents() == backup);
 }
 
+/// The header of the archive is that of its backup, each time.
 #[test]
 fn keys_that_were_changed_are_changed_in_the_backup() {
     let (storage, fs) = fresh(22);
