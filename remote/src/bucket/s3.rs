@@ -1,15 +1,20 @@
 //! The objects below a prefix of a bucket that speaks S3.
 //!
-//! Creations are on the condition that there is none of the name (`If-None-Match: *`); the condition is signed, so nobody on the way takes it off.
+//! Creations are on the condition that there is none of the name (`If-None-Match: *`), and say the hash of their bytes (`Content-MD5`, the one that all stores know): there
+//! are stores that take what came before a connection was cut for the whole object. Both are signed, so nobody on the way takes them off.
 
 use std::io::Read;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use lockbox::Result;
+use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action};
 use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
+use url::Url;
 
 use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
@@ -19,6 +24,8 @@ use crate::source::Trouble;
 
 /// Longest answer of a list.
 const MAX_LIST: u64 = 4 << 20;
+
+const CONTENT_MD5: &str = "content-md5";
 
 type Answer<T> = std::result::Result<T, Trouble>;
 
@@ -48,6 +55,14 @@ impl S3 {
     }
 }
 
+/// Where an object of this hash is sent, on the condition that there is none of its name.
+fn creation(bucket: &Bucket, credentials: Option<&rusty_s3::Credentials>, key: &str, hash: &str) -> Url {
+    let mut action = bucket.put_object(credentials, key);
+    action.headers_mut().insert("if-none-match", "*");
+    action.headers_mut().insert(CONTENT_MD5, hash.to_owned());
+    action.sign(SIGNED_FOR)
+}
+
 /// How long a request with so many bytes may take.
 fn limit(bytes: u64) -> Option<Duration> {
     Some(http::REQUEST + Duration::from_secs(bytes / http::SLOWEST))
@@ -55,11 +70,10 @@ fn limit(bytes: u64) -> Option<Duration> {
 
 impl Objects for S3 {
     fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
-        let (key, credentials) = (self.key(name), self.credentials.get()?);
-        let mut action = self.bucket.put_object(credentials.as_deref(), &key);
-        action.headers_mut().insert("if-none-match", "*");
-        let url = action.sign(SIGNED_FOR);
-        let request = self.agent.put(url.as_str()).header(header::IF_NONE_MATCH, "*");
+        let hash = STANDARD.encode(Md5::digest(bytes));
+        let credentials = self.credentials.get()?;
+        let url = creation(&self.bucket, credentials.as_deref(), &self.key(name), &hash);
+        let request = self.agent.put(url.as_str()).header(header::IF_NONE_MATCH, "*").header(CONTENT_MD5, &hash);
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
         match response.status() {
@@ -188,4 +202,21 @@ fn body(response: Response<Body>, most: u64) -> Answer<Vec<u8>> {
 fn date(response: &Response<Body>) -> Option<u64> {
     let text = http::text(response.headers(), header::DATE)?;
     http::date(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use rusty_s3::UrlStyle;
+
+    use super::*;
+
+    #[test]
+    fn nobody_takes_condition_and_hash_off_a_creation() {
+        let endpoint = Url::parse("https://s3.example.org").unwrap();
+        let bucket = Bucket::new(endpoint, UrlStyle::Path, "b", "us-east-1").unwrap();
+        let credentials = rusty_s3::Credentials::new("id", "secret");
+        let url = creation(&bucket, Some(&credentials), "p/name", "hash");
+        let signed = url.query_pairs().find(|(name, _)| name == "X-Amz-SignedHeaders").unwrap().1;
+        assert_eq!(signed, "content-md5;host;if-none-match");
+    }
 }
