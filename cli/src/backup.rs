@@ -1,7 +1,8 @@
 //! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own or into an object store.
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,6 +55,8 @@ trait Source {
     fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
+    /// Whether a file lies in the archive.
+    fn holds(&self, file: BorrowedFd) -> bool;
     fn interrupt(&self) -> &Interrupt;
 }
 
@@ -129,7 +132,12 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
 /// One commit makes all of it visible, so a backup there needs no file beside it.
 fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     let failed = |error| Failure::at(&args.destination, &error);
-    let bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over);
+    if let Some(directory) = elsewhere::directory(&args.destination)
+        && lies_inside(source, &directory)
+    {
+        return Err(inside(args));
+    }
+    let bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over, source.is_ours());
     let mut bucket = bucket.map_err(|error| match &error {
         // Whatever mount reads it is not who writes there.
         Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
@@ -143,6 +151,17 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
     };
     bucket.publish().map_err(failed)?;
     tell(args, &done)
+}
+
+/// Whether a directory that is there, or is to be made, lies in the archive: each backup would have to have itself in it.
+fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
+    let open = |path: &Path| File::open(path).ok();
+    let there = open(directory).or_else(|| directory.parent().and_then(open));
+    there.is_some_and(|there| source.holds(there.as_fd()))
+}
+
+fn inside(args: &Args) -> Failure {
+    Failure::usage(format!("{} lies in the archive that is to be backed up", shown(&args.destination)))
 }
 
 fn tell(args: &Args, done: &BackedUp) -> Result<(), Failure> {
@@ -247,6 +266,11 @@ impl Source for OfFile<'_> {
         true
     }
 
+    /// It is not mounted.
+    fn holds(&self, _file: BorrowedFd) -> bool {
+        false
+    }
+
     fn interrupt(&self) -> &Interrupt {
         &self.interrupt
     }
@@ -269,10 +293,7 @@ impl OfMount<'_> {
     fn ask(&self, place: &Place, whole: bool) -> Result<Option<BackedUp>, Failure> {
         let done = match place {
             Place::File(file) if self.mounted.holds(&**file) => {
-                return Err(Failure::usage(format!(
-                    "{} lies in the archive that is to be backed up",
-                    shown(&self.args.destination)
-                )));
+                return Err(inside(self.args));
             }
             Place::File(file) => self.ask_for(&**file, whole)?,
             // The daemon reaches no network: this process writes for it.
@@ -313,6 +334,10 @@ impl Source for OfMount<'_> {
 
     fn is_ours(&self) -> bool {
         self.mounted.is_ours()
+    }
+
+    fn holds(&self, file: BorrowedFd) -> bool {
+        self.mounted.holds(file)
     }
 
     fn interrupt(&self) -> &Interrupt {

@@ -122,7 +122,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 mod built {
     use super::*;
 
-    use lockbox_remote::{Address, Bucket, Options};
+    use lockbox_remote::{Address, Bucket, Names, Options};
 
     impl Remote {
         fn options(&self) -> Options {
@@ -158,12 +158,21 @@ mod built {
         Ok(Arc::new(lockbox_remote::open_apart(command, &address(name)?, &how.options())?))
     }
 
-    /// Comes as a writer to the archive at an address, or to a place for one.
+    /// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.
     ///
     /// # Errors
     /// As of [`lockbox_remote::write`].
-    pub fn write(name: &Path, how: &Remote, take_over: bool) -> Result<Bucket> {
-        lockbox_remote::write(&address(name)?, &how.options(), take_over)
+    pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
+        let names = if is_ours { Names::Ours } else { Names::Theirs };
+        lockbox_remote::write(&address(name)?, &how.options(), take_over, names)
+    }
+
+    /// The directory that an address is of, when it is of one.
+    pub fn directory(name: &Path) -> Option<PathBuf> {
+        match address(name) {
+            Ok(Address::Directory(url)) => url.to_file_path().ok(),
+            _ => None,
+        }
     }
 
     /// Serves [`Place::apart`] of the process at the other end, until that is gone.
@@ -217,8 +226,13 @@ mod built {
 
     /// # Errors
     /// Always.
-    pub fn write(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Bucket> {
+    pub fn write(_name: &Path, _how: &Remote, _take_over: bool, _is_ours: bool) -> Result<Bucket> {
         Err(lacking())
+    }
+
+    /// None: nothing is read there.
+    pub fn directory(_name: &Path) -> Option<PathBuf> {
+        None
     }
 
     /// # Errors
@@ -228,7 +242,7 @@ mod built {
     }
 }
 
-pub use built::{fetch, is_elsewhere, write};
+pub use built::{directory, fetch, is_elsewhere, write};
 use built::{open, open_apart};
 
 #[cfg(test)]

@@ -16,12 +16,12 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use sha2::{Digest, Sha256};
 
+use crate::Options;
 use crate::address::Address;
 use crate::cache::Cache;
 use crate::http::Http;
 use crate::shelf::{KEPT, SLOT, Shelf, Slot};
 use crate::source::{Source, Trouble, Version};
-use crate::{Options, failed};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); to the end of a slot.
 const START: u64 = (385u64 * 4096).next_multiple_of(SLOT);
@@ -393,7 +393,7 @@ fn chance() -> f64 {
 /// What the opening says.
 pub(crate) fn told(name: &str, trouble: Trouble) -> Error {
     match trouble {
-        Trouble::Gone => failed(format!("cannot open {name}"), io::ErrorKind::NotFound),
+        Trouble::Gone => Error::request(format!("cannot open {name}"), io::ErrorKind::NotFound),
         other => told_later(name, other),
     }
 }
@@ -401,14 +401,14 @@ pub(crate) fn told(name: &str, trouble: Trouble) -> Error {
 pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
     match trouble {
         Trouble::Passing(why) => {
-            failed(format!("the server of {name} does not answer: {why}"), io::ErrorKind::TimedOut)
+            Error::request(format!("the server of {name} does not answer: {why}"), io::ErrorKind::TimedOut)
         }
         Trouble::Full(why) => Error::NoSpace(format!("{name}: {why}")),
         Trouble::Refused(why) => {
-            failed(format!("the server of {name} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
+            Error::request(format!("the server of {name} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
         }
         Trouble::Unusable(why) => {
-            failed(format!("the server of {name} cannot be used: {why}"), io::ErrorKind::Unsupported)
+            Error::request(format!("the server of {name} cannot be used: {why}"), io::ErrorKind::Unsupported)
         }
         Trouble::Damaged(why) => Error::damaged(format!("{name}: {why}")),
         Trouble::Changed => stale(format!(

@@ -75,13 +75,13 @@ pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
 }
 
 fn open_file(address: &Address, options: &Options) -> Result<RemoteFile> {
-    if let Some(objects) = objects(address, options, false)?
+    if let Some(objects) = objects(address, options, None)?
         && let Some(file) = bucket::open(objects, address.to_string(), options)?
     {
         return Ok(file);
     }
     match address {
-        Address::Directory(_) => Err(failed(format!("cannot open {address}"), std::io::ErrorKind::NotFound)),
+        Address::Directory(_) => Err(Error::request(format!("cannot open {address}"), std::io::ErrorKind::NotFound)),
         Address::Web(_) | Address::Bucket { .. } => RemoteFile::open(address, options),
     }
 }
@@ -91,31 +91,30 @@ fn open_file(address: &Address, options: &Options) -> Result<RemoteFile> {
 /// # Errors
 /// As of [`open`]; `Invalid` for a place that holds no objects; `InUse` when another writer is there, as far as is known, unless `take_over` is said;
 /// `Unsupported` for a store on which two writers could destroy each other's work.
-pub fn write(address: &Address, options: &Options, take_over: bool) -> Result<Bucket> {
-    let objects = objects(address, options, true)?.ok_or_else(|| {
+pub fn write(address: &Address, options: &Options, take_over: bool, names: Names) -> Result<Bucket> {
+    let objects = objects(address, options, Some(names))?.ok_or_else(|| {
         Error::invalid(format!("{address}: a web server can only be read; s3:// and file:// can be written to"))
     })?;
     Bucket::open(objects, address.to_string(), options, take_over)
 }
 
-/// The objects at an address that may have some.
-fn objects(address: &Address, options: &Options, make: bool) -> Result<Option<Box<dyn Objects>>> {
+/// Who else may give names where a directory of objects is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// Nobody who is not trusted: a link at the last name is the user's own.
+    Ours,
+    /// Somebody for whom nothing is written elsewhere.
+    Theirs,
+}
+
+/// The objects at an address that may have some; for `writer`, the directory is made when it is missing.
+fn objects(address: &Address, options: &Options, writer: Option<Names>) -> Result<Option<Box<dyn Objects>>> {
     match address {
         Address::Web(_) => Ok(None),
         Address::Bucket { bucket, key } => Ok(Some(Box::new(S3::new(bucket, key, options)?))),
         Address::Directory(url) => {
             let path = url.to_file_path().map_err(|()| Error::invalid("an address of a directory is file:///PATH"))?;
-            Ok(Some(Box::new(Directory::open(&path, make)?)))
+            Ok(Some(Box::new(Directory::open(&path, writer)?)))
         }
     }
-}
-
-/// A failed request: the file may be as whole as ever.
-fn failed(context: String, kind: std::io::ErrorKind) -> Error {
-    let source = match kind {
-        // In the words in which the host says it of its own files.
-        std::io::ErrorKind::NotFound => rustix::io::Errno::NOENT.into(),
-        other => other.into(),
-    };
-    Error::Io { context, source: Arc::new(source) }
 }

@@ -108,6 +108,16 @@ impl Error {
         }
     }
 
+    /// A request that failed elsewhere, of which only the kind is known.
+    pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
+        let source = match kind {
+            // In the words in which the host says it of its own files.
+            io::ErrorKind::NotFound => Errno::NOENT.into(),
+            other => other.into(),
+        };
+        Error::Io { context: context.into(), source: Arc::new(source) }
+    }
+
     /// A structure that failed to decode or authenticate.
     pub fn damaged(detail: impl Into<String>) -> Self {
         Error::Damaged(detail.into())

@@ -7,7 +7,6 @@
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
@@ -110,7 +109,7 @@ impl Borrowed {
             Err(error) => {
                 idle.whole -= 1;
                 self.returned.notify_all();
-                Err(Error::io("the process that lends the archive is gone", error))
+                Err(gone(error))
             }
         }
     }
@@ -122,7 +121,7 @@ impl Borrowed {
                 return Ok(socket);
             }
             if idle.whole == 0 {
-                return Err(failed("the process that lends the archive is gone".into(), io::ErrorKind::BrokenPipe));
+                return Err(gone(io::ErrorKind::BrokenPipe.into()));
             }
             self.returned.wait(&mut idle);
         }
@@ -260,6 +259,17 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
     }
 }
 
+/// Why nothing more comes from the other side.
+fn gone(error: io::Error) -> Error {
+    match error.kind() {
+        // The socket's own bound.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Error::request("the process that lends the archive does not answer", io::ErrorKind::TimedOut)
+        }
+        _ => Error::io("the process that lends the archive is gone", error),
+    }
+}
+
 fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -304,22 +314,15 @@ pub fn error_of(code: u32, sentence: String) -> Error {
         6 => Error::NoSpace(sentence),
         _ => {
             let kind = code.checked_sub(KINDS_FROM).and_then(|kind| KINDS.get(kind as usize));
-            failed(sentence, *kind.unwrap_or(&io::ErrorKind::Other))
+            Error::request(sentence, *kind.unwrap_or(&io::ErrorKind::Other))
         }
     }
 }
 
-fn failed(context: String, kind: io::ErrorKind) -> Error {
-    let source = match kind {
-        // In the words in which the host says it of its own files.
-        io::ErrorKind::NotFound => rustix::io::Errno::NOENT.into(),
-        other => other.into(),
-    };
-    Error::Io { context, source: Arc::new(source) }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::storage::MemoryStorage;
 

@@ -13,8 +13,9 @@ use lockbox::{Error, Result};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, unlinkat};
 use rustix::io::Errno;
 
-use super::objects::{Created, Listed, Objects, Part};
+use super::objects::{Created, Objects, Part};
 use super::store::hex;
+use crate::Names;
 use crate::http::plain;
 use crate::source::Trouble;
 
@@ -22,6 +23,8 @@ type Answer<T> = std::result::Result<T, Trouble>;
 
 /// What a name of an object that is being written begins with: never listed.
 const UNFINISHED: char = '.';
+/// Bytes of chance in such a name.
+const CHANCE: usize = 16;
 const INSIDE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 pub(crate) struct Directory {
@@ -32,12 +35,13 @@ pub(crate) struct Directory {
 
 impl Directory {
     /// # Errors
-    /// Those of the host; with `makes` a missing directory is made, but not those above it.
-    pub(crate) fn open(path: &Path, makes: bool) -> Result<Directory> {
+    /// Those of the host; for a writer a missing directory is made, but not those above it.
+    pub(crate) fn open(path: &Path, writer: Option<Names>) -> Result<Directory> {
         let failed = |error: Errno| Error::io(format!("cannot open {}", path.display()), error.into());
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let opened = match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(Errno::NOENT) if makes => {
+        let follow = if writer == Some(Names::Theirs) { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let opened = match rustix::fs::open(path, flags | follow, Mode::empty()) {
+            Err(Errno::NOENT) if writer.is_some() => {
                 let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
                     return Err(failed(Errno::NOENT));
                 };
@@ -138,7 +142,7 @@ impl Objects for Directory {
         Ok(bytes)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<String>> {
         let (above, first) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         let path = PathBuf::from(if above.is_empty() { "." } else { above });
         let directory = match self.inside(&path, OFlags::DIRECTORY | OFlags::RDONLY) {
@@ -160,11 +164,26 @@ impl Objects for Directory {
         }
         listed.sort_unstable();
         listed.truncate(most);
-        let with_length = |name: String| {
-            let stat = rustix::fs::statat(&self.root, &*name, AtFlags::SYMLINK_NOFOLLOW);
-            Listed { bytes: stat.map_or(0, |stat| stat.st_size as u64), name }
+        Ok(listed)
+    }
+
+    /// What cannot be removed now is left for the next writer.
+    fn sweep(&self, above: &str) -> Answer<()> {
+        let directory = match self.inside(Path::new(above), OFlags::DIRECTORY | OFlags::RDONLY) {
+            Ok(directory) => directory,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(trouble(error)),
         };
-        Ok(listed.into_iter().map(with_length).collect())
+        for entry in rustix::fs::Dir::read_from(&directory).map_err(trouble)? {
+            let entry = entry.map_err(trouble)?;
+            let Some(digits) = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(UNFINISHED)) else {
+                continue;
+            };
+            if digits.len() == 2 * CHANCE && digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                let _ = unlinkat(&directory, entry.file_name(), AtFlags::empty());
+            }
+        }
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> Answer<()> {
@@ -196,7 +215,7 @@ impl Unfinished {
                 Err(error) => return Err(error),
             }
         }
-        let mut chance = [0; 16];
+        let mut chance = [0; CHANCE];
         getrandom::fill(&mut chance).map_err(|_| Errno::AGAIN)?;
         let name = format!("{UNFINISHED}{}", hex(&chance));
         let file = openat2(place, &*name, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode, INSIDE)?;
@@ -251,7 +270,7 @@ mod tests {
         for nameless in [true, false] {
             let place = tempfile::tempdir().unwrap();
             let root = place.path().join("new");
-            let directory = Directory { nameless, ..Directory::open(&root, true).unwrap() };
+            let directory = Directory { nameless, ..Directory::open(&root, Some(Names::Ours)).unwrap() };
             for round in 0..30 {
                 let name = format!("inc/log/{round:04}");
                 let won = AtomicUsize::new(0);
@@ -271,8 +290,7 @@ mod tests {
                 assert_eq!(won.into_inner(), 1);
             }
             let names = directory.list("inc/log/", "inc/log/0009", 5).unwrap();
-            let names: Vec<_> = names.into_iter().map(|listed| (listed.name, listed.bytes)).collect();
-            assert_eq!(names.first(), Some(&("inc/log/0010".to_owned(), 5000)));
+            assert_eq!(names.first().unwrap(), "inc/log/0010");
             assert_eq!(names.len(), 5);
             let left = std::fs::read_dir(root.join("inc/log")).unwrap().count();
             assert_eq!(left, 30, "something is left beside the objects");
@@ -281,8 +299,23 @@ mod tests {
             directory.remove("inc/log/0000").unwrap();
             directory.remove("inc/log/0000").unwrap();
             assert!(matches!(directory.get("inc/log/0000", Part::All(5000)), Err(Trouble::Gone)));
-            assert_eq!(directory.list("none/", "", 5).unwrap(), []);
+            assert_eq!(directory.list("none/", "", 5).unwrap(), Vec::<String>::new());
         }
+    }
+
+    #[test]
+    fn what_a_creation_that_was_cut_off_left_is_swept_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory { nameless: false, ..Directory::open(place.path(), Some(Names::Ours)).unwrap() };
+        directory.create("seg/object", b"x").unwrap();
+        let (seg, _) = directory.place("seg/object", false).unwrap();
+        let cut_off = Unfinished::new(&seg, false).unwrap();
+        std::fs::write(place.path().join("seg/.mine"), b"x").unwrap();
+        directory.sweep("seg").unwrap();
+        directory.sweep("none").unwrap();
+        let names = std::fs::read_dir(place.path().join("seg")).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<std::collections::BTreeSet<_>>(), [".mine".into(), "object".into()].into());
+        assert_eq!(cut_off.link(&seg, "late"), Err(Errno::NOENT));
     }
 
     #[test]
@@ -293,7 +326,7 @@ mod tests {
         // Who may not read the marker is not told that there is none; here, where no one else is root, a link in its place is refused.
         let place = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("elsewhere", place.path().join("lockbox")).unwrap();
-        let directory = Directory::open(place.path(), false).unwrap();
+        let directory = Directory::open(place.path(), None).unwrap();
         let opened = crate::bucket::open(Box::new(directory), "file:///a".into(), &crate::Options::default());
         let told = opened.err().expect("no refusal").to_string();
         assert!(told.contains("cannot be asked"), "{told}");
@@ -303,7 +336,7 @@ mod tests {
     fn nothing_leads_out_of_the_directory_or_is_waited_for() {
         let place = tempfile::tempdir().unwrap();
         let root = place.path().join("store");
-        let directory = Directory::open(&root, true).unwrap();
+        let directory = Directory::open(&root, Some(Names::Ours)).unwrap();
         std::fs::write(place.path().join("secret"), b"secret").unwrap();
         std::os::unix::fs::symlink("../secret", root.join("link")).unwrap();
         std::os::unix::fs::symlink("..", root.join("out")).unwrap();
@@ -313,9 +346,14 @@ mod tests {
         }
         assert!(directory.create("out/made", b"x").is_err());
         assert!(!place.path().join("made").exists());
+        let stranger = Directory::open(&root.join("out"), Some(Names::Theirs)).err().expect("a link was followed");
+        assert!(stranger.to_string().contains("out"), "{stranger}");
         assert!(directory.remove("out/secret").is_err());
         assert!(place.path().join("secret").exists());
-        assert!(Directory::open(&root.join("a/b"), true).is_err(), "one directory is made, not those above it");
-        assert!(matches!(Directory::open(&place.path().join("secret"), true), Err(Error::NotArchive(_))));
+        assert!(
+            Directory::open(&root.join("a/b"), Some(Names::Ours)).is_err(),
+            "one directory is made, not those above it"
+        );
+        assert!(matches!(Directory::open(&place.path().join("secret"), Some(Names::Ours)), Err(Error::NotArchive(_))));
     }
 }

@@ -25,14 +25,6 @@ pub(crate) enum Created {
     Exists,
 }
 
-/// A name that a list has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
-    /// Below the prefix that all calls are about.
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
-}
-
 /// The objects below one prefix of a store. None is ever overwritten: they are made once and removed once.
 ///
 /// # Contract
@@ -53,7 +45,12 @@ pub(crate) trait Objects: Send + Sync {
     fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble>;
 
     /// The first names in the order of their bytes that begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble>;
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>, Trouble>;
+
+    /// Removes what creations in the directory `above` that were cut off left beside the objects; one that is under way there may fail.
+    fn sweep(&self, _above: &str) -> Result<(), Trouble> {
+        Ok(())
+    }
 
     /// Succeeds as well when there is none.
     fn remove(&self, name: &str) -> Result<(), Trouble>;

@@ -16,7 +16,7 @@ use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
 use url::Url;
 
-use super::objects::{Created, LISTED, Listed, Objects, Part};
+use super::objects::{Created, LISTED, Objects, Part};
 use crate::Options;
 use crate::credentials::Credentials;
 use crate::http::{self, SIGNED_FOR};
@@ -131,7 +131,7 @@ impl Objects for S3 {
         body(response, most)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<String>> {
         let credentials = self.credentials.get()?;
         let mut action = self.bucket.list_objects_v2(credentials.as_deref());
         action.with_prefix(self.key(prefix));
@@ -152,7 +152,7 @@ impl Objects for S3 {
         let parsed = ListObjectsV2::parse_response(&text).map_err(|_| unusable())?;
         let named = |key: String| key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(unusable);
         let listed = parsed.contents.into_iter().take(most);
-        listed.map(|object| Ok(Listed { name: named(object.key)?, bytes: object.size.unwrap_or(0) })).collect()
+        listed.map(|object| named(object.key)).collect()
     }
 
     fn remove(&self, name: &str) -> Answer<()> {

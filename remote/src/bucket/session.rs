@@ -152,23 +152,26 @@ impl Session {
     }
 
     /// Segments and checkpoints that nobody names and nobody will: the writer who made them has been overtaken, and a name is not used again. They are
-    /// removed as all that is dead is, for a record of before may have named them.
+    /// removed as all that is dead is, for a record of before may have named them. What never got a name goes at once.
     fn find_left(&self) -> Result<Vec<Id>> {
         let mut named: HashSet<Id> = self.dead.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
         named.extend(self.newest.checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
         let mut left = Vec::new();
+        for part in ["log", "seg", "map"] {
+            self.store.sweep(&format!("{}/{part}", hex(&self.incarnation)))?;
+        }
         for (part, id) in [("seg", Id::Segment as fn(Hash) -> Id), ("map", Id::Checkpoint)] {
             let prefix = format!("{}/{part}/", hex(&self.incarnation));
             let mut after = String::new();
             // Whoever's names follow those that can be: a store that has ever more of them is not followed.
             for _ in 0..=(named.len() + MAX_DEAD) / LISTED + 1 {
                 let listed = self.store.list(&prefix, &after, LISTED)?;
-                let names = listed.iter().filter_map(|listed| unhex(listed.name.strip_prefix(&prefix)?));
+                let names = listed.iter().filter_map(|name| unhex(name.strip_prefix(&prefix)?));
                 left.extend(names.map(id).filter(|id| !named.contains(id)));
                 match listed.last() {
                     // A store that lists the same names for ever is not followed.
-                    Some(last) if listed.len() == LISTED && *last.name > *after && left.len() < MAX_DEAD => {
-                        after.clone_from(&last.name);
+                    Some(last) if listed.len() == LISTED && *last > after && left.len() < MAX_DEAD => {
+                        after.clone_from(last);
                     }
                     _ => break,
                 }

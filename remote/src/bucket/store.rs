@@ -143,7 +143,13 @@ impl Store {
         left.into_inner()
     }
 
-    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<super::objects::Listed>> {
+    /// # Errors
+    /// Those of requests.
+    pub(super) fn sweep(&self, above: &str) -> Result<()> {
+        self.ask(&mut |objects| objects.sweep(above)).map_err(|trouble| self.told(trouble))
+    }
+
+    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>> {
         self.ask(&mut |objects| objects.list(prefix, after, most)).map_err(|trouble| self.told(trouble))
     }
 
@@ -238,7 +244,7 @@ fn newest(objects: &dyn Objects, incarnation: &Incarnation) -> std::result::Resu
     let prefix = format!("{}/log/", hex(incarnation));
     let listed = objects.list(&prefix, "", 1)?;
     let Some(first) = listed.first() else { return Ok(None) };
-    let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
+    let number = first.strip_prefix(&prefix).filter(|name| name.len() == 16);
     match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
         Some(complement) => Ok(Some(u64::MAX - complement)),
         None => Err(Trouble::Damaged("an object in the log that is no record of it".into())),

@@ -163,3 +163,27 @@ case_a_backup_that_another_machine_writes_is_told_with_its_remedy() {
     lockbox check --full --passfile "$PASSFILE" "$URL"
     same "$(lockbox cat --passfile "$PASSFILE" "$URL" new)" new
 }
+
+case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_beside_a_users_mount() {
+    prepare_store
+    mkdir "$WORK/dir" "$WORK/elsewhere"
+    mount.lockbox "$BOX" "$WORK/dir" -o "passfile=$PASSFILE"
+    expect 1 'lies in the archive that is to be backed up' lockbox backup "$WORK/dir" "file://$WORK/dir/store"
+    mkdir "$WORK/dir/store"
+    expect 1 'lies in the archive that is to be backed up' lockbox backup "$WORK/dir" "file://$WORK/dir/store"
+    same "$(ls "$WORK/dir/store")" ''
+    # The mount is this user's own, and so is the link.
+    ln -s elsewhere "$WORK/link"
+    lockbox backup "$WORK/dir" "file://$WORK/link" | grep -q 'everything was copied'
+    lockbox umount "$WORK/dir"
+    need_user
+    mkdir "$WORK/home" "$WORK/home/dir" "$WORK/secret"
+    cp "$BOX" "$PASSFILE" "$WORK/home"
+    ln -s "$WORK/secret" "$WORK/home/store"
+    chown -hR "$TEST_USER:" "$WORK/home"
+    as_user lockbox mount --passfile "$WORK/home/$(basename "$PASSFILE")" "$WORK/home/a.lbx" "$WORK/home/dir"
+    expect 12 'no directory' lockbox backup "$WORK/home/dir" "file://$WORK/home/store"
+    same "$(ls "$WORK/secret")" ''
+    lockbox backup "$WORK/home/dir" "$URL" | grep -q 'everything was copied'
+    as_user lockbox umount "$WORK/home/dir"
+}
