@@ -367,15 +367,15 @@ mod tests {
     #[test]
     fn a_failure_is_the_same_on_the_other_side() {
         for error in [
-            failed("cannot open it".into(), io::ErrorKind::NotFound),
+            Error::request("cannot open it", io::ErrorKind::NotFound),
             Error::Invalid("why".into()),
             Error::Damaged("where".into()),
             Error::InUse("by whom".into()),
             Error::NotArchive("what".into()),
             Error::Unsupported("what".into()),
             Error::NoSpace("where".into()),
-            failed("it is away".into(), io::ErrorKind::TimedOut),
-            failed("it was changed".into(), io::ErrorKind::StaleNetworkFileHandle),
+            Error::request("it is away", io::ErrorKind::TimedOut),
+            Error::request("it was changed", io::ErrorKind::StaleNetworkFileHandle),
         ] {
             let (code, sentence) = code_of(&error);
             assert_eq!(format!("{:?}", error_of(code, sentence)), format!("{error:?}"));
