@@ -321,8 +321,6 @@ pub fn error_of(code: u32, sentence: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::storage::MemoryStorage;
 
