@@ -12,6 +12,7 @@ mod host;
 mod listings;
 mod log;
 mod model;
+mod moments;
 mod names;
 mod promise;
 mod racing;

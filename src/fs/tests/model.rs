@@ -18,6 +18,7 @@ pub(super) struct Node {
     /// In the order of the listing.
     pub(super) entries: Vec<(Vec<u8>, Ino)>,
     pub(super) target: Vec<u8>,
+    pub(super) content: Vec<u8>,
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
@@ -35,9 +36,54 @@ impl Node {
     pub(super) fn get(&self, name: &[u8]) -> Option<Ino> {
         self.position(name).map(|at| self.entries[at].1)
     }
+
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = offset + bytes.len();
+        self.content.resize(self.content.len().max(end), 0);
+        self.content[offset..end].copy_from_slice(bytes);
+    }
+
+    /// Everything but the times, which are answered.
+    fn assert_equal(&self, fs: &FileSystem, ino: Ino) -> Attributes {
+        let is = fs.attributes(ino).unwrap();
+        assert_eq!(
+            (is.ino, is.mode, is.links, is.gid, is.rdev),
+            (ino, self.mode, self.links, self.gid, self.rdev),
+            "attributes of {ino:?}"
+        );
+        if self.is_directory() && self.links > 0 {
+            let listed: Vec<_> = list(fs, ino, 0).unwrap().into_iter().map(|(name, ino, _)| (name, ino)).collect();
+            assert_eq!(listed, self.entries, "entries of {ino:?}");
+            assert_eq!(fs.lookup(ino, b"..").unwrap().ino, self.parent, "parent of {ino:?}");
+            for (name, child) in &self.entries {
+                assert_eq!(fs.lookup(ino, name).unwrap().ino, *child);
+            }
+        }
+        match self.mode & mode::TYPE {
+            mode::SYMLINK => assert_eq!(fs.read_link(ino).unwrap(), self.target),
+            mode::REGULAR => {
+                assert_eq!(is.size, self.content.len() as u64, "size of {ino:?}");
+                assert!(fs.read(ino, 0, self.content.len()).unwrap() == self.content, "content of {ino:?}");
+            }
+            _ => {}
+        }
+        let mut names = Vec::new();
+        for (name, value) in &self.xattrs {
+            assert_eq!(&fs.xattr(ino, name).unwrap(), value);
+            names.push(name.clone());
+        }
+        let all = fs.list_xattrs(ino).unwrap();
+        let mut listed: Vec<_> = all.split_inclusive(|&b| b == 0).map(|name| name[..name.len() - 1].to_vec()).collect();
+        listed.sort();
+        assert_eq!(listed, names, "attributes of {ino:?}");
+        is
+    }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Model {
     pub(super) nodes: BTreeMap<Ino, Node>,
     pub(super) open: HashSet<Ino>,
@@ -71,16 +117,16 @@ impl Model {
         self.directory(directory)?.get(name).ok_or(Error::NotFound)
     }
 
-    fn node(&mut self, ino: Ino) -> &mut Node {
+    pub(super) fn node(&mut self, ino: Ino) -> &mut Node {
         self.nodes.get_mut(&ino).unwrap()
     }
 
-    fn add_entry(&mut self, directory: Ino, name: &[u8], ino: Ino) {
+    pub(super) fn add_entry(&mut self, directory: Ino, name: &[u8], ino: Ino) {
         self.node(directory).entries.push((name.to_vec(), ino));
         self.enter(directory, ino);
     }
 
-    fn remove_entry(&mut self, directory: Ino, name: &[u8]) -> Ino {
+    pub(super) fn remove_entry(&mut self, directory: Ino, name: &[u8]) -> Ino {
         let at = self.node(directory).position(name).unwrap();
         let (_, ino) = self.node(directory).entries.remove(at);
         self.leave(directory, ino);
@@ -88,7 +134,7 @@ impl Model {
     }
 
     /// Lets an entry name another inode, in its place.
-    fn set_entry(&mut self, directory: Ino, name: &[u8], ino: Ino) {
+    pub(super) fn set_entry(&mut self, directory: Ino, name: &[u8], ino: Ino) {
         let at = self.node(directory).position(name).unwrap();
         let old = std::mem::replace(&mut self.node(directory).entries[at].1, ino);
         self.leave(directory, old);
@@ -102,6 +148,11 @@ impl Model {
         }
         self.touch(directory, true);
         self.touch(ino, false);
+    }
+
+    /// What was touched is known by other means.
+    pub(super) fn forget_touch(&mut self, ino: Ino) {
+        self.touched.remove(&ino);
     }
 
     fn leave(&mut self, directory: Ino, ino: Ino) {
@@ -150,7 +201,7 @@ impl Model {
         Ok(())
     }
 
-    fn drop_name(&mut self, ino: Ino) {
+    pub(super) fn drop_name(&mut self, ino: Ino) {
         let node = self.node(ino);
         node.links = if node.is_directory() { 0 } else { node.links - 1 };
         if node.links == 0 && !self.open.contains(&ino) {
@@ -255,39 +306,21 @@ impl Model {
         assert_eq!(fs.volume.state().inodes(), self.nodes.len() as u64, "inodes in use");
         let touched = std::mem::take(&mut self.touched);
         for (&ino, node) in &mut self.nodes {
-            let is = fs.attributes(ino).unwrap();
-            assert_eq!(
-                (is.ino, is.mode, is.links, is.gid, is.rdev),
-                (ino, node.mode, node.links, node.gid, node.rdev),
-                "attributes of {ino:?}"
-            );
+            let is = node.assert_equal(fs, ino);
             let moved =
                 |now: Timestamp, before: Timestamp, touched: bool| if touched { now > before } else { now == before };
             let content = touched.get(&ino).copied();
             assert!(moved(is.ctime, node.ctime, content.is_some()), "ctime of {ino:?} {content:?}");
             assert!(moved(is.mtime, node.mtime, content == Some(true)), "mtime of {ino:?} {content:?}");
             (node.mtime, node.ctime) = (is.mtime, is.ctime);
-            if node.is_directory() && node.links > 0 {
-                let listed: Vec<_> = list(fs, ino, 0).unwrap().into_iter().map(|(name, ino, _)| (name, ino)).collect();
-                assert_eq!(listed, node.entries, "entries of {ino:?}");
-                assert_eq!(fs.lookup(ino, b"..").unwrap().ino, node.parent, "parent of {ino:?}");
-                for (name, child) in &node.entries {
-                    assert_eq!(fs.lookup(ino, name).unwrap().ino, *child);
-                }
-            }
-            if node.mode & mode::TYPE == mode::SYMLINK {
-                assert_eq!(fs.read_link(ino).unwrap(), node.target);
-            }
-            let mut names = Vec::new();
-            for (name, value) in &node.xattrs {
-                assert_eq!(&fs.xattr(ino, name).unwrap(), value);
-                names.push(name.clone());
-            }
-            let all = fs.list_xattrs(ino).unwrap();
-            let mut listed: Vec<_> =
-                all.split_inclusive(|&b| b == 0).map(|name| name[..name.len() - 1].to_vec()).collect();
-            listed.sort();
-            assert_eq!(listed, names, "attributes of {ino:?}");
+        }
+    }
+
+    /// A snapshot that was taken when this was the model shows all that had a name then.
+    pub(super) fn assert_shown(&self, moment: &FileSystem) {
+        for (&ino, node) in self.nodes.iter().filter(|(_, node)| node.links > 0) {
+            let is = node.assert_equal(moment, ino);
+            assert_eq!((is.mtime, is.ctime), (node.mtime, node.ctime), "times of {ino:?}");
         }
     }
 }

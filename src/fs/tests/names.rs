@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::model::{Model, Node};
 use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, crash, fresh, fresh_with, list, reopen};
-use crate::env::SeededEnvironment;
+use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, Key, ROOT_INO, kind};
@@ -15,16 +15,16 @@ use crate::fs::{FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncP
 use crate::storage::MemoryStorage;
 
 /// Random operations on a file system and the model.
-struct Driver {
+pub(super) struct Driver {
     storage: Arc<MemoryStorage>,
-    fs: Arc<FileSystem>,
-    model: Model,
+    pub(super) fs: Arc<FileSystem>,
+    pub(super) model: Model,
     dice: SeededEnvironment,
     /// Numbers ever given out, so that gone ones are used too.
-    known: Vec<Ino>,
+    pub(super) known: Vec<Ino>,
 }
 
-fn assert_same<T: std::fmt::Debug>(is: &Result<T>, wanted: &Result<()>, what: &str) {
+pub(super) fn assert_same<T: std::fmt::Debug>(is: &Result<T>, wanted: &Result<()>, what: &str) {
     match (is, wanted) {
         (Ok(_), Ok(())) => {}
         (Err(is), Err(wanted)) if discriminant(is) == discriminant(wanted) => {}
@@ -33,14 +33,14 @@ fn assert_same<T: std::fmt::Debug>(is: &Result<T>, wanted: &Result<()>, what: &s
 }
 
 impl Driver {
-    fn new(seed: u64, name_key: [u8; 16]) -> Driver {
+    pub(super) fn new(seed: u64, name_key: [u8; 16]) -> Driver {
         let (storage, fs) = fresh_with(seed, name_key, OPTIONS);
         let mut model = Model::new(&fs.attributes(ROOT_INO).unwrap());
         model.assert_equal(&fs);
         Driver { storage, fs, model, dice: SeededEnvironment::new(seed), known: vec![ROOT_INO] }
     }
 
-    fn below(&self, bound: usize) -> usize {
+    pub(super) fn below(&self, bound: usize) -> usize {
         (self.dice.next_u64() % bound as u64) as usize
     }
 
@@ -81,15 +81,16 @@ impl Driver {
         }
     }
 
-    fn step(&mut self) {
-        match self.below(14) {
+    pub(super) fn step(&mut self) {
+        match self.below(17) {
             0..=3 => self.create(),
             4 => self.link(),
             5 | 6 => self.remove(),
             7..=9 => self.rename(),
             10 => self.handle(),
             11 => self.change_mode(),
-            _ => self.xattr(),
+            12 | 13 => self.xattr(),
+            _ => self.content(),
         }
         self.model.assert_equal(&self.fs);
     }
@@ -228,8 +229,43 @@ impl Driver {
         }
     }
 
+    /// Writes, cuts, and clones of parts. None of them moves times, which who serves a kernel sets.
+    fn content(&mut self) {
+        let is_regular =
+            |ino: &Ino| self.model.nodes.get(ino).is_some_and(|node| node.mode & mode::TYPE == mode::REGULAR);
+        let Some(ino) = [self.any(), self.any(), self.any()].into_iter().find(is_regular) else { return };
+        let before = self.model.nodes[&ino].content.len();
+        match self.below(4) {
+            0 => {
+                let size = self.below(before + 5000);
+                self.fs.truncate(ino, size as u64, &mut |_| {}).unwrap();
+                self.model.node(ino).content.resize(size, 0);
+            }
+            1 => {
+                let Some(target) =
+                    [self.any(), self.any()].into_iter().find(|other| is_regular(other) && *other != ino)
+                else {
+                    return;
+                };
+                let aligned = [1, 4096][self.below(2)];
+                let (from, to) = (self.below(3) * aligned, self.below(3) * aligned);
+                let copied = self.fs.copy_range(ino, from as u64, target, to as u64, 200_000, false).unwrap() as usize;
+                let part = self.model.nodes[&ino].content.get(from..from + copied).unwrap_or_default().to_vec();
+                assert_eq!(part.len(), before.saturating_sub(from).min(200_000));
+                self.model.node(target).write(to, &part);
+            }
+            _ => {
+                let offset = self.below(before + 3000).min(150_000);
+                let mut bytes = vec![0; [10, 900, 5000, 40_000][self.below(4)]];
+                SeededEnvironment::new(self.dice.next_u64()).fill_random(&mut bytes).unwrap();
+                self.fs.write(ino, offset as u64, &bytes).unwrap();
+                self.model.node(ino).write(offset, &bytes);
+            }
+        }
+    }
+
     /// Handles do not outlive the file system; with `close` an orderly end, else what was committed.
-    fn open_again(mut self, close: bool) -> Driver {
+    pub(super) fn open_again(mut self, close: bool) -> Driver {
         for ino in self.model.open.clone() {
             self.fs.release(ino).unwrap();
             self.model.release(ino);
