@@ -1,5 +1,4 @@
 //! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own or into an object store.
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +14,7 @@ use lockbox::storage::{FileStorage, Identity, Storage, lend};
 use lockbox::{Error, Result as Done};
 use lockbox_host::elsewhere;
 use lockbox_host::{IN_USE, Program, code, shown};
+use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
@@ -155,7 +155,8 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
 
 /// Whether a directory that is there, or is to be made, lies in the archive: each backup would have to have itself in it.
 fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
-    let open = |path: &Path| File::open(path).ok();
+    // Whatever is there is not opened: a FIFO would be waited for.
+    let open = |path: &Path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let there = open(directory).or_else(|| directory.parent().and_then(open));
     there.is_some_and(|there| source.holds(there.as_fd()))
 }

@@ -172,6 +172,9 @@ case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_b
     mkdir "$WORK/dir/store"
     expect 1 'lies in the archive that is to be backed up' lockbox backup "$WORK/dir" "file://$WORK/dir/store"
     same "$(ls "$WORK/dir/store")" ''
+    # What is no directory is told, and not waited for.
+    mkfifo "$WORK/fifo"
+    expect 11 'no directory' timeout -s KILL 20 lockbox backup "$WORK/dir" "file://$WORK/fifo"
     # The mount is this user's own, and so is the link.
     ln -s elsewhere "$WORK/link"
     lockbox backup "$WORK/dir" "file://$WORK/link" | grep -q 'everything was copied'
