@@ -419,7 +419,7 @@ pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
 }
 
 fn stale(context: String) -> Error {
-    Error::Io { context, source: Arc::new(io::ErrorKind::StaleNetworkFileHandle.into()) }
+    Error::request(context, io::ErrorKind::StaleNetworkFileHandle)
 }
 
 #[cfg(test)]

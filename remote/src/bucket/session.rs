@@ -146,20 +146,18 @@ impl Session {
             )));
         }
         if newest == ours && (!is_orderly || session.newest.epoch.is_multiple_of(THOROUGH)) {
+            session.store.sweep(&incarnation)?;
             session.left = session.find_left()?;
         }
         Ok((newest == ours).then_some(session))
     }
 
     /// Segments and checkpoints that nobody names and nobody will: the writer who made them has been overtaken, and a name is not used again. They are
-    /// removed as all that is dead is, for a record of before may have named them. What never got a name goes at once.
+    /// removed as all that is dead is, for a record of before may have named them.
     fn find_left(&self) -> Result<Vec<Id>> {
         let mut named: HashSet<Id> = self.dead.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
         named.extend(self.newest.checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
         let mut left = Vec::new();
-        for part in ["log", "seg", "map"] {
-            self.store.sweep(&format!("{}/{part}", hex(&self.incarnation)))?;
-        }
         for (part, id) in [("seg", Id::Segment as fn(Hash) -> Id), ("map", Id::Checkpoint)] {
             let prefix = format!("{}/{part}/", hex(&self.incarnation));
             let mut after = String::new();

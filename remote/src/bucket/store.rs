@@ -143,10 +143,15 @@ impl Store {
         left.into_inner()
     }
 
+    /// Removes what writers who have been overtaken began and never named.
+    ///
     /// # Errors
     /// Those of requests.
-    pub(super) fn sweep(&self, above: &str) -> Result<()> {
-        self.ask(&mut |objects| objects.sweep(above)).map_err(|trouble| self.told(trouble))
+    pub(super) fn sweep(&self, incarnation: &Incarnation) -> Result<()> {
+        ["log", "seg", "map"].iter().try_for_each(|part| {
+            let above = format!("{}/{part}", hex(incarnation));
+            self.ask(&mut |objects| objects.sweep(&above)).map_err(|trouble| self.told(trouble))
+        })
     }
 
     pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>> {
