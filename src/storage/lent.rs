@@ -363,6 +363,19 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_answer_in_time_is_not_told_as_gone() {
+        let (ours, silent) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        let told = Borrowed::new(vec![ours], false).err().unwrap();
+        assert!(matches!(&told, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{told:?}");
+        assert!(told.to_string().contains("does not answer"), "{told}");
+        drop(silent);
+        let (ours, _) = UnixStream::pair().unwrap();
+        let told = Borrowed::new(vec![ours], false).err().unwrap();
+        assert!(told.to_string().contains("is gone"), "{told}");
+    }
+
+    #[test]
     fn a_failure_is_the_same_on_the_other_side() {
         for error in [
             Error::request("cannot open it", io::ErrorKind::NotFound),
