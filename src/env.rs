@@ -53,6 +53,12 @@ impl Environment for SystemEnvironment {
     }
 }
 
+/// What whoever runs a random test says of it: SEED, STEPS, STATES.
+#[cfg(test)]
+pub(crate) fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
 fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
     // Nanoseconds of the kernel are fewer than a billion.
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }

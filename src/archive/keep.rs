@@ -127,7 +127,7 @@ impl Keep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::env::{Environment, SeededEnvironment};
+    use crate::env::{Environment, SeededEnvironment, variable};
 
     fn at(year: i64, month: i64, day: i64, hour: i64) -> Timestamp {
         Timestamp { seconds: (first_day(year, month) + day - 1) * DAY + hour * HOUR, nanos: 0 }
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn rules_keep_the_newest_of_the_last_periods_that_have_any() {
-        let seed: u64 = std::env::var("SEED").map_or(20_261_123, |seed| seed.parse().unwrap());
+        let seed = variable("SEED").unwrap_or(20_261_123);
         println!("SEED={seed}");
         let dice = SeededEnvironment::new(seed);
         let below = |bound: u64| dice.next_u64() % bound;

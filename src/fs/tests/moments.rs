@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::model::{Model, Node};
 use super::names::{Driver, assert_same};
 use super::support::{NAME_KEY, assert_sound};
+use crate::env::variable;
 use crate::error::{Error, Result};
 use crate::exchange::{Alone, Restore};
 use crate::format::{Ino, ROOT_INO};
@@ -204,6 +205,7 @@ fn remove(driver: &Driver, gone: &Kept) {
 }
 
 fn run(seed: u64, steps: u64, counts: &mut Counts) {
+    println!("SEED={seed}");
     let mut driver = Driver::new(seed, NAME_KEY);
     let mut kept: Vec<Kept> = Vec::new();
     for step in 1..=steps {
@@ -253,7 +255,6 @@ fn run(seed: u64, steps: u64, counts: &mut Counts) {
 
 #[test]
 fn twenty_snapshots_show_and_give_back_what_the_model_was() {
-    let variable = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
     let steps = variable("STEPS").unwrap_or(600);
     let seeds = variable("SEED").map_or(21..=23, |seed| seed..=seed);
     let mut counts = Counts::default();

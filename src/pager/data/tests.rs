@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::crypto::SecretKey;
-use crate::env::{Environment, SeededEnvironment};
+use crate::env::{Environment, SeededEnvironment, variable};
 use crate::format::data_head::PackedItem;
 use crate::format::{Generation, Ino, MAX_DATA, Run};
 use crate::frame::{self, CELL_LOG2, PageCipher, PlainPage};
@@ -59,7 +59,7 @@ fn read(pager: &Pager, pointer: &Pointer, range: Range<usize>) -> Result<Vec<u8>
 
 #[test]
 fn any_range_reads_as_it_was_written() {
-    let seed = std::env::var("SEED").map_or(11, |seed| seed.parse().unwrap());
+    let seed = variable("SEED").unwrap_or(11);
     println!("SEED={seed}");
     let random = SeededEnvironment::new(seed);
     let storage = storage();

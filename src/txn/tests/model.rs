@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::support::*;
+use crate::env::variable;
 use crate::storage::MemoryStorage;
 use crate::txn::kept::snapshot_tree;
 use crate::txn::{View, Volume};
@@ -23,11 +24,19 @@ fn check_all(volume: &Volume, live: &Content, snapshots: &Snapshots) {
     assert_sound(volume);
 }
 
+fn destroy_some(volume: &Volume, snapshots: &mut Snapshots, dice: &Dice) {
+    let ids: Vec<u64> = snapshots.0.keys().copied().collect();
+    let id = ids[dice.below(ids.len() as u64) as usize];
+    volume.destroy_snapshot(id).unwrap();
+    snapshots.0.remove(&id);
+}
+
 /// Snapshots that there are at once at most.
 const MOST: usize = 20;
 
 /// Answers how many snapshots there were at once.
 fn run(seed: u64, steps: u64) -> usize {
+    println!("SEED={seed}");
     let mut most = 0;
     let dice = Dice::new(seed);
     let storage = Arc::new(MemoryStorage::new());
@@ -72,10 +81,7 @@ fn run(seed: u64, steps: u64) -> usize {
                 most = most.max(snapshots.0.len());
             }
             87..91 if !snapshots.0.is_empty() => {
-                let ids: Vec<u64> = snapshots.0.keys().copied().collect();
-                let id = ids[dice.below(ids.len() as u64) as usize];
-                volume.destroy_snapshot(id).unwrap();
-                snapshots.0.remove(&id);
+                destroy_some(&volume, &mut snapshots, &dice);
             }
             91..95 => {
                 volume.commit().unwrap();
@@ -96,10 +102,7 @@ fn run(seed: u64, steps: u64) -> usize {
     }
     check_all(&volume, &live, &snapshots);
     while !snapshots.0.is_empty() {
-        let ids: Vec<u64> = snapshots.0.keys().copied().collect();
-        let id = ids[dice.below(ids.len() as u64) as usize];
-        volume.destroy_snapshot(id).unwrap();
-        snapshots.0.remove(&id);
+        destroy_some(&volume, &mut snapshots, &dice);
     }
     for (file, slot) in live.keys() {
         assert!(delete(&volume, *file, *slot).unwrap());
@@ -114,7 +117,6 @@ fn run(seed: u64, steps: u64) -> usize {
 
 #[test]
 fn snapshots_clones_and_destruction_keep_content_counts_and_space_exact() {
-    let variable = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
     let steps = variable("STEPS").unwrap_or(500);
     let seeds = variable("SEED").map_or(1..=6, |seed| seed..=seed);
     let most = seeds.map(|seed| run(seed, steps)).max();

@@ -16,9 +16,7 @@ use std::time::Instant;
 use states::{Plan, Tally, explore};
 pub(super) use workload::see;
 
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
-}
+use crate::env::variable;
 
 /// Judges at least `wanted` states, seed after seed on two threads. `per_seed` bounds the states of one seed.
 fn campaign(first_seed: u64, wanted: u64, per_seed: u64) -> Tally {
