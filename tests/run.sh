@@ -243,9 +243,13 @@ elif [[ $# -gt 0 ]]; then
     [[ " $* " != *' mount '* || " $* " == *' reader '* ]] || stages=(install reader "$@")
 fi
 
+# What each stage told, so that what failed can be told once more at the end, where it is read first.
+told=$target/told
+mkdir -p "$told"
+
 started=$SECONDS
 results=()
-failed=0
+failed=()
 for stage in "${stages[@]}"; do
     if ! declare -F "stage_$stage" >/dev/null; then
         echo "tests/run.sh: no stage '$stage'" >&2
@@ -253,9 +257,10 @@ for stage in "${stages[@]}"; do
     fi
     echo "=== $stage"
     before=$SECONDS
-    if "stage_$stage"; then outcome=passed; else
+    # Not in a pipe: a stage may start what a later one waits for.
+    if "stage_$stage" > >(tee "$told/$stage") 2>&1; then outcome=passed; else
         outcome=FAILED
-        failed=$((failed + 1))
+        failed+=("$stage")
     fi
     line=$(printf '%-10s %-7s %5d s' "$stage" "$outcome" $((SECONDS - before)))
     results+=("$line")
@@ -264,11 +269,18 @@ for stage in "${stages[@]}"; do
     [[ $stage != install || $outcome == passed ]] || break
 done
 
+for stage in "${failed[@]}"; do
+    echo
+    echo "What failed in $stage, and its last lines:"
+    grep -aE '^(FAILED|not ok|error)|panicked at|^test .* FAILED' "$told/$stage" | head -n 20
+    tail -n 30 "$told/$stage"
+done
+
 echo
 echo "Summary after $((SECONDS - started)) s:"
 printf '  %s\n' "${results[@]}"
-if [[ $failed -gt 0 ]]; then
-    echo "$failed of ${#results[@]} stages FAILED"
+if [[ ${#failed[@]} -gt 0 ]]; then
+    echo "${#failed[@]} of ${#results[@]} stages FAILED"
     exit 1
 fi
 echo "all ${#results[@]} stages passed"

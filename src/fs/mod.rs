@@ -93,8 +93,7 @@ impl FileSystem {
         fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |write_out| write_out.flush(op))));
         let source = Arc::downgrade(&fs.staging);
         fs.volume.set_log_source(Box::new(move |capacity| source.upgrade().and_then(|staging| staging.log(capacity))));
-        let reclaimer = Arc::downgrade(&fs.reclaim);
-        fs.volume.set_reclaimer(Box::new(move || reclaimer.upgrade().map_or(Ok(false), |it| it.step_for_room())));
+        fs.volume.set_reclaimer(Box::new(Arc::downgrade(&fs.reclaim)));
         fs.lay_log()?;
         fs.reclaim.add_left_over()?;
         let durable = fs.volume.durable();

@@ -51,6 +51,7 @@ pub(crate) use operation::Operation;
 pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;
 pub(crate) use recovery::has_entries;
+pub(crate) use shortage::Reclaimer;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
 pub(crate) use view::{Difference, Differing, View};

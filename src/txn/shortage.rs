@@ -2,8 +2,9 @@
 //!
 //! # The argument
 //! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (TXN-1, SPACE-3),
-//! (c) objects that nobody can reach have pages yet, or snapshots that were removed, (d) a reader that is about to end can see freed pages. Nothing
-//! else ever frees a block.
+//! (c) objects that nobody can reach have pages yet, or snapshots that were removed, (d) a reader that is about to end can see freed pages, (e) somebody else
+//! is at a step of (c), or an object without a name is about to be closed: a kernel tells of a close only after the program saw it end. Nothing else
+//! ever frees a block.
 //!
 //! - (a) ends by itself: who erases waits for nobody.
 //! - (b) takes two commits at most. A page that was freed before the call was freed by the commit in flight, N, or by the open transaction,
@@ -11,7 +12,7 @@
 //!   None is made when nothing was freed.
 //! - (c) is finite: each step removes records of an object that gets no new ones, or entries of a dead list that gets no new ones. The steps between two
 //!   attempts double, so that a large object costs few commits.
-//! - (d) has a limit of time, since a reader may take as long as it likes.
+//! - (d) and (e) have a limit of time, since a reader may take as long as it likes, and a program may keep open what it unlinked.
 //!
 //! So every wait ends, and one that is refused afterwards was refused with nothing on its way that was freed before the call. The wait is
 //! shared: one writer brings it about while the others wait in the queue, and then try first.
@@ -38,11 +39,21 @@ use super::commit::{Committer, Purpose};
 use super::writer::Writer;
 use crate::error::{Error, Result};
 
-/// Waits for readers that can see freed pages: a request of some MiB is read in less.
-const READER_WAIT: (u32, Duration) = (50, Duration::from_millis(2));
+/// How long a look at what others are about to let go is apart from the next.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Looks at readers that can see freed pages: a request of some MiB is read in less.
+const READER_LOOKS: u32 = 50;
+/// Looks at what is about to be closed or reclaimed: a thread that is to say so gets its turn in less on a busy machine.
+const CLOSE_LOOKS: u32 = 150;
 
-/// Removes some of what nobody can reach; answers whether it did.
-pub(super) type Reclaimer = Box<dyn Fn() -> Result<bool> + Send + Sync>;
+/// Frees what nobody can reach.
+pub(crate) trait Reclaimer: Send + Sync {
+    /// Removes some of it; answers whether it did.
+    fn step(&self) -> Result<bool>;
+
+    /// Whether there may be more for a step soon, when others are ready with it.
+    fn is_held(&self) -> Result<bool>;
+}
 
 /// Whether what came free suffices.
 type Enough<'a> = &'a dyn Fn() -> Result<bool>;
@@ -58,7 +69,7 @@ pub(super) struct Shortage {
     /// Held by the writer that brings room about for all who have none.
     first: Mutex<()>,
     waiting: AtomicU64,
-    reclaimer: OnceLock<Reclaimer>,
+    reclaimer: OnceLock<Box<dyn Reclaimer>>,
 }
 
 /// A place in the queue of those who have no room; once it holds the lock, the first one.
@@ -88,7 +99,7 @@ impl Shortage {
         }
     }
 
-    pub(super) fn set_reclaimer(&self, reclaimer: Reclaimer) {
+    pub(super) fn set_reclaimer(&self, reclaimer: Box<dyn Reclaimer>) {
         // Only the first counts: one file system owns a volume.
         let _ = self.reclaimer.set(reclaimer);
     }
@@ -131,8 +142,7 @@ impl Shortage {
         }
         let mut queued = self.queue();
         queued.first = Some(self.first.lock());
-        let there =
-            enough()? || self.await_commits(enough)? || self.await_reclaim(enough)? || self.await_readers(enough)?;
+        let there = self.await_own(enough)? || self.await_others(enough)?;
         Ok((there, Some(queued)))
     }
 
@@ -140,6 +150,11 @@ impl Shortage {
     pub(super) fn queue(&self) -> Queued<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         Queued { shortage: self, first: None }
+    }
+
+    /// All that needs nobody else: (a) to (c).
+    fn await_own(&self, enough: Enough<'_>) -> Result<bool> {
+        Ok(enough()? || self.await_commits(enough)? || self.await_reclaim(enough)?)
     }
 
     /// (a) and (b).
@@ -175,7 +190,7 @@ impl Shortage {
         for round in 0.. {
             let mut reclaimed = false;
             for _ in 0..1_u64 << round.min(10) {
-                match reclaimer() {
+                match reclaimer.step() {
                     Ok(true) => reclaimed = true,
                     Ok(false) => break,
                     Err(error @ Error::Latched(_)) => return Err(error),
@@ -200,16 +215,16 @@ impl Shortage {
         Ok(false)
     }
 
-    /// (d)
-    fn await_readers(&self, enough: Enough<'_>) -> Result<bool> {
-        let (attempts, pause) = READER_WAIT;
-        for _ in 0..attempts {
-            if !self.allocator.waits_for_readers() {
+    /// (d) and (e)
+    fn await_others(&self, enough: Enough<'_>) -> Result<bool> {
+        for look in 0..CLOSE_LOOKS {
+            let readers = look < READER_LOOKS && self.allocator.waits_for_readers();
+            if !readers && !self.reclaimer.get().map_or(Ok(false), |reclaimer| reclaimer.is_held())? {
                 break;
             }
-            std::thread::sleep(pause);
+            std::thread::sleep(PAUSE);
             self.allocator.release_waiting();
-            if enough()? {
+            if self.await_own(enough)? {
                 return Ok(true);
             }
         }

@@ -11,7 +11,8 @@ pub(super) use removal::Removal;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -21,7 +22,7 @@ use super::writeout::WriteOut;
 use crate::error::{Error, Result};
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};
-use crate::txn::{Operation, Volume};
+use crate::txn::{Operation, Reclaimer, Volume};
 use handles::OpenHandles;
 use records::{is_nameless, orphan_key, orphan_step, trim_step};
 
@@ -35,15 +36,41 @@ struct Queue {
     waiting: Mutex<BTreeSet<Ino>>,
     /// The number after which the next one is taken, so that one that fails every time does not keep the others waiting.
     last: Mutex<Option<Ino>>,
+    /// Those that were taken out and are being stepped.
+    in_step: AtomicUsize,
+}
+
+/// An inode that was taken out of the queue for a step.
+struct Taken<'a> {
+    queue: &'a Queue,
+    ino: Ino,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.queue.in_step.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Queue {
-    fn take(&self) -> Option<Ino> {
+    fn take(&self) -> Option<Taken<'_>> {
         let mut last = self.last.lock();
         let mut waiting = self.waiting.lock();
         let next = waiting.iter().find(|ino| last.is_none_or(|last| **ino > last)).or(waiting.first()).copied();
         *last = next;
-        next.filter(|ino| waiting.remove(ino))
+        next.and_then(|ino| self.take_from(&mut waiting, ino))
+    }
+
+    fn take_this(&self, ino: Ino) -> Option<Taken<'_>> {
+        self.take_from(&mut self.waiting.lock(), ino)
+    }
+
+    fn take_from(&self, waiting: &mut BTreeSet<Ino>, ino: Ino) -> Option<Taken<'_>> {
+        waiting.remove(&ino).then(|| {
+            // Under the lock: whoever finds the inode gone from the queue finds it here.
+            self.in_step.fetch_add(1, Ordering::AcqRel);
+            Taken { queue: self, ino }
+        })
     }
 }
 
@@ -54,6 +81,16 @@ enum Step {
     Busy,
     More,
     Last,
+}
+
+impl Reclaimer for Weak<Reclaim> {
+    fn step(&self) -> Result<bool> {
+        self.upgrade().map_or(Ok(false), |reclaim| reclaim.step_for_room())
+    }
+
+    fn is_held(&self) -> Result<bool> {
+        self.upgrade().map_or(Ok(false), |reclaim| reclaim.is_held())
+    }
 }
 
 pub(super) struct Reclaim {
@@ -142,8 +179,8 @@ impl Reclaim {
 
     /// One step for the next inode of the queue; answers whether the queue had any.
     pub(super) fn step(&self) -> Result<bool> {
-        let Some(ino) = self.queue.take() else { return Ok(false) };
-        self.step_of(ino, |file| Some(file.lock())).map(|_| true)
+        let Some(taken) = self.queue.take() else { return Ok(false) };
+        self.step_of(&taken, |file| Some(file.lock())).map(|_| true)
     }
 
     /// Reclaims what waits for it now; what comes meanwhile is left to others. What cannot be reclaimed, because it is damaged or the host is full, is left
@@ -154,9 +191,9 @@ impl Reclaim {
     pub(super) fn what_waits(&self, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
         let waiting = self.queue.waiting.lock().clone();
         for ino in waiting {
-            while self.queue.waiting.lock().remove(&ino) {
+            while let Some(taken) = self.queue.take_this(ino) {
                 go_on().inspect_err(|_| self.add(ino))?;
-                match self.step_of(ino, |file| Some(file.lock())) {
+                match self.step_of(&taken, |file| Some(file.lock())) {
                     // Nothing of it can go yet, or nothing is left.
                     Ok(false) => break,
                     Ok(true) => {}
@@ -176,19 +213,33 @@ impl Reclaim {
     pub(super) fn step_for_room(&self) -> Result<bool> {
         let waiting = self.queue.waiting.lock().len();
         for _ in 0..waiting {
-            let Some(ino) = self.queue.take() else { break };
-            if self.step_of(ino, |file| file.try_lock())? {
+            let Some(taken) = self.queue.take() else { break };
+            if self.step_of(&taken, |file| file.try_lock())? {
                 return Ok(true);
             }
         }
         self.volume.removal_step_for_room()
     }
 
+    /// Whether there may be more for [`Self::step_for_room`] soon: somebody is at a step, or has an inode without a name open or its file locked.
+    fn is_held(&self) -> Result<bool> {
+        let mut held = self.queue.in_step.load(Ordering::Acquire) > 0;
+        let state = self.volume.state();
+        self.volume.view(&state).scan(orphan_key(Ino(0)), orphan_key(Ino(u64::MAX)), &mut |key, _| {
+            let ino = Ino(key.sub);
+            held = held
+                || self.handles.is_open(ino)
+                || self.staging.find(ino).is_some_and(|file| file.try_lock().is_none());
+            Ok(if held { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(held)
+    }
+
     /// One step for an inode that was taken out of the queue, and goes back to it when there is more to do; answers whether there was anything.
-    fn step_of(&self, ino: Ino, lock: impl Fn(&Arc<StagedFile>) -> Option<LockedFile<'_>>) -> Result<bool> {
-        let step = self.try_step(ino, lock);
+    fn step_of(&self, taken: &Taken<'_>, lock: impl Fn(&Arc<StagedFile>) -> Option<LockedFile<'_>>) -> Result<bool> {
+        let step = self.try_step(taken.ino, lock);
         if !matches!(step, Ok(Step::Nothing | Step::Last)) {
-            self.add(ino);
+            self.add(taken.ino);
         }
         Ok(matches!(step?, Step::Last | Step::More))
     }

@@ -1,5 +1,8 @@
 //! A full archive that was emptied takes new data at once: who finds no room waits for what is about to come free.
 
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh_with, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
@@ -95,6 +98,55 @@ fn what_was_deleted_and_synced_can_be_written_at_once() {
             fs.volume.pager().latch().check().unwrap();
             assert_sound(&fs);
         }
+    }
+}
+
+/// A program sees its close end before the file system is told of it, and who reclaims a file may be at it for a while: a writer without room waits
+/// for both.
+#[test]
+fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
+    for locked in [false, true] {
+        println!("locked={locked}");
+        let (_, fs) = fresh_with(31, NAME_KEY, OPTIONS);
+        fs.volume.limit_size(LIMIT);
+        let (files, accepted) = fill(&fs, PATTERNS[0], 0);
+        for (name, ino) in &files {
+            fs.open(*ino).unwrap();
+            fs.unlink(ROOT_INO, name).unwrap();
+        }
+        fs.sync().unwrap();
+        let let_go = |of: &[(Vec<u8>, Ino)]| of.iter().for_each(|(_, ino)| fs.release(*ino).unwrap());
+        if locked {
+            let_go(&files);
+        }
+        let (content, held) = (noise(1, (accepted / 2) as usize), Barrier::new(2));
+        let refused = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let entries: Vec<_> = files.iter().map(|(_, ino)| fs.staging.entry(*ino)).collect();
+                let locks: Vec<_> =
+                    if locked { entries.iter().map(|entry| entry.lock()).collect() } else { Vec::new() };
+                held.wait();
+                while !fs.volume.is_short() && !refused.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                drop(locks);
+                if !locked {
+                    let_go(&files);
+                }
+            });
+            held.wait();
+            let made = fs.make_node(ROOT_INO, b"new", mode::REGULAR | 0o600, 0, CREATOR);
+            refused.store(made.is_err(), Ordering::Release);
+            let ino = made.unwrap().ino;
+            let write = |(n, part): (usize, &[u8])| fs.write(ino, n as u64 * 131_072, part);
+            let written = content.chunks(131_072).enumerate().try_for_each(write);
+            refused.store(written.is_err(), Ordering::Release);
+            written.unwrap();
+            fs.sync().unwrap();
+            assert!(fs.read(ino, 0, content.len()).unwrap() == content);
+        });
+        assert_sound(&fs);
     }
 }
 

@@ -291,7 +291,7 @@ impl Volume {
     }
 
     /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
-    pub(crate) fn set_reclaimer(&self, reclaimer: Reclaimer) {
+    pub(crate) fn set_reclaimer(&self, reclaimer: Box<dyn Reclaimer>) {
         self.shortage.set_reclaimer(reclaimer);
     }
 
