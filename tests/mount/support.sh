@@ -49,6 +49,14 @@ fail() {
     exit 1
 }
 
+# shows [OPTION] PATTERN: whether a line of standard input has it. It reads to the end: what writes to `grep -q` is killed by its first
+# match or not, as it comes, and a pipe with a killed program has failed.
+shows() {
+    local told
+    told=$(cat)
+    grep -q "$@" <<<"$told"
+}
+
 # A line that the runner shows also when the case passes.
 note() {
     echo "note: $*"

@@ -33,6 +33,14 @@ start_daemon() {
     exit 1
 }
 
+# shows [OPTION] PATTERN: whether a line of standard input has it. It reads to the end: what writes to `grep -q` is killed by its first
+# match or not, as it comes, and a pipe with a killed program has failed.
+shows() {
+    local told
+    told=$(cat)
+    grep -q "$@" <<<"$told"
+}
+
 case_() {
     local name=$1 ended
     shift
@@ -129,7 +137,7 @@ taken_back() {
     id=$(id_of "$link")
     [[ $(state_of "$id") == armed ]]
     [[ $("$lockbox" share ls --label "my note") == "$id  waiting "* ]]
-    "$lockbox" share revoke "my note" | grep -q '^state  *revoked$'
+    "$lockbox" share revoke "my note" | shows '^state  *revoked$'
     ends 20 receive -o - <<<"$link"
     [[ $(state_of "my note") == revoked ]]
     grep -q 'this link was taken back by its owner at 20' "$place/said"
@@ -293,7 +301,7 @@ opened_by_age_alone() {
     link=$(share small)
     receive --ciphertext --identity key2.txt <<<"$link"
     age -d -i key2.txt small.age | tail -n +2 | cmp - small
-    age -d -i key2.txt small.age | head -n 1 | grep -q '^{"name":"small","size":15,"sha256":"[^"]*"} *$'
+    age -d -i key2.txt small.age | head -n 1 | shows '^{"name":"small","size":15,"sha256":"[^"]*"} *$'
 }
 
 nothing_is_replaced() {
@@ -334,13 +342,13 @@ over_tls() {
     for _ in {1..24}; do exec {silent}<>"/dev/tcp/127.0.0.1/$port"; done
     head -c 3000000 /dev/urandom >big
     ends 21 share big --server "https://localhost:$port"
-    tail -n 1 "$place/said" | grep -q 'its certificate is not trusted here'
+    tail -n 1 "$place/said" | shows 'its certificate is not trusted here'
     export SSL_CERT_FILE=$PWD/cert.pem
     link=$(share big --server "https://localhost:$port")
     [[ $link == https://share.example.org/s/*#* ]]
     "$lockbox" receive --server "https://localhost:$port" -o out <<<"$link"
     cmp big out
-    curl --silent --head --cacert cert.pem "https://localhost:$port/v1/limits" | grep -qi '^strict-transport-security: max-age=31536000'
+    curl --silent --head --cacert cert.pem "https://localhost:$port/v1/limits" | shows -i '^strict-transport-security: max-age=31536000'
 }
 
 what_comes_on_standard_input() {
@@ -360,12 +368,12 @@ what_comes_on_standard_input() {
 a_text() {
     local link
     link=$(printf 'meet me\nat the bridge' | share --text)
-    ends 0 receive --check <<<"$link" | grep -q '^the link opens something until 20.* UTC$'
+    ends 0 receive --check <<<"$link" | shows '^the link opens something until 20.* UTC$'
     [[ $(receive <<<"$link") == $'meet me\nat the bridge' && -z $(ls) ]]
     ends 20 receive --check <<<"$link"
     grep -q 'this link was used at 20' "$place/said"
     link=$(share --text <<<"for a file")
-    receive --json <<<"$link" | grep -q '"kind":"text"'
+    receive --json <<<"$link" | shows '"kind":"text"'
     [[ $(cat text.txt) == "for a file" ]]
 }
 
@@ -383,7 +391,7 @@ a_directory() {
     link=$(share tree)
     grep -q '1 special file was left out' "$place/said"
     mkdir in
-    receive -o in <<<"$link" | grep -q '^in/tree/: '
+    receive -o in <<<"$link" | shows '^in/tree/: '
     grep -q '1 symbolic link was left out that leads out' "$place/said"
     rm tree/stray tree/pipe
     diff -r tree in/tree
@@ -418,7 +426,7 @@ a_directory_of_an_archive() {
     receive --no-unpack <<<"$link"
     # Nothing of the path above it, nor of who owned it.
     ends 1 grep -q 'secret' album.tar
-    tar --numeric-owner -tvf album.tar | grep -q '^drwx.* 0/0 .* album/$'
+    tar --numeric-owner -tvf album.tar | shows '^drwx.* 0/0 .* album/$'
     link=$(share --archive a.lbx secret/album --name pictures)
     receive <<<"$link"
     diff -r secret/album pictures
@@ -434,7 +442,7 @@ a_directory_that_changes_is_not_shared() {
     kill "$writer"
     wait "$writer" || true
     [[ $code -eq 2 && ! -s shared.txt ]]
-    tail -n 1 "$place/said" | grep -q 'tree/big changed while it was read'
+    tail -n 1 "$place/said" | shows 'tree/big changed while it was read'
 }
 
 a_receiver_of_a_directory_that_was_killed_goes_on() {
@@ -467,9 +475,9 @@ times_are_told_as_they_were_typed() {
     link=$("$lockbox" share note.txt --expires 48h 2>told)
     id=$(id_of "$link")
     grep -q 'works once, for 48 hours, until 20' told
-    "$lockbox" share ls | grep -q "^$id .* UTC   48h  -$"
-    "$lockbox" share info "$id" | grep -q '^expires .*, 48 hours after it was made$'
-    "$lockbox" share info "$id" --json | grep -q '"lifetime":"48h"'
+    "$lockbox" share ls | shows "^$id .* UTC   48h  -$"
+    "$lockbox" share info "$id" | shows '^expires .*, 48 hours after it was made$'
+    "$lockbox" share info "$id" --json | shows '"lifetime":"48h"'
     "$lockbox" share note.txt 2>told >link
     grep -q 'works once, for 15 minutes, until 20' told
     ends 2 "$lockbox" share note.txt --expires 30d 2>told

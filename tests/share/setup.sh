@@ -77,7 +77,8 @@ code=0
 "$programs/lockbox" share - --server "https://$name" <big 2>said || code=$?
 [[ $code == 2 ]] && grep -q 'refused' said
 # The page, over https alone, and its looking.
-curl --silent --fail --cacert cert.pem "https://$name/s/1234567890123" | grep -q '<title>'
+curl --silent --fail --cacert cert.pem --output page "https://$name/s/1234567890123"
+grep -q '<title>' page
 [[ $(curl --silent --output /dev/null --write-out '%{http_code} %{redirect_url}' "http://$name/s/1") == "301 https://$name/s/1" ]]
 END
 echo "ok      a link goes through nginx as it was set up"

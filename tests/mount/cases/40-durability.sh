@@ -150,12 +150,12 @@ case_an_incomplete_commit_is_told_where_it_is_met() {
     grep -q 'is incomplete .*interrupted, or damaged since; .*may be missing' "$WORK/stderr" || fail "$(cat "$WORK/stderr")"
     attach box 2>"$WORK/stderr"
     grep -q 'is incomplete .*interrupted, or damaged since; .*may be missing' "$WORK/stderr" || fail "$(cat "$WORK/stderr")"
-    lockbox status --all "$WORK/box" | grep -q '^When mounted  *commit .* is incomplete' || fail "$(lockbox status --all "$WORK/box")"
-    lockbox status "$WORK/box" | grep -q '  mounted; when mounted: commit .* is incomplete' || fail "$(lockbox status "$WORK/box")"
-    lockbox status --json "$WORK/box" | grep -q '"fallback": *"commit .* is incomplete' || fail "$(lockbox status --json "$WORK/box")"
+    lockbox status --all "$WORK/box" | shows '^When mounted  *commit .* is incomplete' || fail "$(lockbox status --all "$WORK/box")"
+    lockbox status "$WORK/box" | shows '  mounted; when mounted: commit .* is incomplete' || fail "$(lockbox status "$WORK/box")"
+    lockbox status --json "$WORK/box" | shows '"fallback": *"commit .* is incomplete' || fail "$(lockbox status --json "$WORK/box")"
     detach box
     attach box
-    lockbox status --json "$WORK/box" | grep -q '"fallback": *null' || fail "$(lockbox status --json "$WORK/box")"
+    lockbox status --json "$WORK/box" | shows '"fallback": *null' || fail "$(lockbox status --json "$WORK/box")"
     detach box
 }
 

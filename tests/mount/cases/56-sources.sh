@@ -27,9 +27,9 @@ case_every_source_opens_a_mount() {
         pid=$(daemon_of "$WORK/box.lbx")
         shows_nothing "$pid"
         # What the mounting command read the secret from is not open in the daemon.
-        ! readlink "/proc/$pid"/fd/* | grep -qxF "$PASSFILE" || fail 'the daemon holds the passfile open'
+        ! readlink "/proc/$pid"/fd/* | shows -xF "$PASSFILE" || fail 'the daemon holds the passfile open'
         pipe=$(readlink /proc/self/fd/9 || true)
-        [[ $pipe != pipe:* ]] || ! readlink "/proc/$pid"/fd/* | grep -qxF "$pipe" || fail 'the daemon holds the pipe open'
+        [[ $pipe != pipe:* ]] || ! readlink "/proc/$pid"/fd/* | shows -xF "$pipe" || fail 'the daemon holds the pipe open'
         detach box
     }
     with() {
@@ -141,7 +141,7 @@ END
     pid=$(daemon_of "$WORK/box.lbx")
     shows_nothing "$pid"
     detach box
-    [[ ! -e $WORK/asked ]] || grep -qF "Passphrase of $WORK/box.lbx" "$WORK/asked" || fail "asked: $(cat "$WORK/asked")"
+    [[ ! -e $WORK/asked ]] || shows -F "Passphrase of $WORK/box.lbx" "$WORK/asked" || fail "asked: $(cat "$WORK/asked")"
 }
 
 # While the passphrase is being worked on, for as long as that takes.
@@ -217,7 +217,7 @@ case_key_files_identities_and_codes_open_a_mount_or_say_why_not() {
 case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     new_archive box
     cd "$WORK"
-    if ! lockbox doctor | grep -q 'keyring .*available'; then
+    if ! lockbox doctor | shows 'keyring .*available'; then
         refused 2 'keeps no keys' lockbox ls --keyring-cache 10m box.lbx
         note 'no keyrings here: the option is refused'
         return
@@ -228,7 +228,7 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     echo content >box/file
     detach box
     # Nothing is asked: standard input is empty.
-    lockbox ls box.lbx </dev/null | grep -qx file
+    lockbox ls box.lbx </dev/null | shows -x file
     mount.lockbox -o "log=$WORK/box.log" box.lbx box </dev/null
     detach box
     # What is named counts.
@@ -239,8 +239,8 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     need_user
     ! as_user grep -q lockbox: /proc/keys || fail 'another user sees the key'
     ! grep lockbox: /proc/keys | awk '$4 == "perm" || $5 != "3f000000"' | grep . || fail 'a key without an end, or for others'
-    lockbox forget box.lbx | grep -q 'is forgotten'
-    lockbox forget box.lbx | grep -q 'was not kept'
+    lockbox forget box.lbx | shows 'is forgotten'
+    lockbox forget box.lbx | shows 'was not kept'
     refused 2 'standard input had no passphrase' lockbox ls box.lbx
     # Whoever changed the keys is asked for them again, and who only looked at what would change is not.
     local change
@@ -256,7 +256,7 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
         [[ $change != header* ]] || lockbox header backup box.lbx newer
         # shellcheck disable=SC2086
         lockbox $change >changed
-        lockbox forget box.lbx | grep -q 'was not kept' || fail "still kept after: $change"
+        lockbox forget box.lbx | shows 'was not kept' || fail "still kept after: $change"
         refused 2 'standard input had no passphrase' lockbox ls box.lbx
     done
     lockbox ls --keyring-cache 2 --passfile "$PASSFILE" box.lbx >/dev/null

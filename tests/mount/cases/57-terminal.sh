@@ -248,7 +248,7 @@ case_times_and_sizes_are_readable_on_a_terminal_and_exact_elsewhere() {
     grep -Eq '^In use +[0-9]{8} bytes$' plain
     lockbox snapshot create box.lbx first >/dev/null
     seen 0 "^$moment \\+05:30 .*  0 bytes held  first\$" -- lockbox snapshot ls box.lbx
-    lockbox snapshot ls box.lbx | grep -q "^$moment UTC .*  0 bytes held  first\$"
+    lockbox snapshot ls box.lbx | shows "^$moment UTC .*  0 bytes held  first\$"
     attach box memory=64M
     seen 0 "^Mounted since  *$moment \\+05:30\$" -- lockbox status --all box
     seen 0 '^Memory .* of 64 MiB; ' -- lockbox status --all box

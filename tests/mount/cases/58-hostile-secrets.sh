@@ -231,7 +231,7 @@ case_what_others_put_into_the_keyring_opens_nothing() {
     local length
     new_archive box
     cd "$WORK"
-    if ! lockbox doctor | grep -q 'keyring .*available'; then
+    if ! lockbox doctor | shows 'keyring .*available'; then
         note 'no keyrings here'
         return
     fi
@@ -252,5 +252,5 @@ assert call(number, b"user", name, os.urandom(length), ctypes.c_size_t(length), 
     done
     list --passfile "$PASSFILE" --keyring-cache 10m
     list </dev/null
-    lockbox forget box.lbx | grep -q 'is forgotten'
+    lockbox forget box.lbx | shows 'is forgotten'
 }

@@ -43,7 +43,7 @@ case_listings_are_right_and_readable_for_programs() {
     detach box
     local ask=(--passfile "$PASSFILE" "$WORK/box.lbx")
     same "$(lockbox ls "${ask[@]}")" $'directory\nlink'
-    lockbox ls -lR "${ask[@]}" | grep -q '^-rw-r--r-- *1 *root *root *12 2001-02-03 04:05:06.*file$'
+    lockbox ls -lR "${ask[@]}" | shows '^-rw-r--r-- *1 *root *root *12 2001-02-03 04:05:06.*file$'
     lockbox ls -R --json "${ask[@]}" | python3 -c '
 import json, sys
 objects = {o["path"]: o for o in map(json.loads, sys.stdin)}
@@ -67,8 +67,8 @@ case_passphrases_come_from_where_the_manual_says() {
     LOCKBOX_PASSCOMMAND="cat '$PASSFILE'" lockbox ls "$WORK/box.lbx" </dev/null
     lockbox ls "$WORK/box.lbx" <"$PASSFILE"
     lockbox mount "$WORK/box.lbx" "$WORK/box" <"$PASSFILE"
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | grep -q "$PASSPHRASE" || fail 'in the arguments'
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/environ | grep -q "$PASSPHRASE" || fail 'in the environment'
+    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | shows "$PASSPHRASE" || fail 'in the arguments'
+    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/environ | shows "$PASSPHRASE" || fail 'in the environment'
     detach box
     expect 2 'empty|no passphrase' lockbox ls "$WORK/box.lbx"
     expect 1 'usage|unexpected' lockbox ls --password secret "$WORK/box.lbx"

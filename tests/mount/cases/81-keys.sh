@@ -139,7 +139,7 @@ case_keys_of_an_archive_in_use_name_the_holder() {
     done
     expect 13 "process $pid" lockbox passwd --passfile "$PASSFILE" --new-passfile "$PASSFILE" "$WORK/box.lbx"
     expect 13 "process $pid" lockbox header restore --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/header"
-    key ls | grep -q passphrase
+    key ls | shows passphrase
     detach box
 }
 
@@ -187,7 +187,7 @@ case_a_recovery_replaces_nobodys_passphrase_unasked() {
     # One is left, and its label says that it is somebody's.
     expect 2 'say with --slot .*\(2 passphrase "partner"\)' "${recover[@]}"
     same "$(opens --passfile "$WORK/partner")" 2
-    "${recover[@]}" --slot partner | grep -q '^Key slot 2 passphrase "partner" has the new passphrase'
+    "${recover[@]}" --slot partner | shows '^Key slot 2 passphrase "partner" has the new passphrase'
     same "$(opens --passfile "$WORK/new")" 2
     expect 10 'wrong passphrase' lockbox key test --passfile "$WORK/partner" "$WORK/box.lbx"
 }
@@ -283,7 +283,7 @@ case_a_header_backup_saves_an_archive_without_header() {
     lockbox header backup "$WORK/box.lbx" "$WORK/header.with"
     key rm 1 >/dev/null
     expect 16 'older than .*accept-older' restore "$WORK/header.with"
-    restore --accept-older "$WORK/header.with" | grep -q 'open the archive again'
+    restore --accept-older "$WORK/header.with" | shows 'open the archive again'
     same "$(opens --keyfile "$WORK/usb")" 1
     check_full box
     printf x | dd of="$WORK/header" bs=1 seek=9000 conv=notrunc status=none
@@ -304,9 +304,9 @@ case_the_independent_reader_opens_key_files_and_recovery_codes() {
     key add --new-keyfile "$WORK/usb" --generate
     key recovery --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["recovery_code"])' >"$WORK/code"
     for _ in 1 2; do
-        "$python" "$READER" --keyfile "$WORK/usb" ls "$WORK/box.lbx" | grep -q file
-        "$python" "$READER" --recovery-code "$WORK/code" ls "$WORK/box.lbx" | grep -q file
-        "$python" "$READER" --passfile "$PASSFILE" ls "$WORK/box.lbx" | grep -q file
+        "$python" "$READER" --keyfile "$WORK/usb" ls "$WORK/box.lbx" | shows file
+        "$python" "$READER" --recovery-code "$WORK/code" ls "$WORK/box.lbx" | shows file
+        "$python" "$READER" --passfile "$PASSFILE" ls "$WORK/box.lbx" | shows file
         key rekey >/dev/null
     done
 }

@@ -68,7 +68,7 @@ case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
             kill -9 "$pid" 2>/dev/null || true
             wait "$pid" 2>/dev/null || true
             lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
-            lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" tree/changes | grep -Eqx "round ($round|$((round - 1)))"
+            lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" tree/changes | shows -Ex "round ($round|$((round - 1)))"
         fi
         lockbox add --mirror --delete-most --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/tree"
         lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out$round"

@@ -171,7 +171,7 @@ case_who_asks_for_the_passphrase_of_a_program_cannot_be_traced_by_its_user() {
 
 case_a_program_of_a_user_runs_with_a_key_of_the_keyring() {
     need_user
-    if ! lockbox doctor | grep -q 'keyring .*available'; then
+    if ! lockbox doctor | shows 'keyring .*available'; then
         note 'no keyrings here'
         return
     fi

@@ -29,14 +29,14 @@ case_status_tells_holder_use_and_memory() {
     cd "$WORK"
     same "$(field "$WORK/status" 'o["mount_point"], o["archive"], o["read_only"], o["latched"]')" \
         "('$WORK/box', '$WORK/box.lbx', False, None)"
-    field "$WORK/status" '0 < o["commits"] < o["generation"] and 3000000 < o["used_bytes"] <= o["file_bytes"]' | grep -qx True
-    field "$WORK/status" '0 < o["memory_bytes"] <= o["memory_limit"] and o["caches"]["nodes"]["hits"] > 0' | grep -qx True
-    field "$WORK/status" 'o["options"]' | grep -q 'rw,.*memory=67108864'
-    field "$WORK/status" 'o["since"]' | grep -q "^$(date -u +%Y-%m-%dT)"
+    field "$WORK/status" '0 < o["commits"] < o["generation"] and 3000000 < o["used_bytes"] <= o["file_bytes"]' | shows -x True
+    field "$WORK/status" '0 < o["memory_bytes"] <= o["memory_limit"] and o["caches"]["nodes"]["hits"] > 0' | shows -x True
+    field "$WORK/status" 'o["options"]' | shows 'rw,.*memory=67108864'
+    field "$WORK/status" 'o["since"]' | shows "^$(date -u +%Y-%m-%dT)"
     # A small fsync is an entry of the log, and nothing is left that is not durable.
     python3 -c 'import os, sys; f = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(f, b"x", 5); os.fsync(f)' "$WORK/box/file"
     lockbox status --json "$WORK/box" >"$WORK/status"
-    field "$WORK/status" 'o["log"]["entries"] > 0 and o["log"]["bytes"] >= o["log"]["used_bytes"] >= 4096 and o["dirty_bytes"] == 0' | grep -qx True
+    field "$WORK/status" 'o["log"]["entries"] > 0 and o["log"]["bytes"] >= o["log"]["used_bytes"] >= 4096 and o["dirty_bytes"] == 0' | shows -x True
     same "$(lockbox status "$WORK/box.lbx")" "$WORK/box  $WORK/box.lbx  mounted, busy"
     exec 7<&-
     # The kernel tells the daemon a moment later.
@@ -47,7 +47,7 @@ case_status_tells_holder_use_and_memory() {
     grep -q "^Held by  *process $pid (user root)" "$WORK/status"
     grep -q '^Memory .* of 67108864 bytes' "$WORK/status"
     # The mounting command took 128 MiB to derive the key, which is none of the daemon's.
-    field "$WORK/memory" '1 << 20 < o["peak_resident_bytes"] < 128 << 20' | grep -qx True
+    field "$WORK/memory" '1 << 20 < o["peak_resident_bytes"] < 128 << 20' | shows -x True
     # All of root's, among them perhaps dead ones of other cases.
     lockbox status >"$WORK/status" || true
     grep -q "^$WORK/box  *$WORK/box.lbx  *mounted\$" "$WORK/status"
@@ -96,7 +96,7 @@ all_is_unmounted() {
     expect 2 'only .* may ask' as_user lockbox status "$WORK/first"
     expect 13 "already mounted at $WORK/second by process" mount.lockbox "$WORK/second.lbx" "$WORK/first" -o "passfile=$PASSFILE"
     # Root finds a user's daemon by the place of its mount; what it says of its archive anybody could say.
-    lockbox status "$users/point" | grep -q "user $TEST_USER"
+    lockbox status "$users/point" | shows "user $TEST_USER"
     expect 2 "user $TEST_USER has a mount of this name at $users/point" lockbox status "$users/box.lbx"
     exec 7>"$WORK/second/file"
     lockbox umount --all 2>"$WORK/stderr" || status=$?
@@ -149,7 +149,7 @@ case_an_idle_mount_is_unmounted_and_one_in_use_is_not() {
     same "$(cat <&7)" content
     mountpoint -q "$WORK/open" && mountpoint -q "$WORK/inside"
     lockbox status --json "$WORK/open" >"$WORK/status"
-    field "$WORK/status" 'o["options"]' | grep -q idle=5
+    field "$WORK/status" 'o["options"]' | shows idle=5
     exec 7<&-
     kill "${BACKGROUND[0]}"
     await 60 gone "$other"
@@ -319,8 +319,8 @@ mount_8() {
     done
     mount -t lockbox -o "$words,ro,noexec,allow_other,default_permissions,noatime" "$WORK/box.lbx" "$WORK/box"
     [[ $(mounted_as "$WORK/box") == ro,nosuid,nodev,noexec,noatime* ]] || fail "$(mounted_as "$WORK/box")"
-    findmnt -n -o OPTIONS "$WORK/box" | grep -q allow_other
-    findmnt -n -t fuse.lockbox --source "$WORK/box.lbx" -o TARGET | grep -qx "$WORK/box"
+    findmnt -n -o OPTIONS "$WORK/box" | shows allow_other
+    findmnt -n -t fuse.lockbox --source "$WORK/box.lbx" -o TARGET | shows -x "$WORK/box"
     umount "$WORK/box"
 
     # Exit codes: those of mount(8) through it, our own for who calls the program by its name.

@@ -60,7 +60,7 @@ case_a_snapshot_shows_what_was_there() {
         same_tree "$WORK/copy$round" "$WORK/box"
         ! touch "$WORK/box/tree/large" 2>"$WORK/refused" || fail "a snapshot was written to"
         grep -q 'Read-only file system' "$WORK/refused"
-        lockbox status "$WORK/box" --json | grep -q "snapshot=$name"
+        lockbox status "$WORK/box" --json | shows "snapshot=$name"
         expect 15 'mounted read-only' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o remount,rw
         detach box
         lockbox extract --privileges --passfile "$PASSFILE" --snapshot "$name" --to "$WORK/out$round" "$WORK/box.lbx"

@@ -52,10 +52,10 @@ case_a_snapshot_of_a_living_mount_has_what_was_written_before_it() {
     kill -9 "${BACKGROUND[0]}"
     wait "${BACKGROUND[0]}" 2>/dev/null || true
     same "$(names "$WORK/box")" "round 1 round 2 round 3 last "
-    lockbox status --json "$WORK/box" | grep -q '"snapshots":4' || fail "status counts others"
-    lockbox status --all "$WORK/box" | grep -Eq '^Snapshots +4, the newest of 20'
+    lockbox status --json "$WORK/box" | shows '"snapshots":4' || fail "status counts others"
+    lockbox status --all "$WORK/box" | shows -E '^Snapshots +4, the newest of 20'
     detach box
-    lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | grep -q '"snapshots":4'
+    lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | shows '"snapshots":4'
     check_full box
     for round in 1 2 3; do
         lockbox extract --privileges --passfile "$PASSFILE" --snapshot "round $round" --to "$WORK/out$round" "$WORK/box.lbx"
@@ -122,8 +122,8 @@ case_what_two_snapshots_of_a_mount_show_is_held_by_both_together() {
     snapshot rm --json --dry-run "$WORK/box" '*' | sed 's/.*"held_bytes":\([0-9]*\).*/\1/' >"$WORK/held"
     same "$(awk '{ print ($1 >= 20000000) }' "$WORK/held" | tr '\n' ' ')" '0 0 1 '
     same "$(names "$WORK/box")" 'one other '
-    snapshot ls "$WORK/box.lbx" other | grep -q '^1 snapshot; removing it gives back [0-9]* bytes$'
-    snapshot prune --dry-run --keep-last 1 "$WORK/box" | grep -q '^1 snapshot; removing it gives back [0-9]* bytes$'
+    snapshot ls "$WORK/box.lbx" other | shows '^1 snapshot; removing it gives back [0-9]* bytes$'
+    snapshot prune --dry-run --keep-last 1 "$WORK/box" | shows '^1 snapshot; removing it gives back [0-9]* bytes$'
     detach box
 }
 
@@ -136,7 +136,7 @@ case_df_status_info_and_the_list_agree_on_what_snapshots_hold() {
     local held shown
     new_archive box
     attach box
-    lockbox status --json "$WORK/box" | grep -q '"snapshots_held_bytes":0'
+    lockbox status --json "$WORK/box" | shows '"snapshots_held_bytes":0'
     head -c 20000000 /dev/urandom >"$WORK/box/large"
     head -c 3000000 /dev/urandom >"$WORK/box/stays"
     snapshot create "$WORK/box" one >"$WORK/name"
@@ -147,7 +147,7 @@ case_df_status_info_and_the_list_agree_on_what_snapshots_hold() {
     ((held > 20000000 && held < 21000000))
     lockbox status --json "$WORK/box" >"$WORK/status"
     same "$(member snapshots_held_bytes <"$WORK/status")" "$held"
-    lockbox status --all "$WORK/box" | grep -Eq '^Snapshots +2, the newest of .* UTC, 20[0-9]{6} bytes held$'
+    lockbox status --all "$WORK/box" | shows -E '^Snapshots +2, the newest of .* UTC, 20[0-9]{6} bytes held$'
     # What df calls used is what the archive has in use, with what snapshots hold.
     shown=$(stat --file-system --format '%b %f %S' "$WORK/box" | awk '{ print ($1 - $2) * $3 }')
     ((shown >= held + 3000000 && shown - $(member used_bytes <"$WORK/status") < 1000000))
@@ -187,7 +187,7 @@ case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     head -c 40000000 /dev/urandom >"$WORK/box/large"
     snapshot create "$WORK/box" "$(printf 'odd\n\377 name')" >"$WORK/name"
     same "$(printf 'odd\n\377 name\n' | od -c)" "$(od -c "$WORK/name")"
-    snapshot ls --json "$WORK/box" | grep -q '"name_hex":"6f64640aff206e616d65"'
+    snapshot ls --json "$WORK/box" | shows '"name_hex":"6f64640aff206e616d65"'
     rm "$WORK/box/large"
     lockbox purge "$WORK/box"
     snapshot ls --json "$WORK/box" | sed 's/.*"held_bytes":\([0-9]*\).*/\1/' | awk '{ exit !($1 >= 40000000) }'
@@ -342,8 +342,8 @@ case_a_mount_takes_snapshots_by_itself() {
     snapshot create "$WORK/box" mine >"$WORK/name"
     detach box
     attach box 'snapshots=hourly:24,daily:7,noexec'
-    lockbox status --all "$WORK/box" | grep -Eq '^Snapshot schedule +hourly:24,daily:7; the next with the first change after 20'
-    lockbox status --json "$WORK/box" | grep -q '"snapshot_schedule":{"failure":null,"next":"20[^"]*","rules":"hourly:24,daily:7"}'
+    lockbox status --all "$WORK/box" | shows -E '^Snapshot schedule +hourly:24,daily:7; the next with the first change after 20'
+    lockbox status --json "$WORK/box" | shows '"snapshot_schedule":{"failure":null,"next":"20[^"]*","rules":"hourly:24,daily:7"}'
     # Looked at once a second; nothing has changed since the one that a person took.
     await 30 answers_twice
     same "$(names "$WORK/box")" "mine "
@@ -360,7 +360,7 @@ case_a_mount_takes_snapshots_by_itself() {
 }
 
 has_automatic() {
-    names "$WORK/box" | grep -q 'auto-20..-..-..T..-..-..Z'
+    names "$WORK/box" | shows 'auto-20..-..-..T..-..-..Z'
 }
 
 # Two commits of the clock have passed.

@@ -85,7 +85,7 @@ case_snapshots_are_found_in_a_directory_of_the_mount() {
     same_tree "$WORK/first/tree/odd" "$WORK/box/tree/odd"
     cp --reflink=auto --sparse=always "$WORK/box/.snapshots/first/tree/large" "$WORK/box/tree/large"
     same_file "$WORK/first/tree/large" "$WORK/box/tree/large"
-    ! tar -C "$WORK/box" -c . | tar -t | grep -q '\.snapshots' || fail "a copy of the mount found the directory"
+    ! tar -C "$WORK/box" -c . | tar -t | shows '\.snapshots' || fail "a copy of the mount found the directory"
     check_listed
     detach box
     check_full box
@@ -209,7 +209,7 @@ case_the_directory_of_snapshots_is_shown_hidden_or_off() {
     echo two >"$WORK/box/file"
     same "$(ls -A "$WORK/box")" $'.snapshots\nfile'
     same "$(find "$WORK/box" -name file | LC_ALL=C sort)" "$WORK/box/.snapshots/a b/file"$'\n'"$WORK/box/file"
-    lockbox status --json "$WORK/box" | grep -q snapshot-dir=shown
+    lockbox status --json "$WORK/box" | shows snapshot-dir=shown
     # Names that no line can hold.
     long=$(printf 'x%.0s' {1..255})
     for name in $'with\nnewline' $'\xff\xfe' "$long" ...; do

@@ -291,7 +291,7 @@ case_several_programs_write_one_database() {
         writers+=($!)
     done
     for writer in "${writers[@]}"; do
-        sqlite3 -cmd '.timeout 60000' "$WORK/box/data" 'PRAGMA integrity_check;' | grep -qx ok
+        sqlite3 -cmd '.timeout 60000' "$WORK/box/data" 'PRAGMA integrity_check;' | shows -x ok
         wait "$writer"
     done
     same "$(sqlite3 "$WORK/box/data" 'SELECT count(*) FROM t;')" 120

@@ -105,7 +105,7 @@ case_an_archive_on_a_web_server_is_read_by_every_command_that_reads() {
     mkdir "$WORK/out"
     lockbox extract "${remote[@]}" "$URL/a.lbx" --to "$WORK/out"
     diff -r "$WORK/src" "$WORK/out"
-    lockbox info --json "${remote[@]}" "$URL/a.lbx" | grep -q '"closed":true'
+    lockbox info --json "${remote[@]}" "$URL/a.lbx" | shows '"closed":true'
     lockbox check --full "${remote[@]}" "$URL/a.lbx"
     same "$(lockbox snapshot ls --json "${remote[@]}" "$URL/a.lbx" | grep -c first)" 1
     lockbox export-tar "${remote[@]}" "$URL/a.lbx" | tar -x -C "$WORK/out" -f - --one-top-level=tar
@@ -141,13 +141,13 @@ case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
     # Beside a mount of the file that the server has: each has its own daemon, and is found.
     mkdir "$WORK/local"
     mount.lockbox "$WORK/www/a.lbx" "$WORK/local" -o "ro,passfile=$PASSFILE,log=$WORK/local.log"
-    lockbox status "$WORK/box" | grep -q "$URL/a.lbx"
-    lockbox status "$WORK/www/a.lbx" | grep -q "$WORK/local"
+    lockbox status "$WORK/box" | shows "$URL/a.lbx"
+    lockbox status "$WORK/www/a.lbx" | shows "$WORK/local"
     lockbox umount "$WORK/www/a.lbx"
     mountpoint -q "$WORK/box" || fail "the wrong one was unmounted"
     # As root, to whom modes mean nothing.
     ! touch "$WORK/box/new" 2>/dev/null || fail "it can be written"
-    lockbox status --json "$WORK/box" | grep -q "$URL/a.lbx"
+    lockbox status --json "$WORK/box" | shows "$URL/a.lbx"
     pid=$(url_daemon)
     fetcher=$(fetchers "$pid")
     [[ -n $fetcher ]] || fail "no process fetches"
@@ -155,7 +155,7 @@ case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
     sockets=$(find "/proc/$pid/fd" -lname 'socket:*' -printf '%l\n' | tr -dc '0-9\n')
     [[ -n $sockets ]] || fail "the daemon has no sockets at all"
     ! awk '{ print $10 }' /proc/net/tcp /proc/net/tcp6 | grep -Fxf <(echo "$sockets") || fail "the daemon has a connection"
-    find "/proc/$fetcher/fd" -lname 'socket:*' -printf '%l\n' | tr -dc '0-9\n' | grep -Fxqf <(awk '{ print $10 }' /proc/net/tcp) ||
+    find "/proc/$fetcher/fd" -lname 'socket:*' -printf '%l\n' | tr -dc '0-9\n' | shows -Fxf <(awk '{ print $10 }' /proc/net/tcp) ||
         fail "the process that fetches has no connection"
     lockbox umount "$WORK/box"
     await 10 gone "$fetcher"

@@ -26,7 +26,7 @@ back_up() {
 case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     local before after python=${READER_PYTHON:?set by tests/run.sh: a python with the packages of format-spec/reader}
     prepare_store
-    back_up "$BOX" "$URL" | grep -q 'everything was copied'
+    back_up "$BOX" "$URL" | shows 'everything was copied'
     lockbox check --full --passfile "$PASSFILE" "$URL"
     mkdir "$WORK/out" "$WORK/dir"
     lockbox extract --passfile "$PASSFILE" "$URL" --to "$WORK/out"
@@ -35,14 +35,14 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     echo new >"$WORK/src/new"
     lockbox add --passfile "$PASSFILE" "$BOX" "$WORK/src/new"
     before=$(du -sb "$STORE" | cut -f1)
-    back_up --verify "$BOX" "$URL" | grep -q 'what changed was copied'
+    back_up --verify "$BOX" "$URL" | shows 'what changed was copied'
     after=$(du -sb "$STORE" | cut -f1)
     ((after - before < 1000000)) || fail "$((after - before)) bytes for a small change"
     # A mount, which is written to meanwhile and whose daemon reaches no directory.
     attach a
     rm -r "$WORK/a/tree"
     echo more >"$WORK/a/more"
-    lockbox backup "$WORK/a" "$URL" | grep -q 'what changed was copied'
+    lockbox backup "$WORK/a" "$URL" | shows 'what changed was copied'
     echo later >"$WORK/a/more"
     lockbox backup --verify "$WORK/a" "$URL"
     # Read by a mount, beside its archive's.
@@ -52,8 +52,8 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     lockbox umount "$WORK/dir"
     detach a
     # Back into a file, and that up to date again.
-    back_up "$URL" "$WORK/back.lbx" | grep -q 'everything'
-    back_up "$URL" "$WORK/back.lbx" | grep -q 'what changed'
+    back_up "$URL" "$WORK/back.lbx" | shows 'everything'
+    back_up "$URL" "$WORK/back.lbx" | shows 'what changed'
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/back.lbx" more)" later
     expect 2 'can only be read' lockbox add --passfile "$PASSFILE" "$URL" "$WORK/src/tree"
     expect 2 'a web server can only be read' back_up "$BOX" https://example.org/a.lbx
@@ -177,7 +177,7 @@ case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_b
     expect 11 'no directory' timeout -s KILL 20 lockbox backup "$WORK/dir" "file://$WORK/fifo"
     # The mount is this user's own, and so is the link.
     ln -s elsewhere "$WORK/link"
-    lockbox backup "$WORK/dir" "file://$WORK/link" | grep -q 'everything was copied'
+    lockbox backup "$WORK/dir" "file://$WORK/link" | shows 'everything was copied'
     lockbox umount "$WORK/dir"
     need_user
     mkdir "$WORK/home" "$WORK/home/dir" "$WORK/secret"
@@ -187,6 +187,6 @@ case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_b
     as_user lockbox mount --passfile "$WORK/home/$(basename "$PASSFILE")" "$WORK/home/a.lbx" "$WORK/home/dir"
     expect 11 'no directory' lockbox backup "$WORK/home/dir" "file://$WORK/home/store"
     same "$(ls "$WORK/secret")" ''
-    lockbox backup "$WORK/home/dir" "$URL" | grep -q 'everything was copied'
+    lockbox backup "$WORK/home/dir" "$URL" | shows 'everything was copied'
     as_user lockbox umount "$WORK/home/dir"
 }

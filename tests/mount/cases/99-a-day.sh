@@ -301,7 +301,7 @@ day_goes_on() {
     read -r entries <"$WORK/entries"
     await 30 beyond entries "$((entries + 3))" &&
         lockbox snapshot create "$WORK/box" "$1" </dev/null >/dev/null &&
-        lockbox status --json "$WORK/box" | grep -q '"latched":null'
+        lockbox status --json "$WORK/box" | shows '"latched":null'
 }
 
 # pull_out arrived|lost NAME: backs up, and takes the stick out when the first writes are on their way to its medium; they arrive, or are lost.
