@@ -113,7 +113,7 @@ impl Archive {
 
 impl Backups {
     #[cfg(test)]
-    pub(super) fn of(fs: Arc<FileSystem>, storage: Arc<dyn Storage>) -> Backups {
+    pub(crate) fn of(fs: Arc<FileSystem>, storage: Arc<dyn Storage>) -> Backups {
         Backups { fs, storage, sums: None }
     }
 
@@ -140,7 +140,7 @@ impl BackupSource {
     }
 
     #[cfg(test)]
-    pub(super) fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         self.origin().generation
     }
 

@@ -17,7 +17,7 @@ mod repacking;
 mod rescued_log;
 mod rescued_snapshots;
 mod restoring;
-mod sample;
+pub(crate) mod sample;
 mod smallest;
 mod snapshots;
 mod swapped;

@@ -65,7 +65,7 @@ fn with_header() -> MemoryStorage {
 }
 
 /// An archive's file before its first page.
-pub(super) fn header_bytes() -> Vec<u8> {
+pub(crate) fn header_bytes() -> Vec<u8> {
     with_header().contents()
 }
 

@@ -4,12 +4,14 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::archive::tests::sample::header_bytes;
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::frame::PageCipher;
 use crate::fs::{Attributes, Creator, FileSystem, FsOptions, SyncProfile};
+use crate::storage::simulated::SimulatedStorage;
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
@@ -17,6 +19,7 @@ pub(super) const OPTIONS: FsOptions =
     FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 pub(super) const NAME_KEY: [u8; 16] = [3; 16];
 pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100, umask: None };
+pub(super) const KEY: [u8; 32] = [9; 32];
 const ARCHIVE: [u8; 16] = [7; 16];
 const MEMORY: u64 = 32 << 20;
 
@@ -26,7 +29,7 @@ thread_local! {
 }
 
 pub(super) fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
-    PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, HAS_LOG.get(), environment)
+    PageCipher::new(&SecretKey::new(KEY), ARCHIVE, HAS_LOG.get(), environment)
 }
 
 /// A new file system with nothing but its root directory.
@@ -42,6 +45,11 @@ pub(super) fn fresh_with(seed: u64, name_key: [u8; 16], options: FsOptions) -> (
     let fs = FileSystem::new(volume, environment, name_key, options).unwrap();
     fs.format(CREATOR).unwrap();
     (storage, fs)
+}
+
+/// A storage with the header of an archive, as a backup asks for, and nothing else.
+pub(super) fn header_alone() -> Arc<SimulatedStorage> {
+    SimulatedStorage::from_contents(&header_bytes())
 }
 
 /// A new file system on a storage of the test's, durable as it is.
@@ -89,8 +97,19 @@ pub(super) fn try_open_with(
     environment: Arc<dyn Environment>,
     memory: u64,
 ) -> Result<Arc<FileSystem>> {
-    let open = OpenOptions { read_only: false, memory };
-    let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, &open)?;
+    open_as(&OpenOptions { read_only: false, memory }, storage, environment)
+}
+
+pub(super) fn open_to_read(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Result<Arc<FileSystem>> {
+    open_as(&OpenOptions { read_only: true, memory: MEMORY }, storage, environment)
+}
+
+fn open_as(
+    options: &OpenOptions,
+    storage: Arc<dyn Storage>,
+    environment: Arc<dyn Environment>,
+) -> Result<Arc<FileSystem>> {
+    let volume = Volume::open(storage, cipher(environment.clone()), environment.clone(), 1, options)?;
     FileSystem::new(volume, environment, NAME_KEY, OPTIONS)
 }
 

@@ -5,12 +5,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::super::support::{NAME_KEY, OPTIONS, cipher, try_open_on};
-use super::workload::{Kept, Seen, see, see_tree};
+use super::history::{Allowed, Wanted};
+use super::seen::{Seen, see, see_tree};
+use super::workload::Kept;
 use crate::env::SeededEnvironment;
 use crate::error::Error;
 use crate::format::page::PageKind;
 use crate::format::values::Extent;
-use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
+use crate::format::{BLOCK, Key, MIN_BLOCKS, RESERVED, kind};
 use crate::fs::FileSystem;
 use crate::storage::Storage;
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
@@ -20,8 +22,7 @@ use crate::txn::{OpenOptions, Volume};
 pub(super) fn open(
     storage: &Arc<SimulatedStorage>,
     environment: &Arc<SeededEnvironment>,
-    allowed: &[(usize, Seen)],
-    promised: Generation,
+    Allowed { states: allowed, promised }: Allowed<'_>,
 ) -> (Arc<FileSystem>, Seen) {
     let fs = try_open_on(storage.clone(), environment.clone()).unwrap_or_else(|error| panic!("does not open: {error}"));
     let generation = fs.volume.durable().generation;
@@ -47,10 +48,7 @@ pub(super) fn inspect(
     environment: &Arc<SeededEnvironment>,
     deep: bool,
 ) -> u64 {
-    let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
-    assert!(findings.is_empty(), "structure: {findings:?}");
-    let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
-    assert!(findings.is_empty(), "space: {findings:?}");
+    assert_sound(fs, "recovered");
     if !deep {
         return 0;
     }
@@ -61,10 +59,43 @@ pub(super) fn inspect(
     // What was unlinked while open is gone.
     assert_eq!(fs.volume.state().inodes(), reachable.len() as u64, "inodes that nobody can reach");
     fs.volume.erase_all().unwrap();
-    let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
-    assert!(findings.is_empty(), "space after maintenance: {findings:?}");
+    assert_sound(fs, "maintained");
     assert_nothing_else_readable(fs, storage, environment);
     assert_kept(fs, storage, kept, environment)
+}
+
+/// As the trees alone tell.
+fn assert_sound(fs: &FileSystem, what: &str) {
+    let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "structure, {what}: {findings:?}");
+    let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "space, {what}: {findings:?}");
+}
+
+/// What a crash interrupted is completed by the same restore, and outlives the snapshots. Answers whether the snapshot is there.
+pub(super) fn restores(
+    fs: &FileSystem,
+    wanted: &Wanted,
+    storage: &Arc<SimulatedStorage>,
+    kept: &Kept,
+    environment: &Arc<SeededEnvironment>,
+) -> bool {
+    let all = fs.volume.readable_snapshots().unwrap();
+    if !all.iter().any(|(_, snapshot)| snapshot.name == wanted.snapshot) {
+        return false;
+    }
+    wanted.restore(fs, &kept[&wanted.snapshot], &|| {}, &mut |_| Ok(()));
+    assert_sound(fs, "restored");
+    assert_kept(fs, storage, kept, environment);
+    let restored = see_tree(fs).0;
+    fs.remove_snapshots(&all.iter().map(|(id, _)| *id).collect::<Vec<_>>()).unwrap();
+    fs.finish_removals(&mut || Ok(())).unwrap();
+    while fs.maintain().unwrap() {}
+    assert_sound(fs, "without snapshots");
+    assert!(see_tree(fs).0 == restored, "what was restored went with the snapshots");
+    fs.volume.erase_all().unwrap();
+    assert_nothing_else_readable(fs, storage, environment);
+    true
 }
 
 /// Each snapshot shows what the tree was when it was taken. Answers how many there are.

@@ -1,20 +1,24 @@
 //! Power cuts and process deaths at every operation of a recorded run: what comes back is the tree as it was after a change no older than
 //! the last fsync that returned, sound in structure, counts and space, and its unlinked files are reclaimed. Each snapshot shows what the tree was
-//! when it was taken.
+//! when it was taken. Of a restore that was under way each path is as it was or as the snapshot shows it, and the same restore completes it. The file of a
+//! backup, whose host crashes as well, shows the moment of before or the new one, and the next backup goes on from there.
 //!
 //! `SEED=17 cargo test -p lockbox --lib fs::tests::crash` runs all states of one seed; a violation names its seed, and the same seed gives
 //! the same states in the same order. The long campaign is
 //! `STATES=1000000 tests/campaign/crash.sh`.
 
+mod copies;
+mod history;
 mod judge;
+mod seen;
 mod states;
 mod workload;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+pub(super) use seen::see;
 use states::{Plan, Tally, explore};
-pub(super) use workload::see;
 
 use crate::env::variable;
 
@@ -63,6 +67,9 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
     assert!(tally.states >= 10_000 && tally.doubles >= 1000, "{tally:?}");
     // All that can happen did happen.
     assert!(tally.snapshots > 1000, "{tally:?}");
+    assert!(tally.completed > 100 && tally.restored > tally.completed + 10, "{tally:?}");
+    assert!(tally.copies_old > 100 && tally.copies_new > 100 && tally.copies_begun > 100, "{tally:?}");
+    assert!(tally.backed_up > 100, "{tally:?}");
     assert!(tally.fallbacks > 0 && tally.closed > 0 && tally.read_errors > 0 && tally.failed_barriers > 0, "{tally:?}");
 }
 

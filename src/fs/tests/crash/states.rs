@@ -5,12 +5,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use super::super::support::HAS_LOG;
+use super::copies::{self, Copying};
+use super::history::{Allowed, Recorder, Wanted};
 use super::judge;
-use super::workload::{self, Kept, Run, Seen, see};
+use super::seen::Seen;
+use super::workload::{self, Run};
+use crate::archive::BackupSource;
 use crate::env::SeededEnvironment;
-use crate::format::{Generation, ROOT_INO};
-use crate::fs::{Creator, mode};
-use crate::storage::simulated::{Fate, Replay, SimulatedStorage};
+use crate::format::ROOT_INO;
+use crate::fs::{Creator, FileSystem, mode};
+use crate::storage::simulated::{Fate, Replay, SimulatedStorage, Trace};
 
 /// One write in so many is looked at when more than this are pending at once (a burst): every prefix still is.
 const MANY: usize = 40;
@@ -18,6 +22,11 @@ const MANY: usize = 40;
 const DOUBLE_EVERY: u64 = 40;
 /// Second crashes tried for each of those.
 const DOUBLES: u64 = 8;
+/// One state in so many is restored from, where no restore was interrupted, and one in so many is backed up.
+const RESTORED_EVERY: u64 = 32;
+const BACKED_UP_EVERY: u64 = 16;
+/// For one backup of a run so many states fewer than for its archive.
+const COPY_SHARE: u64 = 8;
 
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
@@ -41,6 +50,19 @@ pub(super) struct Tally {
     pub(super) fsyncs: u64,
     /// Snapshots whose content was compared with what the tree was when they were taken.
     pub(super) snapshots: u64,
+    /// Restores and backups of the runs.
+    pub(super) restores: u64,
+    pub(super) backups: u64,
+    /// Restores after a crash, of which some complete one that was interrupted.
+    pub(super) restored: u64,
+    pub(super) completed: u64,
+    /// States of the files of backups, and those of them that showed the moment of before, the new one, and none yet.
+    pub(super) copies: u64,
+    pub(super) copies_old: u64,
+    pub(super) copies_new: u64,
+    pub(super) copies_begun: u64,
+    /// Backups after a crash, of the archive or of their file.
+    pub(super) backed_up: u64,
 }
 
 impl Tally {
@@ -55,6 +77,15 @@ impl Tally {
         self.closed += other.closed;
         self.fsyncs += other.fsyncs;
         self.snapshots += other.snapshots;
+        self.restores += other.restores;
+        self.backups += other.backups;
+        self.restored += other.restored;
+        self.completed += other.completed;
+        self.copies += other.copies;
+        self.copies_old += other.copies_old;
+        self.copies_new += other.copies_new;
+        self.copies_begun += other.copies_begun;
+        self.backed_up += other.backed_up;
     }
 }
 
@@ -62,7 +93,8 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} states in {} seeds, {} fsyncs; {} second crashes, {} dead processes, {} failed barriers, {} read errors in recovery, {} snapshots",
+            "{} states in {} seeds, {} fsyncs; {} second crashes, {} dead processes, {} failed barriers, {} read errors in recovery, {} snapshots; \
+             {} restores and {} backups: {} restores again, {} of interrupted ones, {} states of backups' files ({} old, {} new, {} begun), {} backups again",
             self.states,
             self.seeds,
             self.fsyncs,
@@ -70,7 +102,16 @@ impl fmt::Display for Tally {
             self.process_deaths,
             self.failed_barriers,
             self.read_errors,
-            self.snapshots
+            self.snapshots,
+            self.restores,
+            self.backups,
+            self.restored,
+            self.completed,
+            self.copies,
+            self.copies_old,
+            self.copies_new,
+            self.copies_begun,
+            self.backed_up
         )
     }
 }
@@ -183,40 +224,54 @@ fn random_loss(point: &Replay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedSto
 pub(super) fn explore(seed: u64, plan: Plan) -> Tally {
     HAS_LOG.set(!seed.is_multiple_of(4));
     let run = workload::run(seed);
+    let dice = Arc::new(SeededEnvironment::new(seed ^ 0xDEAD_BEEF_0000_0000));
+    let mut tally = Tally {
+        seeds: 1,
+        fsyncs: run.history.promises() as u64,
+        restores: run.history.restores() as u64,
+        backups: run.copies.len() as u64,
+        ..Tally::default()
+    };
+    each_end(&run.trace, plan.states, &dice, &mut |point, end| {
+        let judged = catch_unwind(AssertUnwindSafe(|| judge_end(&run, point, end, &dice, &mut tally)));
+        if let Err(panic) = judged {
+            println!("violation: SEED={seed} STATES={} position={} end={end:?}", plan.states, point.position());
+            resume_unwind(panic);
+        }
+    });
+    if !run.copies.is_empty() {
+        judge_copies(&run, seed, plan, &mut tally);
+    }
+    tally
+}
+
+/// All ends of a recording; so many picked at random when there are more.
+fn each_end(trace: &Trace, states: u64, dice: &SeededEnvironment, each: &mut dyn FnMut(&Replay<'_>, End)) {
     let mut all = 0;
-    let mut point = run.trace.replay();
+    let mut point = trace.replay();
     loop {
         ends(&point, |_| all += 1);
         if !point.advance() {
             break;
         }
     }
-    let dice = Arc::new(SeededEnvironment::new(seed ^ 0xDEAD_BEEF_0000_0000));
-    let mut tally = Tally { seeds: 1, fsyncs: run.promises() as u64, ..Tally::default() };
-    let mut point = run.trace.replay();
+    let mut point = trace.replay();
     loop {
         let mut chosen = Vec::new();
         ends(&point, |end| {
-            if all <= plan.states || dice.next_u64() % all < plan.states {
+            if all <= states || dice.next_u64() % all < states {
                 chosen.push(end);
             }
         });
-        for end in chosen {
-            let judged = catch_unwind(AssertUnwindSafe(|| judge_end(&run, &point, end, &dice, &mut tally)));
-            if let Err(panic) = judged {
-                println!("violation: SEED={seed} STATES={} position={} end={end:?}", plan.states, point.position());
-                resume_unwind(panic);
-            }
-        }
+        chosen.into_iter().for_each(|end| each(&point, end));
         if !point.advance() {
-            return tally;
+            return;
         }
     }
 }
 
 fn judge_end(run: &Run, point: &Replay<'_>, end: End, dice: &Arc<SeededEnvironment>, tally: &mut Tally) {
-    let (range, promised) = run.allowed(point.position());
-    let allowed = &run.states[range];
+    let allowed = run.history.allowed(point.position());
     let storage = make(point, end, dice);
     // What recovery seals must not repeat the nonces of the run.
     let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
@@ -226,66 +281,190 @@ fn judge_end(run: &Run, point: &Replay<'_>, end: End, dice: &Arc<SeededEnvironme
     if dice.next_u64().is_multiple_of(16) {
         tally.read_errors += u64::from(judge::survives_a_read_error(&storage, &environment, dice.next_u64() % 70));
     }
+    let interrupted = run.history.restore_at(point.position());
     if dice.next_u64().is_multiple_of(DOUBLE_EVERY) {
-        die_again(&storage, (allowed, promised), &run.kept, &environment, dice, tally);
+        die_again(run, &storage, allowed, interrupted, &environment, dice, tally);
         return;
     }
-    let (fs, seen) = judge::open(&storage, &environment, allowed, promised);
+    let (fs, seen) = judge::open(&storage, &environment, allowed);
     tally.fallbacks += u64::from(fs.volume.fallback().is_some());
     tally.closed += u64::from(fs.volume.durable().closed);
     let deep = dice.next_u64().is_multiple_of(8);
     tally.snapshots += judge::inspect((&fs, &seen), &storage, &run.kept, &environment, deep);
+    // Drawn from other dice: the copies differ from run to run.
+    let aside = Arc::new(SeededEnvironment::new(dice.next_u64()));
+    if aside.next_u64().is_multiple_of(BACKED_UP_EVERY) {
+        tally.backed_up += u64::from(back_up_again(run, &fs, &storage, point.position(), &aside));
+    }
+    let every = if interrupted.is_some() { 4 } else { RESTORED_EVERY };
+    if dice.next_u64().is_multiple_of(every)
+        && let Some(wanted) = interrupted.cloned().or_else(|| any_snapshot(run, dice))
+        && judge::restores(&fs, &wanted, &storage, &run.kept, &environment)
+    {
+        tally.restored += 1;
+        tally.completed += u64::from(interrupted.is_some());
+    }
 }
 
-/// The session that recovers is killed by a power cut as well, at any of its operations, also after it made promises of its own.
-fn die_again(
+/// All of a snapshot that there was at some time.
+fn any_snapshot(run: &Run, dice: &SeededEnvironment) -> Option<Wanted> {
+    let count = run.kept.len().max(1) as u64;
+    run.kept.keys().nth((dice.next_u64() % count) as usize).map(|name| Wanted::everything(name))
+}
+
+/// The archive crashed, and so did the file of its last backup when that was not done; it is brought up to what recovery found.
+fn back_up_again(
+    run: &Run,
+    fs: &Arc<FileSystem>,
     storage: &Arc<SimulatedStorage>,
-    (allowed, promised): (&[(usize, Seen)], Generation),
-    kept: &Kept,
+    position: usize,
+    dice: &Arc<SeededEnvironment>,
+) -> bool {
+    let last = run.copies.iter().rev().find(|copying| copying.pinned <= position && copying.leaves_file());
+    let Some(copying) = last else { return false };
+    let until = if position >= copying.ended { u64::MAX } else { dice.next_u64() % (copying.trace.len() as u64 + 1) };
+    let mut point = copying.trace.replay();
+    while (point.position() as u64) < until && point.advance() {}
+    let (file, whole) = match until {
+        u64::MAX => (make(&point, End::Whole, dice), true),
+        _ => (random_loss(&point, dice), point.position() == copying.trace.len()),
+    };
+    let found = copies::judge(&file, &copying.allowed(whole), dice);
+    let source = copies::pin(fs, storage);
+    copies::go_on(&source, &copies::shown(source.generation(), fs), &file, found.as_ref(), dice);
+    drop(source);
+    let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "space beside a backup: {findings:?}");
+    true
+}
+
+/// The states of the files of all backups of a run. The next backup is one of what the run left.
+fn judge_copies(run: &Run, seed: u64, plan: Plan, tally: &mut Tally) {
+    let mut end = run.trace.replay();
+    while end.advance() {}
+    let dice = Arc::new(SeededEnvironment::new(seed ^ 0xBAC0_BAC0_0000_0000));
+    let storage = make(&end, End::Whole, &dice);
+    let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
+    let (fs, _) = judge::open(&storage, &environment, run.history.allowed(end.position()));
+    let source = copies::pin(&fs, &storage);
+    let shows = copies::shown(source.generation(), &fs);
+    for (number, copying) in run.copies.iter().enumerate() {
+        let states = if plan.states == u64::MAX { u64::MAX } else { plan.states / COPY_SHARE };
+        each_end(&copying.trace, states, &dice, &mut |point, end| {
+            let judged =
+                catch_unwind(AssertUnwindSafe(|| judge_copy(copying, point, end, (&source, &shows), &dice, tally)));
+            if let Err(panic) = judged {
+                println!("violation: SEED={seed} backup {number} position={} end={end:?}", point.position());
+                resume_unwind(panic);
+            }
+        });
+    }
+}
+
+fn judge_copy(
+    copying: &Copying,
+    point: &Replay<'_>,
+    end: End,
+    (source, shows): (&BackupSource, &Seen),
+    dice: &Arc<SeededEnvironment>,
+    tally: &mut Tally,
+) {
+    let whole = point.position() == copying.trace.len();
+    let file = make(point, end, dice);
+    let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
+    let found = copies::judge(&file, &copying.allowed(whole), &environment);
+    tally.states += 1;
+    tally.copies += 1;
+    match &found {
+        None => tally.copies_begun += 1,
+        Some(found) if copying.is_old(found) => tally.copies_old += 1,
+        Some(_) => tally.copies_new += 1,
+    }
+    if found.is_some() && dice.next_u64().is_multiple_of(16) {
+        copies::take_its_place(&file, &environment);
+    }
+    if !dice.next_u64().is_multiple_of(8) {
+        return;
+    }
+    tally.backed_up += 1;
+    file.record(64 << 20);
+    let brought = copies::go_on(source, shows, &file, found.as_ref(), &environment);
+    // The backup that goes on is killed by a power cut as well; of a new file in its place nothing is recorded.
+    let trace = file.recorded().expect("the storage records");
+    let (new, mut allowed) = ([Some(shows.clone())], copying.allowed(whole));
+    allowed.extend_from_slice(&new);
+    let every = (trace.len() as u64 / DOUBLES).max(1);
+    let mut point = trace.replay();
+    while point.advance() {
+        if dice.next_u64().is_multiple_of(every) {
+            let second = random_end(&point, dice);
+            let done = point.position() == trace.len() && Arc::ptr_eq(&brought, &file);
+            copies::judge(&second, if done { &new[..] } else { &allowed[..] }, &environment);
+            tally.states += 1;
+            tally.copies += 1;
+            tally.doubles += 1;
+        }
+    }
+}
+
+/// What one of the ends at this point leaves.
+fn random_end(point: &Replay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
+    let mut all = Vec::new();
+    ends(point, |one| all.push(one));
+    make(point, all[(dice.next_u64() % all.len() as u64) as usize], dice)
+}
+
+/// The session that recovers is killed by a power cut as well, at any of its operations, also after it made promises of its own, and while it completes
+/// the restore that was interrupted.
+fn die_again(
+    run: &Run,
+    storage: &Arc<SimulatedStorage>,
+    allowed: Allowed<'_>,
+    interrupted: Option<&Wanted>,
     environment: &Arc<SeededEnvironment>,
     dice: &Arc<SeededEnvironment>,
     tally: &mut Tally,
 ) {
+    let kept = &run.kept;
     storage.record(64 << 20);
-    let (fs, first) = judge::open(storage, environment, allowed, promised);
+    let (fs, first) = judge::open(storage, environment, allowed);
     let opened = storage.position();
     tally.snapshots += judge::inspect((&fs, &first), storage, kept, environment, true);
+    // What recovery has shown to somebody does not go away again.
+    let recorder = Recorder::resumed(&fs, storage, dice, (opened, first), allowed.promised);
     let made = fs.make_node(
         ROOT_INO,
-        b"of the second session",
+        b"of-the-second-session",
         mode::REGULAR | 0o600,
         0,
         Creator { uid: 1, gid: 1, umask: None },
     );
-    let made = made.unwrap();
-    let created = see(&fs).0;
-    fs.write(made.ino, 0, &[42; 5000]).unwrap();
-    let written = see(&fs).0;
-    fs.sync().unwrap();
-    let (acknowledged, generation) = (storage.position(), fs.volume.durable().generation);
+    recorder.note();
+    fs.write(made.unwrap().ino, 0, &[42; 5000]).unwrap();
+    recorder.sync();
+    let acknowledged = storage.position();
+    if let Some(wanted) = interrupted
+        && fs.snapshot_named(&wanted.snapshot).is_ok()
+    {
+        recorder.restore(wanted, &kept[&wanted.snapshot]);
+        tally.restored += 1;
+        tally.completed += 1;
+    }
     if dice.next_u64().is_multiple_of(2) {
         fs.close().unwrap();
+        recorder.promise();
     }
+    let own = recorder.ended();
     drop(fs);
     let trace = storage.recorded().expect("the storage records");
     let mut point = trace.replay();
     let every = (trace.len() as u64 / DOUBLES).max(1);
     loop {
         if dice.next_u64().is_multiple_of(every) || point.position() == acknowledged {
-            let mut end = Vec::new();
-            ends(&point, |one| end.push(one));
-            let end = end[(dice.next_u64() % end.len() as u64) as usize];
-            let second = make(&point, end, dice);
+            let second = random_end(&point, dice);
             let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
-            let own = [(0, first.clone()), (0, created.clone()), (0, written.clone())];
-            let (fs, seen) = if point.position() >= acknowledged {
-                judge::open(&second, &environment, &own[2..], generation)
-            } else if point.position() >= opened {
-                // What recovery has shown to somebody does not go away again.
-                judge::open(&second, &environment, &own, promised)
-            } else {
-                judge::open(&second, &environment, allowed, promised)
-            };
+            let allowed = if point.position() >= opened { own.allowed(point.position()) } else { allowed };
+            let (fs, seen) = judge::open(&second, &environment, allowed);
             let deep = dice.next_u64().is_multiple_of(8);
             tally.snapshots += judge::inspect((&fs, &seen), &second, kept, &environment, deep);
             tally.states += 1;

@@ -1,142 +1,52 @@
 //! Random changes of a file system on a recording storage, and what a user saw after each of them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hasher};
-use std::ops::{ControlFlow, Range};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::acl;
-use super::super::support::{OPTIONS, create_with};
+use super::super::support::{OPTIONS, create_with, header_alone};
+use super::copies::{Copying, Target};
+use super::history::{History, Recorder, TRACE_LIMIT, Wanted, some_paths};
+use super::seen::{directories, see_tree};
 use crate::env::SeededEnvironment;
 use crate::error::Error;
-use crate::format::{Generation, Ino, ROOT_INO};
+use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, FsOptions, NewFile, RenameMode, SetAttributes, XattrMode, mode};
-use crate::storage::simulated::{SimulatedStorage, Trace};
+use crate::storage::simulated::Trace;
 
 const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
-/// Memory that the recording of one run may take.
-const TRACE_LIMIT: u64 = 512 << 20;
-
-/// Everything that a user can see, one line an object: path, attributes, digests of content and extended attributes.
-pub(in crate::fs::tests) type Seen = Arc<str>;
-
-pub(super) fn digest(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
-}
-
-fn entries(fs: &FileSystem, directory: Ino) -> Vec<(Ino, Vec<u8>)> {
-    let mut children = Vec::new();
-    fs.list_directory(directory, 2, u64::MAX, false, &mut |entry, _| {
-        children.push((entry.ino, entry.name.to_vec()));
-        ControlFlow::Continue(())
-    })
-    .unwrap();
-    children
-}
-
-fn describe(fs: &FileSystem, directory: Ino, path: &str, inodes: &mut BTreeSet<Ino>, into: &mut String) {
-    for (ino, name) in entries(fs, directory) {
-        let is = fs.attributes(ino).unwrap();
-        let path = format!("{path}/{}", String::from_utf8_lossy(&name));
-        let is_directory = is.mode & mode::TYPE == mode::DIRECTORY;
-        let content = match is.mode & mode::TYPE {
-            mode::REGULAR => fs.read(ino, 0, is.size as usize).unwrap(),
-            mode::SYMLINK => fs.read_link(ino).unwrap(),
-            _ => Vec::new(),
-        };
-        into.push_str(&format!(
-            "{path} ino={} mode={:o} links={} owner={}:{} rdev={} size={} times={:?} {:?} {:?} content={:016x}",
-            ino.0,
-            is.mode,
-            is.links,
-            is.uid,
-            is.gid,
-            is.rdev,
-            is.size,
-            is.mtime,
-            is.ctime,
-            is.btime,
-            digest(&content)
-        ));
-        for name in fs.list_xattrs(ino).unwrap().split(|&b| b == 0).filter(|name| !name.is_empty()) {
-            let value = fs.xattr(ino, name).unwrap();
-            into.push_str(&format!(" {}={:016x}", String::from_utf8_lossy(name), digest(&value)));
-        }
-        into.push('\n');
-        inodes.insert(ino);
-        if is_directory {
-            describe(fs, ino, &path, inodes, into);
-        }
-    }
-}
-
-/// The whole tree as a user sees it with the names of the snapshots, and the inodes that it reaches.
-pub(in crate::fs::tests) fn see(fs: &FileSystem) -> (Seen, BTreeSet<Ino>) {
-    let (mut text, inodes) = see_tree(fs);
-    for (_, snapshot) in fs.volume.readable_snapshots().unwrap() {
-        text.push_str(&format!("snapshot {}\n", String::from_utf8_lossy(&snapshot.name)));
-    }
-    (text.into(), inodes)
-}
-
-/// What a snapshot that is taken now has to show for ever.
-pub(super) fn see_tree(fs: &FileSystem) -> (String, BTreeSet<Ino>) {
-    let mut text = String::new();
-    let mut inodes = BTreeSet::from([ROOT_INO]);
-    describe(fs, ROOT_INO, "", &mut inodes, &mut text);
-    (text, inodes)
-}
-
-/// A promise: from this operation of the storage on, nothing older than this state may come back.
-#[derive(Clone, Copy, Debug)]
-struct Promise {
-    position: usize,
-    state: usize,
-    generation: Generation,
-}
+/// Snapshots that there are at once at most.
+const SNAPSHOTS: usize = 4;
 
 /// A recorded run.
 pub(super) struct Run {
     pub(super) trace: Trace,
-    /// What was seen after each change, and how many operations of the storage had returned by then.
-    pub(super) states: Vec<(usize, Seen)>,
+    pub(super) history: History,
     /// What each snapshot that was ever taken shows; no name is given twice.
     pub(super) kept: Kept,
-    promises: Vec<Promise>,
+    pub(super) copies: Vec<Copying>,
 }
 
 pub(super) type Kept = BTreeMap<Vec<u8>, String>;
 
-impl Run {
-    /// States that recovery may return when the storage stopped after `position` operations, and the least generation: the promised one
-    /// up to what the change that was interrupted would have made.
-    pub(super) fn allowed(&self, position: usize) -> (Range<usize>, Generation) {
-        let kept = self.promises.partition_point(|promise| promise.position <= position);
-        let promise = self.promises[kept - 1];
-        let current = self.states.partition_point(|(at, _)| *at <= position);
-        (promise.state..(current + 1).min(self.states.len()), promise.generation)
-    }
-
-    pub(super) fn promises(&self) -> usize {
-        self.promises.len()
-    }
-}
-
 /// What the changes need to know.
 struct Changes<'a> {
+    recorder: &'a Recorder<'a>,
     fs: &'a FileSystem,
-    dice: &'a SeededEnvironment,
     directories: Vec<Ino>,
     open: Vec<Ino>,
     kept: Kept,
     bursts: bool,
+    /// Where the next backup goes; None for a new file.
+    target: Option<Target>,
+    copies: Vec<Copying>,
+    /// Whether a backup is under way.
+    copying: bool,
 }
 
 impl Changes<'_> {
     fn below(&self, bound: u64) -> u64 {
-        self.dice.next_u64() % bound
+        self.recorder.below(bound)
     }
 
     fn name(&self) -> Vec<u8> {
@@ -150,7 +60,7 @@ impl Changes<'_> {
     /// Half of it compresses.
     fn bytes(&self, length: usize) -> Vec<u8> {
         let value = self.below(256) as u8;
-        let source = SeededEnvironment::new(self.dice.next_u64());
+        let source = SeededEnvironment::new(self.recorder.dice.next_u64());
         let mut bytes = vec![value; length];
         crate::env::Environment::fill_random(&source, &mut bytes[..length / 2]).unwrap();
         bytes
@@ -204,7 +114,7 @@ impl Changes<'_> {
         let fs = self.fs;
         let (directory, name) = (self.directory(), self.name());
         let file = fs.lookup(directory, &name).ok().filter(|a| a.mode & mode::TYPE == mode::REGULAR).map(|a| a.ino);
-        match self.below(30) {
+        match self.below(34) {
             0..3 => self.create(directory, &name, [0, 10, 300, 3000, 9000, 140_000][self.below(6) as usize]),
             3 => {
                 for n in 0..if self.bursts && self.below(3) == 0 { 180 } else { 5 } {
@@ -258,8 +168,10 @@ impl Changes<'_> {
                 }
             }
             21..25 => self.ranges(file),
-            26 | 27 => return self.take_snapshot(),
-            28 => return self.remove_snapshot(),
+            26 | 27 => self.take_snapshot(),
+            28 => self.remove_snapshot(),
+            29 | 30 => self.restore(),
+            31 | 32 => self.back_up(),
             _ => {
                 if let Some(ino) = file {
                     let mode = Some(0o600 + self.below(64) as u32);
@@ -271,28 +183,63 @@ impl Changes<'_> {
     }
 
     /// Durable when it returns, as after an fsync.
-    fn take_snapshot(&mut self) -> bool {
-        if self.fs.snapshots().unwrap().len() == 4 {
-            return false;
+    fn take_snapshot(&mut self) {
+        if self.fs.snapshots().unwrap().len() == SNAPSHOTS {
+            return;
         }
         let name = format!("s{}", self.kept.len()).into_bytes();
         self.kept.insert(name.clone(), see_tree(self.fs).0);
         self.fs.take_snapshot(&name).unwrap();
-        true
+        self.recorder.promise();
     }
 
     /// Of what it alone showed some is freed at once, and the rest beside what follows.
-    fn remove_snapshot(&self) -> bool {
+    fn remove_snapshot(&self) {
         let all = self.fs.snapshots().unwrap();
         if all.is_empty() {
-            return false;
+            return;
         }
         let (id, ..) = all[self.below(all.len() as u64) as usize];
         self.fs.remove_snapshots(&[id]).unwrap();
+        self.recorder.promise();
         for _ in 0..self.below(3) {
             self.fs.volume.removal_step().unwrap();
         }
-        true
+    }
+
+    /// Paths of a snapshot, or all that it shows.
+    fn restore(&mut self) {
+        let all = self.fs.volume.readable_snapshots().unwrap();
+        if all.is_empty() || self.copying {
+            return;
+        }
+        let (_, snapshot) = &all[self.below(all.len() as u64) as usize];
+        let kept = &self.kept[&snapshot.name];
+        let mut wanted = Wanted::everything(&snapshot.name);
+        if self.below(2) == 0 {
+            wanted.paths = some_paths(kept, &|bound| self.below(bound));
+        }
+        self.recorder.restore(&wanted, kept);
+        self.directories = directories(self.fs);
+    }
+
+    /// Onto the file of the last one or a new one, while others go on.
+    fn back_up(&mut self) {
+        if self.copying {
+            return;
+        }
+        let target = self.target.take().filter(|_| self.below(4) > 0).unwrap_or_else(Target::new);
+        self.copying = true;
+        let recorder = self.recorder;
+        let (copying, target) = target.back_up(recorder, &mut || {
+            if self.step() {
+                recorder.sync();
+            }
+            recorder.note();
+        });
+        self.copying = false;
+        self.copies.push(copying);
+        self.target = target;
     }
 
     /// The case that loses files elsewhere: a new file in a new directory in a new directory, and an fsync of the file alone.
@@ -370,10 +317,10 @@ impl Changes<'_> {
     }
 }
 
-/// Runs a workload on a recording storage; the same seed gives the same run.
+/// Runs a workload on a recording storage; the same seed gives the same run, but for the files of backups, which two threads write with randomness of the system.
 pub(super) fn run(seed: u64) -> Run {
     let dice = Arc::new(SeededEnvironment::new(seed));
-    let storage = SimulatedStorage::new();
+    let storage = header_alone();
     let options = FsOptions {
         // Sometimes data is written out long before its commit.
         staged_bytes: if seed.is_multiple_of(3) { 64 << 10 } else { OPTIONS.staged_bytes },
@@ -382,26 +329,25 @@ pub(super) fn run(seed: u64) -> Run {
     };
     let fs = create_with(storage.clone(), dice.clone(), options);
     storage.record(TRACE_LIMIT);
-    let promise = |state| Promise { position: storage.position(), state, generation: fs.volume.durable().generation };
-    let mut states = vec![(storage.position(), see(&fs).0)];
-    let mut promises = vec![promise(0)];
+    let recorder = Recorder::new(&fs, &storage, &dice);
     let mut changes = Changes {
+        recorder: &recorder,
         fs: &fs,
-        dice: &dice,
         directories: vec![ROOT_INO],
         open: Vec::new(),
         kept: Kept::new(),
         bursts: seed.is_multiple_of(5),
+        target: None,
+        copies: Vec::new(),
+        copying: false,
     };
     // Long runs pass checkpoints (every 24 commits), short ones let recovery begin from many different chains.
     for _ in 0..30 + 40 * (seed % 4) {
         let wants_fsync = changes.step();
-        states.push((storage.position(), see(&fs).0));
         if wants_fsync || changes.below(4) == 0 {
-            fs.sync().unwrap();
-            // The fsync's own operations lie before this position, so both states are allowed while it runs.
-            states.push((storage.position(), see(&fs).0));
-            promises.push(promise(states.len() - 1));
+            recorder.sync();
+        } else {
+            recorder.note();
         }
     }
     if changes.below(2) == 0 {
@@ -409,10 +355,10 @@ pub(super) fn run(seed: u64) -> Run {
             fs.release(ino).unwrap();
         }
         fs.close().unwrap();
-        states.push((storage.position(), see(&fs).0));
-        promises.push(promise(states.len() - 1));
+        recorder.promise();
     }
+    let Changes { kept, copies, .. } = changes;
     let trace = storage.recorded().expect("the storage records");
     assert!(trace.is_complete(), "the recording took too much memory");
-    Run { trace, states, kept: changes.kept, promises }
+    Run { trace, history: recorder.ended(), kept, copies }
 }

@@ -1,0 +1,285 @@
+//! What a run of changes showed and promised, by the operations of its storage; and restores, which show much on their way.
+//!
+//! What lockbox(1) promises of a restore: each path, and each object at the root when everything is brought back, is replaced at once; interrupted or
+//! killed, some are as they were and others as the snapshot shows them, and the same command again completes it.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::seen::{Seen, beside, has_stage, is_below, part, paths, see, see_tree, whole};
+use crate::env::SeededEnvironment;
+use crate::error::{Error, Result};
+use crate::exchange::{Alone, Names, Restore};
+use crate::format::{Generation, Ino};
+use crate::fs::FileSystem;
+use crate::storage::simulated::SimulatedStorage;
+
+/// Memory that the recording of one run may take.
+pub(super) const TRACE_LIMIT: u64 = 512 << 20;
+
+/// A promise: from this operation of the storage on, nothing older than this state may come back.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    position: usize,
+    state: usize,
+    generation: Generation,
+}
+
+/// What was seen after each change, and how many operations of the storage had returned by then.
+pub(super) struct History {
+    states: Vec<(usize, Seen)>,
+    promises: Vec<Promise>,
+    restores: Vec<(RangeInclusive<usize>, Wanted)>,
+}
+
+/// What recovery may return at a point of a run.
+#[derive(Clone, Copy)]
+pub(super) struct Allowed<'a> {
+    pub(super) states: &'a [(usize, Seen)],
+    /// The least commit.
+    pub(super) promised: Generation,
+}
+
+impl History {
+    /// What recovery may return when the storage stopped after `position` operations: from the promised state up to what the change that was interrupted
+    /// would have made.
+    pub(super) fn allowed(&self, position: usize) -> Allowed<'_> {
+        let kept = self.promises.partition_point(|promise| promise.position <= position);
+        let promise = self.promises[kept - 1];
+        let current = self.states.partition_point(|(at, _)| *at <= position);
+        let states = &self.states[promise.state..(current + 1).min(self.states.len())];
+        Allowed { states, promised: promise.generation }
+    }
+
+    pub(super) fn promises(&self) -> usize {
+        self.promises.len()
+    }
+
+    pub(super) fn restores(&self) -> usize {
+        self.restores.len()
+    }
+
+    /// The restore that was under way then.
+    pub(super) fn restore_at(&self, position: usize) -> Option<&Wanted> {
+        self.restores.iter().find(|(range, _)| range.contains(&position)).map(|(_, wanted)| wanted)
+    }
+}
+
+/// What somebody wants back.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) snapshot: Vec<u8>,
+    /// With a slash at the beginning; none for everything.
+    pub(super) paths: Vec<String>,
+}
+
+impl Wanted {
+    pub(super) fn everything(snapshot: &[u8]) -> Wanted {
+        Wanted { snapshot: snapshot.to_vec(), paths: Vec::new() }
+    }
+
+    /// What is replaced at once each: of everything the objects at the root, of the tree before it too; not the stage of a restore that a crash ended,
+    /// which the next one takes away piece by piece.
+    fn tops(&self, before: &str, kept: &str) -> Vec<String> {
+        if !self.paths.is_empty() {
+            return self.paths.clone();
+        }
+        let at_root = paths(before).chain(paths(kept)).filter(|path| !path[1..].contains('/') && !has_stage(path));
+        at_root.map(str::to_owned).collect::<BTreeSet<String>>().into_iter().collect()
+    }
+
+    /// Restores, and judges what is there then by what was there before; `kept` is what the snapshot shows. `go_on` is given a way to judge
+    /// what is there meanwhile. Answers false when it ended the restore, and when the way to a path leads through something else by now.
+    pub(super) fn restore(
+        &self,
+        fs: &FileSystem,
+        kept: &str,
+        renamed: &dyn Fn(),
+        go_on: &mut dyn FnMut(&dyn Fn()) -> Result<()>,
+    ) -> bool {
+        let before = see_tree(fs).0;
+        let tops = self.tops(&before, kept);
+        let old_or_new = || {
+            let now = see_tree(fs).0;
+            for top in &tops {
+                let (old, new, now) = (part(&before, top), part(kept, top), part(&now, top));
+                assert!(now == old || now == new, "{top} is neither\n{old:#?}\nnor\n{new:#?}\nbut\n{now:#?}");
+            }
+            now
+        };
+        let moment = fs.moment(&self.snapshot).unwrap();
+        let paths: Vec<Vec<u8>> = self.paths.iter().map(|path| path.clone().into_bytes()).collect();
+        let judge = || drop(old_or_new());
+        let mut names = Noting {
+            alone: Alone(fs),
+            renamed: &|| {
+                judge();
+                renamed();
+            },
+        };
+        let restored = Restore::prepare(fs, &moment, &paths, None, &mut names)
+            .and_then(|restore| restore.run(&mut || go_on(&judge)));
+        let now = old_or_new();
+        assert!(!has_stage(&now), "a stage is left\n{now}");
+        match restored {
+            Err(Error::Interrupted(_)) => false,
+            Err(Error::Invalid(text)) if !self.paths.is_empty() && text.contains("is no directory any more") => false,
+            restored => {
+                restored.unwrap();
+                if self.paths.is_empty() {
+                    assert!(whole(&now) == whole(kept), "restored is\n{now}\ninstead of\n{kept}");
+                } else {
+                    assert!(self.paths.iter().all(|path| part(&now, path) == part(kept, path)), "{self:?}\n{now}");
+                    assert!(beside(&now, &tops) == beside(&before, &tops), "{self:?} changed\n{before}\nto\n{now}");
+                }
+                true
+            }
+        }
+    }
+}
+
+/// Looks on at each rename.
+struct Noting<'a> {
+    alone: Alone<'a>,
+    renamed: &'a dyn Fn(),
+}
+
+impl Names for Noting<'_> {
+    fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
+        self.alone.rename(from, to, exchange)?;
+        (self.renamed)();
+        Ok(())
+    }
+
+    fn make_directory(&mut self, path: &[u8]) -> Result<()> {
+        self.alone.make_directory(path)
+    }
+
+    fn hide(&mut self, _: Ino) {}
+
+    fn changed_name(&mut self, _: Ino, _: &[u8]) {}
+
+    fn changed(&mut self, _: Ino) {}
+}
+
+/// A session on a recording storage.
+pub(super) struct Recorder<'a> {
+    pub(super) fs: &'a Arc<FileSystem>,
+    pub(super) storage: &'a Arc<SimulatedStorage>,
+    pub(super) dice: &'a SeededEnvironment,
+    history: RefCell<History>,
+}
+
+impl<'a> Recorder<'a> {
+    /// What is there is promised.
+    pub(super) fn new(
+        fs: &'a Arc<FileSystem>,
+        storage: &'a Arc<SimulatedStorage>,
+        dice: &'a SeededEnvironment,
+    ) -> Recorder<'a> {
+        let (opened, promised) = ((storage.position(), see(fs).0), fs.volume.durable().generation);
+        Recorder::resumed(fs, storage, dice, opened, promised)
+    }
+
+    /// What was seen at this position is promised, in a commit no older than this one.
+    pub(super) fn resumed(
+        fs: &'a Arc<FileSystem>,
+        storage: &'a Arc<SimulatedStorage>,
+        dice: &'a SeededEnvironment,
+        opened: (usize, Seen),
+        promised: Generation,
+    ) -> Recorder<'a> {
+        let promises = vec![Promise { position: opened.0, state: 0, generation: promised }];
+        let history = History { states: vec![opened], promises, restores: Vec::new() };
+        Recorder { fs, storage, dice, history: RefCell::new(history) }
+    }
+
+    pub(super) fn below(&self, bound: u64) -> u64 {
+        self.dice.next_u64() % bound
+    }
+
+    pub(super) fn position(&self) -> usize {
+        self.storage.position()
+    }
+
+    /// Notes what is seen now.
+    pub(super) fn note(&self) {
+        let (position, seen) = (self.position(), see(self.fs).0);
+        let mut history = self.history.borrow_mut();
+        match history.states.last() {
+            Some((at, last)) if *last == seen && *at == position => {}
+            // One text for all of the same.
+            Some((_, last)) if *last == seen => {
+                let last = last.clone();
+                history.states.push((position, last));
+            }
+            _ => history.states.push((position, seen)),
+        }
+    }
+
+    /// Notes what is seen now, which was made durable.
+    pub(super) fn promise(&self) {
+        self.note();
+        let generation = self.fs.volume.durable().generation;
+        let position = self.position();
+        let mut history = self.history.borrow_mut();
+        let state = history.states.len() - 1;
+        history.promises.push(Promise { position, state, generation });
+    }
+
+    pub(super) fn sync(&self) {
+        self.note();
+        self.fs.sync().unwrap();
+        self.promise();
+    }
+
+    /// Brings back what is wanted, with commits between its steps; one in four ends on its way.
+    pub(super) fn restore(&self, wanted: &Wanted, kept: &str) {
+        let begun = self.position();
+        let mut left = if self.below(4) == 0 { 1 + self.below(60) } else { u64::MAX };
+        let is_done = wanted.restore(self.fs, kept, &|| self.note(), &mut |judge| {
+            match self.below(24) {
+                0 | 1 => {
+                    judge();
+                    self.sync();
+                }
+                2 => {
+                    self.note();
+                    self.fs.maintain()?;
+                    self.note();
+                }
+                _ => {}
+            }
+            left -= 1;
+            if left == 0 { Err(Error::Interrupted(2)) } else { Ok(()) }
+        });
+        if is_done {
+            self.promise();
+        } else {
+            self.note();
+        }
+        self.history.borrow_mut().restores.push((begun..=self.position(), wanted.clone()));
+    }
+
+    pub(super) fn ended(self) -> History {
+        self.history.into_inner()
+    }
+}
+
+/// Some paths of a tree that a snapshot shows; none of an empty one.
+pub(super) fn some_paths(kept: &str, below: &dyn Fn(u64) -> u64) -> Vec<String> {
+    let all: Vec<&str> = paths(kept).collect();
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let mut chosen: Vec<String> = Vec::new();
+    for _ in 0..1 + below(3) {
+        let path = all[below(all.len() as u64) as usize];
+        if !chosen.iter().any(|other| is_below(path, other) || is_below(other, path)) {
+            chosen.push(path.to_owned());
+        }
+    }
+    chosen
+}
