@@ -11,7 +11,10 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use lockbox::archive::fuzzing::{Entry, TARGETS, seeds, target};
-use lockbox::control::{Request, Response};
+use lockbox::control::{
+    Among, BackupDone, Difference, Listed, Name, Request, Response, Schedule, Status, TreePath, Why,
+};
+use lockbox::error::LogUse;
 use lockbox_fuse::options::Options;
 use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
@@ -60,14 +63,58 @@ fn options(data: &[u8]) {
     }
 }
 
+/// One of each message of the control socket.
+fn messages() -> Vec<Vec<u8>> {
+    let name = |text: &str| Name(text.into());
+    let path = |text: &str| TreePath(text.into());
+    let message = |text: &str| text.to_owned();
+    let requests = [
+        Request::Status,
+        Request::Stop { lazy: true },
+        Request::Sync,
+        Request::Purge,
+        Request::SnapshotCreate { name: name("monday") },
+        Request::SnapshotList { after: 3, held: true },
+        Request::SnapshotHeld { ranges: vec![(1, 4), (7, u64::MAX)] },
+        Request::Backup { whole: false, verify: true },
+        Request::SnapshotRemove { ids: vec![1, 2], among: Some(Among { up_to: 9, count: 4 }) },
+        Request::SnapshotDiff { older: name("monday"), newer: None },
+        Request::SnapshotRestore { name: name("monday"), paths: vec![path("a/b"), path("")], to: Some(path("back")) },
+    ];
+    let listed = Listed { id: 7, name: name("monday"), seconds: -5, held_bytes: Some(4096), ..Listed::default() };
+    let found = Difference { path: path("a"), from: Some(path("b")), change: message("renamed"), changed: true };
+    let status = Status {
+        pid: 7,
+        archive: message("a.lbx"),
+        mount_point: message("/mnt"),
+        log: LogUse { entries: 3, bytes: 12_288, used_bytes: 8192 },
+        schedule: Some(Schedule { rules: message("hourly:24"), next: 9, failure: Some(message("the disk is full")) }),
+        latched: Some(message("read-only")),
+        ..Status::default()
+    };
+    let responses = [
+        Response::Status(Box::new(status)),
+        Response::Done,
+        Response::Detached,
+        Response::Busy { message: message("in use") },
+        Response::Failed { message: message("why") },
+        Response::Snapshots { snapshots: vec![listed.clone(), listed], more: true },
+        Response::Held { bytes: u64::MAX },
+        Response::BackedUp { done: Some(BackupDone::default()) },
+        Response::Differing { found: vec![found] },
+        Response::Kept { name: name("before") },
+        Response::Rename { from: path("a"), to: path("b"), exchange: true },
+        Response::MakeDirectory { path: path("a/b") },
+        Response::Refused { why: Why::DamagedBackup, message: message("why") },
+    ];
+    let text = "a message is text";
+    let requests = requests.iter().map(|request| serde_json::to_vec(request).expect(text));
+    requests.chain(responses.iter().map(|response| serde_json::to_vec(response).expect(text))).collect()
+}
+
 fn upper_seeds(name: &str) -> Vec<Vec<u8>> {
     let texts: &[&str] = match name {
-        "control" => &[
-            r#"{"request":"status"}"#,
-            r#"{"request":"stop","lazy":true}"#,
-            r#"{"response":"busy","message":"in use"}"#,
-            r#"{"response":"status","pid":7,"archive":"a.lbx","archive_id":"00","mount_point":"/mnt","read_only":false,"options":"","generation":9,"dirty_bytes":0}"#,
-        ],
+        "control" => return messages(),
         "options" => &[
             "ro,allow_other,nosuid,nodev",
             "sync=always,memory=64M,size-limit=1G,atime=open,threads=4,pack=off,compress=off",

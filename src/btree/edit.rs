@@ -76,7 +76,55 @@ pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
     Ok(true)
 }
 
+/// See [`Tree::lay`].
+pub(super) fn lay(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key, value: Option<&[u8]>) -> Result<()> {
+    let mut editor = Editor { store, edits };
+    let bounds = Bounds::root(tree.id as u8, tree.level);
+    let Some(root) = &mut tree.root else {
+        return value.map_or(Ok(()), |value| insert(tree, store, edits, key, value).map(drop));
+    };
+    let leaf = editor.reach(root, bounds, key)?;
+    match value {
+        // Every node on its way is in memory now.
+        Some(value) => {
+            insert(tree, store, edits, key, value)?;
+        }
+        // The leaf stays where it is, be it empty: a neighbour that would take its range may be lost.
+        None => {
+            leaf.remove(key);
+        }
+    }
+    Ok(())
+}
+
 impl Editor<'_> {
+    /// The leaf whose range holds `key`, below `child`, with all nodes on the way to it editable. One that is damaged is given up for good: its place is
+    /// then that of a page of the open transaction, which has none.
+    fn reach<'n>(&mut self, child: &'n mut Child, bounds: Bounds, key: Key) -> Result<&'n mut Leaf> {
+        if let Child::Stored(pointer) = child {
+            match self.store.load(pointer, bounds) {
+                Ok(node) => *child = Child::Resident(node),
+                Err(error) => {
+                    if matches!(error, Error::Damaged(_)) {
+                        pointer.generation = self.edits.generation;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let node = self.editable(child, bounds)?;
+        let upper = node.upper;
+        match &mut node.body {
+            Body::Leaf(leaf) => Ok(leaf),
+            Body::Internal(children) => {
+                let slot = slot_of(children, key);
+                let upper = children.get(slot + 1).map_or(upper, |next| next.0);
+                let bounds = Bounds { level: bounds.level - 1, lower: children[slot].0, upper, ..bounds };
+                self.reach(&mut children[slot].1, bounds, key)
+            }
+        }
+    }
+
     fn insert(&mut self, node: &mut Node, key: Key, value: &[u8]) -> Result<(bool, Option<(Key, Child)>)> {
         let level = node.level;
         let (tree, upper) = (node.tree, node.upper);

@@ -168,6 +168,13 @@ impl Tree {
         edit::remove(self, store, edits, key)
     }
 
+    /// Puts a record, or takes it away, in a tree that is only read and that no commit will write; it may have empty leaves afterwards. On `Damaged` the record has
+    /// no place, and nothing else has changed. Nothing answers for the keys beside it any more, not even when the medium would give the damaged node
+    /// back another time: they would be those from before.
+    pub(crate) fn lay(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: Option<&[u8]>) -> Result<()> {
+        edit::lay(self, store, edits, key, value)
+    }
+
     /// Writes every resident node that is not stored yet, children first, through `write(level, encoded) -> pointer`,
     /// sets `Node::stored`, puts the written nodes into the store's cache, and returns the root for the commit record.
     /// Runs without any lock on the tree: other clones may be read and edited meanwhile.

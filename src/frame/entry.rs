@@ -4,7 +4,7 @@ use super::cipher::{PageCipher, field, put_place};
 use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::error::{Error, Result};
 use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
-use crate::format::{BLOCK, Tag};
+use crate::format::{LOG, Tag};
 
 /// First byte of the body: nonce, sealed head, its tag.
 const BODY: usize = NONCE + ENTRY_HEAD + TAG;
@@ -53,17 +53,27 @@ impl PageCipher {
         if head.length as usize != body.len() || body.len() > room {
             return Err(Error::invalid(format!("log entry of {} bytes sealed for {} blocks", body.len(), head.blocks)));
         }
+        self.seal_entry_parts(&head.encode(), address, body, room)
+    }
+
+    /// Seals these bytes of a head, whatever they say, and `body` with zeros behind it up to `room` bytes.
+    pub(crate) fn seal_entry_parts(
+        &self,
+        plain: &[u8; ENTRY_HEAD],
+        address: u64,
+        body: &[u8],
+        room: usize,
+    ) -> Result<SealedEntry> {
         let nonce = self.nonce()?;
         let key = self.log_key()?.page_key(&nonce);
-        let plain = head.encode();
-        let mut bytes = Vec::with_capacity((u64::from(head.blocks) * BLOCK) as usize);
+        let mut bytes = Vec::with_capacity(BODY + room + TAG);
         bytes.extend_from_slice(&nonce);
-        bytes.extend_from_slice(&plain);
+        bytes.extend_from_slice(plain);
         let tag = key.seal_prologue(&head_aad(self, address), &mut bytes[NONCE..]);
         bytes.extend_from_slice(&tag);
         bytes.extend_from_slice(body);
         bytes.resize(BODY + room, 0);
-        let tag = key.seal_body(&body_aad(self, address, &plain), &mut bytes[BODY..]);
+        let tag = key.seal_body(&body_aad(self, address, plain), &mut bytes[BODY..]);
         bytes.extend_from_slice(&tag);
         Ok(SealedEntry { tag, bytes })
     }
@@ -71,7 +81,7 @@ impl PageCipher {
     /// Opens the head in the first block of an entry; None for what is no entry of this archive at this place.
     ///
     /// # Errors
-    /// `Damaged` for a head that opens and does not decode: only a holder of the key can have made it.
+    /// `Damaged` for a head that opens and does not decode, or whose entry reaches beyond the log: only a holder of the key can have made it.
     pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<BegunEntry>> {
         let key = self.log_key()?.page_key(&field(bytes, 0));
         let mut plain: [u8; ENTRY_HEAD] = field(bytes, NONCE);
@@ -79,7 +89,11 @@ impl PageCipher {
         if key.open_prologue(&head_aad(self, address), &mut plain, &tag).is_err() {
             return Ok(None);
         }
-        Ok(Some(BegunEntry { head: EntryHead::decode(&plain)?, plain, key }))
+        let head = EntryHead::decode(&plain)?;
+        if address + u64::from(head.blocks) > LOG.1 {
+            return Err(Error::damaged(format!("log entry reaches beyond the log: block={address}")));
+        }
+        Ok(Some(BegunEntry { head, plain, key }))
     }
 
     /// Opens the body of an entry, whose blocks `bytes` are; None when it fails authentication. The tag is the entry's.

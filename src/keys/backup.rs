@@ -51,6 +51,7 @@ pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Res
     let opened = slots::unlock(&backup, access.secrets, &access.limits).map_err(misfit)?;
     let volume_key = &opened.volume_key;
     backup.authenticate(volume_key)?;
+    header::check_known(&*storage, &mine.archive, volume_key)?;
     // Anybody can put a header there; what counts is one that the archive's own key vouches for.
     let present = found.as_ref().filter(|found| found.authenticate(volume_key).is_ok());
     if let Some(present) = present {

@@ -334,6 +334,25 @@ fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 3
     hmac_sha256(&hkdf(volume_key, archive, MAC_LABEL), &header::mac_input(copy_bytes))
 }
 
+/// HEADER-5, for who writes a header over whatever is there: refuses a copy of a feature that is not known, when the archive's own key vouches for it.
+/// Any other one can have been put there by anybody.
+///
+/// # Errors
+/// `UnsupportedVersion`.
+pub(crate) fn check_known(storage: &dyn Storage, archive: &ArchiveId, volume_key: &SecretKey) -> Result<()> {
+    let length = storage.len()?;
+    for copy in 0..2 {
+        let bytes = copy_bytes(storage, length, copy)?;
+        let Ok(whole) = <&[u8; HEADER_BYTES]>::try_from(&bytes[..]) else { continue };
+        if let Err(error @ Error::UnsupportedVersion(_)) = header::decode(whole, copy)
+            && equal(&mac(volume_key, archive, whole), &header::mac_of(whole))
+        {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
 fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeader> {
     let bytes = copy_bytes(storage, length, copy)?;
     if bytes.is_empty() {

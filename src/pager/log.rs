@@ -2,7 +2,7 @@
 
 use super::Pager;
 use crate::env::Environment;
-use crate::error::{Error, Result, Timestamp};
+use crate::error::{Result, Timestamp};
 use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::{BLOCK, Generation, LOG, Tag};
 use crate::frame::BegunEntry;
@@ -80,9 +80,6 @@ impl Pager {
             && (begun.head.number, begun.head.previous) == (number, previous)
         {
             let behind = address + u64::from(begun.head.blocks);
-            if behind > LOG.1 {
-                return Err(Error::damaged(format!("log entry reaches beyond the log: block={address}")));
-            }
             let whole = block(address)[..((behind - address) * BLOCK) as usize].to_vec();
             let Some((body, tag)) = self.cipher.open_entry_body(&begun, address, whole)? else {
                 log.torn = Some((number, begun.head.time));
@@ -93,9 +90,9 @@ impl Pager {
             log.last = Some(LogMark { generation, record, number, entry: tag });
             (address, number, previous) = (behind, number + 1, tag);
         }
-        log.begun = log.last.is_some();
-        for address in address..LOG.1 {
-            let Some(begun) = begin(address)? else { continue };
+        // Those of the chain too: a record may name as pending what extends a commit that there is not.
+        for block in LOG.0..LOG.1 {
+            let Some(begun) = begin(block)? else { continue };
             let head = &begun.head;
             log.begun |= extends(&begun);
             if head.generation > newest {
@@ -103,10 +100,12 @@ impl Pager {
                     "commit {} is lost, although the log has an entry that extends it",
                     head.generation.0
                 ));
-            } else if extends(&begun) && most == 0 {
+            } else if block < address || !extends(&begun) {
+                continue;
+            } else if most == 0 {
                 log.lost =
                     Some(format!("the log has an entry behind the end of its session (commit {})", generation.0));
-            } else if extends(&begun) && head.number > number && number <= most && log.lost.is_none() {
+            } else if head.number > number && number <= most && log.lost.is_none() {
                 // The next one may have been torn before anybody was told of it; one behind that was written when it was durable.
                 log.lost = Some(format!(
                     "entry {number} of the log is lost, although entry {} came after it (commit {})",

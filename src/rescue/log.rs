@@ -59,10 +59,7 @@ impl FoundLog {
             let end = block + u64::from(head.blocks);
             let record = *extends.get_or_insert((head.generation, head.record));
             let previous = found.last.map_or(Tag::default(), |last| last.entry);
-            if (head.generation, head.record) != record
-                || (head.number, head.previous) != (number, previous)
-                || end > LOG.1
-            {
+            if (head.generation, head.record) != record || (head.number, head.previous) != (number, previous) {
                 break;
             }
             let whole = from(block)[..((end - block) * BLOCK) as usize].to_vec();

@@ -2,20 +2,21 @@
 
 use super::log::LoggedRecords;
 use super::operation::Operation;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{Generation, Pointer, kind};
 
 impl Operation<'_> {
-    /// Gives tree 1 the records, and the counters; with `references` also what follows from them for pages (LOG-2). Applied twice it is as applied once.
-    pub(super) fn lay(&mut self, logged: &LoggedRecords, references: bool) -> Result<()> {
+    /// Gives tree 1 the records, and the counters, and derives what follows from them for pages (LOG-2). Applied twice it is as applied once.
+    ///
+    /// # Errors
+    /// `Damaged` where a record has no place, or does not decode: nobody writes on top of less than all of them.
+    pub(super) fn lay(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.needs_commit();
-        self.changed = true;
-        self.counters.next_ino = self.counters.next_ino.max(logged.next_ino);
-        self.counters.inodes = logged.inodes;
+        self.count(logged);
         let mut released: Vec<(Pointer, Generation)> = Vec::new();
         for (key, value) in &logged.records {
-            if key.kind == kind::EXTENT && references {
+            if key.kind == kind::EXTENT {
                 let old = self.view().get(*key, Extent::decode)?;
                 let new = value.as_deref().map(Extent::decode).transpose()?;
                 let name = |extent: &Extent| (extent.page, extent.born);
@@ -37,5 +38,27 @@ impl Operation<'_> {
             self.note_stale(&page);
         }
         Ok(())
+    }
+
+    /// As [`Self::lay`], for who only reads. A record of a node that is damaged is passed by, and that node is lost with all that it has (LOG-6).
+    pub(super) fn lay_for_reading(&mut self, logged: &LoggedRecords) -> Result<()> {
+        self.count(logged);
+        let mut damage = Vec::new();
+        for (key, value) in &logged.records {
+            match self.trees.live.lay(self.store, &mut self.live_edits, *key, value.as_deref()) {
+                Err(Error::Damaged(reason)) => damage.push(reason),
+                laid => laid?,
+            }
+        }
+        if let Some(first) = damage.first() {
+            tracing::warn!("records of the log that lie on what is damaged: {}, the first one: {first}", damage.len());
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, logged: &LoggedRecords) {
+        self.changed = true;
+        self.counters.next_ino = self.counters.next_ino.max(logged.next_ino);
+        self.counters.inodes = logged.inodes;
     }
 }

@@ -13,6 +13,11 @@
 //! LOG-5  What an entry has and is only staged can be committed: room for its data is promised before it is accepted (STAGE-4), room for the nodes that
 //!     name it before the entry is written. Other changes are published beside it meanwhile, and no commit may leave it out; without room for
 //!     its nodes there would be no commit at all, and nothing that is deleted would ever be free.
+//! LOG-6  Where the tree is damaged, who reads sees what the log says of it, or an error, never what was there before. A record belongs to one leaf, by its
+//!     key. Where a node on the way to that is damaged the record has no place, and all that lies below this node is lost with it until the archive is opened
+//!     anew, be the node whole at a second look: beside what the log says it would be an older state. Records of other leaves are laid all the
+//!     same, which needs no node but those on their own way. Pieces of a file whose inode is damaged, in the tree or in the log, count beside it.
+//!     Nobody writes on top of that: the commit would have to say what became of the records without place, and of the pages that they name.
 
 use std::collections::BTreeMap;
 

@@ -10,6 +10,7 @@ mod editing;
 mod golden;
 mod import_extract;
 mod interrupted;
+mod later_versions;
 mod mirroring;
 mod older_copies;
 mod paths;

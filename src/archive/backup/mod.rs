@@ -112,7 +112,7 @@ impl Archive {
 }
 
 impl Backups {
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn of(fs: Arc<FileSystem>, storage: Arc<dyn Storage>) -> Backups {
         Backups { fs, storage, sums: None }
     }

@@ -11,14 +11,15 @@ use crate::btree::{NodeStore, Tree};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Result;
-use crate::format::header::Framing;
+use crate::format::header::{FEATURE_LOG, Framing};
+use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
 use crate::format::node::{INTERNAL_ENTRY, LEAF_ENTRY, NODE_HEAD, put_key};
 use crate::format::page::PageKind;
 use crate::format::record::{CommitRecord, Root};
 use crate::format::values::{Extent, InodeValue, SnapshotValue};
 use crate::format::{
-    ArchiveId, BLOCK, Key, MIN_BLOCKS, NODE_CAPACITY, Pointer, REGION_BLOCKS, ROOT_INO, Run, TreeId, kind, slot_block,
-    space,
+    ArchiveId, BLOCK, Generation, Key, LOG, MIN_BLOCKS, NODE_CAPACITY, Pointer, REGION_BLOCKS, ROOT_INO, Run, Tag,
+    Timestamp, TreeId, kind, slot_block, space,
 };
 use crate::frame::{Content, PageCipher, PlainPage};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
@@ -39,6 +40,22 @@ type PageEdit = Box<dyn FnMut(&mut PlainPage<'static>)>;
 /// Changes the plain bytes of the record before it is sealed.
 type RecordEdit = Box<dyn FnOnce(&mut Vec<u8>)>;
 
+/// Bytes and where they are written over others.
+type Patches = Vec<(usize, Vec<u8>)>;
+
+/// An entry of the log. It extends the record and names the entry before it, unless its head is made to say otherwise.
+#[derive(Default)]
+pub(in crate::archive) struct ForgedEntry {
+    pub(in crate::archive) says: LogEntry,
+    /// Written over the head and the body before they are sealed.
+    pub(in crate::archive) on_head: Patches,
+    pub(in crate::archive) on_body: Patches,
+    /// The first block, when that is not the one behind the entry before.
+    pub(in crate::archive) block: Option<u64>,
+    /// The body does not open.
+    pub(in crate::archive) torn: bool,
+}
+
 /// An archive taken apart.
 pub(in crate::archive) struct Forge {
     /// Records of each tree by number - 1, written in the order in which they stand here.
@@ -51,6 +68,8 @@ pub(in crate::archive) struct Forge {
     pub(in crate::archive) honest_space: bool,
     pub(in crate::archive) on_page: Option<PageEdit>,
     pub(in crate::archive) on_record: Option<RecordEdit>,
+    /// What the log says beyond the record, in an archive that has one.
+    pub(in crate::archive) entries: Vec<ForgedEntry>,
     base: Vec<u8>,
     next_block: u64,
     /// Pages sealed here: what the file will have beyond `base`.
@@ -60,10 +79,6 @@ pub(in crate::archive) struct Forge {
 
 pub(in crate::archive) fn key() -> SecretKey {
     SecretKey::new(KEY)
-}
-
-fn cipher(seed: u64) -> PageCipher {
-    PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(seed)))
 }
 
 /// Two header copies without any key slot in use, with these incompatible features.
@@ -116,8 +131,8 @@ pub(in crate::archive) fn noise(seed: u64, length: usize) -> Vec<u8> {
 }
 
 /// A small archive with every kind of object and data page.
-fn sample() -> Result<Vec<u8>> {
-    let storage = Arc::new(with_header(0)?);
+fn sample(features: u64) -> Result<Vec<u8>> {
+    let storage = Arc::new(with_header(features)?);
     let fs = create_on(storage.clone(), 1)?;
     let put = |directory, name: &[u8], content: &[u8]| -> Result<_> {
         let ino = fs.make_node(directory, name, mode::REGULAR | 0o640, 0, OWNER)?.ino;
@@ -146,11 +161,19 @@ impl Forge {
     /// The sample, taken apart anew.
     pub(in crate::archive) fn new() -> Forge {
         static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
-        Forge::of(SAMPLE.get_or_init(|| sample().expect("the sample")).clone()).expect("the sample opens")
+        Forge::of(SAMPLE.get_or_init(|| sample(0).expect("the sample")).clone()).expect("the sample opens")
+    }
+
+    /// The same of an archive with a log, which has no entries.
+    pub(in crate::archive) fn with_log() -> Forge {
+        static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
+        Forge::of(SAMPLE.get_or_init(|| sample(FEATURE_LOG).expect("the sample")).clone()).expect("the sample opens")
     }
 
     pub(in crate::archive) fn of(base: Vec<u8>) -> Result<Forge> {
-        let fs = open_on(Arc::new(MemoryStorage::from_contents(base.clone())), true)?;
+        let storage = Arc::new(MemoryStorage::from_contents(base.clone()));
+        let cipher = PageCipher::new(&key(), ARCHIVE, has_log(&*storage), Arc::new(SeededEnvironment::new(3)));
+        let fs = open_on(storage, true)?;
         let record = (*fs.volume.durable()).clone();
         let mut trees: [Vec<(Key, Vec<u8>)>; 5] = Default::default();
         let store: &NodeStore = fs.volume.store();
@@ -175,10 +198,11 @@ impl Forge {
             honest_space: true,
             on_page: None,
             on_record: None,
+            entries: Vec::new(),
             base,
             next_block,
             pages: Vec::new(),
-            cipher: cipher(3),
+            cipher,
         })
     }
 
@@ -209,6 +233,18 @@ impl Forge {
         let mut inode = InodeValue::decode(value).expect("an inode");
         change(&mut inode);
         *value = inode.encode().to_vec();
+    }
+
+    pub(in crate::archive) fn has_log(&self) -> bool {
+        self.cipher.has_log()
+    }
+
+    /// Adds an entry that says nothing yet, of a session that did not end.
+    pub(in crate::archive) fn entry(&mut self) -> &mut ForgedEntry {
+        self.record.closed = false;
+        let says = LogEntry { next_ino: self.record.next_ino, inodes: self.record.inodes, ..LogEntry::default() };
+        self.entries.push(ForgedEntry { says, ..ForgedEntry::default() });
+        self.entries.last_mut().expect("just pushed")
     }
 
     /// Seals a page behind everything else.
@@ -325,8 +361,9 @@ impl Forge {
         if let Some(edit) = self.on_record {
             edit(&mut plain);
         }
-        let (sealed, _) = self.cipher.seal_record(slot, plain).expect("a record");
+        let (sealed, tag) = self.cipher.seal_record(slot, plain).expect("a record");
         out[(slot_block(slot) * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&sealed);
+        write_log(&mut out, &self.cipher, (self.record.generation, tag), &self.entries);
         out
     }
 
@@ -371,6 +408,39 @@ impl Forge {
         let value = &mut records.iter_mut().find(|(key, _)| key.object == id).expect("just put").1;
         *value.last_mut().expect("the length of the name") = name.len() as u8;
         value.extend_from_slice(name);
+    }
+}
+
+/// As much of it as there is room for.
+pub(super) fn overwrite(value: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(place) = value.get_mut(at..) {
+        let length = place.len().min(bytes.len());
+        place[..length].copy_from_slice(&bytes[..length]);
+    }
+}
+
+/// Entries behind each other; what does not lie within the log is left out.
+fn write_log(out: &mut [u8], cipher: &PageCipher, (generation, record): (Generation, Tag), entries: &[ForgedEntry]) {
+    let (mut block, mut previous) = (LOG.0, Tag::default());
+    for (number, forged) in (1..).zip(entries) {
+        let mut body = forged.says.encode();
+        forged.on_body.iter().for_each(|(at, bytes)| overwrite(&mut body, *at, bytes));
+        let (length, blocks) = (body.len() as u32, entry_blocks(body.len()));
+        let time = Timestamp::default();
+        let head = EntryHead { generation, record, number, length, previous, time, blocks: blocks as u16 };
+        let mut plain = head.encode();
+        forged.on_head.iter().for_each(|(at, bytes)| overwrite(&mut plain, *at, bytes));
+        block = forged.block.unwrap_or(block);
+        let sealed =
+            cipher.seal_entry_parts(&plain, block, &body, entry_capacity(blocks)).expect("an archive with a log");
+        let mut bytes = sealed.bytes;
+        if let Some(last) = bytes.last_mut() {
+            *last ^= u8::from(forged.torn);
+        }
+        if (LOG.0..LOG.1).contains(&block) {
+            overwrite(&mut out[..(LOG.1 * BLOCK) as usize], (block * BLOCK) as usize, &bytes);
+        }
+        (block, previous) = (block + blocks, sealed.tag);
     }
 }
 

@@ -262,7 +262,36 @@ fn edits() -> Vec<Vec<u8>> {
     let gone = edit(3, [0, 9, 0, 0, 0, 0], &[]);
     all.push([kept(7, 1, &b""[..]), gone.clone(), kept(8, 1, b" too"), gone].concat());
     all.push(kept(7, 0, b""));
-    all
+    all.extend(logs(&edit));
+    // Of odd length, an input is about an archive with a log.
+    let both = |seed: Vec<u8>| [[&seed[..], &[0]].concat(), seed];
+    all.into_iter().flat_map(both).collect()
+}
+
+/// Entries of the log: what each edit of them makes, and several of them behind each other.
+fn logs(edit: &impl Fn(u8, [u8; 6], &[u8]) -> Vec<u8>) -> Vec<Vec<u8>> {
+    let entry = || edit(11, [0; 6], &[]);
+    let at = |offset: u64, data: &[u8]| [&offset.to_le_bytes()[..], data].concat();
+    let piece = |ino: u8, offset: u64, data: &[u8]| edit(13, [ino, 0, 0, 0, 0, 0], &at(offset, data));
+    let record = |number: u8, how: u8| edit(12, [number, 0, 255, 255, 0, how], &[]);
+    let cut = |ino: u8, start: u64, length: &[u8]| edit(14, [ino, 0, 0, 0, 0, 0], &at(start, length));
+    let bent = |what: u8, place: u8, bytes: &[u8]| edit(15, [0, what, place, 0, place, 0], bytes);
+    vec![
+        [entry(), piece(8, 100, b"over an extent"), piece(3, 5000, b"behind inline data")].concat(),
+        [entry(), record(0, 0), record(9, 3), record(12, 1)].concat(),
+        [entry(), piece(8, 0, &[7; 90]), entry(), cut(8, 10, &[20, 0, 0, 0, 0, 0, 0, 0]), piece(8, 40, b"later")]
+            .concat(),
+        [entry(), piece(7, 9, b"gone"), entry(), cut(7, 0, &[]), record(20, 3)].concat(),
+        [entry(), edit(13, [8, 0, 200, 2, 5, 0], &at(0, b""))].concat(),
+        [entry(), edit(13, [8, 0, 60, 19, 5, 0], &at(i64::MAX as u64 - (1 << 25), b""))].concat(),
+        [entry(), piece(2, 0, b"of a directory"), piece(40, 0, b"of nobody"), piece(10, 0, b"of a link")].concat(),
+        [entry(), bent(0, 24, &[9])].concat(),
+        [entry(), bent(1, 20, &[1])].concat(),
+        [entry(), entry(), bent(2, 200, &[])].concat(),
+        [entry(), bent(3, 0, &[]), entry()].concat(),
+        [edit(11, [3, 1, 1, 2, 0, 0], &[]), entry(), piece(8, 0, b"pending")].concat(),
+        [edit(10, [0, 0, 1, 7, 0, 0], b""), entry(), piece(8, 0, b"kept before"), record(30, 3)].concat(),
+    ]
 }
 
 fn sequences() -> Vec<Vec<u8>> {

@@ -5,14 +5,17 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::super::Backups;
 use super::super::check::check;
 use super::decoders::filled;
-use super::forge::{Forge, OWNER, open_on};
+use super::forge::{ARCHIVE, Forge, OWNER, key, open_on, overwrite};
 use super::pages::plain_page;
 use crate::env::SeededEnvironment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
+use crate::exchange::{Alone, Restore, compare};
+use crate::format::log::{DroppedRange, LogMark, LogPiece};
 use crate::format::values::{Extent, is_valid_name};
-use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
+use crate::format::{BLOCK, Generation, HEADER_BLOCKS, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
 use crate::frame::{Content, PageCipher};
 use crate::fs::{FileSystem, KeptSnapshot, RenameMode, SetAttributes, XattrMode, mode};
 use crate::rescue::{RescueOptions, rescue_from};
@@ -26,6 +29,8 @@ const MOST_OBJECTS: usize = 500;
 const MOST_SNAPSHOTS: usize = 3;
 /// Bytes read at each place of a file.
 const PIECE: u64 = 64 << 10;
+/// Steps of one piece of work with snapshots. The sample has 20 objects.
+const MOST_STEPS: usize = 20_000;
 
 /// Splits the input into edits: (operation, operands, bytes).
 struct Edits<'a>(&'a [u8]);
@@ -42,19 +47,12 @@ impl<'a> Iterator for Edits<'a> {
     }
 }
 
-fn overwrite(value: &mut [u8], at: usize, bytes: &[u8]) {
-    if let Some(place) = value.get_mut(at..) {
-        let length = place.len().min(bytes.len());
-        place[..length].copy_from_slice(&bytes[..length]);
-    }
-}
-
 fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes: &mut Vec<(usize, usize, Vec<u8>)>) {
     let [tree, a, b, c, d, e] = operands.map(usize::from);
     let tree = if tree < 128 { 0 } else { tree % 5 };
     let records = &mut forge.trees[tree];
     let at = (a | b << 8).checked_rem(records.len()).unwrap_or(0);
-    match operation % 11 {
+    match operation % 16 {
         0 if !records.is_empty() => overwrite(&mut records[at].1, c | d << 8, bytes),
         1 if !records.is_empty() => records[at].1 = bytes.to_vec(),
         2 => {
@@ -105,13 +103,75 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
                 forge.snapshot((c | d << 8) as u64, root, &name);
             }
         }
+        11..=15 => edit_log(forge, operation % 16 - 11, operands, bytes),
         _ => forge.honest_space = false,
+    }
+}
+
+/// An edit of the log, where there is one.
+fn edit_log(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8]) {
+    let [a, b, c, d, e, f] = operands.map(usize::from);
+    if !forge.has_log() {
+        return;
+    }
+    let number = u64::from_le_bytes(filled(bytes));
+    let rest = bytes.get(8..).unwrap_or_default();
+    let copied = {
+        let records = forge.live();
+        (a | b << 8).checked_rem(records.len()).map(|at| records[at].clone())
+    };
+    if operation == 0 && a % 4 != 3 {
+        let says = &mut forge.entry().says;
+        says.inodes = says.inodes.wrapping_add(b as u64);
+        return;
+    }
+    if operation == 0 {
+        // The record names a log that is pending, of an earlier commit or of itself.
+        let generation = Generation(forge.record.generation.0.wrapping_sub(b as u64 % 3));
+        let (record, entry) = ([c as u8; 16], [d as u8; 16]);
+        forge.record.pending = Some(LogMark { generation, record, number: e as u32 + 1, entry });
+        return;
+    }
+    let Some(last) = forge.entries.last_mut() else { return };
+    let says = &mut last.says;
+    match operation {
+        1 => {
+            // A record of the tree with some bytes changed, or without any.
+            let Some((mut key, mut value)) = copied else { return };
+            overwrite(&mut value, c | d << 8, bytes);
+            if f % 4 == 1 {
+                key.object = e as u64;
+            }
+            says.records.push((key, (f % 4 != 3).then_some(value)));
+            says.records.sort_by_key(|(key, _)| *key);
+            says.records.dedup_by_key(|(key, _)| *key);
+        }
+        2 => {
+            // Pieces at equal distances.
+            let apart = if d % 2 == 0 { 1 + rest.len() as u64 } else { 1 << (d % 20) };
+            for n in 0..1 + c as u64 {
+                let data = if rest.is_empty() { vec![e as u8] } else { rest.to_vec() };
+                says.pieces.push(LogPiece { ino: Ino(a as u64), offset: number.wrapping_add(n * apart), data });
+            }
+            says.pieces.sort_by_key(|piece| (piece.ino, piece.offset));
+        }
+        3 => {
+            let end = if rest.is_empty() { u64::MAX } else { number.wrapping_add(u64::from_le_bytes(filled(rest))) };
+            says.dropped.push(DroppedRange { ino: Ino(a as u64), start: number, end });
+        }
+        _ => match b % 4 {
+            0 => last.on_head.push((c % 64, bytes.to_vec())),
+            1 => last.on_body.push((c | d << 8, bytes.to_vec())),
+            2 => last.block = Some(LOG.0 + e as u64),
+            _ => last.torn = true,
+        },
     }
 }
 
 /// The archive that an input describes.
 fn forged(data: &[u8]) -> Vec<u8> {
-    let mut forge = Forge::new();
+    // Half of the inputs have a log, as in the other target.
+    let mut forge = if data.len() % 2 == 1 { Forge::with_log() } else { Forge::new() };
     let mut nodes = Vec::new();
     for (operation, operands, bytes) in Edits(data).take(MOST_EDITS) {
         edit(&mut forge, operation, operands, bytes, &mut nodes);
@@ -133,7 +193,7 @@ fn forged(data: &[u8]) -> Vec<u8> {
 
 pub(super) fn whole(data: &[u8]) {
     let bytes = forged(data);
-    exercise(&bytes, data.len().is_multiple_of(4));
+    exercise(&bytes, (data.len() / 2).is_multiple_of(2));
 }
 
 /// Everything that may be asked of an archive. Answers how many of the questions found something wrong.
@@ -147,18 +207,32 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
                 let walked = |one: &KeptSnapshot| fs.moment(&one.name).map_or(1, |moment| walk(&moment));
                 kept.iter().take(MOST_SNAPSHOTS).map(walked).sum()
             });
-            refusals += check(&fs, true, &mut |_| {}).map_or(1, |report| report.findings.len());
+            for full in [false, true] {
+                refusals += check(&fs, full, &mut |_| {}).map_or(1, |report| report.findings.len());
+            }
+            refusals += usize::from(fs.volume.lost().is_some());
             let _ = fs.statistics(1 << 30);
         }
     }
-    match open_on(Arc::new(MemoryStorage::from_contents(bytes.to_vec())), false) {
+    let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
+    match open_on(storage.clone(), false) {
         Err(_) => refusals += 1,
-        Ok(fs) => refusals += change(&fs).iter().filter(|result| matches!(result, Err(Error::Damaged(_)))).count(),
+        Ok(fs) => refusals += change(&fs, &storage).iter().filter(|result| is_damage(result)).count(),
+    }
+    for start in HEADER_START {
+        let header = (start * BLOCK) as usize..((start + HEADER_BLOCKS) * BLOCK) as usize;
+        let mut now = vec![0; header.len()];
+        storage.read_at(header.start as u64, &mut now).expect("the header is there");
+        assert!(now == bytes[header], "a change of files wrote into the header at block {start}");
     }
     if rescue {
         refusals += rescued(bytes, None) + rescued(bytes, Some(b"kept"));
     }
     refusals
+}
+
+fn is_damage(result: &Result<()>) -> bool {
+    matches!(result, Err(Error::Damaged(_) | Error::Refused(Refusal::DamagedBackup { .. })))
 }
 
 /// Looks at everything that has a name, as programs do: each directory once, files in parts.
@@ -215,8 +289,8 @@ fn list(fs: &FileSystem, directory: Ino, pending: &mut Vec<Ino>) -> Result<()> {
 }
 
 /// Changes as a mount would make them; each may be refused.
-fn change(fs: &FileSystem) -> Vec<Result<()>> {
-    let mut results = Vec::new();
+fn change(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Vec<Result<()>> {
+    let mut results = vec![fs.take_snapshot(b"taken")];
     let mut children = Vec::new();
     results.push(fs.list_directory(ROOT_INO, 2, u64::MAX, false, &mut |entry, _| {
         children.push((entry.ino, entry.name.to_vec()));
@@ -238,6 +312,16 @@ fn change(fs: &FileSystem) -> Vec<Result<()>> {
         });
     }
     results.push(fs.sync());
+    match fs.kept_snapshots() {
+        Ok(kept) => {
+            let newest = kept.iter().rev().take(MOST_SNAPSHOTS);
+            results.extend(newest.map(|one| fs.moment(&one.name).and_then(|moment| restored(fs, &moment))));
+        }
+        Err(error) => results.push(Err(error)),
+    }
+    results.push(backed_up(fs, storage));
+    results.push(fs.remove_chosen_snapshots(&mut |all| Ok(all.iter().rev().map(|(id, _)| *id).take(2).collect())));
+    results.push(fs.finish_removals(&mut || Ok(())));
     for _ in 0..4 {
         results.push(fs.maintain().map(drop));
     }
@@ -246,13 +330,43 @@ fn change(fs: &FileSystem) -> Vec<Result<()>> {
     results
 }
 
+/// What differs since, one path in its place and everything beside it.
+fn restored(fs: &FileSystem, moment: &FileSystem) -> Result<()> {
+    let mut steps = 0;
+    let mut go_on = || {
+        steps += 1;
+        assert!(steps < MOST_STEPS, "it goes on and on");
+        Ok(())
+    };
+    compare(moment, fs, &mut |held| {
+        assert!(held < MOST_STEPS, "differences without end");
+        go_on()
+    })?;
+    let mut first = None;
+    moment.list_directory(ROOT_INO, 2, u64::MAX, false, &mut |entry, _| {
+        first = Some(entry.name.to_vec());
+        ControlFlow::Break(())
+    })?;
+    let paths: Vec<Vec<u8>> = first.into_iter().collect();
+    let in_place = Restore::prepare(fs, moment, &paths, None, &mut Alone(fs))?.run(&mut go_on).map(drop);
+    let beside = Restore::prepare(fs, moment, &[], Some(b"restored"), &mut Alone(fs))?.run(&mut go_on).map(drop);
+    in_place.and(beside)
+}
+
+/// Into memory, and read back.
+fn backed_up(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Result<()> {
+    let source = Backups::of(fs.clone(), storage.clone()).pin()?;
+    let file: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
+    source.fill(&file, &mut |_| Ok(()))?;
+    source.verify(&file, &mut |_| Ok(()))
+}
+
 /// Rescues into a directory that is thrown away; nothing may appear beside it. That there is no such snapshot is nothing wrong.
 fn rescued(bytes: &[u8], snapshot: Option<&[u8]>) -> usize {
     let parent =
         std::env::temp_dir().join(format!("lockbox-fuzzing-{}-{:?}", std::process::id(), std::thread::current().id()));
     let to = parent.join("to");
-    let cipher =
-        PageCipher::new(&super::forge::key(), super::forge::ARCHIVE, true, Arc::new(SeededEnvironment::new(4)));
+    let cipher = PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(4)));
     let storage: Arc<dyn Storage> = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let options = RescueOptions { to, partial: true, privileges: false, snapshot: snapshot.map(<[u8]>::to_vec) };
     let report = rescue_from(storage, cipher, &SeededEnvironment::new(6), &options, &mut |_| Ok(()), &mut |_| Ok(()));

@@ -5,11 +5,15 @@ use std::path::Path;
 use super::key_changes::{Case, key_file};
 use super::*;
 use crate::archive::{FindingKind, OpenOptions, Severity};
+use crate::crypto::SecretKey;
 use crate::format::ROOT_INO;
+use crate::format::header::Framing;
 use crate::frame::PageCipher;
 use crate::fs::mode;
+use crate::keys::header::{self, Header};
 use crate::keys::seen::Looked;
 use crate::keys::{KeyAccess, KeyName, SeenOptions, vouch};
+use crate::storage::{FileStorage, LockMode};
 use crate::txn::Volume;
 
 /// The bytes of both copies of the header.
@@ -24,6 +28,34 @@ fn put_back(path: &Path, copies: &[Vec<u8>; 2]) {
         bytes[(start * BLOCK) as usize..][..HEADER_BYTES].copy_from_slice(copy);
     }
     std::fs::write(path, bytes).unwrap();
+}
+
+/// HEADER-5: it may say of the archive what a program of before must know. One that the archive's key does not vouch for says nothing.
+#[test]
+fn no_header_is_restored_over_that_of_a_later_program() {
+    let case = Case::new();
+    let backup = keys::backup_header(&case.path()).unwrap();
+    let first = secrets("first");
+    let own = keys::unlock(&case.path(), &passphrase("first")).unwrap().volume_key;
+    let present = Header::read(&FileStorage::open(&case.path(), LockMode::Shared).unwrap()).unwrap();
+    let later = Framing { features: present.framing().features | 2, ..present.framing().clone() };
+    for (key, is_genuine) in [(&own, true), (&SecretKey::new([1; 32]), false)] {
+        let storage = FileStorage::open(&case.path(), LockMode::Exclusive).unwrap();
+        header::write_over(&storage, None, &later, &present.slots(), key).unwrap();
+        drop(storage);
+        let bytes = std::fs::read(case.path()).unwrap();
+        let restored = keys::restore_header(&case.path(), &backup, &case.access(&first)).map(drop);
+        if !is_genuine {
+            restored.unwrap();
+            keys::unlock(&case.path(), &passphrase("first")).unwrap();
+            continue;
+        }
+        assert!(
+            matches!(&restored, Err(Error::UnsupportedVersion(text)) if text.contains("feature bits: 1")),
+            "{restored:?}"
+        );
+        assert!(std::fs::read(case.path()).unwrap() == bytes, "something was written");
+    }
 }
 
 /// HEADER-4: also by who remembers nothing of the archive, and before anybody else wrote to it.

@@ -156,3 +156,55 @@ fn an_empty_root_leaf_of_another_writer_is_an_empty_tree() {
     assert!(tree.remove(&store, &mut edits, key).unwrap());
     assert_eq!((edits.superseded.len(), edits.dirtied), (1, 0));
 }
+
+/// What cannot be laid is lost with its leaf, for good; all else is laid, whatever its neighbours are (LOG-6).
+#[test]
+fn a_record_laid_on_a_damaged_leaf_is_never_seen_as_it_was() {
+    let (medium, root, children) = stored_tree();
+    let before = Tree::from_root(TreeId::Live, &root);
+    // Of the middle leaf, and of both beside it, all keys.
+    let last = children[1].0.object..children[2].0.object;
+    let lost = children[1].1;
+    let page = medium.pages.lock().remove(&lost).unwrap();
+    let store = medium.cold(1 << 20);
+    let mut tree = before.clone();
+    let mut edits = Edits::new(GENERATION.next());
+    for sub in 0..40 {
+        let key = Key::new(sub, 1, 0);
+        let value = (sub % 2 == 0 && sub > last.end).then_some(&[8; 10][..]);
+        let laid = tree.lay(&store, &mut edits, key, value);
+        assert_eq!(matches!(laid, Err(Error::Damaged(_))), last.contains(&sub), "{sub}: {laid:?}");
+    }
+    // The medium thinks better of it.
+    medium.pages.lock().insert(lost, page);
+    for sub in 0..40 {
+        let got = tree.get(&store, Key::new(sub, 1, 0), |value| Ok(value.to_vec()));
+        match got {
+            Err(error) => assert!(matches!(error, Error::Damaged(_)) && last.contains(&sub), "{sub}: {error}"),
+            Ok(found) => {
+                assert!(!last.contains(&sub), "{sub}");
+                assert_eq!(found, (sub % 2 == 0 && sub > last.end).then(|| vec![8; 10]), "{sub}");
+            }
+        }
+    }
+    let end = Key::new(last.end, 1, 0);
+    assert!(matches!(tree.floor(&store, end, |_, _| Ok(())), Err(Error::Damaged(_))), "its left neighbour is lost");
+    let first = Key::new(last.start - 1, 1, 0);
+    assert!(tree.floor(&store, first, |_, _| Ok(())).unwrap().is_none());
+    let compared = tree.differences(&before, &store, &mut |key, _, _| {
+        assert!(key < children[1].0);
+        Ok(ControlFlow::Continue(()))
+    });
+    assert!(matches!(compared, Err(Error::Damaged(_))), "what is lost was told to be the same");
+    let (mut scanned, mut passed) = (Vec::new(), 0);
+    let mut keep = |key: Key, _: &[u8]| {
+        scanned.push(key.object);
+        Ok(())
+    };
+    let mut pass = |_| {
+        passed += 1;
+        Ok(())
+    };
+    tree.scan_surviving(&store, &mut keep, &mut pass).unwrap();
+    assert_eq!((scanned, passed), ((last.end + 1..40).filter(|sub| sub % 2 == 0).collect(), 1));
+}

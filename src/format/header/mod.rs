@@ -147,6 +147,11 @@ pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
     Ok(ParsedHeader { framing, bytes: whole.to_vec() })
 }
 
+/// The MAC that a whole copy has, also one of a feature that this program does not know.
+pub fn mac_of(copy: &[u8; HEADER_BYTES]) -> [u8; 32] {
+    array_at(copy, MAC_AT)
+}
+
 /// Whether two whole copies are the same but for the version, and for what tells copies apart.
 pub fn differ_by_version(one: &[u8], other: &[u8]) -> bool {
     let comparable = |bytes: &[u8]| {

@@ -25,7 +25,7 @@ impl FileSystem {
 
     /// Calls `f` with the entries behind `cookie` (0 at the start) and before `bound`: `.` (cookie 1), `..` (cookie 2), then the
     /// entries in creation order, each with its attributes when `with_attributes`, but for those of an entry that must not be followed
-    /// (NAME-5). All of one call come from one version. `f` must not call into this file system's changing operations: it runs while the
+    /// (NAME-5), and of one that has damage where they are read. All of one call come from one version. `f` must not call into this file system's changing operations: it runs while the
     /// version is read.
     ///
     /// # Errors
@@ -91,8 +91,8 @@ pub(super) fn list(
     };
     let described = |ino: Ino, load: &dyn Fn() -> Result<InodeValue>| -> Result<Option<Attributes>> {
         let Some(attributes) = attributes else { return Ok(None) };
-        match load() {
-            Ok(inode) => attributes(ino, &inode).map(Some),
+        match load().and_then(|inode| attributes(ino, &inode)) {
+            Ok(attributes) => Ok(Some(attributes)),
             Err(Error::Damaged(_)) => Ok(None),
             Err(error) => Err(error),
         }

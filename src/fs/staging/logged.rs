@@ -86,7 +86,7 @@ impl Staging {
     /// Accepts pieces that were staged when their entry was written; `view` has the records of the entries. For who writes, `reserved` is room for all.
     ///
     /// # Errors
-    /// `NoSpace` when `reserved` does not suffice.
+    /// `NoSpace` when `reserved` does not suffice. `Damaged` for an inode that is, for who writes.
     pub(in crate::fs) fn restore(
         &self,
         pieces: &LoggedPieces,
@@ -95,12 +95,16 @@ impl Staging {
     ) -> Result<()> {
         let writes = reserved.is_some();
         for (ino, layer) in &pieces.0 {
-            // A file that went has no bytes.
-            let found = inode::find(view, *ino)?;
-            // Nor has one that is being taken to pieces, whose extents are hidden.
-            if found
-                .is_none_or(|inode| inode.mode & mode::TYPE != mode::REGULAR || (inode.links == 0 && inode.trim == 0))
-            {
+            let has_bytes = match inode::find(view, *ino) {
+                // Nor has one that is being taken to pieces, whose extents are hidden.
+                Ok(Some(inode)) => inode.mode & mode::TYPE == mode::REGULAR && (inode.links > 0 || inode.trim > 0),
+                // A file that went has no bytes.
+                Ok(None) => false,
+                // LOG-6: whoever asks for it is told.
+                Err(Error::Damaged(_)) if !writes => true,
+                Err(error) => return Err(error),
+            };
+            if !has_bytes {
                 continue;
             }
             let entry = self.entry(*ino);

@@ -1,4 +1,4 @@
-//! The log: an fsync that is one write, and what comes back of it (LOG-1 to LOG-5).
+//! The log: an fsync that is one write, and what comes back of it (LOG-1 to LOG-6).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::crash::see;
 use super::support::{CREATOR, HAS_LOG, OPTIONS, assert_sound, cipher, create_with, open_on, try_open_on};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
-use crate::format::{BLOCK, Ino, LOG, MIN_BLOCKS, ROOT_INO, slot_block};
+use crate::format::{BLOCK, Ino, Key, LOG, MIN_BLOCKS, Pointer, ROOT_INO, TreeId, kind, slot_block};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, mode};
 use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
@@ -399,6 +399,92 @@ fn a_commit_that_an_entry_extends_is_never_undone() {
     bytes[(LOG.0 * BLOCK) as usize + 2000] ^= 1;
     let torn = try_open_on(SimulatedStorage::from_contents(&bytes), Arc::new(SeededEnvironment::new(1)));
     assert!(torn.err().unwrap().to_string().contains("was durable, but"));
+}
+
+/// LOG-6: a damaged leaf costs what lies in it, and no more when the log has records of it; what it leaves is as the log says.
+#[test]
+fn a_damaged_leaf_costs_a_reader_what_lies_in_it() {
+    let (storage, _, fs) = with_log(71);
+    let names: Vec<String> = (0..400).map(|n| format!("file {n}")).collect();
+    let files: Vec<Ino> = names.iter().map(|name| file(&fs, name.as_bytes())).collect();
+    files.iter().for_each(|ino| fs.write(*ino, 0, &[1; 300]).unwrap());
+    fs.make_durable().unwrap();
+    // Without a page of the newest commit there would be no opening at all.
+    file(&fs, b"last");
+    fs.make_durable().unwrap();
+    let began = generation(&fs);
+    // Whole leaves go, beside others.
+    let gone = 100..200;
+    gone.clone().for_each(|n| fs.unlink(ROOT_INO, names[n].as_bytes()).unwrap());
+    files
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| !gone.contains(n))
+        .for_each(|(_, ino)| fs.write(*ino, 0, &[2; 300]).unwrap());
+    fs.sync().unwrap();
+    assert_eq!(generation(&fs), began, "it was a commit");
+    let whole = cut(&storage).contents();
+    let mut leaves = Vec::new();
+    let reader = open_for_reading(SimulatedStorage::from_contents(&whole)).unwrap();
+    let trees = crate::btree::Tree::from_root(TreeId::Live, &reader.volume.durable().roots[TreeId::Live]);
+    let mut found = |pointer: &Pointer, level| {
+        leaves.extend((level == 0).then_some(pointer.run));
+        Ok(())
+    };
+    trees.visit_pages(reader.volume.store(), &mut found, &mut |lost| Err(lost.error)).unwrap();
+    leaves.retain(|run| reader.volume.durable().allocated.iter().all(|(other, _)| other != run));
+    assert!(leaves.len() > 5, "{} leaves", leaves.len());
+    for leaf in leaves {
+        let mut bytes = whole.clone();
+        bytes[leaf.offset() as usize + 100] ^= 1;
+        let altered = SimulatedStorage::from_contents(&bytes);
+        let reader = open_for_reading(altered.clone()).unwrap();
+        let mut lost = 0;
+        for (n, (ino, name)) in files.iter().zip(&names).enumerate() {
+            let answers = (reader.lookup(ROOT_INO, name.as_bytes()).map(drop), reader.read(*ino, 0, 1000));
+            lost += u32::from(matches!(answers.0, Err(Error::Damaged(_))))
+                + u32::from(matches!(answers.1, Err(Error::Damaged(_))));
+            match answers.0 {
+                Err(Error::Damaged(_)) => {}
+                Err(Error::NotFound) => assert!(gone.contains(&n), "{name}"),
+                named => assert!(named.is_ok() && !gone.contains(&n), "{name}: {named:?}"),
+            }
+            match answers.1 {
+                Err(Error::Damaged(_)) => {}
+                Err(Error::Stale) => assert!(gone.contains(&n), "{name}"),
+                read => assert!(read.unwrap() == [2; 300] && !gone.contains(&n), "{name}"),
+            }
+        }
+        assert!((1..500).contains(&lost), "{leaf:?}: {lost} answers are lost");
+        let (_, findings) = reader.check_structure(false, &mut |_, _| {}).unwrap();
+        let named = |finding: &_| format!("{finding:?}").contains(&format!("block={}", leaf.address));
+        assert!(findings.iter().any(named), "{leaf:?} is not named: {findings:#?}");
+        let refused = try_open_on(altered, Arc::new(SeededEnvironment::new(1))).err().unwrap().to_string();
+        assert!(refused.contains("can be read but not written"), "{refused}");
+    }
+}
+
+/// LOG-6: the same of one file whose inode in the log does not decode.
+#[test]
+fn a_damaged_inode_in_the_log_costs_a_reader_that_file() {
+    let (storage, _, fs) = with_log(72);
+    let [broken, beside] = [b"broken", b"beside"].map(|name| file(&fs, name));
+    fs.make_durable().unwrap();
+    let began = generation(&fs);
+    for ino in [broken, beside] {
+        fs.write(ino, 0, b"of the log").unwrap();
+    }
+    let key = Key::new(broken.0, kind::INODE, 0);
+    fs.volume.operate(1, false, |operation| operation.insert(key, &[0xff; 144])).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(generation(&fs), began, "it was a commit");
+    let left = cut(&storage);
+    let reader = open_for_reading(left.clone()).unwrap();
+    assert_eq!(reader.read(beside, 0, 100).unwrap(), b"of the log");
+    assert!(matches!(reader.read(broken, 0, 100), Err(Error::Damaged(_))));
+    assert!(matches!(reader.attributes(broken), Err(Error::Damaged(_))));
+    let refused = try_open_on(left, Arc::new(SeededEnvironment::new(1))).err().unwrap().to_string();
+    assert!(refused.contains("can be read but not written"), "{refused}");
 }
 
 /// After a commit its entries are obsolete: they are overwritten on the clock, by a purge and at the end, and nothing of them opens then.

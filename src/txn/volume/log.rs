@@ -25,7 +25,7 @@ impl Volume {
     /// what is reserved already, and waits for nothing. The next commit makes them durable; the one before, the first of the session, names them as pending (LOG-4).
     ///
     /// # Errors
-    /// `NoSpace` when there is no room to lay them: nothing is lost then, and who only reads needs none.
+    /// `NoSpace` when there is no room to lay them: nothing is lost then, and who only reads needs none. `Damaged` where one has no place (LOG-6).
     pub(crate) fn lay(
         &self,
         logged: &Logged,
@@ -40,8 +40,13 @@ impl Volume {
         }
         self.committer.between_commits(|chain| {
             let mut transaction = self.writer.lock();
-            transaction.operate(true, |operation| operation.lay(&logged.records, true))?;
-            stage(self.view(&self.state()))?;
+            let laid = transaction.operate(true, |operation| operation.lay(&logged.records));
+            laid.and_then(|()| stage(self.view(&self.state()))).map_err(|error| match error {
+                Error::Damaged(reason) => Error::damaged(format!(
+                    "the log says more of what is damaged, so the archive can be read but not written: {reason}"
+                )),
+                error => error,
+            })?;
             if let LogState::Pending { laid, .. } = &mut chain.log {
                 *laid = true;
             }
@@ -54,7 +59,7 @@ impl Volume {
         let versions = &self.medium.versions;
         let base = versions.published();
         let mut operation = Operation::new(&self.medium.store, versions.open_generation(), &base);
-        operation.lay(&logged.records, false)?;
+        operation.lay_for_reading(&logged.records)?;
         let Operation { trees, counters, .. } = operation;
         let _first = self.unlaid.set(base.clone());
         versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));

@@ -429,3 +429,38 @@ END
     done
     check_full box
 }
+
+# Bytes of entries that no commit contains yet; all of the log, where an archive was opened for reading that has some.
+logged_of() {
+    lockbox status --json "$WORK/$1.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["log"]["used_bytes"])'
+}
+
+# Nobody calls anything: the clock commits what the log has, and overwrites it.
+case_the_log_of_an_idle_mount_empties_by_itself() {
+    local before
+    new_archive box
+    attach box
+    echo content >"$WORK/box/file"
+    sync "$WORK/box/file"
+    for _ in {1..20}; do
+        before=$(generation_of box)
+        printf x >>"$WORK/box/file"
+        sync "$WORK/box/file"
+        dd if="$WORK/box.lbx" of="$WORK/first" bs=4096 skip=65 count=1 status=none
+        # Else the clock came between.
+        [[ $(logged_of box) -eq 0 || $(generation_of box) -ne $before ]] || break
+    done
+    [[ $(generation_of box) -eq $before ]] || fail 'too slow a machine'
+    empty() { [[ $(logged_of box) -eq 0 && $(generation_of box) -gt $before ]]; }
+    overwritten() { ! dd if="$WORK/box.lbx" bs=4096 skip=65 count=1 status=none | cmp -s - "$WORK/first"; }
+    await 60 empty
+    await 60 overwritten
+    # What it had is in a commit: nothing is laid over that after a death.
+    cp "$WORK/box/file" "$WORK/file"
+    kill_daemon box
+    attach box ro
+    same "$(logged_of box)" 0 'bytes of the log after it was empty'
+    same_file "$WORK/file" "$WORK/box/file"
+    detach box
+    check_full box
+}

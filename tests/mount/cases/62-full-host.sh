@@ -131,6 +131,82 @@ for name, digest in json.load(open(sys.argv[2])).items():
 END
 }
 
+fill_host() {
+    dd if=/dev/zero of="$WORK/host/filler" bs=1M status=none 2>/dev/null || true
+    dd if=/dev/zero of="$WORK/host/filler" bs=4k oflag=append conv=notrunc status=none 2>/dev/null || true
+}
+
+# leave_a_log: many small fsyncs, all of which are in the log, and in no commit, when the daemon is killed; their sums are in $WORK/sums.
+leave_a_log() {
+    local before
+    for _ in {1..20}; do
+        attach_hosted
+        python3 - "$WORK/box" "$WORK/sums" <<'END'
+import hashlib, json, os, sys
+os.chdir(sys.argv[1])
+acknowledged = {}
+def synced(name, data, offset=0):
+    file = os.open(name, os.O_CREAT | os.O_RDWR)
+    os.pwrite(file, data, offset)
+    os.fsync(file)
+    os.close(file)
+# Everything before is in a commit, which is what the log goes on from.
+synced("large", os.urandom(8_000_000))
+large = bytearray(open("large", "rb").read())
+for number in range(40):
+    data = os.urandom(4096)
+    # One in each frame of 128 KiB: each takes a page of its own.
+    synced("large", data, number << 17)
+    large[number << 17:(number << 17) + 4096] = data
+    synced("file%02d" % number, data[:1000])
+    acknowledged["file%02d" % number] = hashlib.sha256(data[:1000]).hexdigest()
+acknowledged["large"] = hashlib.sha256(large).hexdigest()
+json.dump(acknowledged, open(sys.argv[2], "w"))
+END
+        lockbox status --json "$WORK/box" >"$WORK/status"
+        kill -9 "$(daemon_of "$WORK/host/box.lbx")"
+        umount -l "$WORK/box"
+        await 30 free "$WORK/host/box.lbx"
+        lockbox info --json --passfile "$PASSFILE" "$WORK/host/box.lbx" >"$WORK/info"
+        # Else the clock came between.
+        if python3 - "$WORK/status" "$WORK/info" <<'END'
+import json, sys
+status, info = (json.load(open(name)) for name in sys.argv[1:])
+sys.exit(not (status["log"]["used_bytes"] > 40 * 4096 and status["generation"] == info["generation"]))
+END
+        then
+            return
+        fi
+    done
+    fail 'too slow a machine'
+}
+
+free() {
+    lockbox info --passfile "$PASSFILE" "$1" >"$WORK/info" 2>&1
+}
+
+case_what_a_log_has_is_there_on_a_host_that_is_full_since() {
+    loop_host
+    leave_a_log
+    fill_host
+    sha256sum <"$WORK/host/box.lbx" >"$WORK/sum"
+    attach_hosted ro
+    acknowledged_is_there
+    lockbox umount "$WORK/box"
+    sha256sum <"$WORK/host/box.lbx" | diff - "$WORK/sum"
+    # Room for what the log has was promised before it was acknowledged, so the host is asked for none.
+    attach_hosted
+    acknowledged_is_there
+    lockbox umount "$WORK/box"
+    not_latched
+    rm "$WORK/host/filler"
+    attach_hosted
+    acknowledged_is_there
+    lockbox umount "$WORK/box"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    umount "$WORK/host"
+}
+
 case_bytes_that_only_the_kernel_had_are_refused_at_fsync_and_close() {
     loop_host
     attach_hosted sync=never

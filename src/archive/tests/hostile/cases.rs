@@ -10,13 +10,13 @@ use crate::frame::{Content, PlainPage};
 use crate::fs::mode;
 
 /// Inodes of the sample, in the order in which it makes them.
-const ROOT: u64 = 1;
-const DIRECTORY: u64 = 2;
-const INLINE: u64 = 3;
-const TEXT: u64 = 7;
-const NOISE: u64 = 8;
-const LINK: u64 = 10;
-const MISSING: u64 = 40;
+pub(super) const ROOT: u64 = 1;
+pub(super) const DIRECTORY: u64 = 2;
+pub(super) const INLINE: u64 = 3;
+pub(super) const TEXT: u64 = 7;
+pub(super) const NOISE: u64 = 8;
+pub(super) const LINK: u64 = 10;
+pub(super) const MISSING: u64 = 40;
 
 pub(super) struct Case {
     pub(super) name: String,
@@ -33,7 +33,17 @@ pub(super) struct Cases(Vec<Case>);
 
 impl Cases {
     pub(super) fn add(&mut self, name: impl Into<String>, refused: bool, change: impl FnOnce(&mut Forge)) {
-        let mut forge = Forge::new();
+        self.of(Forge::new(), name, refused, change);
+    }
+
+    /// Of another sample.
+    pub(super) fn of(
+        &mut self,
+        mut forge: Forge,
+        name: impl Into<String>,
+        refused: bool,
+        change: impl FnOnce(&mut Forge),
+    ) {
         change(&mut forge);
         self.0.push(Case { name: name.into(), refused, bytes: forge.finish() });
     }
@@ -64,11 +74,13 @@ pub(super) fn cases() -> Vec<Case> {
     global(&mut cases);
     attributes(&mut cases);
     super::objects::add(&mut cases);
+    super::contradictions::add(&mut cases);
+    super::logs::add(&mut cases);
     cases.0
 }
 
 /// The first record of a kind.
-fn first(forge: &Forge, object: u64, kind: u8) -> Key {
+pub(super) fn first(forge: &Forge, object: u64, kind: u8) -> Key {
     let found = forge.trees.iter().flatten().find(|(key, _)| key.kind == kind && key.object == object);
     found.unwrap_or_else(|| panic!("no record of kind {kind} of {object}")).0
 }

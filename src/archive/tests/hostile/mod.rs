@@ -2,6 +2,8 @@
 //! processor time, and nothing is written outside of where it was asked for.
 
 mod cases;
+mod contradictions;
+mod logs;
 mod objects;
 
 use std::fs;
@@ -23,8 +25,8 @@ use crate::fs::{FileSystem, RenameMode, mode};
 use crate::keys::UnlockedKey;
 use crate::rescue::{self, RescueOptions};
 use crate::storage::MemoryStorage;
-use cases::{Case, cases};
-use objects::{DIRECTORY, INLINE, NOISE, enter};
+use cases::{Case, DIRECTORY, INLINE, NOISE, cases};
+use objects::enter;
 
 /// Address space beyond what the test's process has when it begins.
 const MEMORY: u64 = 256 << 20;
@@ -42,6 +44,7 @@ fn an_archive_that_was_put_together_again_is_sound() {
     let mut deep = Forge::new();
     deep.leaf_bytes = 400;
     assert_eq!(exercise(&deep.finish(), false), 0);
+    assert_eq!(exercise(&Forge::with_log().finish(), false), 0);
 }
 
 /// In a process of its own, whose limits end it when a case is not bounded.
@@ -62,7 +65,7 @@ fn hostile_archives_are_refused_within_bounds() {
 fn every_case_within_bounds() {
     let all = cases();
     let count = all.len();
-    assert!(count >= 100, "only {count} cases");
+    assert!(count >= 300, "only {count} cases");
     let directory = tempfile::tempdir().unwrap();
     let room = kib("VmSize:") * 1024 + MEMORY;
     setrlimit(Resource::RLIMIT_AS, room, room).unwrap();

@@ -1,17 +1,11 @@
 //! Hostile archives whose records agree with each other, so that only what they say is wrong.
 
 use super::super::super::fuzzing::{ARCHIVE, Forge, key};
-use super::cases::Cases;
+use super::cases::{Cases, DIRECTORY, INLINE, LINK, NOISE, ROOT};
 use crate::archive::create::name_key;
 use crate::format::values::{IndexEntry, InodeValue, ListEntry, NO_TRIM, encode_index, encode_list};
 use crate::format::{Ino, Key, Timestamp, TreeId, kind};
 use crate::fs::{index_key, list_key, mode};
-
-const ROOT: u64 = 1;
-pub(super) const DIRECTORY: u64 = 2;
-pub(super) const INLINE: u64 = 3;
-pub(super) const NOISE: u64 = 8;
-const LINK: u64 = 10;
 
 /// Puts both records of an entry, and counts it.
 pub(super) fn enter(forge: &mut Forge, directory: u64, name: &[u8], ino: u64, file_type: u8) {
@@ -51,7 +45,7 @@ pub(super) const HEALTHY: &[u8] = b"healthy";
 const DIR: u32 = mode::DIRECTORY | 0o755;
 const FILE: u32 = mode::REGULAR | 0o644;
 
-fn inline_file(forge: &mut Forge, directory: u64, name: &[u8], ino: u64, content: &[u8]) {
+pub(super) fn inline_file(forge: &mut Forge, directory: u64, name: &[u8], ino: u64, content: &[u8]) {
     object(forge, ino, FILE, |inode| (inode.size, inode.bytes) = (content.len() as u64, content.len() as u64));
     forge.put(TreeId::Live, Key::new(ino, kind::INLINE, 0), content);
     enter(forge, directory, name, ino, 8);
