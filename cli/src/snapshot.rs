@@ -37,6 +37,9 @@ pub(crate) struct CreateArgs {
     archive: ArchiveArgs,
     /// Its name; by default the time in UTC, such as 2026-11-23T05-42-03Z
     name: Option<OsString>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// List the snapshots of an archive, the oldest first, and what removing them gives back
@@ -64,7 +67,7 @@ pub(crate) struct RmArgs {
     #[arg(long)]
     dry_run: bool,
     /// Print JSON, one object a line
-    #[arg(long, requires = "dry_run")]
+    #[arg(long)]
     json: bool,
 }
 
@@ -93,8 +96,14 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         }
     }
     let mut out = Output::new();
-    out.name(&name)?;
-    out.bytes(b"\n")?;
+    if args.json {
+        let mut object = json!({});
+        put_name(&mut object, "name", &name);
+        out.json(&object)?;
+    } else {
+        out.name(&name)?;
+        out.bytes(b"\n")?;
+    }
     out.finish()
 }
 
@@ -145,11 +154,21 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
     }
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
     let wanted = Wanted::new(&args.names)?;
-    if let Some(mounted) = Mounted::find(&args.archive)? {
-        let all = mounted.list(false)?;
-        return mounted.remove(&wanted.among(&all).map_err(failed)?);
+    let mut gone = Vec::new();
+    let mut among = |all: &[Snapshot]| -> lockbox::Result<Vec<u64>> {
+        let ids = wanted.among(all)?;
+        gone = all.iter().filter(|one| ids.contains(&one.id)).cloned().collect();
+        Ok(ids)
+    };
+    match Mounted::find(&args.archive)? {
+        Some(mounted) => mounted.remove(&among(&mounted.list(false)?).map_err(failed)?)?,
+        None => moments::remove_from_file(&args.archive, &mut among)?,
     }
-    moments::remove_from_file(&args.archive, &mut |all| wanted.among(all))
+    let mut out = Output::new();
+    for snapshot in gone.iter().filter(|_| args.json) {
+        out.json(&json_of(snapshot))?;
+    }
+    out.finish()
 }
 
 /// What is to be removed, as it was given.

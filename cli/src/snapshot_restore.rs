@@ -9,6 +9,7 @@ use lockbox::error::Timestamp;
 use lockbox::exchange::{Alone, Restore};
 use lockbox_host::Program;
 use lockbox_terminal::display;
+use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::Interrupt;
@@ -29,6 +30,9 @@ pub(crate) struct Args {
     /// Put them into this directory of the archive, where nothing is replaced
     #[arg(long, value_name = "DIR")]
     to: Option<OsString>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -54,11 +58,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             })
         }
     };
-    if let Some(name) = &before {
-        let mut out = Output::new();
-        out.line(&display(name))?;
-        out.finish()?;
+    let mut out = Output::new();
+    match &before {
+        Some(name) if args.json => out.json(&json!({ "before": String::from_utf8_lossy(name) }))?,
+        Some(name) => out.line(&display(name))?,
+        None if args.json && restored.is_ok() => out.json(&json!({ "before": null }))?,
+        None => {}
     }
+    out.finish()?;
     restored.map_err(|failure| match failure.code {
         // That of a signal.
         code @ 129.. => Failure::new(
