@@ -142,7 +142,8 @@ impl Shortage {
         }
         let mut queued = self.queue();
         queued.first = Some(self.first.lock());
-        let there = self.await_own(enough)? || self.await_others(enough)?;
+        let there =
+            enough()? || self.await_commits(enough)? || self.await_reclaim(enough)? || self.await_others(enough)?;
         Ok((there, Some(queued)))
     }
 
@@ -150,11 +151,6 @@ impl Shortage {
     pub(super) fn queue(&self) -> Queued<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         Queued { shortage: self, first: None }
-    }
-
-    /// All that needs nobody else: (a) to (c).
-    fn await_own(&self, enough: Enough<'_>) -> Result<bool> {
-        Ok(enough()? || self.await_commits(enough)? || self.await_reclaim(enough)?)
     }
 
     /// (a) and (b).
@@ -215,20 +211,23 @@ impl Shortage {
         Ok(false)
     }
 
-    /// (d) and (e)
+    /// (d) and (e). A look makes commits for what it reclaimed itself alone; those for the steps of others come once, at the end.
     fn await_others(&self, enough: Enough<'_>) -> Result<bool> {
+        let mut was_held = false;
         for look in 0..CLOSE_LOOKS {
             let readers = look < READER_LOOKS && self.allocator.waits_for_readers();
-            if !readers && !self.reclaimer.get().map_or(Ok(false), |reclaimer| reclaimer.is_held())? {
+            let held = self.reclaimer.get().map_or(Ok(false), |reclaimer| reclaimer.is_held())?;
+            if !readers && !held {
                 break;
             }
+            was_held |= held;
             std::thread::sleep(PAUSE);
             self.allocator.release_waiting();
-            if self.await_own(enough)? {
+            if enough()? || (held && self.await_reclaim(enough)?) {
                 return Ok(true);
             }
         }
-        Ok(false)
+        Ok(was_held && self.await_commits(enough)?)
     }
 
     #[cfg(test)]
