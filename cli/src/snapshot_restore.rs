@@ -15,7 +15,7 @@ use crate::exit::{Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::moments::Mounted;
 use crate::opening::ArchiveArgs;
-use crate::output::Output;
+use crate::output::{Output, put_name};
 
 /// Bring back what a snapshot shows
 #[derive(clap::Args)]
@@ -60,7 +60,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut out = Output::new();
     match &before {
-        Some(name) if args.json => out.json(&json!({ "before": String::from_utf8_lossy(name) }))?,
+        Some(name) if args.json => {
+            let mut object = json!({});
+            put_name(&mut object, "before", name);
+            out.json(&object)?;
+        }
         Some(name) => out.line(&display(name))?,
         None if args.json && restored.is_ok() => out.json(&json!({ "before": null }))?,
         None => {}

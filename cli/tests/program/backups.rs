@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::support::{Ended, Place, end, names};
 
-/// An archive with one file, whose content says how often this was called.
+/// Gives the archive's only file this content.
 fn write(place: &Place, name: &str, content: &str) {
     fs::write(place.path("file"), content).unwrap();
     place.good(&["add", "--force", name, "file"]);
