@@ -158,6 +158,20 @@ mod tests {
         }
     }
 
+    /// The minute in which a segment ends is rounded up, for the last one to a time that no clock has.
+    #[test]
+    fn a_share_that_ends_with_time_itself_is_kept() {
+        for expires in [u64::MAX, u64::MAX / 60_000 * 60_000, u64::MAX - 60_000, u64::MAX / 3_600_000 * 3_600_000 + 1] {
+            let mut input = segment_seeds().remove(2);
+            // Behind kind and length stands what follows the checksum.
+            input[3 + 40 - 8..3 + 48 - 8].copy_from_slice(&expires.to_le_bytes());
+            segment(&input);
+            // Enough of it that is dead, so that it moves.
+            let length = 2 + usize::from(u16::from_le_bytes([input[1], input[2]]));
+            segment(&[&input[..1], &input[1..1 + length].repeat(20)].concat());
+        }
+    }
+
     /// A file that looks like the start of a record everywhere costs no hash of a whole record at each place.
     #[test]
     fn a_file_of_false_starts_is_given_up() {

@@ -196,7 +196,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
         return None;
     }
     let share = Share {
-        version: u32_at(bytes, 12)?,
+        // Each change adds one; no honest share comes near the half, and none may wrap to be older than its own past.
+        version: Some(u32_at(bytes, 12)?).filter(|version| *version <= u32::MAX / 2)?,
         created: Time(u64_at(bytes, 32)?),
         expires: Time(u64_at(bytes, 40)?),
         revoked: Some(u64_at(bytes, 48)?).filter(|at| *at != 0).map(Time),

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::store::clock::Time;
 use crate::store::disk::DiskFile;
 use crate::store::record::{FIXED, MAX_RECORD, Position, Record, length, parse, sound};
 
@@ -58,6 +59,11 @@ impl Head {
             _ => return None,
         };
         Some(Head { nonce: word(8), minute: word(16), class, shard: bytes[25] })
+    }
+
+    /// When the content of the file is dead. A share that never ends is rounded up to a minute behind the last millisecond.
+    pub(super) fn end(&self) -> Time {
+        Time(self.minute.saturating_mul(60_000))
     }
 }
 

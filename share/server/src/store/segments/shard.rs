@@ -225,8 +225,8 @@ impl Shard {
     /// A segment that grew to the end of its places hands the share on.
     fn change_elsewhere(&mut self, found: &Stored, before: &Share) -> Result<Location> {
         let capsule = self.capsule(found)?.unwrap_or_default();
-        let minute = self.segments.get(&found.location.segment).map_or(0, |segment| segment.head.minute);
-        let location = self.put(&found.key, &found.share, &capsule, Time(minute * 60_000))?;
+        let end = self.segments.get(&found.location.segment).map_or(Time(0), |segment| segment.head.end());
+        let location = self.put(&found.key, &found.share, &capsule, end)?;
         self.moved(&found.key, found.location, Some(location))?;
         self.count(found.location.segment, before, false);
         Ok(location)

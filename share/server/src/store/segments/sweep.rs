@@ -65,7 +65,7 @@ impl Inner {
         let shard = self.shards[number].lock();
         let mut found: Vec<u32> = Vec::new();
         for (id, segment) in &shard.segments {
-            let over = segment.head.minute * 60_000 <= now.0;
+            let over = segment.head.end() <= now;
             let dead = segment.length.saturating_sub(segment.live_bytes);
             let worthwhile = dead >= WORTHWHILE && dead * 2 >= segment.length && segment.quiet <= now;
             let overhead = HEAD + segment.live * 8;
@@ -156,7 +156,7 @@ impl Inner {
     /// Bytes on disk of content whose time is over.
     pub(super) fn expired_bytes(&self, shard: &Shard) -> u64 {
         let now = self.rules.clock.now();
-        let over = shard.segments.values().filter(|segment| segment.head.minute * 60_000 <= now.0);
+        let over = shard.segments.values().filter(|segment| segment.head.end() <= now);
         over.filter(|segment| segment.head.class == Class::Content).map(|segment| segment.length).sum()
     }
 
