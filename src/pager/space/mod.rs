@@ -352,7 +352,7 @@ impl SpaceMap {
             if let Some(number) = (self.total / REGION_BLOCKS..=last).find(|n| !self.regions.contains_key(n)) {
                 return Ok(Err(Shortage::Load(number)));
             }
-            if self.grow(missing, storage)? {
+            if self.grow(missing, storage)? || self.back_kept(missing, storage)? {
                 return Ok(Ok(()));
             }
             self.host_full = true;
@@ -398,6 +398,33 @@ impl SpaceMap {
             fill(&mut region.backed, start, end, true);
             self.recount(number);
             return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// The same on a full host, which takes nothing more, but tells of what is allocated and was never written as if it were a hole: so did whoever had the
+    /// archive open before leave the reserve. Only asking tells it from a hole, piece by piece. That is done once for each place, from the end of the
+    /// file, where the reserve mostly lies; what has become a hole since is one.
+    fn back_kept(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
+        let numbers: Vec<u64> = self.regions.keys().rev().copied().collect();
+        for number in numbers {
+            let mut most = missing.saturating_mul(4).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1);
+            while let Some(region) = self.regions.get_mut(&number)
+                && let Some((first, end)) = region.last_hole()
+            {
+                let start = first.max(end.saturating_sub(most));
+                match storage.allocate((region.base() + start) * BLOCK, (end - start) * BLOCK) {
+                    Ok(()) => {
+                        region.asked = start;
+                        fill(&mut region.backed, start, end, true);
+                        self.recount(number);
+                        return Ok(true);
+                    }
+                    Err(crate::Error::NoSpace(_)) if end - start > 4 => most = ((end - start) / 2).next_multiple_of(4),
+                    Err(crate::Error::NoSpace(_)) => region.asked = start,
+                    Err(error) => return Err(error),
+                }
+            }
         }
         Ok(false)
     }

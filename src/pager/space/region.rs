@@ -26,6 +26,8 @@ pub(super) struct Region {
     loose: u64,
     /// Free, backed blocks that were dirty when last counted: no fewer than there are, since nothing becomes dirty without a count.
     recyclable: u64,
+    /// A full host was asked for all holes from here on, and has none of them.
+    pub(super) asked: u64,
 }
 
 /// Sets or clears bits `[start, end)`.
@@ -73,6 +75,7 @@ impl Region {
             groups: 0,
             loose: 0,
             recyclable: 0,
+            asked: REGION_BLOCKS,
         };
         let base = number * REGION_BLOCKS;
         for &(start, end) in reserved {
@@ -168,13 +171,30 @@ impl Region {
             && (start..start + blocks).all(|block| is_available(self, block))
     }
 
-    /// Free groups of four that the host has not (wholly) allocated, as runs.
+    /// Free groups of four that the host has not (wholly) allocated.
+    fn holes(&self, word: usize) -> u64 {
+        (full_groups(!self.busy[word]) & !full_groups(self.available(word))) * 0xF
+    }
+
+    /// The first run of such groups.
     pub(super) fn first_hole(&self) -> Option<(u64, u64)> {
-        let hole = |w: usize| (full_groups(!self.busy[w]) & !full_groups(self.available(w))) * 0xF;
         let mut found = None;
-        for_each_run(hole, &mut |start, length| {
+        for_each_run(|w| self.holes(w), &mut |start, length| {
             found = Some((start, length));
             false
+        });
+        found
+    }
+
+    /// The last part of such a run of which the host was not asked.
+    pub(super) fn last_hole(&self) -> Option<(u64, u64)> {
+        let mut found = None;
+        for_each_run(|w| self.holes(w), &mut |start, length| {
+            let end = (start + length).min(self.asked);
+            if start < end {
+                found = Some((start, end));
+            }
+            start + length < self.asked
         });
         found
     }

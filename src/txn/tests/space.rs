@@ -7,7 +7,7 @@ use super::support::*;
 use crate::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, REGION_BLOCKS, Run};
-use crate::storage::simulated::{Fault, OpKind, SimulatedStorage};
+use crate::storage::simulated::{Class, Fault, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
@@ -623,4 +623,37 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
     let writer = writer.lock().take().expect("nothing was erased");
     writer.join().unwrap().unwrap();
     assert!(waited.load(std::sync::atomic::Ordering::SeqCst), "there was room all the time");
+}
+
+/// A host calls a hole what it holds without content: on a full one, the reserve that the session before left is found by asking for it, or nothing could be
+/// deleted.
+#[test]
+fn who_opens_an_archive_on_a_full_host_finds_the_reserve() {
+    let dice = Dice::new(21);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    (0..40).for_each(|slot| put(&volume, 2, slot, slot, 100_000).unwrap());
+    volume.commit().unwrap();
+    // What lies before the reserve and is a hole indeed.
+    for slot in (0..40).step_by(2) {
+        assert!(delete(&volume, 2, slot).unwrap());
+        volume.commit().unwrap();
+    }
+    volume.erase_all().unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    storage.inject(Some(FaultPlan { class: Class::Room, count: 0, fault: Fault::NoSpace, lasting: true }));
+    let volume = open(storage.clone(), &dice);
+    assert!(matches!(put(&volume, 2, 100, 1, 2_000_000), Err(Error::NoSpace(_))));
+    for slot in (1..40).step_by(2) {
+        assert!(delete(&volume, 2, slot).unwrap());
+        volume.commit().unwrap();
+    }
+    volume.pager().latch().check().unwrap();
+    assert_sound(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(storage, &dice);
+    assert_live(&volume, &Content::new());
+    assert_sound(&volume);
 }
