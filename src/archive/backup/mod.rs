@@ -31,7 +31,7 @@ use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::Framing;
 use crate::format::record::Origin;
 use crate::format::values::Extent;
-use crate::format::{Generation, Key, kind};
+use crate::format::{BLOCK, Generation, Key, kind};
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
 use crate::keys::{SeenOptions, UnlockedKey};
@@ -195,11 +195,11 @@ impl BackupSource {
         // The keys of the archive; those that were removed open it no more. Before a record carries the number (9.1 rule 6).
         header::write_copies(&**file, &copies).map_err(in_backup)?;
         let watch = &mut |step| self.go_on(step, watch);
-        let Some(prepared) = next::prepare(self.volume(), &self.pinned, &base, &backup, watch)? else {
-            return Ok(None);
-        };
-        let copied = prepared.publish(&backup, &self.pinned)?;
-        Ok(Some(self.backed_up(false, copied)))
+        let prepared = next::prepare(self.volume(), &self.pinned, &base, &backup, watch);
+        let copied = prepared
+            .and_then(|prepared| prepared.map(|prepared| prepared.publish(&backup, &self.pinned)).transpose())
+            .inspect_err(|_| cut_part_of_block(&**file))?;
+        Ok(copied.map(|copied| self.backed_up(false, copied)))
     }
 
     /// Reads a backup of this moment back from the medium and compares it with the archive.
@@ -258,6 +258,16 @@ impl BackupSource {
 /// What is on the medium counts, not what the host's cache has: an earlier run may not have ended well.
 fn settle(file: &dyn Storage) -> Result<()> {
     file.barrier().and_then(|()| file.evict(0, file.len()?)).map_err(in_backup)
+}
+
+/// What a host left of growth that it refused belongs to nothing, and a check would call it a flaw of a backup that is as sound as before.
+fn cut_part_of_block(file: &dyn Storage) {
+    if let Ok(length) = file.len()
+        && !length.is_multiple_of(BLOCK)
+        && let Err(error) = file.set_len(length - length % BLOCK)
+    {
+        tracing::warn!("a part of a block stays at the end of the backup: {error}");
+    }
 }
 
 /// What fails in the backup is not said of the archive, which nothing need be wrong with.
