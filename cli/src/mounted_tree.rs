@@ -27,7 +27,7 @@ impl MountedTree {
         match found {
             Ok((FUSE, root)) => Ok(MountedTree(root)),
             Ok(_) => Err(cannot("the archive is not mounted there for this process")),
-            Err(errno) => Err(cannot(&std::io::Error::from(errno).kind().to_string())),
+            Err(errno) => Err(cannot(&lockbox_terminal::without_numbers(std::io::Error::from(errno).to_string()))),
         }
     }
 

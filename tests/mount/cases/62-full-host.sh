@@ -306,3 +306,143 @@ END
     umount "$WORK/host"
     detach outer
 }
+
+# Without a passphrase: the daemon has the key.
+snapshot() {
+    lockbox snapshot "$@" </dev/null
+}
+
+# done_or_full COMMAND...: whether it was done; otherwise it says that there is no space, and exits so.
+done_or_full() {
+    local code=0
+    "$@" >"$WORK/answer" 2>"$WORK/stderr" || code=$?
+    [[ $code == 0 ]] || { [[ $code == 14 ]] && grep -q 'no space left' "$WORK/stderr"; } || fail "$*: $code, $(cat "$WORK/stderr")"
+    return "$code"
+}
+
+fill_host() {
+    dd if=/dev/zero of="$WORK/host/filler" bs=64k status=none 2>/dev/null || true
+    dd if=/dev/zero of="$WORK/host/filler" bs=1 count=4096 oflag=append conv=notrunc status=none 2>/dev/null || true
+}
+
+kept_is_there() {
+    same "$(lockbox cat --passfile "$PASSFILE" --snapshot kept "$WORK/host/box.lbx" large | sha256sum)" "$1"
+}
+
+# Host and archive: nothing but what is kept for giving room back.
+case_a_full_archive_with_snapshots_gives_room_back_and_loses_none() {
+    local sum listed name at
+    loop_host
+    attach_hosted
+    head -c 20000000 /dev/urandom >"$WORK/box/large"
+    echo old >"$WORK/box/file"
+    sum=$(sha256sum <"$WORK/box/large")
+    snapshot create "$WORK/box" kept >/dev/null
+    snapshot create "$WORK/box" other >/dev/null
+    lockbox backup "$WORK/box" "$WORK/host/backup.lbx" >/dev/null </dev/null
+    rm "$WORK/box/large"
+    head -c 10000000 /dev/urandom >"$WORK/box/grown"
+    echo new >"$WORK/box/file"
+    sync -f "$WORK/box"
+    fill_host
+    # The kernel takes what the daemon refuses, for as long as nobody asks: so it is asked for more than there can be, and no more than that.
+    dd if=/dev/urandom of="$WORK/box/fill" bs=1M count=64 status=none 2>/dev/null || true
+    sync "$WORK/box/fill" 2>/dev/null || true
+    # Through the daemon, then by commands that open the archive themselves.
+    for at in "$WORK/box" "$WORK/host/box.lbx"; do
+        [[ $at == "$WORK/box" ]] || lockbox umount "$WORK/box"
+        name=new-$(basename "$at")
+        listed=$(lockbox snapshot ls --passfile "$PASSFILE" "$at" | wc -l)
+        if done_or_full lockbox snapshot create --passfile "$PASSFILE" "$at" "$name"; then listed=$((listed + 1)); fi
+        same "$(lockbox snapshot ls --passfile "$PASSFILE" "$at" | wc -l)" "$listed"
+        # It takes room for what it was before, or for what comes back.
+        if done_or_full lockbox snapshot restore --passfile "$PASSFILE" "$at" kept file; then
+            note "a restore of one file found room at $at"
+        fi
+        if [[ $at == "$WORK/box" ]]; then
+            grep -Eqx 'old|new' "$WORK/box/file"
+        else
+            lockbox cat --passfile "$PASSFILE" "$at" file | grep -Eqx 'old|new'
+        fi
+        done_or_full lockbox snapshot restore --passfile "$PASSFILE" "$at" kept large --to "back-$name" || true
+        # What is too large for the host leaves what there was, and nothing beside it.
+        ! done_or_full lockbox backup --passfile "$PASSFILE" "$at" "$WORK/host/second.lbx" || fail 'a backup without room'
+        ! done_or_full lockbox backup --passfile "$PASSFILE" "$at" "$WORK/host/backup.lbx" || fail 'a next backup without room'
+        same "$(ls -A "$WORK/host" | grep -v lost+found | tr '\n' ' ')" 'backup.lbx box.lbx filler '
+        same "$(lockbox cat --passfile "$PASSFILE" "$WORK/host/backup.lbx" large 2>/dev/null | sha256sum)" "$sum"
+    done
+    kept_is_there "$sum"
+    # Removing finds room in any case, first without a mount: what both showed is given back with the second.
+    cp "$WORK/host/box.lbx" /root/full.lbx; cp "$PASSFILE" /root/full.pass; df "$WORK/host" --block-size=1 >/root/full.df
+    lockbox snapshot rm --passfile "$PASSFILE" "$WORK/host/box.lbx" other
+    attach_hosted
+    # What was restored beside shares the pages with the snapshots.
+    rm -rf "$WORK/box"/back-*
+    snapshot rm "$WORK/box" '*'
+    same "$(snapshot ls "$WORK/box")" ''
+    await 60 written_again
+    not_latched
+    lockbox umount "$WORK/box"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/backup.lbx"
+    # With room the same backup is brought up to date, and a snapshot is taken.
+    rm "$WORK/host/filler"
+    lockbox snapshot create --passfile "$PASSFILE" "$WORK/host/box.lbx" last
+    lockbox backup --verify --passfile "$PASSFILE" "$WORK/host/box.lbx" "$WORK/host/backup.lbx" >/dev/null
+    umount "$WORK/host"
+}
+
+# Into what the snapshots held, while the host is as full as it was.
+written_again() {
+    dd if=/dev/urandom of="$WORK/box/again" bs=1M count=10 conv=fsync status=none 2>/dev/null
+}
+
+is_read_only_by_now() {
+    ! snapshot create "$WORK/box" new 2>"$WORK/stderr" && grep -q read-only "$WORK/stderr"
+}
+
+case_what_a_failing_host_refuses_of_snapshots_is_said_and_nothing_of_them_is_lost() {
+    local inner
+    new_archive outer
+    attach outer sync=always
+    mkdir "$WORK/host" "$WORK/box"
+    mount --bind "$WORK/outer" "$WORK/host"
+    create "$WORK/host/box.lbx"
+    attach_hosted
+    inner=$(daemons_below "$WORK/host")
+    head -c 300000 /dev/urandom >"$WORK/large"
+    cp "$WORK/large" "$WORK/box/large"
+    snapshot create "$WORK/box" kept >/dev/null
+    snapshot create "$WORK/box" next >/dev/null
+    rm "$WORK/box/large"
+    echo more >"$WORK/box/more"
+    sync "$WORK/box/more"
+    echo last >"$WORK/box/last"
+    kill_daemon outer
+    # Who asks for a commit learns why there is none, and soon that the archive is read-only.
+    expect 2 'cannot|Transport|not connected|Input/output' snapshot create "$WORK/box" new
+    await 30 is_read_only_by_now
+    expect 2 'read-only' snapshot rm "$WORK/box" kept
+    expect 2 'read-only' snapshot prune --keep-last 1 "$WORK/box"
+    expect 2 'read-only|Input/output error' snapshot restore "$WORK/box" kept
+    expect 2 'read-only|not connected' lockbox backup "$WORK/box" "$WORK/copy.lbx"
+    [[ ! -e $WORK/copy.lbx ]] || fail 'a backup of what cannot be read'
+    lockbox umount "$WORK/box" 2>"$WORK/stderr" || true
+    await 30 gone "$inner"
+    umount -l "$WORK/host"
+    umount -l "$WORK/outer"
+    attach outer
+    mount --bind "$WORK/outer" "$WORK/host"
+    same "$(lockbox snapshot ls --json --passfile "$PASSFILE" "$WORK/host/box.lbx" | grep -o '"name":"[^"]*"' | tr '\n' ' ')" '"name":"kept" "name":"next" '
+    attach_hosted
+    same_file "$WORK/large" "$WORK/box/.snapshots/kept/large"
+    snapshot restore "$WORK/box" kept large >/dev/null
+    same_file "$WORK/large" "$WORK/box/large"
+    same "$(cat "$WORK/box/more")" more
+    snapshot rm "$WORK/box" '*'
+    lockbox backup --verify "$WORK/box" "$WORK/copy.lbx" >/dev/null </dev/null
+    lockbox umount "$WORK/box"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    umount "$WORK/host"
+    detach outer
+}
