@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Runs the campaigns of tests/RELIABILITY.md and writes their figures into its table, each row with date, commit and machine.
 #
-#   tests/reliability.sh [CAMPAIGN...]     all of them, or those named: crash faults damage hostile fuzz kills writers
+#   tests/reliability.sh [CAMPAIGN...]     all of them, or those named: crash faults damage hostile fuzz kills writers moments interrupts
 #
-# About ten minutes on two cores. Longer, each as far as its variable says; such a run has a row of its own:
+# About a quarter of an hour on two cores. Longer, each as far as its variable says; such a run has a row of its own:
 #   STATES=1000000   crash states (default 10000)        SEED=1000   the first seed of that campaign
-#   FLIPS=all        every byte of the small archive and of a full log
+#   FLIPS=all        every byte of the small archives, with and without snapshots, and of a full log
+#   FAULTS=all       every operation under snapshots, restores and backups, in the place of every third or so
 #   KILLS=50         kills of the daemon under each load (default 4), and of synced writers (default 40)
 #   EXECUTIONS=100000000  of each decoder, on changed inputs of the corpus, in the place of fuzzing with coverage
 #   FUZZ=3600        seconds for each fuzz target (default 5)
+#   ROUNDS=30        of snapshots compared with copies (default 10), and of interrupted commands (default 1)
 # RELEASE=1 builds the campaigns optimised, for the long ones. PAGE=FILE writes there instead; PAGE=- only prints.
-# The kills need root. A campaign that cannot run is said to be, and leaves its row as it was; one that fails has its log named, and the exit code is 1.
+# What kills and mounts needs root. A campaign that cannot run is said to be, and leaves its row as it was; one that fails has its log named, and the exit code is 1.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -99,26 +101,33 @@ count_executions() {
 count_kills() { grep -oE '[0-9]+ kills, .*' "$1" | paste -sd ';' | sed 's/;/; /g'; }
 
 last_kills() { grep -oE '^[0-9]+ kills, .*' "$1"; }
+last_moments() { grep -E '^seed [0-9]+: [0-9]+ rounds, ' "$1"; }
+last_interrupts() { grep -oE '^[0-9]+ interruptions .*' "$1"; }
 
 run_crash() { library fs::tests::crash::every; }
 run_crash_long() { STATES=$STATES SEED=${SEED:-1000} library --ignored fs::tests::crash::crash_campaign; }
-run_faults() { library fs::tests::faults; }
-run_damage() { library archive::tests::damage; }
+run_faults() { library fs::tests::faults tests::snapshot_faults tests::backup_faults restoring::after_each_fault; }
+run_damage() { library archive::tests::damage archive::tests::flipped_snapshots; }
 run_flips() { library --ignored every_flipped_byte; }
 run_hostile() { library archive::tests::hostile; }
 run_fuzz() { FULL=1 tests/fuzz.sh "${FUZZ:-5}"; }
 run_kills() { KILLS=${KILLS:-4} CASE_TIMEOUT=${CASE_TIMEOUT:-7200} tests/mount/run.sh killed_under; }
 
-run_writers() {
+# script NAME ARGUMENT...: a script of tests/campaign, with the programs as they are now, in a namespace of its own.
+script() {
     cargo build --quiet ${RELEASE:+--release} --workspace --bins &&
         unshare --mount --pid --fork --mount-proc --propagation private \
-            tests/campaign/kills.py "${CARGO_TARGET_DIR:-$PWD/target}/$([[ -n ${RELEASE-} ]] && echo release || echo debug)/lockbox" "${KILLS:-40}" "${SEED:-1}"
+            "tests/campaign/$1" "${CARGO_TARGET_DIR:-$PWD/target}/$([[ -n ${RELEASE-} ]] && echo release || echo debug)/lockbox" "${@:2}"
 }
+
+run_writers() { script kills.py "${KILLS:-40}" "${SEED:-1}"; }
+run_moments() { script moments.py "${ROUNDS:-10}" "${SEED:-1}"; }
+run_interrupts() { script interrupts.py "${ROUNDS:-1}" "${SEED:-1}"; }
 
 self=tests/reliability.sh
 optimised=${RELEASE:+RELEASE=1 }
 wanted=("$@")
-[[ $# -gt 0 ]] || wanted=(crash faults damage hostile fuzz kills writers)
+[[ $# -gt 0 ]] || wanted=(crash faults damage hostile fuzz kills writers moments interrupts)
 for name in "${wanted[@]}"; do
     case $name in
     crash)
@@ -162,6 +171,17 @@ for name in "${wanted[@]}"; do
             campaign writers 'daemon killed under synced writers, long' "KILLS=$KILLS SEED=${SEED:-1} ${optimised}$self writers" run_writers last_kills
         else
             campaign writers 'daemon killed under synced writers' "$self writers" run_writers last_kills
+        fi
+        ;;
+    moments | interrupts)
+        row='snapshots under churn, compaction, new keys, backups and kills' rounds=10
+        [[ $name == moments ]] || row='commands interrupted, killed and on full disks' rounds=1
+        if [[ $EUID -ne 0 ]]; then
+            echo "not run: $name needs root"
+        elif [[ ${ROUNDS:-$rounds} -gt $rounds ]]; then
+            campaign "$name" "$row, long" "ROUNDS=$ROUNDS SEED=${SEED:-1} ${optimised}$self $name" "run_$name" "last_$name"
+        else
+            campaign "$name" "$row" "$self $name" "run_$name" "last_$name"
         fi
         ;;
     *)

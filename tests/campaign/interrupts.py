@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Interrupts every command of lockbox at seeded moments, on small disks and at limits, and looks at what is left.
 
-    tests/campaign/interrupts.py LOCKBOX [ROUNDS [SEED]]
+    tests/campaign/interrupts.py LOCKBOX [ROUNDS [SEED [COMMAND]]]
 
 The programs mount-lockbox and lockbox-share lie beside LOCKBOX. Run as root in a namespace of its own (it mounts a small tmpfs). Each line that begins with FELL is a finding; the exit code says whether there was one.
+With COMMAND, only those whose names contain it, and nothing else.
 """
 import hashlib
+import json
 import os
 import random
 import resource
@@ -21,6 +23,7 @@ from findings import environment, fallen, fell
 LOCKBOX = os.path.abspath(sys.argv[1])
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+ONLY = sys.argv[4] if len(sys.argv) > 4 else ""
 SIGNALS = ["INT", "TERM", "HUP", "KILL", "TSTP", "pipe"]
 KDF = ["--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]
 DOCUMENTED = {0, 2, 14}
@@ -66,11 +69,27 @@ def build(place):
         file.write(source.randbytes(5_000_000))
     good(place, "create", "a.lbx", *KDF)
     good(place, "add", "a.lbx", "tree")
+    # What each moment shows of a directory that changes between them.
+    shows = {}
+    os.mkdir(place + "/other")
+    for moment in ("kept", "later", "live"):
+        for n in (0, 1, moment):
+            with open(f"{place}/other/{n}", "wb") as file:
+                file.write(source.randbytes(400_000))
+        shows[moment] = tree(place + "/other")
+        good(place, "add", "--mirror", "a.lbx", "other")
+        os.remove(f"{place}/other/{moment}")
+        if moment != "live":
+            good(place, "snapshot", "create", "a.lbx", moment)
+        if moment == "later":
+            good(place, "backup", "a.lbx", "behind.lbx")
+    shutil.rmtree(place + "/other")
     good(place, "key", "add", "a.lbx", "--new-passfile", "next", "--label", "second", *KDF)
     good(place, "header", "backup", "a.lbx", "saved.hdr")
     secret(place, "value", "value")
     with open(place + "/all.tar", "wb") as file:
         file.write(good(place, "export-tar", "a.lbx").stdout)
+    return shows
 
 
 # Name, arguments, names that may be new afterwards, and whether the archive may be changed by it.
@@ -99,7 +118,21 @@ COMMANDS = [
     ("run", ["run", "a.lbx", "--", "sleep", "0.05"], set()),
     ("ls", ["ls", "-lR", "a.lbx"], set()),
     ("info", ["info", "a.lbx"], set()),
+    ("snapshot create", ["snapshot", "create", "a.lbx", "new"], set()),
+    ("snapshot rm", ["snapshot", "rm", "a.lbx", "kept"], set()),
+    ("snapshot prune", ["snapshot", "prune", "a.lbx", "--keep-last", "1"], set()),
+    ("snapshot restore", ["snapshot", "restore", "a.lbx", "kept"], set()),
+    ("snapshot restore path", ["snapshot", "restore", "a.lbx", "kept", "other"], set()),
+    ("snapshot diff", ["snapshot", "diff", "a.lbx", "kept"], set()),
+    ("backup", ["backup", "a.lbx", "copy.lbx"], {"copy.lbx"}),
+    ("next backup", ["backup", "a.lbx", "behind.lbx"], set()),
 ]
+# By mount point as well.
+LIVING = ["snapshot create", "snapshot rm", "snapshot prune", "snapshot restore", "snapshot restore path", "snapshot diff", "backup", "next backup"]
+# What of the moments a command may leave changed: snapshots that come and that go, and which moment the directory that changes is of.
+COMES = {"snapshot create": {"new"}, "snapshot restore": {"before-restore"}, "snapshot restore path": {"before-restore"}}
+GOES = {"snapshot rm": {"kept"}, "snapshot prune": {"kept"}}
+RESTORED = {"snapshot restore", "snapshot restore path"}
 
 
 def given(name, place):
@@ -110,7 +143,7 @@ def given(name, place):
 def usable(place):
     """Only commands that this program takes as they stand here."""
     kept = []
-    for name, arguments, new in COMMANDS:
+    for name, arguments, new in (one for one in COMMANDS if ONLY in one[0]):
         with tempfile.TemporaryDirectory(dir=os.path.dirname(place)) as copy:
             fresh(place, copy)
             began = time.monotonic()
@@ -128,7 +161,50 @@ def fresh(place, copy):
     secret(copy, "third", "third")
 
 
-def look(copy, what, names, new, whole):
+def look_at_moments(copy, name, what, door, shows):
+    """Each snapshot and each backup is there as a whole or not at all, and shows what it did."""
+    listed = run(copy, "snapshot", "ls", "--json", "a.lbx", passfile=door)
+    if listed.returncode != 0:
+        return fell(what, "its snapshots cannot be listed:", listed.stderr.decode(errors="replace").strip()[:300])
+    found = [json.loads(line)["name"] for line in listed.stdout.splitlines()]
+    short = {"before-restore" if one.startswith("before-restore-") else one for one in found}
+    least = {"kept", "later"} - GOES.get(name, set())
+    if not least <= short <= {"kept", "later"} | COMES.get(name, set()):
+        fell(what, "the snapshots are", found)
+
+    def other(moments, archive, *arguments):
+        shutil.rmtree(copy + "/looked", ignore_errors=True)
+        run(copy, "extract", archive, *arguments, "other", "--to", "looked", passfile=door)
+        if tree(copy + "/looked/other") not in [shows[moment] for moment in moments]:
+            fell(what, archive, *arguments, "shows another moment than", moments)
+        shutil.rmtree(copy + "/looked", ignore_errors=True)
+
+    for one in found:
+        other([one if one in shows else "live"], "a.lbx", "--snapshot", one)
+    other(["kept", "live"] if name in RESTORED else ["live"], "a.lbx")
+    for backup in ("behind.lbx", "copy.lbx"):
+        if not os.path.exists(f"{copy}/{backup}"):
+            continue
+        checked = run(copy, "check", "--full", backup, passfile=door)
+        # The passphrases of a backup are those of the archive when it was made.
+        if checked.returncode == 10:
+            continue
+        if checked.returncode != 0:
+            fell(what, backup, "not sound:", checked.stderr.decode(errors="replace").strip()[:300])
+        other({"behind.lbx": ["later", "live"] if name == "next backup" else ["later"], "copy.lbx": ["live"]}[backup], backup)
+    if "backup" in name.split():
+        # Again it is done, and clears up what was left of a new file, unless that may be a whole backup.
+        again = run(copy, *dict((one, arguments) for one, arguments, _ in COMMANDS)[name], passfile=door)
+        if again.returncode != 0:
+            fell(what, "cannot be done again:", again.stderr.decode(errors="replace").strip()[:300])
+        if b"lies beside the backup" in again.stderr:
+            for left in os.listdir(copy):
+                if left.startswith(".") and ".backup-" in left:
+                    os.remove(f"{copy}/{left}")
+    return None
+
+
+def look(copy, name, what, names, new, whole, shows):
     """What must hold, whatever happened."""
     doors = [passfile for passfile in ("pass", "next", "third") if run(copy, "info", "a.lbx", passfile=passfile).returncode == 0]
     if not doors:
@@ -142,12 +218,13 @@ def look(copy, what, names, new, whole):
     if tree(copy + "/looked/tree") != whole:
         fell(what, "what was in it is not what it was")
     shutil.rmtree(copy + "/looked", ignore_errors=True)
-    for name in sorted(set(os.listdir(copy)) - names - new - {"state", "lockbox"}):
-        print("left", what, name, flush=True)
+    for left in sorted(set(os.listdir(copy)) - names - new - {"state", "lockbox"}):
+        print("left", what, left, flush=True)
+    look_at_moments(copy, name, what, doors[0], shows)
     # The same again, and a compaction, clear up.
     if run(copy, "compact", "a.lbx", passfile=doors[0]).returncode != 0:
         fell(what, "cannot be compacted afterwards")
-    hidden = [name for name in os.listdir(copy) if name.startswith(".")]
+    hidden = [left for left in os.listdir(copy) if left.startswith(".")]
     if hidden:
         fell(what, "left for ever:", hidden)
     return None
@@ -205,7 +282,7 @@ def await_none(what):
     fell(what, "processes stay:", daemons())
 
 
-def interrupt_mount(place, chance, base, how, whole):
+def interrupt_mount(place, chance, base, how, whole, shows):
     """A mount that is begun, and one that is ended, by a command that is stopped meanwhile."""
     copy = tempfile.mkdtemp(dir=base)
     fresh(place, copy)
@@ -248,8 +325,58 @@ def interrupt_mount(place, chance, base, how, whole):
         if run(copy, "cat", "a.lbx", "written").stdout != b"acknowledged":
             fell(what, "what was synced is lost")
     await_none(what)
-    look(copy, what, names, set(), whole)
+    look(copy, "mount", what, names, set(), whole, shows)
     shutil.rmtree(copy)
+
+
+def interrupt_living(place, chance, base, how, name, whole, shows):
+    """A command about the moments of a mounted archive: it is stopped, or the daemon is killed that does the work."""
+    arguments, new = dict((one, (arguments, new)) for one, arguments, new in COMMANDS)[name]
+    copy = tempfile.mkdtemp(dir=base)
+    fresh(place, copy)
+    os.mkdir(copy + "/point")
+    names = set(os.listdir(copy))
+    mounted = subprocess.run(
+        [os.path.join(os.path.dirname(LOCKBOX), "mount-lockbox"), "a.lbx", "point"], cwd=copy, env=environment(copy),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60,
+    )
+    if mounted.returncode != 0:
+        return fell(f"[seed {SEED}] {name}", "cannot be mounted:", mounted.returncode)
+    with open(copy + "/point/written", "w", encoding="ascii") as file:
+        file.write("acknowledged")
+        file.flush()
+        os.fsync(file.fileno())
+    daemon = json.loads(good(copy, "status", "--json", "point").stdout)["pid"]
+    whom = "the daemon" if how == "KILL" and chance.randrange(2) else "who asks"
+    number = getattr(signal, "SIG" + how)
+    child = subprocess.Popen(
+        [LOCKBOX, *["point" if one == "a.lbx" else one for one in arguments]], cwd=copy, env=environment(copy), stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )
+    delay = chance.uniform(0, 0.12)
+    time.sleep(delay)
+    if whom == "the daemon":
+        os.kill(daemon, number)
+    else:
+        child.send_signal(number)
+    _, said = child.communicate(timeout=120)
+    what = f"[seed {SEED}] {name} of a mount, {how} to {whom} after {delay * 1000:.0f} ms: code {child.returncode}"
+    allowed = (0, -number, 128 + number) if whom == "who asks" else (0, 2, 13)
+    if child.returncode not in allowed or (child.returncode > 0 and not said):
+        fell(what, said.decode(errors="replace").strip()[:300])
+    if whom == "the daemon":
+        subprocess.run(["umount", "-l", copy + "/point"], check=True)
+    else:
+        ended = run(copy, "umount", "point")
+        if ended.returncode != 0:
+            fell(what, "umount:", ended.stderr.decode(errors="replace").strip()[:300])
+    await_none(what)
+    # Everything else that there was when it began is gone with a restore of everything.
+    if name != "snapshot restore" and run(copy, "cat", "a.lbx", "written").stdout != b"acknowledged":
+        fell(what, "what was synced is lost")
+    look(copy, name, what, names, new, whole, shows)
+    shutil.rmtree(copy)
+    return None
 
 
 def serve(place):
@@ -335,7 +462,7 @@ def main():
     base = tempfile.mkdtemp(prefix="interrupts.")
     place = base + "/place"
     os.mkdir(place)
-    build(place)
+    shows = build(place)
     whole = tree(place + "/tree")
     chance = random.Random(SEED)
     commands = usable(place)
@@ -353,18 +480,22 @@ def main():
                 allowed = {0} if how == "TSTP" else {0, 2, 141} if how == "pipe" else {0, 128 + number}
                 if code not in allowed:
                     fell(what, said[:300])
-                look(copy, what, names, new, whole)
+                look(copy, name, what, names, new, whole, shows)
                 shutil.rmtree(copy)
                 count += 1
-    for how in ["INT", "TERM", "HUP", "KILL"] * (4 * ROUNDS):
-        interrupt_mount(place, chance, base, how, whole)
+    for name in [one for one in LIVING if ONLY in one] * ROUNDS:
+        for how in ["INT", "TERM", "KILL", "KILL"]:
+            interrupt_living(place, chance, base, how, name, whole, shows)
+            count += 1
+    for how in ["INT", "TERM", "HUP", "KILL"] * (0 if ONLY else 4 * ROUNDS):
+        interrupt_mount(place, chance, base, how, whole, shows)
         interrupt_links(chance, base, how)
         count += 5
     for name, arguments, new, _ in commands:
         for limit in ("fsize", "disk"):
             copy = tempfile.mkdtemp(dir=base)
             if limit == "disk":
-                subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", copy], check=True)
+                subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "none", copy], check=True)
             fresh(place, copy)
             names = set(os.listdir(copy))
             size = os.path.getsize(copy + "/a.lbx")
@@ -387,11 +518,11 @@ def main():
                 small, copy = copy, tempfile.mkdtemp(dir=base)
                 shutil.copytree(small, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("filler"))
                 subprocess.run(["umount", small], check=True)
-            look(copy, what, names, new, whole)
+            look(copy, name, what, names, new, whole, shows)
             shutil.rmtree(copy)
             count += 1
     shutil.rmtree(base)
-    print(f"{count} interruptions, {len(fallen)} findings")
+    print(f"{count} interruptions of {len(commands)} commands, {len(fallen)} findings")
     sys.exit(1 if fallen else 0)
 
 

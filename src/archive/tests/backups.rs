@@ -16,18 +16,18 @@ use crate::format::{BLOCK, RING_SLOTS, ROOT_INO, slot_block};
 use crate::fs::FileSystem;
 use crate::keys::header::Header;
 use crate::keys::{self, SeenOptions};
-use crate::storage::simulated::{Class, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
-fn source(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> BackupSource {
+pub(super) fn source(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> BackupSource {
     Backups::of(fs.clone(), storage.clone()).pin().unwrap()
 }
 
-fn on(_: BackupStep) -> Result<()> {
+pub(super) fn on(_: BackupStep) -> Result<()> {
     Ok(())
 }
 
-fn filled(source: &BackupSource) -> Arc<MemoryStorage> {
+pub(super) fn filled(source: &BackupSource) -> Arc<MemoryStorage> {
     let file = Arc::new(MemoryStorage::new());
     let done = source.fill(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap();
     assert!(done.whole);
@@ -43,7 +43,7 @@ fn verify(source: &BackupSource, file: &Arc<MemoryStorage>) {
 }
 
 /// What a backup shows, to who reads it and to who goes on with a copy as with an archive.
-fn shown(file: &dyn Storage) -> Expected {
+pub(super) fn shown(file: &dyn Storage) -> Expected {
     let mut bytes = vec![0; file.len().unwrap() as usize];
     file.read_at(0, &mut bytes).unwrap();
     let read = open_on(Arc::new(MemoryStorage::from_contents(bytes.clone())), true, 901).unwrap();
@@ -352,14 +352,14 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
 }
 
 /// An archive on the host, its key, and a file that a backup of it goes to.
-struct OnHost {
+pub(super) struct OnHost {
     directory: tempfile::TempDir,
-    key: keys::UnlockedKey,
-    seen: SeenOptions,
+    pub(super) key: keys::UnlockedKey,
+    pub(super) seen: SeenOptions,
 }
 
 impl OnHost {
-    fn new() -> OnHost {
+    pub(super) fn new() -> OnHost {
         let directory = tempfile::tempdir().unwrap();
         let creator = crate::fs::Creator { uid: 0, gid: 0, umask: None };
         let passphrase = super::passphrase("p");
@@ -370,17 +370,17 @@ impl OnHost {
         OnHost { directory, key, seen }
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
 
-    fn open(&self, name: &str, read_only: bool) -> Archive {
+    pub(super) fn open(&self, name: &str, read_only: bool) -> Archive {
         let options = OpenOptions { read_only, ..OpenOptions::default() };
         Archive::open_seen(&self.path(name), &self.key, &options, &self.seen).unwrap()
     }
 
     /// As the command does; what is there then is what the archive has. Answers what it shows.
-    fn back_up(&self) -> Expected {
+    pub(super) fn back_up(&self) -> Expected {
         let backed = Archive::open_for_backup(&self.path("a.lbx"), &self.key, &self.seen).unwrap();
         let moment = backed.backups().pin().unwrap();
         let destination = Destination::open(&self.path("backup.lbx"), true).unwrap();
@@ -597,52 +597,6 @@ fn damage_of_the_backup_is_not_said_of_the_archive() {
     }
     assert!(unsound > 0 && unequal > unsound, "{unsound} {unequal}");
     drop((moment, later));
-    fs.close().unwrap();
-}
-
-/// The archive goes on, so nobody is to take it for broken; the backup that was there is it still, or the new one.
-#[test]
-fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
-    let (storage, fs) = fresh(14);
-    let write = |from: u64| {
-        for n in from..from + 12 {
-            put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &super::sample::noise(n, 90_000));
-        }
-    };
-    write(0);
-    let (old, earlier) = (expected(&fs), source(&fs, &storage));
-    let bytes = filled(&earlier).contents();
-    write(12);
-    let (new, later) = (expected(&fs), source(&fs, &storage));
-    // Tries it again and again, each time with one operation more before the medium is gone; answers how often that was too early.
-    let pulled = |class, begin: &dyn Fn() -> Arc<SimulatedStorage>, work: &dyn Fn(&Arc<dyn Storage>) -> Result<()>| {
-        for count in 0.. {
-            let file = begin();
-            file.inject(Some(FaultPlan { class, count, fault: Fault::Eio, lasting: true }));
-            let done = work(&(file.clone() as Arc<dyn Storage>));
-            match &done {
-                Ok(()) if file.injected() == 0 => return count,
-                // What may fail unnoticed, such as giving room back.
-                Ok(()) | Err(Error::Refused(Refusal::FailedBackup { .. } | Refusal::DamagedBackup { .. })) => {}
-                Err(error) => panic!("{class:?} {count}: {error:?}"),
-            }
-            file.inject(None);
-            let left = MemoryStorage::from_contents(file.medium_contents());
-            if Header::read(&left).is_ok() {
-                let shows = shown(&left);
-                assert!(shows == new || shows == old && done.is_err(), "{class:?} {count}");
-            }
-        }
-        unreachable!()
-    };
-    for class in [Class::Read, Class::Change] {
-        let there = || SimulatedStorage::from_contents(&bytes);
-        let times = pulled(class, &there, &|file| later.bring_up_to_date(file, &mut on).map(drop));
-        assert!(times > 10, "{class:?}: {times}");
-    }
-    assert!(pulled(Class::Change, &SimulatedStorage::new, &|file| later.fill(file, &mut on).map(drop)) > 30);
-    assert_eq!(fs.volume.latched(), None);
-    drop((earlier, later));
     fs.close().unwrap();
 }
 

@@ -21,7 +21,7 @@ use crate::storage::{MemoryStorage, Storage};
 const B: usize = BLOCK as usize;
 
 /// Every authentic page.
-fn pages(bytes: &[u8]) -> Vec<Run> {
+pub(super) fn pages(bytes: &[u8]) -> Vec<Run> {
     let mut runs = Vec::new();
     let storage = MemoryStorage::from_contents(bytes.to_vec());
     scan(&storage, &cipher(), &mut |_, _| Ok(()), &mut |run, _| {

@@ -1,5 +1,7 @@
 //! Header copies and key slots: damage, tampering, hostile parameters, and a crash at any write of a change.
 
+mod backed_up_anew;
+mod backup_faults;
 mod backups;
 mod checking;
 mod compacted_snapshots;
@@ -7,6 +9,7 @@ mod compaction;
 mod comparing;
 mod damage;
 mod erasure;
+mod flipped_snapshots;
 mod golden;
 mod headers;
 mod hostile;
@@ -19,6 +22,7 @@ mod rescued_snapshots;
 mod restoring;
 pub(crate) mod sample;
 mod smallest;
+mod snapshot_faults;
 mod snapshots;
 mod swapped;
 

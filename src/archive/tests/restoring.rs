@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::super::create::name_key;
 use super::comparing::World;
 use super::sample::{OWNER, cipher, create_on, fresh, noise, open_on, put};
+use super::snapshot_faults::{is_full_host, plans, stride};
 use super::{ARCHIVE, key};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
@@ -15,7 +16,7 @@ use crate::exchange::{Alone, Entries, Names, Restore, RestoreReport, compare, re
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
 use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
-use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultPlan, SimulatedStorage};
 use crate::txn::{OpenOptions, Volume};
 
 /// With what the names of stages begin, and their mark.
@@ -512,51 +513,84 @@ fn open(storage: Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) ->
     FileSystem::new(volume, environment.clone(), name_key(&key(), &ARCHIVE), options).unwrap()
 }
 
-/// A write, a barrier or room fails in its turn; then the process dies, or the power fails.
+/// Each operation of the host fails in its turn, once or from then on; then it is tried again, or the process dies, or the power fails. All of the tree, and paths.
 #[test]
 fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it() {
-    let mut met = 0;
-    let plans = [(Class::Write, Fault::Eio), (Class::Barrier, Fault::Eio), (Class::Allocate, Fault::NoSpace)];
-    for (class, fault) in plans {
-        for count in (0..).step_by(6) {
-            let environment = Arc::new(SeededEnvironment::new(count + 1));
-            let storage = SimulatedStorage::new();
-            let fs = create_on(storage.clone(), 1);
-            fill(&fs);
-            fs.take_snapshot(b"good").unwrap();
-            let expected = describe(&fs);
-            wreck(&fs);
-            fs.make_durable().unwrap();
-            let wrecked = describe(&fs);
-            storage.inject(Some(FaultPlan { class, count, fault, lasting: fault == Fault::NoSpace }));
-            // Commits come often, so that faults meet each part of it.
-            let mut calls = 0;
-            let ended = restore_while(&fs, b"good", &[], None, &mut || {
-                calls += 1;
-                if calls % 4 == 0 { fs.make_durable() } else { Ok(()) }
-            });
-            let is_met = storage.injected() > 0;
-            storage.inject(None);
-            assert!(is_met || ended.is_ok(), "{ended:?}");
-            drop(fs);
-            if !is_met {
-                break;
+    let storage = SimulatedStorage::new();
+    let fs = create_on(storage.clone(), 1);
+    fill(&fs);
+    fs.take_snapshot(b"good").unwrap();
+    let expected = describe(&fs);
+    wreck(&fs);
+    let wrecked = describe(&fs);
+    fs.close().unwrap();
+    let bytes = storage.contents();
+    let everything_or_some: [&[&[u8]]; 2] = [&[], &[b"tree", b"file"]];
+    for paths in everything_or_some {
+        let assert_new = |fs: &FileSystem, what: &str| {
+            let now = describe(fs);
+            match paths {
+                [] => assert_same(&now, &expected, what),
+                paths => paths.iter().for_each(|top| {
+                    assert_same(&alike(part(&now, top)), &alike(part(&expected, top)), what);
+                }),
             }
-            met += 1;
-            let cut = storage.crash_random(&mut || environment.next_u64());
-            for storage in [cut, storage.process_death()] {
-                let fs = open(storage, &environment);
-                assert_old_or_new(&fs, &wrecked, &expected, &format!("{class:?} {count}"));
-                restore(&fs, b"good", &[], None).unwrap();
-                assert_same(&describe(&fs), &expected, "again");
-                assert_sound(&fs, "again");
-                remove_snapshots(&fs, None);
-                assert_sound(&fs, "without the snapshot");
-                assert_same(&describe(&fs), &expected, "without the snapshot");
+        };
+        let mut met = 0;
+        for plan in plans() {
+            for count in (0..).step_by(stride(11)) {
+                let (plan, environment) = (FaultPlan { count, ..plan }, Arc::new(SeededEnvironment::new(count + 1)));
+                let storage = SimulatedStorage::from_contents(&bytes);
+                let fs = open(storage.clone(), &environment);
+                storage.inject(Some(plan));
+                // Commits come often, so that faults meet each part of it.
+                let mut calls = 0;
+                let ended = restore_while(&fs, b"good", paths, None, &mut || {
+                    calls += 1;
+                    if calls % 4 == 0 { fs.make_durable() } else { Ok(()) }
+                });
+                let is_met = storage.injected() > 0;
+                storage.inject(None);
+                let latched = fs.volume.latched().is_some();
+                match &ended {
+                    Ok(_) => {}
+                    Err(Error::NoSpace(_)) => assert_eq!(plan.fault, Fault::NoSpace, "{plan:?}"),
+                    Err(Error::Io { .. }) => assert_ne!(plan.fault, Fault::NoSpace, "{plan:?}"),
+                    Err(Error::Latched(_)) => assert!(latched && !is_full_host(plan), "{plan:?}"),
+                    Err(error) => panic!("{plan:?}: {error}"),
+                }
+                assert!(is_met || ended.is_ok(), "{ended:?}");
+                if !is_met {
+                    break;
+                }
+                met += 1;
+                let what = format!("{plan:?}");
+                let images = [storage.crash_random(&mut || environment.next_u64()), storage.process_death()];
+                assert_old_or_new(&fs, &wrecked, &expected, &what);
+                if !latched {
+                    restore(&fs, b"good", paths, None).unwrap();
+                    assert_new(&fs, &what);
+                }
+                drop(fs);
+                for storage in images {
+                    let fs = open(storage, &environment);
+                    assert_old_or_new(&fs, &wrecked, &expected, &what);
+                    assert_same(&describe(&fs.moment(b"good").unwrap()), &expected, &what);
+                    restore(&fs, b"good", paths, None).unwrap();
+                    assert_new(&fs, &what);
+                    assert_sound(&fs, "again");
+                    remove_snapshots(&fs, None);
+                    assert_sound(&fs, "without the snapshot");
+                    assert_new(&fs, "without the snapshot");
+                }
             }
         }
+        println!(
+            "summary: {met} faults: during a restore of {}",
+            if paths.is_empty() { "everything" } else { "paths" }
+        );
+        assert!(met > 20, "{met}");
     }
-    assert!(met > 10, "{met}");
 }
 
 /// Restores of any snapshot between any changes; snapshots come and go.

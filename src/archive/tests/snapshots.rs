@@ -5,18 +5,17 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::super::check::check;
 use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CreateOptions, Moments, OpenOptions};
 use super::erasure::recoverable;
 use super::passphrase;
-use super::sample::{Expected, Listing, OWNER, cipher, expected, expected_in, fresh, noise, open_on, put, read_all};
+use super::sample::{Expected, OWNER, cipher, expected, expected_in, fresh, noise, put};
 use super::{ARCHIVE, key};
 use crate::crypto::kdf::KdfCost;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::values::Extent;
-use crate::format::{BLOCK, Ino, Key, ROOT_INO, kind};
+use crate::format::{Ino, Key, ROOT_INO, kind};
 use crate::fs::{
     Attributes, DirectoryEntry, FileSystem, FsOptions, RenameMode, SnapshotId, SyncProfile, XattrMode, mode,
 };
@@ -188,71 +187,6 @@ fn what_a_set_of_snapshots_holds_is_what_removing_it_frees() {
         }
         assert!(several > 0, "no set held more than its snapshots did one by one");
     }
-}
-
-/// A snapshot shows what it did, or an error that says so, wherever a byte is altered.
-#[test]
-fn flipped_bytes_are_noticed_in_what_a_snapshot_shows() {
-    let (storage, fs) = fresh(5);
-    let dice = SeededEnvironment::new(5);
-    let mut kept = Vec::new();
-    for round in 0..3 {
-        for _ in 0..40 {
-            change(&fs, &dice);
-        }
-        let name = format!("round {round}").into_bytes();
-        fs.take_snapshot(&name).unwrap();
-        kept.push((name, expected(&fs)));
-    }
-    fs.close().unwrap();
-    let whole = storage.contents();
-    let (mut lost, mut altered, mut told) = (0, 0, 0);
-    for block in (0..whole.len() as u64 / BLOCK).filter(|block| block % 3 == dice.next_u64() % 3) {
-        let at = (block * BLOCK + dice.next_u64() % BLOCK) as usize;
-        let mut bytes = whole.clone();
-        bytes[at] ^= 1 << (dice.next_u64() % 8);
-        altered += 1;
-        let mut any_unread = false;
-        for (name, expected) in &kept {
-            let Some(seen) = try_shown(&bytes, name) else {
-                lost += expected.len();
-                any_unread = true;
-                continue;
-            };
-            let named = String::from_utf8_lossy(name);
-            for (path, found) in &seen {
-                match found {
-                    Ok(found) => assert_eq!(Some(found), expected.get(path), "{named}, byte {at}"),
-                    Err(Error::Damaged(_)) => lost += 1,
-                    Err(error) => panic!("{named}, byte {at}: {error}"),
-                }
-            }
-            let unread = seen.values().any(Result::is_err);
-            any_unread |= unread;
-            assert!(unread || seen.len() == expected.len(), "{named}, byte {at}: objects are missing without an error");
-        }
-        // What somebody cannot read, a full check tells, whichever tree it was of.
-        if any_unread && let Ok(fs) = open_on(Arc::new(MemoryStorage::from_contents(bytes)), true, 901) {
-            told += 1;
-            assert!(!check(&fs, true, &mut |_| {}).unwrap().findings.is_empty(), "byte {at} is lost and called sound");
-        }
-    }
-    assert!(altered > 300 && lost > 100 && told > 50, "altered={altered} lost={lost} told={told}");
-}
-
-/// As [`shown`], of what may be damaged.
-fn try_shown(bytes: &[u8], name: &[u8]) -> Option<Listing> {
-    let copy = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
-    let environment = Arc::new(SeededEnvironment::new(900));
-    let options = txn::OpenOptions { read_only: true, memory: 32 << 20 };
-    let damaged = |error: Error| assert!(matches!(error, Error::Damaged(_)), "{error}");
-    let volume = Volume::open(copy, cipher(), environment.clone(), 1, &options).map_err(damaged).ok()?;
-    volume.show_snapshot(name).map_err(damaged).ok()?;
-    let options = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
-    FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), options)
-        .map_err(damaged)
-        .ok()
-        .map(|fs| read_all(&fs))
 }
 
 #[test]

@@ -49,6 +49,15 @@ impl Volume {
         self.commit().map(drop)
     }
 
+    /// As if every session before this one was older than what the history keeps.
+    pub(crate) fn forget_history(&self) -> Result<()> {
+        self.operate(1, true, |operation| {
+            operation.changed = true;
+            operation.needs_commit();
+            operation.replace_history(&[])
+        })
+    }
+
     /// How many entries the dead list of a snapshot has.
     pub(crate) fn dead_entries(&self, id: u64) -> Result<u64> {
         let mut entries = 0;

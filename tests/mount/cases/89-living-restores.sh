@@ -115,7 +115,8 @@ PYTHON
     echo >"$WORK/go"
     wait "$hold" || fail "who had something open was answered otherwise"
     # Everything, also by the name of the archive.
-    snapshot restore "$WORK/box.lbx" good >/dev/null
+    kept=$(snapshot restore --json "$WORK/box.lbx" good)
+    [[ $kept == '{"before":"before-restore-'*'"}' ]] || fail "it answered: $kept"
     same_tree "$WORK/copy" "$WORK/box"
     same "$(snapshot diff "$WORK/box" good)" ''
     # Programs go on in what came back.
@@ -126,6 +127,8 @@ PYTHON
     # Beside what is there.
     snapshot restore "$WORK/box" good tree single --to back/here >"$WORK/answer"
     same "$(cat "$WORK/answer")" ''
+    same "$(snapshot restore --json "$WORK/box" good single --to back/there)" '{"before":null}'
+    rm -r "$WORK/box/back/there"
     same_tree "$WORK/copy/tree" "$WORK/box/back/here/tree"
     expect 2 'is there already' snapshot restore "$WORK/box" good single --to back/here
     expect 2 'the snapshot has no nothing' snapshot restore "$WORK/box" good nothing

@@ -1,0 +1,70 @@
+//! Backups that cannot be brought up to date in their place: a new file takes it, unless that has other names.
+
+use std::sync::Arc;
+
+use super::super::{Archive, Destination};
+use super::backups::{OnHost, on};
+use super::sample::{expected, put};
+use crate::error::{Error, Refusal};
+use crate::format::{RING_SLOTS, ROOT_INO};
+use crate::storage::Storage;
+
+/// Of what lies before all that the archive knows of its past nobody can say what has changed since, nor that it is of another line.
+#[test]
+fn a_backup_from_before_the_history_is_made_anew() {
+    let host = OnHost::new();
+    let write = |name: &str, forget: bool| {
+        let archive = host.open("a.lbx", false);
+        let fs = archive.file_system();
+        put(fs, ROOT_INO, name.as_bytes(), name.as_bytes());
+        fs.make_durable().unwrap();
+        if forget {
+            fs.volume.forget_history().unwrap();
+            // The ring alone knows the sessions before, for so long.
+            for n in 0..=RING_SLOTS {
+                put(fs, ROOT_INO, format!("{name}{n}").as_bytes(), b"1");
+                fs.make_durable().unwrap();
+            }
+        }
+        let now = expected(fs);
+        archive.close().unwrap();
+        now
+    };
+    let first = write("first", false);
+    assert!(host.back_up() == first);
+    let later = write("later", true);
+    let (path, link) = (host.path("backup.lbx"), host.path("link.lbx"));
+    let before = std::fs::read(&path).unwrap();
+    let unchanged = || assert!(std::fs::read(&path).unwrap() == before);
+    {
+        let backed = Archive::open_for_backup(&host.path("a.lbx"), &host.key, &host.seen).unwrap();
+        let moment = backed.backups().pin().unwrap();
+        let destination = Destination::open(&path, true).unwrap();
+        let there: Arc<dyn Storage> = destination.existing().unwrap().clone();
+        assert_eq!(moment.bring_up_to_date(&there, &mut on).unwrap(), None);
+    }
+    unchanged();
+    // The new file would have one of the names, and the old moment the others.
+    std::fs::hard_link(&path, &link).unwrap();
+    let count = || std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+    let names = count();
+    let refused = Destination::open(&path, true).unwrap().beside().map(drop);
+    let why = |refused| match refused {
+        Err(Error::Refused(Refusal::Destination { why })) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(why(refused).contains("several names (hard links)"));
+    // Somebody gives it another name meanwhile.
+    std::fs::remove_file(&link).unwrap();
+    let destination = Destination::open(&path, true).unwrap();
+    let beside = destination.beside().unwrap();
+    std::fs::hard_link(&path, &link).unwrap();
+    assert!(why(destination.take(beside)).contains("several names (hard links)"));
+    assert_eq!(count(), names);
+    unchanged();
+    std::fs::remove_file(&link).unwrap();
+    assert!(host.back_up() == later);
+    // From here on it goes on like any other.
+    let last = write("last", false);
+    assert!(host.back_up() == last);
+}
