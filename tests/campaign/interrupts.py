@@ -192,7 +192,7 @@ def look_at_moments(copy, name, what, door, shows):
         if checked.returncode != 0:
             fell(what, backup, "not sound:", checked.stderr.decode(errors="replace").strip()[:300])
         other({"behind.lbx": ["later", "live"] if name == "next backup" else ["later"], "copy.lbx": ["live"]}[backup], backup)
-    if "backup" in name.split():
+    if name in ("backup", "next backup"):
         # Again it is done, and clears up what was left of a new file, unless that may be a whole backup.
         again = run(copy, *dict((one, arguments) for one, arguments, _ in COMMANDS)[name], passfile=door)
         if again.returncode != 0:
@@ -459,6 +459,8 @@ def interrupt_links(chance, base, how):
 
 
 def main():
+    # What nohup(1) ignores would be ignored by whom it is sent to.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     base = tempfile.mkdtemp(prefix="interrupts.")
     place = base + "/place"
     os.mkdir(place)
