@@ -10,7 +10,7 @@ use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
 use lockbox_host::mounts;
-use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, code, shown};
+use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
 use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
@@ -30,6 +30,7 @@ pub(crate) fn remove_from_file(
 ) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive, error);
     let (archive, interrupt) = args.write_watched()?;
+    let _working = Working::at("Removing...");
     let removed = archive.moments().remove(choose);
     let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
     // Closing erases what was freed.
@@ -297,6 +298,7 @@ impl Mounted {
     }
 
     fn ask(&self, request: &Request) -> Result<Response, Failure> {
+        let _working = Working::at("Waiting for the daemon...");
         Ok(control::ask(&self.socket, self.status.uid, request)?)
     }
 

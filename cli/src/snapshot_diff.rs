@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use lockbox::control::Difference;
 use lockbox::exchange::{Differing, DifferingKind, compare};
-use lockbox_host::Program;
+use lockbox_host::{Program, Working};
 use lockbox_terminal::display;
 use serde_json::json;
 
@@ -53,7 +53,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(name) => archive.moment(name).map_err(failed)?,
         None => archive.file_system().clone(),
     };
-    for differing in compare(&older, &newer, &mut |_| Ok(())).map_err(failed)? {
+    let working = Working::at("Comparing...");
+    let found = compare(&older, &newer, &mut |_| Ok(())).map_err(failed)?;
+    drop(working);
+    for differing in found {
         tell(&differing)?;
     }
     out.finish()

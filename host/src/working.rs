@@ -1,13 +1,12 @@
 //! Says on a terminal what takes long, while it takes long.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// When a person begins to wonder; what takes less needs no word.
 const PATIENCE: Duration = Duration::from_secs(1);
-const SENTENCE: &str = "Deriving the key...";
 /// Goes to the beginning of the line and wipes the rest of it.
 const WIPE: &str = "\r\x1b[K";
 
@@ -17,15 +16,20 @@ pub struct Working(Option<(Sender<()>, JoinHandle<()>)>);
 impl Working {
     /// A key is derived. Nothing is shown unless `shows`, which is for persons at a terminal only.
     pub fn deriving(shows: bool) -> Working {
-        if shows { Working::on(io::stderr(), PATIENCE) } else { Working(None) }
+        if shows { Working::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Working(None) }
     }
 
-    fn on(mut terminal: impl Write + Send + 'static, patience: Duration) -> Working {
+    /// Something is done of which nobody knows how far it is; asked for only when nothing else is written on the terminal meanwhile.
+    pub fn at(sentence: &'static str) -> Working {
+        if io::stderr().is_terminal() { Working::on(io::stderr(), PATIENCE, sentence) } else { Working(None) }
+    }
+
+    fn on(mut terminal: impl Write + Send + 'static, patience: Duration, sentence: &'static str) -> Working {
         let (done, ends) = channel::<()>();
         let started = thread::Builder::new().name("working".into()).spawn(move || {
             if ends.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                 // Nobody is left to tell when the terminal is gone.
-                let _ = terminal.write_all(SENTENCE.as_bytes()).and_then(|()| terminal.flush());
+                let _ = terminal.write_all(sentence.as_bytes()).and_then(|()| terminal.flush());
                 let _ = ends.recv();
                 let _ = terminal.write_all(WIPE.as_bytes()).and_then(|()| terminal.flush());
             }
@@ -66,8 +70,8 @@ mod tests {
     #[test]
     fn what_takes_long_is_said_and_wiped_when_it_is_done() {
         let (screen, shown) = channel();
-        let working = Working::on(Screen(screen), Duration::ZERO);
-        assert_eq!(shown.recv().unwrap(), SENTENCE.as_bytes());
+        let working = Working::on(Screen(screen), Duration::ZERO, "At work...");
+        assert_eq!(shown.recv().unwrap(), b"At work...");
         drop(working);
         assert_eq!(shown.iter().collect::<Vec<_>>().concat(), WIPE.as_bytes());
     }
@@ -75,7 +79,7 @@ mod tests {
     #[test]
     fn what_is_done_soon_is_not_said() {
         let (screen, shown) = channel();
-        drop(Working::on(Screen(screen), Duration::MAX));
+        drop(Working::on(Screen(screen), Duration::MAX, "At work..."));
         assert_eq!(shown.iter().count(), 0);
     }
 }

@@ -324,3 +324,28 @@ os.write(kept, b"x" * 4090 + b"yyyyyyyyyyyyyyyy\n")
 assert child.wait(60) not in (0, 10), "a line that the terminal cut was taken for a passphrase"
 PYTHON
 }
+
+# A host that stands still: what waits for it says so, and goes on with it.
+case_what_takes_long_is_said_and_wiped() {
+    mkdir "$WORK/host" "$WORK/box"
+    truncate -s 100M "$WORK/host.image"
+    mkfs.ext4 -q -m 0 "$WORK/host.image"
+    mount -o loop "$WORK/host.image" "$WORK/host"
+    create "$WORK/host/box.lbx"
+    mount.lockbox "$WORK/host/box.lbx" "$WORK/box" -o "passfile=$PASSFILE,log=$WORK/box.log"
+    echo first >"$WORK/box/file"
+    # goes_on SENTENCE COMMAND: Enter ends the standstill.
+    goes_on() {
+        # shellcheck disable=SC2016
+        seen 0 "$1" "$1" '' -- sh -c 'fsfreeze --freeze "$1"; sh -c "$2" & read -r _; fsfreeze --unfreeze "$1"; wait $!' sh "$WORK/host" "$2"
+        grep -qF $'\r\e[K' "$WORK/screen" || fail 'the sentence stays'
+    }
+    goes_on 'Waiting for the daemon\.\.\.' "lockbox snapshot create '$WORK/box' one"
+    echo second >"$WORK/box/file"
+    goes_on 'Restoring\.\.\.' "lockbox snapshot restore '$WORK/box' one file"
+    same "$(cat "$WORK/box/file")" first
+    lockbox umount "$WORK/box"
+    goes_on 'Removing\.\.\.' "lockbox snapshot rm --passfile '$PASSFILE' '$WORK/host/box.lbx' one"
+    same "$(lockbox snapshot ls --passfile "$PASSFILE" "$WORK/host/box.lbx" | wc -l)" 1
+    umount "$WORK/host"
+}
