@@ -17,6 +17,9 @@ impl Adapter {
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
         let written = ready.and_then(|()| self.fs.accept(ino(number), offset, data));
         self.cache.content_written(&self.fs, number, kill);
+        if written.is_err() {
+            self.cache.content_refused(number);
+        }
         written
     }
 

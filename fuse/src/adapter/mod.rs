@@ -35,8 +35,9 @@ use crate::{convert, kernel};
 use caller::Caller;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
@@ -47,6 +48,13 @@ const STATFS_BLOCK: u32 = 4096;
 thread_local! {
     /// Where a read's bytes stand until the kernel has copied them: one for each event loop, of at most a request (1 MiB).
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The handle of whoever only writes (KERNEL-12); all others have 0.
+const ONLY_WRITES: FileHandle = FileHandle(1);
+
+fn handle(flags: OpenFlags) -> FileHandle {
+    if flags.acc_mode() == OpenAccMode::O_WRONLY { ONLY_WRITES } else { FileHandle(0) }
 }
 
 /// With DONT_MASK the umask is ours to apply.
@@ -75,10 +83,16 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let _in_flight = self.begin();
+    fn getattr(&self, _: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        let in_flight = self.begin();
         if let Some(kept) = self.kept(number) {
             return kept.getattr(reply);
+        }
+        if handle == Some(ONLY_WRITES) {
+            in_flight.long();
+            if let Err(error) = self.cache.check_refused(&self.fs, number) {
+                return reply.error(errno(&error));
+            }
         }
         match self.cache.attributes(&self.fs, number) {
             Ok((attributes, lifetime)) => reply.attr(&lifetime, &attributes),
@@ -252,7 +266,8 @@ impl fuser::Filesystem for Adapter {
                 self.activity.file_opened();
                 // KERNEL-5: the name holds for ever, and fuser has one time for name and attributes.
                 let attributes = self.cache.created(&a, writes(OpenFlags(flags)));
-                reply.created(&FOR_EVER, &attributes, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+                let handle = handle(OpenFlags(flags));
+                reply.created(&FOR_EVER, &attributes, GENERATION, handle, FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -272,7 +287,7 @@ impl fuser::Filesystem for Adapter {
                 if notes_access(flags) {
                     self.note_access(number);
                 }
-                reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+                reply.opened(handle(flags), FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
         }

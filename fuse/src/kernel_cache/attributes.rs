@@ -64,6 +64,23 @@ impl KernelCache {
         if kill { self.content_changed(fs, ino, kill) } else { self.writers.wrote(ino.0) }
     }
 
+    /// Comes after a WRITE that was refused, before its reply: whoever writes on is told (KERNEL-12).
+    pub(crate) fn content_refused(&self, ino: INodeNo) {
+        self.writers.refuse(ino.0, true);
+        self.writers.changed(ino.0, None);
+        self.invalidate_attributes(ino);
+    }
+
+    /// # Errors
+    /// What a write to an inode would meet of which one was refused (KERNEL-12).
+    pub(crate) fn check_refused(&self, fs: &FileSystem, ino: INodeNo) -> Result<()> {
+        if self.writers.is_refused(ino.0) {
+            fs.check_room()?;
+            self.writers.refuse(ino.0, false);
+        }
+        Ok(())
+    }
+
     /// Tells which block counts WRITEs made wrong since this was called last. No lock of the file system may be held, as for `blocks_changed`.
     pub(crate) fn tell_written(&self, fs: &FileSystem) {
         for ino in self.writers.take_written() {

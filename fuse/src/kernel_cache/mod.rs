@@ -37,6 +37,10 @@
 //!     directory in which it is built answers no question. Names that others may use, the restore has changed by the kernel (KERNEL-5); of those that are its own, of files
 //!     that lose one of several names and of the root's attributes the kernel is told. Directories and files below what was replaced are ESTALE once they are
 //!     deleted, unless they are open; numbers are given once, so no name ever leads to something else.
+//! KERNEL-12  What it took into its cache was accepted for whoever wrote it, before a WRITE that may be refused. It tells of that with fsync(2) and close(2)
+//!     alone, so a program that asks for neither would write on for ever, and all of it would be lost. But for each write(2) it wants to know the mode of the
+//!     file, by the handle of who writes. So after a refusal it is made to ask, and whoever can only write is answered with the reason for as long as there
+//!     is one. Handles that also read are passed over: read(2) asks in the same way.
 
 mod attributes;
 mod built;

@@ -40,6 +40,8 @@ struct Written {
     /// The kernel has asked for attributes since there is a writer.
     asked: bool,
     newest: Arc<Newest>,
+    /// A WRITE was refused, and whoever writes is to be told (KERNEL-12).
+    refused: bool,
 }
 
 /// What the kernel keeps of the inode's attributes.
@@ -60,7 +62,7 @@ impl Kept {
 
 impl Written {
     fn of(kept: Kept) -> Written {
-        Written { handles: 0, kept, written: false, asked: false, newest: Arc::default() }
+        Written { handles: 0, kept, written: false, asked: false, newest: Arc::default(), refused: false }
     }
 }
 
@@ -171,6 +173,15 @@ impl Writers {
     /// Content came by WRITE. Comes after the change, so that whoever is not noted here asks after it.
     pub(super) fn wrote(&self, ino: u64) {
         self.with(ino, |written| written.written = written.kept != Kept::Nothing);
+    }
+
+    /// A WRITE was refused, or the next one would be accepted.
+    pub(super) fn refuse(&self, ino: u64, refused: bool) {
+        self.with(ino, |written| written.refused = refused);
+    }
+
+    pub(super) fn is_refused(&self, ino: u64) -> bool {
+        self.with(ino, |written| written.refused).unwrap_or(false)
     }
 
     /// The inodes to which content came since the last call.

@@ -1,7 +1,7 @@
 //! fsync and the periodic commit.
 
 use crate::error::{Error, Result};
-use crate::format::Generation;
+use crate::format::{BLOCK, Generation};
 use crate::fs::{FileSystem, SyncProfile};
 use crate::txn::{Volume, WantedCommit};
 
@@ -92,6 +92,12 @@ impl FileSystem {
     /// Those of [`FileSystem::dirty_bytes`] that a power cut would take; 0 when the log has the rest.
     pub(super) fn volatile_bytes(&self) -> u64 {
         if self.volume.is_logged() && self.staging.is_logged() { 0 } else { self.dirty_bytes() }
+    }
+
+    /// # Errors
+    /// What a write would meet that brings one block: `NoSpace`, `Latched`, `ReadOnly`. It waits for room as that would.
+    pub fn check_room(&self) -> Result<()> {
+        self.volume.reserve_data(BLOCK, 1).map(drop)
     }
 
     /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.

@@ -446,3 +446,44 @@ case_what_a_failing_host_refuses_of_snapshots_is_said_and_nothing_of_them_is_los
     umount "$WORK/host"
     detach outer
 }
+
+# The kernel takes into its cache what the daemon refuses, and tells by fsync and close alone: who asks for neither is stopped all the same.
+case_who_writes_on_without_asking_meets_the_full_host() {
+    loop_host
+    attach_hosted
+    echo before >"$WORK/box/before"
+    touch "$WORK/box/log"
+    fill_host
+    # Without an end by itself.
+    expect 1 'No space left on device' timeout 120 dd if=/dev/urandom of="$WORK/box/fill" bs=64k
+    # A log that stays open, and is appended to line by line.
+    PYTHONPATH=$SCRATCH_DIR/bin timeout 120 python3 - "$WORK/box" "$WORK/host/filler" <<'END'
+import errno, os, sys
+from calls import code
+os.chdir(sys.argv[1])
+log = os.open("log", os.O_WRONLY | os.O_APPEND)
+line = os.urandom(4096)
+while (met := code(os.write, log, line)) == 0:
+    pass
+assert met == errno.ENOSPC, met
+# Everything else goes on, also with this file.
+assert os.stat("log").st_size > 0 and os.fstat(log).st_size > 0
+read = os.open("log", os.O_RDONLY)
+assert os.read(read, 4096)
+# The kernel tells whoever closes first.
+assert code(os.close, read) in (0, errno.ENOSPC)
+assert open("before").read() == "before\n"
+assert code(os.fsync, log) == errno.ENOSPC
+# As soon as there is room, by the same handle.
+os.unlink("fill")
+os.unlink(sys.argv[2])
+os.ftruncate(log, 0)
+assert code(os.write, log, b"after\n") == 0
+assert code(os.fsync, log) == 0
+assert open("log").read() == "after\n"
+END
+    not_latched
+    lockbox umount "$WORK/box"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    umount "$WORK/host"
+}
