@@ -4,7 +4,7 @@
 #   packaging/test-package.sh PACKAGE...         a .deb or a .rpm
 #   BUILD_ONLY=1 packaging/test-package.sh       only makes the clean system
 #
-# With a .deb the whole story of a new user is told (tests/story). Needs root, /dev/fuse, debootstrap and a Debian mirror (DEBIAN_MIRROR, default
+# With a .deb the story of a new user is told (tests/story). Needs root, /dev/fuse, python3, debootstrap and a Debian mirror (DEBIAN_MIRROR, default
 # http://deb.debian.org/debian), and for a .rpm the program rpm. The clean system is kept in target/package/root.tar for the next time.
 set -euo pipefail
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
@@ -44,7 +44,7 @@ start_clean_system() {
     mount -o remount,bind,suid,exec "$root"
     mount -t tmpfs -o mode=755 tmpfs "$root/dev"
     local device
-    for device in null zero urandom fuse; do
+    for device in null zero urandom tty fuse; do
         touch "$root/dev/$device"
         mount --bind "/dev/$device" "$root/dev/$device"
     done
@@ -81,14 +81,13 @@ test_deb() {
     inside useradd --no-create-home --home-dir /srv/ann --shell /bin/bash ann
     names >"$scratch/before"
     cp "$1" "$root/lockbox.deb"
-    cp -r "$repository/tests/story" "$root/story"
-    if ! inside /story/tell.sh /story/install-deb.txt /story/new-user.txt /story/remove-deb.txt >"$scratch/told" 2>&1; then
+    if ! "$repository/tests/story/tell.py" --root "$root" "$repository"/tests/story/{install-deb,new-user,remove-deb}.txt >"$scratch/told" 2>&1; then
         cat "$scratch/told"
         return 1
     fi
     tail -n 1 "$scratch/told"
-    # What the users made is theirs.
-    rm -r "$root/srv/ann" "$root/etc/lockbox" "$root/story" "$root/lockbox.deb"
+    # What root made is root's.
+    rm -r "$root/etc/lockbox" "$root/lockbox.deb"
     nothing_is_left
 }
 
