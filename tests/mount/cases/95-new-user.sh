@@ -33,11 +33,14 @@ told() {
 }
 
 case_new_users_find_their_way() {
-    local stories
+    local stories command
     need_user
     cp -r "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../../story" "$WORK/story"
     # Those of the package itself are told with it.
     rm "$WORK"/story/{install,remove}-deb.txt
+    for command in $(lockbox --help | sed -En 's/^  ([a-z-]+) .*/\1/p'); do
+        grep -qE "^(ann\\$|root#) .*lockbox $command( |\$)" "$WORK"/story/*.txt || fail "no story has lockbox $command"
+    done
     # shellcheck disable=SC2086 # words
     mapfile -t stories < <(cd "$WORK/story" && printf '%s\n' ${STORIES:-*.txt})
     told "${stories[@]}"
