@@ -4,25 +4,20 @@
     docs/screens/make.py [PROGRAMS]     as root, or a user who may mount; PROGRAMS has lockbox and mount-lockbox (default: target/release)
 """
 
-import fcntl
 import os
 import pathlib
-import pty
-import re
-import select
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
-import time
 from xml.sax.saxutils import escape
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/story"))
+from shell import COLUMNS, Shell  # noqa: E402
 
 HOME = pathlib.Path("/home/ann")
 HERE = pathlib.Path(__file__).resolve().parent
-COLUMNS = 100
-PROMPT = "$ "
+PROMPT = "$"
 # Seconds until a command that says nothing more is given up.
 PATIENCE = 60
 PASSPHRASE = "the mill at the old bridge, 1874"
@@ -53,74 +48,24 @@ AROUND = {
 }
 
 
-class Screen:
-    """What a terminal of endless length shows of the few sequences that a shell and lockbox send."""
-
-    def __init__(self):
-        self.lines, self.column = [""], 0
-
-    def feed(self, text):
-        for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[^\x1b]|\x1b", text):
-            line = self.lines[-1]
-            if piece == "\r":
-                self.column = 0
-            elif piece == "\n":
-                self.lines.append("")
-            elif piece == "\b":
-                self.column = max(0, self.column - 1)
-            elif re.fullmatch(r"\x1b\[[012]?K", piece):
-                self.lines[-1] = "" if piece[2] == "2" else line[: self.column]
-            elif piece.startswith("\x1b") or piece < " ":
-                continue
-            else:
-                self.lines[-1] = line[: self.column].ljust(self.column) + piece + line[self.column + 1 :]
-                self.column += 1
-
-    @property
-    def text(self):
-        return "\n".join(line.rstrip() for line in self.lines)
-
-
-class Shell:
-    def __init__(self, place, programs):
-        self.pid, self.terminal = pty.fork()
-        if self.pid == 0:
-            os.chdir(HOME)
-            os.execve("/bin/bash", ["bash", "--norc", "--noprofile"], {
-                "PATH": f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(HOME), "PS1": PROMPT, "TERM": "xterm",
-                "XDG_RUNTIME_DIR": str(place / "run"), "XDG_STATE_HOME": str(place / "state"), "LC_ALL": "C.UTF-8", "TZ": "UTC",
-                "PROMPT_COMMAND": "", "BASH_SILENCE_DEPRECATION_WARNING": "1",
-            })  # fmt: skip
-        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
-        self.screen = Screen()
-        self.until(lambda line: line == PROMPT.rstrip())
-
-    def until(self, so):
-        """Reads until the last line is so."""
-        end = time.monotonic() + PATIENCE
-        while not so(self.screen.lines[-1].rstrip()):
-            if not select.select([self.terminal], [], [], max(0, end - time.monotonic()))[0]:
-                raise SystemExit(f"nothing more came after:\n{self.screen.text}")
-            self.screen.feed(os.read(self.terminal, 4096).decode())
-
-    def type(self, command, answers):
-        os.write(self.terminal, command.encode() + b"\n")
-        self.until(lambda line: command in "\n".join(self.screen.lines[-3:]) and line != PROMPT + command)
+def type_in(shell, commands):
+    """Types commands and the answers to what they ask, and gives what is seen."""
+    seen = []
+    for command, answers in commands:
+        shell.command(command)
         for answer in answers:
-            self.until(lambda line: line.endswith(":"))
-            # A question comes after the echo was taken away, and what is typed before that is dropped with it.
-            time.sleep(0.3)
-            os.write(self.terminal, answer.encode() + b"\n")
-            before = len(self.screen.lines)
-            self.until(lambda line: len(self.screen.lines) > before)
-        self.until(lambda line: line == PROMPT.rstrip())
+            shell.until(lambda: shell.screen.lines[-1].rstrip().endswith(":"))
+            shell.answer(answer, seen=False)
+        shell.until_prompt()
+        seen += shell.screen.text.splitlines()
+    return seen
 
 
 def draw(lines):
     width, height = COLUMNS * 8.4 + 32, len(lines) * 19 + 28
     rows = []
     for number, line in enumerate(lines):
-        kind = "typed" if line.startswith(PROMPT) else "said"
+        kind = "typed" if line.startswith(f"{PROMPT} ") else "said"
         rows.append(f'<text class="{kind}" x="16" y="{number * 19 + 28}" xml:space="preserve">{escape(line)}</text>')
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}">',
@@ -139,24 +84,21 @@ def main():
         HOME.mkdir(mode=0o700)
         shutil.copy(given / "lockbox", place / "bin/lockbox")
         shutil.copy(given / "mount-lockbox", place / "bin/mount.lockbox")
-        shell = Shell(place, place / "bin")
+        environment = {
+            "PATH": f"{place / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(HOME),
+            "XDG_RUNTIME_DIR": str(place / "run"), "XDG_STATE_HOME": str(place / "state"),
+        }  # fmt: skip
+        shell = Shell(PROMPT, HOME, environment, PATIENCE)
         try:
             for name, commands in SCREENS.items():
                 before, after = AROUND.get(name, ([], []))
-                for command in before:
-                    shell.type(*command)
-                shell.screen = Screen()
-                shell.screen.feed(PROMPT)
-                for command in commands:
-                    shell.type(*command)
-                lines = [line.rstrip() for line in shell.screen.lines[:-1]]
+                type_in(shell, before)
+                lines = type_in(shell, commands)
                 (HERE / f"{name}.svg").write_text(draw(lines))
                 print("\n".join(lines), end="\n\n")
-                for command in after:
-                    shell.type(*command)
+                type_in(shell, after)
         finally:
-            os.close(shell.terminal)
-            os.waitpid(shell.pid, 0)
+            shell.close()
             if os.path.ismount(HOME / "secrets"):
                 subprocess.run(["umount", HOME / "secrets"], check=False)
             shutil.rmtree(HOME)
