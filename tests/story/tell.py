@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tells stories: types their commands on terminals, answers what is asked there, and compares exit codes and everything that is seen.
 
-    tell.py [--root DIR] [--user NAME] [--patience SECONDS] STORY...
+    tell.py [--root DIR] [--user NAME] [--patience SECONDS] [--tasks TABLE] STORY...
 
 as root; with lockbox and mount.lockbox in PATH and /sbin, or installed by the first story. --root is where the system of the story lives.
 
@@ -14,6 +14,9 @@ another). The lines after a command, up to an empty line or another command, are
     {{answer}}       is typed here, and must not be seen: a secret. ^C and ^D are these keys
     {=answer=}       is typed here, and is seen
     [N]              at last, an exit code other than 0
+
+A line "Task: NAME" begins what is counted: commands, and questions that wait for an answer, until a line of text that is neither command nor what is
+shown. A story with tasks has all that the table has, whose rows begin `| NAME | COMMANDS, QUESTIONS`.
 
 Each story begins and ends with an empty home. Every story is told, also after one that fails.
 """
@@ -41,6 +44,7 @@ class Story:
     def __init__(self, root, user, patience):
         self.root, self.user, self.patience = root, user, patience
         self.shells, self.known, self.count = {}, {}, 0
+        self.task, self.tasks = None, {}
 
     def shell(self, who):
         if who not in self.shells:
@@ -101,6 +105,9 @@ class Story:
                 shell.answer(self.named(secret if seen is None else seen), seen is not None)
         shell.until_prompt()
         self.count += 1
+        if self.task:
+            commands, questions = self.tasks[self.task]
+            self.tasks[self.task] = (commands + 1, questions + sum(len(TYPED.findall(line)) for line in lines))
         shown = below(shell.screen.lines)
         print(shown, end="")
         matched = self.whole(lines).fullmatch(shown)
@@ -126,11 +133,18 @@ class Story:
                 who, command = begins.groups()
             elif re.match(r"\S*[$#] ", line):
                 raise Failed(f"nobody types this: {line}")
+            elif line:
+                self.begin_task(line)
             print(line, flush=True)
         if not self.count:
             raise Failed("nothing was typed")
         if left := self.mounts():
             raise Failed(f"mounted still: {' '.join(left)}")
+
+    def begin_task(self, line):
+        self.task = line.removeprefix("Task: ") if line.startswith("Task: ") else None
+        if self.task:
+            self.tasks.setdefault(self.task, (0, 0))
 
     def mounts(self):
         """Mount points in the home, the last first."""
@@ -146,6 +160,15 @@ class Story:
             subprocess.run(["umount", "-i", "-l", point], check=True)
         # Not shutil.rmtree, which fails when a directory goes by itself: that of a mount does.
         subprocess.run(["rm", "-rf", "--one-file-system", os.path.join(self.root, HOME[1:])], check=True)
+
+
+def compare_tasks(counted, table):
+    """Every row of the table with what was counted; neither has a task that the other has not."""
+    rows = re.findall(r"^\| ([^|]+?) \| (\d+), (\d+)(?: |$)", table.read_text() if table else "", re.MULTILINE)
+    written = {name: (int(commands), int(questions)) for name, commands, questions in rows}
+    for name in sorted(counted.keys() | written.keys()):
+        if counted.get(name) != written.get(name):
+            raise Failed(f"task {name}: (commands, questions) are {counted.get(name)}, and the table has {written.get(name)}")
 
 
 def below(lines):
@@ -181,6 +204,7 @@ def main():
     arguments.add_argument("--root", default="/")
     arguments.add_argument("--user", default="ann")
     arguments.add_argument("--patience", default=120, type=float, help="seconds until something is to come")
+    arguments.add_argument("--tasks", type=pathlib.Path, help="a table, as docs/tasks.md has it")
     arguments.add_argument("story", nargs="+", type=pathlib.Path)
     given = arguments.parse_args()
     count, failed = 0, 0
@@ -189,6 +213,8 @@ def main():
         story = Story(given.root, given.user, given.patience)
         try:
             story.tell(file)
+            if story.tasks:
+                compare_tasks(story.tasks, given.tasks)
         except (Failed, Stuck) as failure:
             failed += 1
             for shell in story.shells.values() if isinstance(failure, Stuck) else ():

@@ -33,17 +33,24 @@ told() {
 }
 
 case_new_users_find_their_way() {
-    local stories command
+    local cases stories command row
     need_user
-    cp -r "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../../story" "$WORK/story"
+    cases=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
+    cp -r "$cases/../../story" "$WORK/story"
+    cp "$cases/../../../docs/tasks.md" "$WORK/tasks.md"
     # Those of the package itself are told with it.
     rm "$WORK"/story/{install,remove}-deb.txt
     for command in $(lockbox --help | sed -En 's/^  ([a-z-]+) .*/\1/p'); do
         grep -qE "^(ann\\$|root#) .*lockbox $command( |\$)" "$WORK"/story/*.txt || fail "no story has lockbox $command"
     done
+    grep -q '^Task: ' "$WORK"/story/*.txt || fail 'no story has the tasks'
+    # The rows that are no commands name their cases.
+    for row in $(grep -oE '`([a-z]+_)+[a-z]+`' "$WORK/tasks.md" | tr -d '`'); do
+        grep -qxF "case_$row() {" "$cases"/*.sh || fail "no case is $row"
+    done
     # shellcheck disable=SC2086 # words
     mapfile -t stories < <(cd "$WORK/story" && printf '%s\n' ${STORIES:-*.txt})
-    told "${stories[@]}"
+    told --tasks "$WORK/tasks.md" "${stories[@]}"
 }
 
 # story NAME REASON LINE...: which the teller has to say of it, the first of several lines.
@@ -73,6 +80,10 @@ case_a_story_that_is_not_so_is_noticed() {
     story silence 'nothing was typed' 'Ann does nothing.'
     story left 'mounted still: /srv/ann/box' 'ann$ (umask 077; echo mill >key) && lockbox create --quiet --weak-kdf --kdf-memory 1 --passfile key box.lbx' \
         'ann$ lockbox mount --quiet --passfile key box.lbx'
+    echo '| walk | 2, 1 | 9, 9 |' >"$WORK/table"
+    story asked 'task walk: (commands, questions) are (2, 0), and the table has (2, 1)' 'Task: walk' '' 'ann$ true' 'ann$ true'
+    story typed 'task walk: (commands, questions) are (1, 0), and the table has (2, 1)' 'Task: walk' '' 'ann$ true' '' 'She rests.' '' 'ann$ true'
+    story unknown 'task run: (commands, questions) are (1, 0), and the table has None' 'Task: run' '' 'ann$ true'
     cat >"$WORK/story/true" <<'STORY'
 Ann asks and answers, and what she reads is so.
 
@@ -87,9 +98,15 @@ one
 [1]
 ann$ echo <name>
 Ann
+
+Task: walk
+
+ann$ read -p "Where: " where
+Where: {=there=}
+ann$ true
 STORY
     local code=0
-    told --patience 10 "${reasons[@]%%:*}" true >"$WORK/log" 2>&1 || code=$?
+    told --patience 10 --tasks "$WORK/table" "${reasons[@]%%:*}" true >"$WORK/log" 2>&1 || code=$?
     for reason in "${reasons[@]}"; do
         grep -qxF -- "$reason" "$WORK/log" || { cat "$WORK/log"; fail "not seen: $reason"; }
     done
