@@ -125,7 +125,7 @@ impl Args {
         match &with[..] {
             // The library says what is to be done when a key file goes with it.
             [] => Ok(None),
-            [one] if !ask && one.label().is_none() => Ok(Some(KeyName::Slot(one.slot))),
+            [one] if one.label().is_none() => Ok(Some(KeyName::Slot(one.slot))),
             [one] if ask => {
                 let question = format!("Replace the passphrase of key slot {}? [y, n] ", name_of(one));
                 let answer = lockbox_host::secrets::ask_openly(&question).unwrap_or_default();

@@ -185,10 +185,21 @@ case_a_recovery_asks_whose_passphrase_is_replaced() {
     cp box.lbx before.lbx
     # A code with a mistake is told before anything else is asked.
     seen 2 'group 1 of the recovery code has a typing error' "$code" "${digits:0:2}$wrong${digits:3}" -- "${recover[@]}"
-    seen 2 'nothing was changed' "$code" "$digits" 'Replace the passphrase of key slot 0 passphrase\? \[y, n\] ' n -- "${recover[@]}"
-    seen 130 'Replace' "$code" "$digits" 'Replace' ^C -- "${recover[@]}"
-    same_file box.lbx before.lbx
+    # The only one is taken without a word, but for one that somebody gave a name.
+    mkdir lone named
+    cp box.lbx lone
+    (cd lone && export XDG_STATE_HOME=$PWD && seen 0 '^Key slot 0 passphrase has the new' "$code" "$digits" "$new" "$good" "$again" "$good" -- "${recover[@]}")
     lockbox key add --passfile "$PASSFILE" --new-passfile "$PASSFILE" --weak-kdf --kdf-memory 1 --label partner box.lbx >added
+    cp box.lbx named
+    (
+        cd named
+        export XDG_STATE_HOME=$PWD
+        lockbox key rm --passfile "$PASSFILE" box.lbx 0
+        cp box.lbx before.lbx
+        seen 2 'nothing was changed' "$code" "$digits" 'Replace the passphrase of key slot 2 passphrase "partner"\? \[y, n\] ' n -- "${recover[@]}"
+        seen 130 'Replace' "$code" "$digits" 'Replace' ^C -- "${recover[@]}"
+        same_file box.lbx before.lbx
+    )
     seen 2 'none of them; nothing was changed' "$code" "$digits" 'Number or label.*: ' 1 -- "${recover[@]}"
     seen 0 '^Key slot 2 passphrase "partner" has the new' "$code" "$digits" '\+00:00  partner\r\nNumber or label.*: ' partner \
         "$new" "$good" "$again" "$good" -- "${recover[@]}"
