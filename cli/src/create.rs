@@ -1,19 +1,21 @@
 //! `lockbox create`: makes an empty archive.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
-use lockbox::crypto::Passphrase;
+use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::fs::Creator;
-use lockbox::keys;
+use lockbox::keys::{self, KeyAccess, NewKey, Secrets};
 use lockbox_host::secrets::PassphraseSources;
 use lockbox_host::{Working, shown};
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
+use crate::key;
 use crate::output;
 use crate::secrets;
+use crate::seen::SeenArgs;
 
 /// Create an empty archive
 #[derive(clap::Args)]
@@ -25,6 +27,9 @@ pub(crate) struct Args {
     /// Make a passphrase of six words and print it, once
     #[arg(long, conflicts_with_all = ["passfile", "passfd", "passcommand", "credential", "ask_password"])]
     generate_passphrase: bool,
+    /// Make a recovery code too and print it, once
+    #[arg(long)]
+    generate_recovery_code: bool,
     #[command(flatten)]
     kdf: KdfArgs,
 }
@@ -53,17 +58,39 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         error => Failure::at(path, &error),
     })?;
     drop(working);
+    if args.generate_recovery_code {
+        let working = Working::deriving(sees);
+        let (slot, code) = add_recovery_code(path, passphrase)?;
+        drop(working);
+        key::print_recovery_code(path, slot, &code)?;
+    }
     if sees {
         let name = shown(path);
-        output::show(
-            "Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.",
-        );
-        output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
+        if args.generate_recovery_code {
+            output::show("Without its passphrase and the code nobody can open it, neither you nor anybody else.");
+        } else {
+            output::show(
+                "Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.",
+            );
+            output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
+        }
         // Without a suffix there is no name for one beside it.
         let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
         output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
     }
     Ok(())
+}
+
+fn add_recovery_code(path: &Path, passphrase: Passphrase) -> Result<(u8, RecoveryCode), Failure> {
+    let code = keys::new_recovery_code()?;
+    let secrets = Secrets::from(passphrase);
+    let limits = lockbox_host::unlock_limits(None);
+    let access = KeyAccess { secrets: &secrets, limits, seen: SeenArgs::default().options() };
+    let slot = keys::add(path, &access, &NewKey::RecoveryCode(&code), "").map_err(|error| {
+        output::complain("the archive is there, without a recovery code: 'lockbox key recovery' adds one");
+        Failure::at(path, &error)
+    })?;
+    Ok((slot, code))
 }
 
 /// Whoever runs the program owns what it makes.

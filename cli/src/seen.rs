@@ -3,7 +3,7 @@ use lockbox::keys::{SeenOptions, seen_directory};
 use nix::unistd::geteuid;
 
 /// What to do about an archive that is not what was seen before
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Default)]
 pub(crate) struct SeenArgs {
     /// Go on with a copy that is older than what was seen of the archive, such as a restored backup
     #[arg(long)]

@@ -3,6 +3,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use lockbox::archive::KdfCost;
+use lockbox::crypto::RecoveryCode;
 use lockbox::crypto::identity::Recipient;
 use lockbox::keys::{self, KeyAccess, NewKey};
 use lockbox::storage::{HostEntry, LockMode};
@@ -141,17 +142,21 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     let code = keys::new_recovery_code()?;
     let add = |access: &KeyAccess<'_>| keys::add(path, access, &NewKey::RecoveryCode(&code), &args.label);
     let slot = args.key.unlock.with_access(path, add)?;
-    let text = code.text();
-    let mut out = Output::new();
-    if args.json {
-        out.json(&json!({"slot": slot, "recovery_code": &**text}))?;
-    } else {
-        out.line(&format!("Recovery code of {} (key slot {slot}):", shown(path)))?;
-        out.line("")?;
-        out.line(&format!("    {}", &**text))?;
-        out.line("")?;
-        out.line("Write it down: it is not shown again. 'lockbox recovery' sets a new passphrase with it.")?;
+    if !args.json {
+        return print_recovery_code(path, slot, &code);
     }
+    let mut out = Output::new();
+    out.json(&json!({"slot": slot, "recovery_code": &**code.text()}))?;
+    out.finish()
+}
+
+pub(crate) fn print_recovery_code(path: &Path, slot: u8, code: &RecoveryCode) -> Result<(), Failure> {
+    let mut out = Output::new();
+    out.line(&format!("Recovery code of {} (key slot {slot}):", shown(path)))?;
+    out.line("")?;
+    out.line(&format!("    {}", &**code.text()))?;
+    out.line("")?;
+    out.line("Write it down: it is not shown again. 'lockbox recovery' sets a new passphrase with it.")?;
     out.finish()
 }
 

@@ -4,6 +4,9 @@ mod add;
 mod ls;
 mod rekey;
 mod rm;
+
+pub(crate) use add::print_recovery_code;
+
 use std::path::PathBuf;
 
 use lockbox::error::Timestamp;

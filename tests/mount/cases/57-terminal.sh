@@ -136,6 +136,14 @@ case_who_types_nothing_gets_words_to_write_down() {
     lockbox create "${options[@]}" --generate-passphrase made.lbx >words 2>errors
     same "$(wc -l <words) $(wc -w <words) $(cat errors)" '1 6 '
     lockbox ls made.lbx <words
+    chmod 600 words
+    # A recovery code with it, which opens the archive.
+    lockbox create "${options[@]}" --passfile words --generate-recovery-code coded.lbx >coded 2>errors
+    [[ ! -s errors ]] || fail "beside the code: $(cat errors)"
+    grep -oE '[0-9]{6}(-[0-9]{6}){8}' coded >code
+    chmod 600 code
+    lockbox ls --recovery-code code coded.lbx
+    same "$(lockbox key ls --passfile words coded.lbx | wc -l)" 2
     expect 1 'generate-passphrase' lockbox create --generate-passphrase --passfile words other.lbx
     expect 14 'No space left' sh -c 'lockbox create --generate-passphrase other.lbx >/dev/full'
     [[ ! -e other.lbx ]] || fail 'an archive that nobody can open'
