@@ -9,7 +9,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Keys", &["key", "passwd", "recovery", "forget", "header"]),
     ("Sharing", &["share", "receive", "export-tar", "import-tar"]),
     ("Care", &["snapshot", "backup", "info", "check", "rescue", "compact", "purge"]),
-    ("Machine", &["doctor", "completions", OWN]),
+    ("Machine", &["doctor", "cache", "completions", OWN]),
 ];
 
 /// What the parser adds by itself, behind all others.

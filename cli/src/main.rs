@@ -2,6 +2,7 @@
 
 mod add;
 mod backup;
+mod cache;
 mod cat;
 mod check;
 mod compact;
@@ -107,6 +108,8 @@ enum Command {
     Purge(purge::Args),
     Passwd(passwd::Args),
     Forget(forget::Args),
+    #[command(subcommand)]
+    Cache(cache::Command),
     Doctor(doctor::Args),
     Completions(completions::Args),
     #[command(hide = true)]
@@ -197,6 +200,7 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
         Command::Forget(args) => forget::run(args),
+        Command::Cache(command) => cache::run(command),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Complete(args) => {

@@ -3,7 +3,8 @@
 //! One file for an archive, of a fixed size that it never outgrows: a head, a table, and places for slots. A slot has eight places that it may
 //! lie in, and takes the one that was used longest ago. An entry of the table names the slot and has a sum of it; a slot whose sum is wrong,
 //! after a crash or on a bad disk, is one that is not there. The key in the head names the address, the version and the commits of the
-//! archive: under another one the cache is empty. What lies in it is as sealed as on the server, so it needs no secret.
+//! archive: under another one the cache is empty. What lies in it is as sealed as on the server, so it needs no secret. The file is named by a
+//! hash of the address, which stands behind the head for those who list what is kept.
 //!
 //! Nothing depends on it: a disk that is full or fails, a directory that others can write to, or a file that somebody else uses turn it off.
 
@@ -27,8 +28,13 @@ const HEAD: u64 = 4096;
 const ENTRY: u64 = 32;
 /// Places that a slot may lie in.
 const WAYS: u64 = 8;
+/// The address stands here: its length in 16 bits, and its bytes.
+const NAMED: u64 = 52;
 /// More is not taken without being asked for.
 const MOST: u64 = 20 << 30;
+
+/// What names of caches end with.
+pub(crate) const SUFFIX: &str = ".cache";
 
 /// SHA-256 of what a cache is for.
 pub(crate) type Key = [u8; 32];
@@ -57,9 +63,9 @@ pub(crate) fn directory() -> Option<PathBuf> {
 }
 
 impl Cache {
-    /// The cache of the archive that `name` stands for, empty unless it has this key. None when there can be none, which is told in the log.
-    pub(crate) fn open(directory: &Path, name: &str, key: Key, most: Option<u64>) -> Option<Cache> {
-        match Cache::try_open(directory, name, key, most) {
+    /// The cache of the archive at `address`, empty unless it has this key. None when there can be none, which is told in the log.
+    pub(crate) fn open(directory: &Path, address: &str, key: Key, most: Option<u64>) -> Option<Cache> {
+        match Cache::try_open(directory, address, key, most) {
             Ok(cache) => cache,
             Err(error) => {
                 tracing::info!("nothing is kept on disk: {}: {error}", directory.display());
@@ -68,12 +74,13 @@ impl Cache {
         }
     }
 
-    fn try_open(directory: &Path, name: &str, key: Key, most: Option<u64>) -> io::Result<Option<Cache>> {
+    fn try_open(directory: &Path, address: &str, key: Key, most: Option<u64>) -> io::Result<Option<Cache>> {
+        make(directory)?;
         let directory = private(directory)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = File::from(openat(&directory, format!("{name}.cache"), flags, Mode::RUSR | Mode::WUSR)?);
+        let file = File::from(openat(&directory, file_of(address), flags, Mode::RUSR | Mode::WUSR)?);
         let metadata = file.metadata()?;
-        if !metadata.is_file() || metadata.nlink() != 1 || metadata.uid() != rustix::process::geteuid().as_raw() {
+        if !is_own(&metadata) {
             return Err(io::Error::other("the cache is not a file of this user's alone"));
         }
         // Another mount of the archive goes without.
@@ -106,6 +113,8 @@ impl Cache {
             file.set_len(length(places))?;
             file.write_all_at(&head(&key, places), 0)?;
         }
+        // At each opening, so that the file's time tells when it was used last.
+        file.write_all_at(&named(address), NAMED)?;
         let used = vec![0; slots.len()];
         let table = Mutex::new(Table { slots, used, clock: 0 });
         Ok(Some(Cache { file, places, table, off: AtomicBool::new(false), hits: AtomicU64::new(0) }))
@@ -191,8 +200,8 @@ impl Table {
 }
 
 /// Magic, version, key, count of places.
-fn head(key: &Key, places: u64) -> [u8; 52] {
-    let mut head = [0; 52];
+fn head(key: &Key, places: u64) -> [u8; NAMED as usize] {
+    let mut head = [0; NAMED as usize];
     head[..8].copy_from_slice(&MAGIC);
     head[8..12].copy_from_slice(&VERSION.to_le_bytes());
     head[12..44].copy_from_slice(key);
@@ -201,7 +210,7 @@ fn head(key: &Key, places: u64) -> [u8; 52] {
 }
 
 fn read_head(file: &File) -> Option<(Key, u64)> {
-    let mut found = [0; 52];
+    let mut found = [0; NAMED as usize];
     file.read_exact_at(&mut found, 0).ok()?;
     let key = found[12..44].try_into().ok()?;
     let places = u64::from_le_bytes(found[44..].try_into().ok()?);
@@ -220,10 +229,41 @@ fn entry(slot: u64, bytes: &[u8]) -> [u8; ENTRY as usize] {
     entry
 }
 
-/// The directory, made when it is not there. What lies in one that others own or write to could be a link to anywhere.
-fn private(path: &Path) -> io::Result<OwnedFd> {
+/// What the cache of an address is called.
+pub(crate) fn file_of(address: &str) -> String {
+    let name: String = Sha256::digest(address.as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    name + SUFFIX
+}
+
+/// The address as it stands behind the head: nothing of one that has no room.
+fn named(address: &str) -> Vec<u8> {
+    let bytes = if NAMED as usize + 2 + address.len() <= HEAD as usize { address.as_bytes() } else { &[] };
+    [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
+}
+
+/// The address that a cache of this name is of, where it says so.
+pub(crate) fn address_in(file: &File, name: &str) -> Option<String> {
+    let mut length = [0; 2];
+    file.read_exact_at(&mut length, NAMED).ok()?;
+    let length = usize::from(u16::from_le_bytes(length));
+    let mut bytes = vec![0; (length <= HEAD as usize).then_some(length)?];
+    file.read_exact_at(&mut bytes, NAMED + 2).ok()?;
+    // Half of it may have been written, or it may be of an older program.
+    String::from_utf8(bytes).ok().filter(|address| file_of(address) == name)
+}
+
+/// Whether it is a file that this user alone gave its content.
+pub(crate) fn is_own(metadata: &std::fs::Metadata) -> bool {
+    metadata.is_file() && metadata.nlink() == 1 && metadata.uid() == rustix::process::geteuid().as_raw()
+}
+
+fn make(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// The directory. What lies in one that others own or write to could be a link to anywhere.
+pub(crate) fn private(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty())?;
     let stat = rustix::fs::statat(&directory, "", AtFlags::EMPTY_PATH)?;
@@ -295,7 +335,7 @@ mod tests {
             [HEAD + at * ENTRY, HEAD + at * ENTRY + 31, cache.place(at), cache.place(at) + SLOT - 1].into();
         drop(cache);
         for byte in places {
-            let path = place.path().join("c/a.cache");
+            let path = place.path().join("c").join(file_of("a"));
             let file = File::options().read(true).write(true).open(&path).unwrap();
             let mut old = [0];
             file.read_exact_at(&mut old, byte).unwrap();
@@ -317,9 +357,9 @@ mod tests {
         let own = place.path().join("own");
         std::fs::write(&victim, b"precious").unwrap();
         std::fs::create_dir(&own).unwrap();
-        symlink(&victim, own.join("a.cache")).unwrap();
+        symlink(&victim, own.join(file_of("a"))).unwrap();
         assert!(Cache::try_open(&own, "a", [1; 32], Some(1 << 20)).is_err());
-        std::fs::hard_link(&victim, own.join("b.cache")).unwrap();
+        std::fs::hard_link(&victim, own.join(file_of("b"))).unwrap();
         assert!(Cache::try_open(&own, "b", [1; 32], Some(1 << 20)).is_err());
         assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
     }

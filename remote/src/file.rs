@@ -92,10 +92,8 @@ impl RemoteFile {
             // Without a tag nobody knows whether what lies there is of this version.
             options.cache_bytes != Some(0) && version.tag.is_some()
         });
-        let cache = cache.and_then(|directory| {
-            let file: String = Sha256::digest(name.as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-            Cache::open(directory, &file, key(&name, &version, &start), options.cache_bytes)
-        });
+        let cache = cache
+            .and_then(|directory| Cache::open(directory, &name, key(&name, &version, &start), options.cache_bytes));
         let inner = Inner {
             source,
             name,

@@ -19,6 +19,7 @@ mod credentials;
 mod fetcher;
 mod file;
 mod http;
+mod kept;
 mod shelf;
 mod source;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use bucket::Bucket;
 use bucket::{Directory, Objects, S3};
 pub use fetcher::{open_apart, serve};
 use file::RemoteFile;
+pub use kept::{Kept, kept, remove_kept};
 
 /// How archives of other machines are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::format::header::recognize;
-use lockbox_host::mounts;
 use lockbox_host::words::{MOUNT, REMOTE, Takes};
+use lockbox_host::{elsewhere, mounts};
 use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
 
 use super::Candidate;
@@ -125,6 +125,12 @@ pub(super) fn mounted(typed: &OsStr) -> Vec<Candidate> {
         }
     }
     found
+}
+
+/// Addresses of which something is kept on disk: nobody is asked for others.
+pub(super) fn addresses() -> Vec<Candidate> {
+    let kept = elsewhere::kept().unwrap_or_default();
+    kept.into_iter().filter_map(|kept| kept.address).map(|address| Candidate::new(b"", address)).collect()
 }
 
 /// Words of a list with commas; what is there already is not offered once more.

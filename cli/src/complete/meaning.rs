@@ -18,6 +18,8 @@ pub(super) enum Meaning {
     Slot,
     Snapshot,
     Variable,
+    /// Of an archive that is no file.
+    Address,
     MountOptions,
     RemoteOptions,
     /// Nobody can know.
@@ -40,6 +42,7 @@ pub(super) fn of(command: &Command, argument: &Arg) -> Option<Meaning> {
         ("DIR" | "DIRECTORY", ..) => Meaning::Directory,
         ("DIR|ARCHIVE", ..) => Meaning::Mounted,
         ("FILE" | "SRC" | "DEST" | "PROGRAM", ..) => Meaning::File,
+        ("ADDRESS", ..) => Meaning::Address,
         ("OPTIONS", ..) => Meaning::MountOptions,
         ("LIST", ..) => Meaning::RemoteOptions,
         ("SLOT", ..) => Meaning::Slot,
@@ -102,6 +105,7 @@ mod tests {
             (" add", "to", Meaning::Path),
             (" create", "archive", Meaning::Directory),
             (" key rm", "slot", Meaning::Slot),
+            (" cache clear", "addresses", Meaning::Address),
         ] {
             assert_eq!(is(path, id), Some(meaning), "{path} {id}");
         }

@@ -196,6 +196,7 @@ fn of_argument(line: &Line<'_>, argument: &clap::Arg, before: usize, typed: &OsS
         Some(Meaning::Slot) => archive().map(|archive| content::labels(&archive)).unwrap_or_default(),
         Some(Meaning::Snapshot) => archive().map(|archive| content::snapshots(&archive)).unwrap_or_default(),
         Some(Meaning::Variable) => archive().map(|archive| content::variables(&archive)).unwrap_or_default(),
+        Some(Meaning::Address) => host::addresses(),
         Some(Meaning::MountOptions) => host::list_of_options(typed, true),
         Some(Meaning::RemoteOptions) => host::list_of_options(typed, false),
         Some(Meaning::Free) | None => Vec::new(),

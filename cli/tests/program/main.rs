@@ -8,6 +8,7 @@ mod compaction;
 mod damage;
 mod damaged_copies;
 mod editing;
+mod elsewhere;
 mod golden;
 mod import_extract;
 mod interrupted;

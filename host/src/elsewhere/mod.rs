@@ -2,15 +2,16 @@
 //!
 //! What is behind an address is the work of `lockbox_remote`. A program that was built without it knows an address when it sees one, and says so.
 
-use std::io;
-use std::os::unix::net::UnixStream;
+#[cfg_attr(not(feature = "remote"), path = "lacking.rs")]
+mod built;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockbox::Result;
 use lockbox::storage::{Site, Storage};
-use lockbox::{Error, Result};
 use lockbox_terminal::quantity;
 use serde::{Deserialize, Serialize};
 
@@ -118,131 +119,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
     Ok(remote)
 }
 
-#[cfg(feature = "remote")]
-mod built {
-    use super::*;
-
-    use lockbox_remote::{Address, Bucket, Names, Options};
-
-    impl Remote {
-        fn options(&self) -> Options {
-            let default = Options::default();
-            Options {
-                allow_http: self.allow_http,
-                allow_private: self.allow_private,
-                cache_bytes: self.cache_bytes,
-                timeout: match self.timeout {
-                    None => default.timeout,
-                    Some(Patience::Until(time)) => Some(time),
-                    Some(Patience::ForEver) => None,
-                },
-                ..default
-            }
-        }
-    }
-
-    /// Whether this is the address of an archive and not the path of one.
-    pub fn is_elsewhere(name: &Path) -> bool {
-        Address::is_meant(name.as_os_str())
-    }
-
-    fn address(name: &Path) -> Result<Address> {
-        Address::parse(name.as_os_str())?.ok_or_else(|| Error::invalid("that is no address"))
-    }
-
-    pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
-        lockbox_remote::open(&address(name)?, &how.options())
-    }
-
-    pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
-        Ok(Arc::new(lockbox_remote::open_apart(command, &address(name)?, &how.options())?))
-    }
-
-    /// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.
-    ///
-    /// # Errors
-    /// As of [`lockbox_remote::write`].
-    pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
-        let names = if is_ours { Names::Ours } else { Names::Theirs };
-        lockbox_remote::write(&address(name)?, &how.options(), take_over, names)
-    }
-
-    /// The directory that an address is of, when it is of one.
-    pub fn directory(name: &Path) -> Option<PathBuf> {
-        match address(name) {
-            Ok(Address::Directory(url)) => url.to_file_path().ok(),
-            _ => None,
-        }
-    }
-
-    /// Serves [`Place::apart`] of the process at the other end, until that is gone.
-    ///
-    /// # Errors
-    /// When nothing asks there that can be understood.
-    pub fn fetch(control: UnixStream) -> io::Result<()> {
-        lockbox_remote::serve(control)
-    }
-}
-
-#[cfg(not(feature = "remote"))]
-mod built {
-    use super::*;
-
-    /// Whether this is the address of an archive and not the path of one.
-    pub fn is_elsewhere(name: &Path) -> bool {
-        ["https://", "http://", "s3://", "file://"]
-            .iter()
-            .any(|scheme| name.as_os_str().as_encoded_bytes().starts_with(scheme.as_bytes()))
-    }
-
-    fn lacking() -> Error {
-        Error::Unsupported("this program was built without archives on servers".into())
-    }
-
-    pub(super) fn open(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
-        Err(lacking())
-    }
-
-    pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
-        Err(lacking())
-    }
-
-    /// What nobody has here.
-    pub enum Bucket {}
-
-    impl Bucket {
-        pub fn existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
-            match *self {}
-        }
-
-        pub fn fresh(&mut self) -> Result<Arc<dyn Storage>> {
-            match *self {}
-        }
-
-        pub fn publish(self) -> Result<()> {
-            match self {}
-        }
-    }
-
-    /// # Errors
-    /// Always.
-    pub fn write(_name: &Path, _how: &Remote, _take_over: bool, _is_ours: bool) -> Result<Bucket> {
-        Err(lacking())
-    }
-
-    /// None: nothing is read there.
-    pub fn directory(_name: &Path) -> Option<PathBuf> {
-        None
-    }
-
-    /// # Errors
-    /// Always.
-    pub fn fetch(_control: UnixStream) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
-pub use built::{directory, fetch, is_elsewhere, write};
+pub use built::{directory, fetch, is_elsewhere, kept, remove_kept, write};
 use built::{open, open_apart};
 
 #[cfg(test)]

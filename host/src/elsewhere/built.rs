@@ -1,0 +1,97 @@
+//! What is behind an address.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+use lockbox_remote::{Address, Bucket, Kept, Names, Options};
+
+use super::{Patience, Remote};
+
+impl Remote {
+    fn options(&self) -> Options {
+        let default = Options::default();
+        Options {
+            allow_http: self.allow_http,
+            allow_private: self.allow_private,
+            cache_bytes: self.cache_bytes,
+            timeout: match self.timeout {
+                None => default.timeout,
+                Some(Patience::Until(time)) => Some(time),
+                Some(Patience::ForEver) => None,
+            },
+            ..default
+        }
+    }
+}
+
+/// Whether this is the address of an archive and not the path of one.
+pub fn is_elsewhere(name: &Path) -> bool {
+    Address::is_meant(name.as_os_str())
+}
+
+fn address(name: &Path) -> Result<Address> {
+    Address::parse(name.as_os_str())?.ok_or_else(|| {
+        Error::invalid(format!("{}: addresses begin with https://, s3:// or file://", crate::shown(name)))
+    })
+}
+
+pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
+    lockbox_remote::open(&address(name)?, &how.options())
+}
+
+pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(lockbox_remote::open_apart(command, &address(name)?, &how.options())?))
+}
+
+/// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.
+///
+/// # Errors
+/// As of [`lockbox_remote::write`].
+pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
+    let names = if is_ours { Names::Ours } else { Names::Theirs };
+    lockbox_remote::write(&address(name)?, &how.options(), take_over, names)
+}
+
+/// The directory that an address is of, when it is of one.
+pub fn directory(name: &Path) -> Option<PathBuf> {
+    match address(name) {
+        Ok(Address::Directory(url)) => url.to_file_path().ok(),
+        _ => None,
+    }
+}
+
+/// Serves [`Place::apart`] of the process at the other end, until that is gone.
+///
+/// # Errors
+/// When nothing asks there that can be understood.
+pub fn fetch(control: UnixStream) -> io::Result<()> {
+    lockbox_remote::serve(control)
+}
+
+/// What is kept on disk of archives at addresses.
+///
+/// # Errors
+/// As of [`lockbox_remote::kept`].
+pub fn kept() -> Result<Vec<Kept>> {
+    lockbox_remote::kept(&Options::default())
+}
+
+/// Removes what is kept of these archives, or of all. Gives what was removed, and of each whether somebody uses it still.
+///
+/// # Errors
+/// As of [`lockbox_remote::remove_kept`]; `Invalid` for what is no address, before anything is removed.
+pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
+    let options = Options::default();
+    let Some(names) = of else { return lockbox_remote::remove_kept(&options, None) };
+    let addresses = names.iter().map(|name| address(name)).collect::<Result<Vec<_>>>()?;
+    let mut removed = Vec::new();
+    for address in &addresses {
+        removed.append(&mut lockbox_remote::remove_kept(&options, Some(address))?);
+    }
+    Ok(removed)
+}

@@ -1,0 +1,87 @@
+//! A program that was built without archives at addresses: it knows one when it sees it.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+
+use super::Remote;
+
+/// Whether this is the address of an archive and not the path of one.
+pub fn is_elsewhere(name: &Path) -> bool {
+    ["https://", "http://", "s3://", "file://"]
+        .iter()
+        .any(|scheme| name.as_os_str().as_encoded_bytes().starts_with(scheme.as_bytes()))
+}
+
+fn lacking() -> Error {
+    Error::Unsupported("this program was built without archives on servers".into())
+}
+
+pub(super) fn open(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
+    Err(lacking())
+}
+
+pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
+    Err(lacking())
+}
+
+/// What nobody has here.
+pub enum Bucket {}
+
+impl Bucket {
+    pub fn existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
+        match *self {}
+    }
+
+    pub fn fresh(&mut self) -> Result<Arc<dyn Storage>> {
+        match *self {}
+    }
+
+    pub fn publish(self) -> Result<()> {
+        match self {}
+    }
+}
+
+/// # Errors
+/// Always.
+pub fn write(_name: &Path, _how: &Remote, _take_over: bool, _is_ours: bool) -> Result<Bucket> {
+    Err(lacking())
+}
+
+/// None: nothing is read there.
+pub fn directory(_name: &Path) -> Option<PathBuf> {
+    None
+}
+
+/// # Errors
+/// Always.
+pub fn fetch(_control: UnixStream) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What nobody has here.
+pub struct Kept {
+    pub file: String,
+    pub address: Option<String>,
+    pub bytes: u64,
+    pub most: u64,
+    pub used: SystemTime,
+}
+
+/// # Errors
+/// Always.
+pub fn kept() -> Result<Vec<Kept>> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
+pub fn remove_kept(_of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
+    Err(lacking())
+}
