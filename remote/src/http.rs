@@ -76,7 +76,11 @@ impl Http {
     }
 
     /// Sends a request for a range, on condition when there is a version, and gives the answer behind all redirections.
-    fn ask(&self, range: &Range<u64>, version: Option<&Version>) -> std::result::Result<Response<Body>, Trouble> {
+    pub(crate) fn ask(
+        &self,
+        range: &Range<u64>,
+        version: Option<&Version>,
+    ) -> std::result::Result<Response<Body>, Trouble> {
         match &self.place {
             Target::Bucket { bucket, key, credentials } => {
                 let credentials = credentials.get()?;
@@ -173,14 +177,14 @@ impl Source for Http {
 }
 
 /// What the head of a response promises.
-struct Answer {
-    version: Version,
+pub(crate) struct Answer {
+    pub(crate) version: Version,
     /// End of the bytes that follow, in the file.
     end: u64,
 }
 
 impl Answer {
-    fn of(response: &Response<Body>, start: u64, most: u64) -> std::result::Result<Answer, Trouble> {
+    pub(crate) fn of(response: &Response<Body>, start: u64, most: u64) -> std::result::Result<Answer, Trouble> {
         let (status, headers) = (response.status(), response.headers());
         match status {
             StatusCode::PARTIAL_CONTENT => {}

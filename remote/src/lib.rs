@@ -20,6 +20,7 @@ mod fetcher;
 mod file;
 mod http;
 mod kept;
+mod probe;
 mod shelf;
 mod source;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use bucket::{Directory, Objects, S3};
 pub use fetcher::{open_apart, serve};
 use file::RemoteFile;
 pub use kept::{Kept, kept, remove_kept};
+pub use probe::{Finding, probe};
 
 /// How archives of other machines are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

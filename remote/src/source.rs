@@ -32,6 +32,18 @@ pub(crate) enum Trouble {
     Unusable(String),
 }
 
+impl Trouble {
+    /// Said of the server.
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Trouble::Passing(why) => format!("it does not answer: {why}"),
+            Trouble::Changed => "the file was changed meanwhile".into(),
+            Trouble::Gone => "there is nothing of this name".into(),
+            Trouble::Damaged(why) | Trouble::Full(why) | Trouble::Refused(why) | Trouble::Unusable(why) => why.clone(),
+        }
+    }
+}
+
 /// A file of a server.
 pub(crate) trait Source: Send + Sync {
     /// The first `count` bytes, or all of a shorter file, of whatever version is there now.

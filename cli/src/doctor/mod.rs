@@ -1,16 +1,25 @@
-//! `lockbox doctor`: looks at the machine and says what keeps archives from being mounted, or secrets from being safe.
+//! `lockbox doctor`: looks at the machine and says what keeps archives from being mounted, or secrets from being safe; or at a server, and says what it can do.
 
+mod elsewhere;
 mod host;
 mod swap;
+use std::path::PathBuf;
+
 use lockbox_host::OTHER;
+use lockbox_host::elsewhere::RemoteArgs;
 use serde_json::json;
 
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// Look at this machine: what mounting needs, and what may give secrets away
+/// Look at this machine: what mounting needs, and what may give secrets away; or at a server of archives
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Look at this server instead, and say what it can do; objects that are made in a store for that are removed again
+    #[arg(value_name = "ADDRESS")]
+    address: Option<PathBuf>,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -60,8 +69,14 @@ impl State {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut findings = host::findings();
-    findings.push(swap::finding());
+    let (findings, keeps) = match &args.address {
+        Some(address) => (elsewhere::findings(address, &args.remote.remote)?, "there keeps lockbox from using it"),
+        None => {
+            let mut findings = host::findings();
+            findings.push(swap::finding());
+            (findings, "here keeps lockbox from working")
+        }
+    };
     let bad = findings.iter().filter(|finding| finding.state == State::Bad).count();
     let mut out = Output::new();
     if args.json {
@@ -81,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     out.finish()?;
     match bad {
         0 => Ok(()),
-        1 => Err(Failure::new(OTHER, "one thing here keeps lockbox from working; see above")),
-        count => Err(Failure::new(OTHER, format!("{count} things here keep lockbox from working; see above"))),
+        1 => Err(Failure::new(OTHER, format!("one thing {keeps}; see above"))),
+        count => Err(Failure::new(OTHER, format!("{count} things {}; see above", keeps.replacen("keeps", "keep", 1)))),
     }
 }

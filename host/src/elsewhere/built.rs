@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-use lockbox_remote::{Address, Bucket, Kept, Names, Options};
+use lockbox_remote::{Address, Bucket, Finding, Kept, Names, Options};
 
 use super::{Patience, Remote};
 
@@ -94,4 +94,12 @@ pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
         removed.append(&mut lockbox_remote::remove_kept(&options, Some(address))?);
     }
     Ok(removed)
+}
+
+/// What is behind an address, and what it can do. `goes_on` is asked between requests.
+///
+/// # Errors
+/// As of [`lockbox_remote::probe`].
+pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
+    lockbox_remote::probe(&address(name)?, &how.options(), goes_on)
 }

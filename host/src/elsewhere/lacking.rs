@@ -85,3 +85,17 @@ pub fn kept() -> Result<Vec<Kept>> {
 pub fn remove_kept(_of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
     Err(lacking())
 }
+
+/// What nobody finds here.
+pub struct Finding {
+    pub name: &'static str,
+    pub works: bool,
+    pub found: String,
+    pub advice: Option<&'static str>,
+}
+
+/// # Errors
+/// Always.
+pub fn probe(_name: &Path, _how: &Remote, _goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
+    Err(lacking())
+}

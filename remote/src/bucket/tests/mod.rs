@@ -2,6 +2,7 @@
 
 mod hooked;
 mod leaving;
+mod probe;
 mod schedules;
 mod simulated;
 mod staged;

@@ -1,0 +1,139 @@
+//! What is behind an address, and what it can do, for `lockbox doctor`: whoever set up a server or a store learns what is missing before it matters.
+//!
+//! A web server is asked for the beginning of the file, as an opening does, and once more on a condition that cannot hold. What a store does is found out with objects
+//! of its own (`bucket/probe.rs`).
+
+use lockbox::Result;
+
+use crate::address::Address;
+use crate::bucket;
+use crate::credentials::Credentials;
+use crate::http::{Answer, Http};
+use crate::source::{Trouble, Version};
+use crate::{Options, objects};
+
+/// Bytes that a web server is asked for.
+const BEGIN: u64 = 4096;
+/// A tag that no file has.
+const NO_TAG: &str = "\"lockbox-doctor\"";
+
+/// What was found of one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Stable, for programs.
+    pub name: &'static str,
+    /// Whether it works. What works and has advice could be better.
+    pub works: bool,
+    pub found: String,
+    pub advice: Option<&'static str>,
+}
+
+impl Finding {
+    pub(crate) fn good(name: &'static str, found: impl Into<String>) -> Finding {
+        Finding { name, works: true, found: found.into(), advice: None }
+    }
+
+    pub(crate) fn advice(name: &'static str, found: impl Into<String>, advice: &'static str) -> Finding {
+        Finding { name, works: true, found: found.into(), advice: Some(advice) }
+    }
+
+    pub(crate) fn bad(name: &'static str, found: impl Into<String>, advice: &'static str) -> Finding {
+        Finding { name, works: false, found: found.into(), advice: Some(advice) }
+    }
+}
+
+/// Looks at an address. Whatever is made there for it is removed again, when `goes_on` ends it too, which is asked between requests.
+///
+/// # Errors
+/// `Invalid` for an address that needs an option; that of `goes_on`; of a directory, those of the host.
+pub fn probe(address: &Address, options: &Options, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    if let Address::Bucket { .. } = address {
+        findings.push(identity(&Credentials::new()));
+    }
+    match objects(address, options, None)? {
+        None => web(&Http::new(address, options)?, address, &mut findings),
+        Some(objects) => bucket::probe(&*objects, options.timeout, &mut findings, goes_on)?,
+    }
+    Ok(findings)
+}
+
+/// Who asks: never what proves it.
+fn identity(credentials: &Credentials) -> Finding {
+    const NAME: &str = "credentials";
+    match credentials.get() {
+        Ok(Some(_)) => Finding::good(NAME, "found, and requests are signed with them"),
+        Ok(None) => Finding::advice(
+            NAME,
+            "none were found, so the bucket is asked as a public one",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, unless it is public",
+        ),
+        Err(trouble) => Finding::bad(NAME, trouble.words(), "mend the profile that AWS_PROFILE names"),
+    }
+}
+
+fn web(http: &Http, address: &Address, findings: &mut Vec<Finding>) {
+    findings.push(match address {
+        Address::Web(url) if url.scheme() == "http" => Finding::advice(
+            "transport",
+            "plain http",
+            "serve it over https: everybody on the way sees which parts are read, and can keep them from being read",
+        ),
+        _ => Finding::good("transport", "https, with a certificate that is to be trusted here"),
+    });
+    let answered = http.ask(&(0..BEGIN), None);
+    let answer = answered.and_then(|response| Answer::of(&response, 0, BEGIN));
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(trouble) => {
+            let name = if matches!(trouble, Trouble::Unusable(_)) { "ranges" } else { "file" };
+            findings.push(Finding::bad(name, trouble.words(), remedy(&trouble)));
+            return;
+        }
+    };
+    let Version { length, tag, modified } = &answer.version;
+    findings.push(Finding::good("file", format!("{length} bytes")));
+    findings.push(Finding::good("ranges", "parts of the file are served, uncompressed"));
+    findings.push(match (tag, modified) {
+        (Some(tag), _) => Finding::good("version", format!("a strong entity tag: {tag}")),
+        (None, Some(modified)) => Finding::advice(
+            "version",
+            format!("no strong entity tag, but a time: {modified}"),
+            "have the server send an ETag: without one two versions of a second are not told apart, and nothing is kept on disk",
+        ),
+        (None, None) => Finding::advice(
+            "version",
+            "neither a strong entity tag nor a time",
+            "have the server send an ETag: without one versions of one length are not told apart, and nothing is kept on disk",
+        ),
+    });
+    if tag.is_none() {
+        return;
+    }
+    let other = Version { length: *length, tag: Some(NO_TAG.into()), modified: None };
+    let answered = http.ask(&(0..BEGIN), Some(&other)).and_then(|response| Answer::of(&response, 0, BEGIN));
+    findings.push(match answered {
+        Err(Trouble::Changed) => Finding::good("conditions", "If-Match is honoured"),
+        Ok(_) => Finding::advice(
+            "conditions",
+            "If-Match is passed over",
+            "nothing has to be done: the tag in each answer is compared",
+        ),
+        Err(trouble) => Finding::bad("conditions", trouble.words(), remedy(&trouble)),
+    });
+}
+
+/// What may help, in a sentence.
+pub(crate) fn remedy(trouble: &Trouble) -> &'static str {
+    match trouble {
+        Trouble::Passing(_) => "see whether the server runs and can be reached from here",
+        Trouble::Refused(_) => {
+            "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
+        }
+        Trouble::Gone => "see whether the name is right",
+        Trouble::Full(_) => "make room there",
+        Trouble::Changed | Trouble::Damaged(_) | Trouble::Unusable(_) => {
+            "use another server, or set this one up as lockbox-remote(7) says"
+        }
+    }
+}
