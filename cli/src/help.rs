@@ -8,7 +8,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Content", &["cp", "mv", "rm", "mkdir", "edit", "diff", "run", "env"]),
     ("Keys", &["key", "passwd", "recovery", "forget", "header"]),
     ("Sharing", &["share", "receive", "export-tar", "import-tar"]),
-    ("Care", &["snapshot", "backup", "info", "check", "rescue", "compact", "purge"]),
+    ("Care", &["snapshot", "backup", "info", "check", "rescue", "compact", "purge", "remote"]),
     ("Machine", &["doctor", "cache", "completions", OWN]),
 ];
 

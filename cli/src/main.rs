@@ -46,6 +46,7 @@ mod prune;
 mod purge;
 mod receive;
 mod recovery;
+mod remote;
 mod rescue;
 mod rm;
 mod run;
@@ -108,6 +109,8 @@ enum Command {
     Purge(purge::Args),
     Passwd(passwd::Args),
     Forget(forget::Args),
+    #[command(subcommand)]
+    Remote(remote::Command),
     #[command(subcommand)]
     Cache(cache::Command),
     Doctor(doctor::Args),
@@ -200,6 +203,7 @@ fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Purge(args) => purge::run(args),
         Command::Passwd(args) => passwd::run(args),
         Command::Forget(args) => forget::run(args),
+        Command::Remote(command) => remote::run(command),
         Command::Cache(command) => cache::run(command),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(args),

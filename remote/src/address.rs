@@ -37,6 +37,33 @@ impl Address {
         known.map(Some).map_err(refused)
     }
 
+    /// A place where archives may lie, as `text` has it: an address that may be a whole bucket or end with a slash.
+    ///
+    /// # Errors
+    /// `Invalid`, in a sentence.
+    pub fn place(text: &OsStr) -> Result<Address> {
+        if let Some(("s3", rest)) = split(text)
+            && let Some(bucket) = rest.strip_suffix(b"/").or(Some(rest)).filter(|rest| !rest.contains(&b'/'))
+        {
+            // Its name is looked at with one in it.
+            let text = [b"s3://", bucket, b"/x"].concat();
+            return match Address::parse(OsStr::from_bytes(&text))? {
+                Some(Address::Bucket { bucket, .. }) => Ok(Address::Bucket { bucket, key: String::new() }),
+                _ => Err(Error::invalid("that is no address")),
+            };
+        }
+        let trimmed = OsStr::from_bytes(text.as_bytes().strip_suffix(b"/").unwrap_or(text.as_bytes()));
+        let parsed =
+            Address::parse(if split(trimmed).is_some_and(|(_, rest)| !rest.is_empty()) { trimmed } else { text })?;
+        match parsed {
+            Some(address @ (Address::Bucket { .. } | Address::Directory(_))) => Ok(address),
+            _ => Err(Error::invalid(format!(
+                "{}: archives are listed in s3://BUCKET, s3://BUCKET/NAME or file:///DIRECTORY",
+                display(text.as_bytes())
+            ))),
+        }
+    }
+
     /// Whether `text` is meant as an address and not as the path of a file.
     pub fn is_meant(text: &OsStr) -> bool {
         split(text).is_some()
@@ -130,6 +157,23 @@ mod tests {
             let address = Address::parse(OsStr::new(text)).unwrap().unwrap();
             assert_eq!(Address::parse(address.text().as_ref()).unwrap().unwrap(), address);
             assert!(!address.to_string().contains('\u{1b}'));
+        }
+    }
+
+    #[test]
+    fn a_place_may_be_a_whole_bucket() {
+        for (text, is) in [
+            ("s3://bucket", "s3://bucket/"),
+            ("s3://bucket/", "s3://bucket/"),
+            ("s3://bucket/a/b", "s3://bucket/a/b"),
+            ("s3://bucket/a/", "s3://bucket/a"),
+            ("file:///srv/a/", "file:///srv/a"),
+            ("file:///", "file:///"),
+        ] {
+            assert_eq!(Address::place(OsStr::new(text)).unwrap().text(), is, "{text}");
+        }
+        for text in ["s3://", "s3://bu cket", "https://example.org/a", "a.lbx", "file://host/a", "gs://bucket"] {
+            assert!(matches!(Address::place(OsStr::new(text)), Err(Error::Invalid(_))), "{text}");
         }
     }
 

@@ -238,6 +238,11 @@ pub(crate) fn date(text: &str) -> Option<u64> {
     time.duration_since(std::time::UNIX_EPOCH).ok().map(|time| time.as_secs())
 }
 
+/// The same of a time as lists of objects have it (RFC 3339).
+pub(crate) fn list_date(text: &str) -> Option<u64> {
+    text.parse::<jiff::Timestamp>().ok().and_then(|time| time.as_second().try_into().ok())
+}
+
 /// First and last byte and the whole length of `bytes 0-9/100`; the numbers are below 2^63.
 pub(crate) fn content_range(text: &str) -> Option<(u64, u64, u64)> {
     let (range, length) = text.strip_prefix("bytes ")?.split_once('/')?;

@@ -35,7 +35,7 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
-pub use bucket::Bucket;
+pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
 use bucket::{Directory, Objects, S3};
 pub use fetcher::{open_apart, serve};
 use file::RemoteFile;
@@ -100,6 +100,37 @@ pub fn write(address: &Address, options: &Options, take_over: bool, names: Names
         Error::invalid(format!("{address}: a web server can only be read; s3:// and file:// can be written to"))
     })?;
     Bucket::open(objects, address.to_string(), options, take_over)
+}
+
+/// The archives of many objects that lie at a place ([`Address::place`]) and below it.
+///
+/// # Errors
+/// Those of requests and of `step`. What is wrong with one archive stands with it.
+pub fn archives(place: &Address, options: &Options, step: &mut Step<'_>) -> Result<Vec<Stored>> {
+    let name = place.to_string();
+    bucket::archives(of_objects(place, options)?, name.trim_end_matches('/'), options, step)
+}
+
+/// Whether all is there that the newest record of an archive names; with `whole`, with the bytes that it was made with.
+///
+/// # Errors
+/// As of [`open`]; that of `step`.
+pub fn examine(address: &Address, options: &Options, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
+    bucket::examine(of_objects(address, options)?, address.to_string(), options, whole, step)
+}
+
+/// Removes objects of an archive that are needed no more, as a writer does that comes, cleans and goes.
+///
+/// # Errors
+/// As of [`write`]; `Io` of the kind `NotFound` where there is no archive.
+pub fn collect(address: &Address, options: &Options, take_over: bool) -> Result<Collected> {
+    bucket::collect(of_objects(address, options)?, address.to_string(), options, take_over)
+}
+
+fn of_objects(address: &Address, options: &Options) -> Result<Box<dyn Objects>> {
+    let none =
+        || Error::invalid(format!("{address}: a web server has no objects of archives; s3:// and file:// may have"));
+    objects(address, options, None)?.ok_or_else(none)
 }
 
 /// Who else may give names where a directory of objects is written.

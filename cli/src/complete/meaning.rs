@@ -106,6 +106,7 @@ mod tests {
             (" create", "archive", Meaning::Directory),
             (" key rm", "slot", Meaning::Slot),
             (" cache clear", "addresses", Meaning::Address),
+            (" remote check", "address", Meaning::Address),
         ] {
             assert_eq!(is(path, id), Some(meaning), "{path} {id}");
         }

@@ -5,13 +5,16 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
 use std::thread;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Ended, Place, end};
+use crate::support::{Ended, Place, end, noise, stop};
 
-const CONTENT: usize = 3_000_000;
+/// More than a record takes, so that there is a segment.
+const CONTENT: usize = 9_000_000;
 
 /// With the caches in the place's directory.
 fn run(place: &Place, arguments: &[&str]) -> Ended {
@@ -35,7 +38,7 @@ fn read(place: &Place, address: &str) {
 /// An archive whose backups are at addresses; gives those.
 fn backed_up<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
     place.archive("a.lbx");
-    fs::write(place.path("content"), vec![7; CONTENT]).unwrap();
+    fs::write(place.path("content"), noise(CONTENT)).unwrap();
     place.good(&["add", "a.lbx", "content"]);
     names.map(|name| {
         let address = format!("file://{}", place.path(name).display());
@@ -235,4 +238,132 @@ fn doctor_shows_no_credentials() {
         "{told}"
     );
     assert!(!["AKIDSHOWN", "s3cr3t", "t0k3n", "X-Amz"].iter().any(|secret| told.contains(secret)), "{told}");
+}
+
+/// The objects of the archive in this directory whose names have this.
+fn objects(place: &Place, name: &str, part: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut below = vec![place.path(name)];
+    while let Some(directory) = below.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => below.push(path),
+                false if path.to_str().unwrap().contains(part) => found.push(path),
+                false => {}
+            }
+        }
+    }
+    found
+}
+
+fn json(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn archives_in_a_store_are_listed_without_a_key() {
+    let place = Place::new();
+    for directory in ["store", "store/deep"] {
+        fs::create_dir(place.path(directory)).unwrap();
+    }
+    let [one, two] = backed_up(&place, ["store/one", "store/deep/two"]);
+    fs::write(place.path("store/notes"), b"none of ours").unwrap();
+    let store = format!("file://{}", place.path("store").display());
+    let found = json(&good(&place, &["remote", "ls", "--json", &format!("{store}/")]));
+    assert_eq!(found.iter().map(|it| it["address"].as_str().unwrap()).collect::<Vec<_>>(), [&*two, &*one]);
+    for (object, name) in found.iter().zip(["store/deep/two", "store/one"]) {
+        let all = objects(&place, name, "");
+        let bytes: u64 = all.iter().map(|path| path.metadata().unwrap().len()).sum();
+        assert_eq!((&object["objects"], &object["bytes"]), (&all.len().into(), &bytes.into()));
+        assert!(
+            object["stored"].as_str().unwrap().ends_with('Z') && object["length"].as_u64().unwrap() > 0,
+            "{object}"
+        );
+        assert!(object["writer"].is_null() && object["error"].is_null() && object["record"].as_u64().unwrap() > 1);
+    }
+    let lines = good(&place, &["remote", "ls", &one]);
+    assert!(lines.contains(&format!("{} bytes  2", found[1]["bytes"])), "{lines}");
+    assert!(lines.ends_with(&format!("  {one}  (record {})\n", found[1]["record"])), "{lines}");
+    // One that is damaged does not hide the others.
+    fs::write(place.path("store/deep/two/lockbox"), b"x").unwrap();
+    let ended = run(&place, &["remote", "ls", &store]);
+    let told = String::from_utf8(ended.out).unwrap();
+    assert_eq!((ended.code, told.lines().count()), (12, 2), "{told}");
+    assert!(told.contains("damaged") && told.contains("(record "), "{told}");
+    let web = run(&place, &["remote", "ls", "https://example.org/a.lbx"]);
+    assert_eq!(web.code, 2);
+    assert!(web.complaint.contains("archives are listed in s3://BUCKET"), "{}", web.complaint);
+    assert!(!place.path("cache").exists());
+}
+
+#[test]
+fn what_a_store_lost_is_named_and_what_nothing_names_is_collected() {
+    let place = Place::new();
+    let [one] = backed_up(&place, ["one"]);
+    let check = |more: &[&str]| {
+        let ended = run(&place, &[&["remote", "check", "--json", &one], more].concat());
+        (ended.code, json(&String::from_utf8(ended.out).unwrap()).remove(0))
+    };
+    let (code, sound) = check(&["--full"]);
+    assert_eq!((code, &sound["sound"], &sound["bytes_read"]), (0, &true.into(), &sound["needed"]["bytes"]), "{sound}");
+    assert_eq!(check(&[]).1["bytes_read"], 0);
+    let segment = objects(&place, "one", "/seg/").remove(0);
+    let content = fs::read(&segment).unwrap();
+    let name = segment.file_name().unwrap().to_str().unwrap();
+    let mut altered = content.clone();
+    altered[5000] ^= 1;
+    fs::write(&segment, &altered).unwrap();
+    assert_eq!(check(&[]).0, 0, "only who reads it sees that");
+    assert_eq!(
+        check(&["--full"]).1["findings"],
+        Value::from(vec![format!("segment {name} has other bytes than it was made with")])
+    );
+    fs::write(&segment, &content[..content.len() - 4096]).unwrap();
+    assert_eq!(check(&[]).0, 12);
+    fs::remove_file(&segment).unwrap();
+    let told = run(&place, &["remote", "check", &one]);
+    assert_eq!(told.code, 12);
+    assert!(String::from_utf8(told.out).unwrap().starts_with(&format!("segment {name} is missing\n")));
+    assert!(told.complaint.ends_with("1 object is not as it was made; see above\n"), "{}", told.complaint);
+    fs::write(&segment, &content).unwrap();
+    // What a run that was killed sent.
+    fs::write(segment.with_file_name("9".repeat(64)), b"sent").unwrap();
+    assert_eq!(check(&[]).1["unnamed"], serde_json::json!({"objects": 1, "bytes": 4}));
+    let collected = &json(&good(&place, &["remote", "collect", "--json", &one]))[0];
+    assert_eq!((&collected["found"], &collected["removed"]), (&1.into(), &0.into()), "a day has to pass");
+    assert_eq!(check(&["--full"]).1["unnamed"]["objects"], 0);
+    assert!(good(&place, &["remote", "collect", &one]).contains("0 objects found that nothing names"));
+    read(&place, &one);
+    // Nothing is made where there is no archive.
+    fs::create_dir(place.path("empty")).unwrap();
+    for command in ["check", "collect"] {
+        let none = run(&place, &["remote", command, &format!("file://{}", place.path("empty").display())]);
+        assert_eq!(none.code, 2);
+        assert!(none.complaint.contains("No such file"), "{}", none.complaint);
+    }
+    assert_eq!(fs::read_dir(place.path("empty")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_check_of_a_store_that_is_interrupted_says_that_nothing_was_changed() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    fs::write(place.path("large"), noise(64 << 20)).unwrap();
+    place.good(&["add", "a.lbx", "large"]);
+    let address = format!("file://{}", place.path("one").display());
+    good(&place, &["backup", "a.lbx", &address]);
+    let ended = (0..100).find_map(|_| {
+        let child = place.start(&mut place.command(), &["remote", "check", "--full", &address]);
+        // Some of it is read.
+        let counts = format!("/proc/{}/io", child.id());
+        let begun = || {
+            let counts = fs::read_to_string(&counts).unwrap_or_default();
+            let read = counts.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse::<u64>().ok());
+            read.is_some_and(|read| read > 12 << 20)
+        };
+        stop(child, Signal::SIGINT, begun)
+    });
+    let (code, complaint) = ended.expect("no check could be stopped");
+    assert_eq!((code, complaint.as_str()), (Some(130), "lockbox: interrupted; nothing was changed\n"));
 }

@@ -66,8 +66,20 @@ purge a.lbx
 purge --snapshots a.lbx";
 
 /// Those that open none of an archive, and those that mount: `case_unknown_versions_and_features_are_refused` has these.
-const OTHERS: [&str; 11] =
-    ["create", "umount", "status", "forget", "receive", "doctor", "cache", "completions", "help", "mount", "exec"];
+const OTHERS: [&str; 12] = [
+    "create",
+    "umount",
+    "status",
+    "forget",
+    "receive",
+    "doctor",
+    "cache",
+    "remote",
+    "completions",
+    "help",
+    "mount",
+    "exec",
+];
 
 /// The archive as a program would leave it that knows another incompatible feature.
 fn of_a_later_version(mut bytes: Vec<u8>) -> Vec<u8> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-use lockbox_remote::{Address, Bucket, Finding, Kept, Names, Options};
+use lockbox_remote::{Address, Bucket, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
 
 use super::{Patience, Remote};
 
@@ -102,4 +102,28 @@ pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
 /// As of [`lockbox_remote::probe`].
 pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
     lockbox_remote::probe(&address(name)?, &how.options(), goes_on)
+}
+
+/// The archives at a place in a store and below it.
+///
+/// # Errors
+/// As of [`lockbox_remote::archives`].
+pub fn archives(place: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Vec<Stored>> {
+    lockbox_remote::archives(&Address::place(place.as_os_str())?, &how.options(), step)
+}
+
+/// Whether all objects of an archive are there; with `whole`, with their content.
+///
+/// # Errors
+/// As of [`lockbox_remote::examine`].
+pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
+    lockbox_remote::examine(&address(name)?, &how.options(), whole, step)
+}
+
+/// Removes objects of an archive that are needed no more.
+///
+/// # Errors
+/// As of [`lockbox_remote::collect`].
+pub fn collect(name: &Path, how: &Remote, take_over: bool) -> Result<Collected> {
+    lockbox_remote::collect(&address(name)?, &how.options(), take_over)
 }

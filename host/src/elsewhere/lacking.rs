@@ -99,3 +99,58 @@ pub struct Finding {
 pub fn probe(_name: &Path, _how: &Remote, _goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
     Err(lacking())
 }
+
+pub type Step<'a> = dyn FnMut(u64, u64) -> Result<()> + 'a;
+
+#[derive(Clone, Copy)]
+pub struct Amount {
+    pub objects: u64,
+    pub bytes: u64,
+}
+
+pub struct Stored {
+    pub name: String,
+    pub amount: Amount,
+    pub time: Option<u64>,
+    pub newest: Result<Option<Newest>>,
+}
+
+pub struct Newest {
+    pub number: u64,
+    pub length: u64,
+    pub writer: Option<String>,
+}
+
+pub struct Examined {
+    pub number: u64,
+    pub needed: Amount,
+    pub faults: Vec<String>,
+    pub dead: Amount,
+    pub unnamed: Amount,
+    pub records: Amount,
+    pub read: u64,
+}
+
+pub struct Collected {
+    pub removed: u64,
+    pub found: u64,
+    pub waiting: u64,
+}
+
+/// # Errors
+/// Always.
+pub fn archives(_place: &Path, _how: &Remote, _step: &mut Step<'_>) -> Result<Vec<Stored>> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
+pub fn examine(_name: &Path, _how: &Remote, _whole: bool, _step: &mut Step<'_>) -> Result<Examined> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
+pub fn collect(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Collected> {
+    Err(lacking())
+}

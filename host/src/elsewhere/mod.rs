@@ -119,7 +119,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
     Ok(remote)
 }
 
-pub use built::{directory, fetch, is_elsewhere, kept, probe, remove_kept, write};
+pub use built::{archives, collect, directory, examine, fetch, is_elsewhere, kept, probe, remove_kept, write};
 use built::{open, open_apart};
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use lockbox::{Error, Result};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::objects::{Created, Objects, Part};
+use super::objects::{Created, Listed, Objects, Part};
 use super::store::hex;
 use crate::Names;
 use crate::http::plain;
@@ -23,6 +23,8 @@ type Answer<T> = std::result::Result<T, Trouble>;
 
 /// What a name of an object that is being written begins with: never listed.
 const UNFINISHED: char = '.';
+/// Directories in each other that a list goes down.
+const DEEPEST: usize = 32;
 /// Bytes of chance in such a name.
 const CHANCE: usize = 16;
 const INSIDE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
@@ -96,6 +98,80 @@ impl Directory {
     }
 }
 
+/// What a list is asked for.
+struct Wanted<'a> {
+    prefix: &'a str,
+    after: &'a str,
+    most: usize,
+}
+
+/// Lists what lies in a directory, whose name with its slash is `above`, and below it, in the order of whole names: a directory stands where its name with a slash does. One
+/// of which nothing is wanted is not opened.
+fn list_below(
+    directory: &OwnedFd,
+    above: &str,
+    wanted: &Wanted<'_>,
+    depth: usize,
+    listed: &mut Vec<Listed>,
+) -> Answer<()> {
+    let mut entries = Vec::new();
+    for entry in rustix::fs::Dir::read_from(directory).map_err(trouble)? {
+        let entry = entry.map_err(trouble)?;
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if name.starts_with(UNFINISHED) || name == "." || name == ".." {
+            continue;
+        }
+        let is_directory = match entry.file_type() {
+            FileType::Unknown => statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir()),
+            kind => kind.is_dir(),
+        };
+        let slash = if is_directory { "/" } else { "" };
+        let whole = format!("{above}{name}{slash}");
+        let is_wanted = match is_directory {
+            // Something below it may begin so, and be behind that.
+            true => {
+                (whole.starts_with(wanted.prefix) || wanted.prefix.starts_with(&whole))
+                    && (*whole > *wanted.after || wanted.after.starts_with(&whole))
+            }
+            false => whole.starts_with(wanted.prefix) && *whole > *wanted.after,
+        };
+        if is_wanted {
+            entries.push(whole);
+        }
+    }
+    entries.sort_unstable();
+    for whole in entries {
+        if listed.len() >= wanted.most {
+            break;
+        }
+        let name = whole[above.len()..].trim_end_matches('/');
+        if whole.ends_with('/') {
+            let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            match openat2(directory, name, flags, Mode::empty(), INSIDE) {
+                Ok(below) if depth > 0 => list_below(&below, &whole, wanted, depth - 1, listed)?,
+                Ok(_) => {
+                    return Err(Trouble::Unusable("its directories lie deeper in each other than objects can".into()));
+                }
+                // Removed, or something else by now.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(error) => return Err(trouble(error)),
+            }
+            continue;
+        }
+        match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => listed.push(Listed {
+                bytes: u64::try_from(stat.st_size).unwrap_or_default(),
+                time: u64::try_from(stat.st_mtime).ok(),
+                name: whole,
+            }),
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(trouble(error)),
+        }
+    }
+    Ok(())
+}
+
 /// Makes a directory, durably: or the objects in it are lost with it.
 fn make(above: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<()> {
     match mkdirat(above, name, Mode::RWXU) {
@@ -151,25 +227,13 @@ impl Objects for Directory {
         Ok(bytes)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<String>> {
-        let (above, first) = prefix.rsplit_once('/').unwrap_or(("", prefix));
-        let Some(directory) = self.directory(if above.is_empty() { "." } else { above })? else {
-            return Ok(Vec::new());
-        };
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        let (above, _) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         let mut listed = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&directory).map_err(trouble)? {
-            let entry = entry.map_err(trouble)?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            if name.starts_with(UNFINISHED) || !name.starts_with(first) {
-                continue;
-            }
-            let whole = if above.is_empty() { name.to_owned() } else { format!("{above}/{name}") };
-            if *whole > *after {
-                listed.push(whole);
-            }
+        if let Some(directory) = self.directory(if above.is_empty() { "." } else { above })? {
+            let above = if above.is_empty() { String::new() } else { format!("{above}/") };
+            list_below(&directory, &above, &Wanted { prefix, after, most }, DEEPEST, &mut listed)?;
         }
-        listed.sort_unstable();
-        listed.truncate(most);
         Ok(listed)
     }
 
@@ -291,9 +355,9 @@ mod tests {
                 });
                 assert_eq!(won.into_inner(), 1);
             }
-            let names = directory.list("inc/log/", "inc/log/0009", 5).unwrap();
-            assert_eq!(names.first().unwrap(), "inc/log/0010");
-            assert_eq!(names.len(), 5);
+            let listed = directory.list("inc/log/", "inc/log/0009", 5).unwrap();
+            assert_eq!((&*listed[0].name, listed[0].bytes, listed.len()), ("inc/log/0010", 5000, 5));
+            assert!(listed[0].time.is_some());
             let left = std::fs::read_dir(root.join("inc/log")).unwrap().count();
             assert_eq!(left, 30, "something is left beside the objects");
             assert_eq!(directory.get("inc/log/0000", Part::Range(4999, 5)).unwrap().len(), 1);
@@ -301,7 +365,36 @@ mod tests {
             directory.remove("inc/log/0000").unwrap();
             directory.remove("inc/log/0000").unwrap();
             assert!(matches!(directory.get("inc/log/0000", Part::All(5000)), Err(Trouble::Gone)));
-            assert_eq!(directory.list("none/", "", 5).unwrap(), Vec::<String>::new());
+            assert_eq!(directory.list("none/", "", 5).unwrap(), []);
+        }
+    }
+
+    #[test]
+    fn lists_go_through_all_directories_in_the_order_of_whole_names_and_page_by_page() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::open(place.path(), Some(Names::Ours)).unwrap();
+        // A directory comes where its name with the slash does, which is neither before nor behind all that begins as it does.
+        let mut names =
+            ["a", "a.b", "b/lockbox", "b/x/log/1", "b/x/log/2", "b-c/lockbox", "b.c", "c/d/e/f", "lockbox", "ä/ö"];
+        for name in names {
+            directory.create(name, name.as_bytes()).unwrap();
+        }
+        std::os::unix::fs::symlink("..", place.path().join("c/out")).unwrap();
+        std::fs::create_dir(place.path().join("empty")).unwrap();
+        names.sort_unstable();
+        for most in 1..=names.len() + 2 {
+            for prefix in ["", "b", "b/", "b/x", "b/x/log/", "c/d/", "z"] {
+                let (mut found, mut after) = (Vec::new(), String::new());
+                loop {
+                    let listed = directory.list(prefix, &after, most).unwrap();
+                    assert!(listed.len() <= most);
+                    let Some(last) = listed.last() else { break };
+                    after.clone_from(&last.name);
+                    found.extend(listed.into_iter().map(|object| object.name).filter(|name| name != "c/out"));
+                }
+                let wanted: Vec<&str> = names.iter().copied().filter(|name| name.starts_with(prefix)).collect();
+                assert_eq!(found, wanted, "{prefix} {most}");
+            }
         }
     }
 

@@ -25,6 +25,8 @@ const CHECKPOINT: &[u8; 8] = b"LBXCHKPT";
 pub(crate) const MARKER_BYTES: usize = 64;
 pub(crate) const TRAILER_BYTES: usize = 352;
 const SEGMENT_TRAILER_BYTES: usize = 80;
+/// Of a run of blocks in a segment's list.
+const RUN_BYTES: u64 = 12;
 const CHECKPOINT_TRAILER_BYTES: usize = 96;
 const ID_BYTES: usize = 40;
 const ENTRY_BYTES: usize = 20;
@@ -132,6 +134,11 @@ impl Trailer {
     /// Bytes of what is said between pages and trailer.
     pub(crate) fn said_bytes(&self) -> u64 {
         u64::from(self.changes) + u64::from(self.dead) + u64::from(self.owner)
+    }
+
+    /// Of the whole record.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.blocks) * BLOCK + self.said_bytes() + TRAILER_BYTES as u64
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -310,6 +317,12 @@ pub(crate) fn encode_segment(
     debug_assert_eq!(out.0.len(), pages.len() + blocks.len() * 12 + SEGMENT_TRAILER_BYTES);
     let hash = Sha256::digest(&out.0).into();
     (out.0, hash)
+}
+
+/// Whether a segment with so many blocks of pages can have this length: behind them stand their runs, one at least, and the trailer.
+pub(crate) fn is_length_of_segment(blocks: u32, bytes: u64) -> bool {
+    let runs = bytes.checked_sub(u64::from(blocks) * BLOCK + SEGMENT_TRAILER_BYTES as u64);
+    runs.is_some_and(|runs| runs % RUN_BYTES == 0 && (1..=u64::from(blocks)).contains(&(runs / RUN_BYTES)))
 }
 
 /// A checkpoint of the map behind the record `sequence`, which has these entries, and its name.

@@ -124,6 +124,11 @@ impl Map {
         self.objects.keys().copied()
     }
 
+    /// The same with the blocks that each has.
+    pub(crate) fn sized(&self) -> impl Iterator<Item = (Id, u32)> {
+        self.objects.iter().map(|(id, object)| (*id, object.blocks))
+    }
+
     /// Runs that it has.
     pub(crate) fn runs(&self) -> usize {
         self.pieces.len()

@@ -13,6 +13,7 @@
 //!     the archive.
 
 mod directory;
+mod inventory;
 mod layout;
 mod map;
 mod moment;
@@ -34,6 +35,8 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
 pub(crate) use self::directory::Directory;
+pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
+pub(crate) use self::inventory::{archives, examine};
 use self::layout::{Kind, Owner};
 use self::moment::{Moment, Reading};
 pub(crate) use self::objects::Objects;
@@ -68,6 +71,22 @@ pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -
     };
     let reading = Reading::of(store.clone(), incarnation, &moment);
     RemoteFile::of(Box::new(reading), store.name.clone(), options).map(Some)
+}
+
+/// Removes what is needed no more, as a writer who comes, cleans and goes.
+///
+/// # Errors
+/// As of [`crate::write`]; `Io` of the kind `NotFound` where there is no archive.
+pub(crate) fn collect(
+    objects: Box<dyn Objects>,
+    name: String,
+    options: &Options,
+    take_over: bool,
+) -> Result<Collected> {
+    let store = Arc::new(Store::new(objects, name, options.timeout));
+    // A writer would make one.
+    store.known()?;
+    Session::open(store, Owner::here(), take_over)?.collect()
 }
 
 /// A writer of an archive in a bucket: nobody sees any of what is written before [`Bucket::publish`].

@@ -16,6 +16,15 @@ pub(crate) enum Part {
     Last(u64),
 }
 
+/// An object, as a list has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    /// When the store got it, by its clock in seconds since 1970, where it tells that.
+    pub(crate) time: Option<u64>,
+}
+
 /// What became of a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
@@ -44,8 +53,8 @@ pub(crate) trait Objects: Send + Sync {
     /// `Gone` when there is none of the name, `Unusable` when it has more than `All` says. Of a shorter object comes what it has.
     fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble>;
 
-    /// The first names in the order of their bytes that begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>, Trouble>;
+    /// The first objects in the order of their names' bytes whose names begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble>;
 
     /// Removes what creations in the directory `above` that were cut off left beside the objects; one that is under way there may fail.
     fn sweep(&self, _above: &str) -> Result<(), Trouble> {

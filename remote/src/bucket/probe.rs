@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Result;
 
-use super::objects::{Created, LISTED, Objects, Part};
+use super::objects::{Created, LISTED, Listed, Objects, Part};
 use super::session::random;
 use super::store::hex;
 use crate::file::patiently;
@@ -217,9 +217,11 @@ fn order(traces: &mut Traces<'_>) -> Answer<Option<String>> {
     let made = format!("{}a", traces.prefix);
     let mut all = traces.names.clone();
     all.sort();
-    let wrong = if traces.ask(|objects| objects.list(&traces.prefix, "", LISTED))? != all {
+    let list = |after: &str, most| traces.ask(|objects| objects.list(&traces.prefix, after, most));
+    let named = |listed: Vec<Listed>| listed.into_iter().map(|object| object.name).collect::<Vec<_>>();
+    let wrong = if named(list("", LISTED)?) != all {
         "what was just made is not listed, or not in the order of its bytes"
-    } else if traces.ask(|objects| objects.list(&traces.prefix, &made, 1))? != names[1..2] {
+    } else if named(list(&made, 1)?) != names[1..2] {
         "lists do not begin behind the name that they were asked to begin behind"
     } else {
         return Ok(None);

@@ -16,7 +16,7 @@ use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
 use url::Url;
 
-use super::objects::{Created, LISTED, Objects, Part};
+use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
 use crate::credentials::Credentials;
 use crate::http::{self, SIGNED_FOR};
@@ -45,7 +45,7 @@ impl S3 {
         Ok(S3 {
             agent: http::agent(options.allow_private),
             bucket: http::bucket_at(bucket, options)?,
-            prefix: format!("{}/", prefix.trim_end_matches('/')),
+            prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
             credentials: Credentials::new(),
         })
     }
@@ -131,7 +131,7 @@ impl Objects for S3 {
         body(response, most)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<String>> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
         let credentials = self.credentials.get()?;
         let mut action = self.bucket.list_objects_v2(credentials.as_deref());
         action.with_prefix(self.key(prefix));
@@ -150,9 +150,12 @@ impl Objects for S3 {
         let unusable = || Trouble::Unusable("its answer is no list".into());
         let text = String::from_utf8(body(response, MAX_LIST)?).map_err(|_| unusable())?;
         let parsed = ListObjectsV2::parse_response(&text).map_err(|_| unusable())?;
-        let named = |key: String| key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(unusable);
-        let listed = parsed.contents.into_iter().take(most);
-        listed.map(|object| named(object.key)).collect()
+        let listed = parsed.contents.into_iter().take(most).map(|object| {
+            let name = object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(unusable)?;
+            let time = object.last_modified.as_deref().and_then(http::list_date);
+            Ok(Listed { name, bytes: object.size.ok_or_else(unusable)?, time })
+        });
+        listed.collect()
     }
 
     fn remove(&self, name: &str) -> Answer<()> {

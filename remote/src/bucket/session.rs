@@ -10,6 +10,7 @@ use std::time::{Instant, SystemTime};
 use lockbox::{Error, Result};
 use std::sync::Arc;
 
+use super::inventory::Collected;
 use super::layout::{self, Dead, Incarnation, Kind, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
 use super::map::Map;
 use super::moment::Moment;
@@ -164,12 +165,12 @@ impl Session {
             // Whoever's names follow those that can be: a store that has ever more of them is not followed.
             for _ in 0..=(named.len() + MAX_DEAD) / LISTED + 1 {
                 let listed = self.store.list(&prefix, &after, LISTED)?;
-                let names = listed.iter().filter_map(|name| unhex(name.strip_prefix(&prefix)?));
+                let names = listed.iter().filter_map(|object| unhex(object.name.strip_prefix(&prefix)?));
                 left.extend(names.map(id).filter(|id| !named.contains(id)));
                 match listed.last() {
                     // A store that lists the same names for ever is not followed.
-                    Some(last) if listed.len() == LISTED && *last > after && left.len() < MAX_DEAD => {
-                        after.clone_from(last);
+                    Some(last) if listed.len() == LISTED && last.name > after && left.len() < MAX_DEAD => {
+                        after.clone_from(&last.name);
                     }
                     _ => break,
                 }
@@ -329,13 +330,34 @@ impl Session {
     }
 
     /// Removes what durable records have called dead for longer than the grace. By the store's clock; one that went back removes nothing.
-    /// What cannot be removed now is left for the next writer.
-    pub(super) fn clean(&mut self) {
-        let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return };
+    /// What cannot be removed now is left for the next writer. Gives how many are removed, and what was in the way.
+    pub(super) fn clean(&mut self) -> (u64, Option<Trouble>) {
+        let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return (0, None) };
         let is_due = |dead: &Dead| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
         let due: Vec<Id> = self.dead.iter().filter(|dead| is_due(dead)).map(|dead| dead.id).collect();
-        let (left, _) = self.store.remove(&self.incarnation, &due, None);
+        let (left, trouble) = self.store.remove(&self.incarnation, &due, None);
         self.dead.retain(|dead| !is_due(dead) || left.contains(&dead.id));
+        ((due.len() - left.len()) as u64, trouble)
+    }
+
+    /// Cleans, looks for what no record names, which is dead from now on, and goes.
+    ///
+    /// # Errors
+    /// As of [`Session::commit`]; what cannot be listed or removed.
+    pub(super) fn collect(mut self) -> Result<Collected> {
+        let (removed, trouble) = self.clean();
+        let found = self.store.sweep(&self.incarnation).and_then(|()| self.find_left());
+        // It goes in any case, or would be in the way of the next one.
+        self.left = found.as_ref().map(Vec::clone).unwrap_or_default();
+        if !self.left.is_empty() {
+            // The record that says it first is dated by its own answer, and that stands in the next one: the day of what was found begins now.
+            self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Commit)?;
+        }
+        self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Close)?;
+        if let Some(trouble) = trouble {
+            return Err(self.store.told(trouble));
+        }
+        Ok(Collected { removed, found: found?.len() as u64, waiting: self.dead.len() as u64 })
     }
 
     /// Makes a segment.

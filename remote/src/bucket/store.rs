@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
-use super::objects::{Created, Objects, Part};
+use super::objects::{Created, LISTED, Listed, Objects, Part};
 use super::place::{Hash, Id, Place};
 use crate::file::{patiently, told};
 use crate::source::Trouble;
@@ -18,6 +18,8 @@ use crate::source::Trouble;
 pub(super) const MARKER: &str = "lockbox";
 /// Bytes of a record's end that come with the first request for it.
 const TAIL: u64 = 256 << 10;
+/// Objects that are looked through: some hours' requests at most.
+const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 32;
@@ -154,8 +156,45 @@ impl Store {
         })
     }
 
-    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>> {
+    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>> {
         self.ask(&mut |objects| objects.list(prefix, after, most)).map_err(|trouble| self.told(trouble))
+    }
+
+    /// Shows all objects whose names begin so.
+    ///
+    /// # Errors
+    /// Those of requests, and that of `visit`; a store that lists the same names again, or ever more of them, is not followed.
+    pub(super) fn walk(&self, prefix: &str, visit: &mut dyn FnMut(Listed) -> Result<()>) -> Result<()> {
+        let (mut after, mut seen) = (String::new(), 0);
+        loop {
+            let listed = self.list(prefix, &after, LISTED)?;
+            seen += listed.len();
+            if seen > MOST_LISTED {
+                return Err(Error::Unsupported(format!("{}: it has more objects than are looked through", self.name)));
+            }
+            let is_full = listed.len() == LISTED;
+            for object in listed {
+                if object.name <= after {
+                    return Err(self.told(Trouble::Unusable("what it lists is not in the order of its bytes".into())));
+                }
+                after.clone_from(&object.name);
+                visit(object)?;
+            }
+            if !is_full {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The incarnation of the archive here.
+    ///
+    /// # Errors
+    /// `Io` of the kind `NotFound` when there is none; those of requests; `Damaged`.
+    pub(super) fn known(&self) -> Result<Incarnation> {
+        match self.incarnation().map_err(|trouble| self.told(trouble))? {
+            Some(incarnation) => incarnation,
+            None => Err(self.told(Trouble::Gone)),
+        }
     }
 
     /// The number of the newest record; None when there is none.
@@ -249,7 +288,7 @@ fn newest(objects: &dyn Objects, incarnation: &Incarnation) -> std::result::Resu
     let prefix = format!("{}/log/", hex(incarnation));
     let listed = objects.list(&prefix, "", 1)?;
     let Some(first) = listed.first() else { return Ok(None) };
-    let number = first.strip_prefix(&prefix).filter(|name| name.len() == 16);
+    let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
     match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
         Some(complement) => Ok(Some(u64::MAX - complement)),
         None => Err(Trouble::Damaged("an object in the log that is no record of it".into())),
@@ -260,7 +299,7 @@ fn missing(id: &Id) -> String {
     format!("{} is missing, which its newest record needs", what(id))
 }
 
-fn what(id: &Id) -> String {
+pub(super) fn what(id: &Id) -> String {
     match id {
         Id::Log(sequence) => format!("record {sequence}"),
         Id::Segment(hash) => format!("segment {}", hex(hash)),
@@ -276,6 +315,17 @@ pub(super) fn path(incarnation: &Incarnation, id: &Id) -> String {
         Id::Log(sequence) => format!("{incarnation}/log/{:016x}", u64::MAX - sequence),
         Id::Segment(hash) => format!("{incarnation}/seg/{}", hex(hash)),
         Id::Checkpoint(hash) => format!("{incarnation}/map/{}", hex(hash)),
+    }
+}
+
+/// What an object of this name is named by; None for what is no object of the archive.
+pub(super) fn id_of(incarnation: &Incarnation, name: &str) -> Option<Id> {
+    let (part, name) = name.strip_prefix(&hex(incarnation))?.strip_prefix('/')?.split_once('/')?;
+    match part {
+        "log" if name.len() == 16 => u64::from_str_radix(name, 16).ok().map(|number| Id::Log(u64::MAX - number)),
+        "seg" => unhex(name).map(Id::Segment),
+        "map" => unhex(name).map(Id::Checkpoint),
+        _ => None,
     }
 }
 

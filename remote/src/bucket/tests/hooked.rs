@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::super::layout::{BLOCK, Kind};
 use super::super::moment::{Moment, Reading};
-use super::super::objects::{Created, Objects, Part};
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::{GRACE, Inline, Session};
 use super::super::store::{Outcome, Store};
 use super::simulated::World;
@@ -41,7 +41,7 @@ impl Objects for Hooked {
         self.objects.get(name, part)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
         self.objects.list(prefix, after, most)
     }
 

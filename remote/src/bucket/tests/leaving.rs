@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::super::Bucket;
 use super::super::layout::{BLOCK, Kind, MAX_DEAD};
-use super::super::objects::{Created, Objects, Part};
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::{GRACE, Session};
 use super::super::store::{Store, hex};
 use super::simulated::World;
@@ -163,14 +163,15 @@ impl Objects for Endless {
         self.0.get(name, part)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<String>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
         if prefix.ends_with("/log/") {
             return self.0.list(prefix, after, most);
         }
         let mut pages = self.1.lock();
         *pages += 1;
         assert!(*pages < 100, "it is followed for ever");
-        Ok((0..most).map(|name| format!("{prefix}x{:08}{name:04}", *pages)).collect())
+        let named = |name| Listed { name: format!("{prefix}x{:08}{name:04}", *pages), bytes: 0, time: None };
+        Ok((0..most).map(named).collect())
     }
 
     fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {

@@ -1,6 +1,7 @@
 //! The bucket's invariants on a simulated store.
 
 mod hooked;
+mod inventory;
 mod leaving;
 mod probe;
 mod schedules;

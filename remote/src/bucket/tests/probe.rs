@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::super::objects::{Created, Objects, Part};
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::probe::probe;
 use super::simulated::World;
 use crate::source::Trouble;
@@ -69,7 +69,7 @@ impl Objects for Odd {
         }
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<String>> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
         let mut listed = self.objects.list(prefix, after, most)?;
         match self.how {
             How::Unordered => listed.reverse(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::objects::{Created, Objects, Part};
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::GRACE;
 use crate::source::Trouble;
 
@@ -265,10 +265,15 @@ impl Objects for Seen {
         })
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<String>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
         self.request(format!("list {prefix}"), |state, _| {
             let found = state.objects.iter().filter(|(name, _)| name.starts_with(prefix) && ***name > *after);
-            Ok(found.take(most).map(|(name, _)| name.clone()).collect())
+            let listed = |(name, bytes): (&String, &Vec<u8>)| Listed {
+                name: name.clone(),
+                bytes: bytes.len() as u64,
+                time: None,
+            };
+            Ok(found.take(most).map(listed).collect())
         })
     }
 

@@ -1,0 +1,207 @@
+//! `lockbox remote`: what lies in a store of objects, told and kept in order without a key.
+use std::path::PathBuf;
+
+use lockbox::Error;
+use lockbox::error::Timestamp;
+use lockbox_host::elsewhere::{self, RemoteArgs};
+use lockbox_host::{DAMAGED, code};
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+use crate::interrupt::{self, Interrupt};
+use crate::output::{Output, Reader, rfc3339};
+use crate::progress::Bar;
+
+/// The end of the year 9999: what a stranger says is told as a time.
+const LAST_TIME: u64 = 253_402_300_799;
+
+/// List, check and clean archives in object stores, without a key
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Ls(LsArgs),
+    Check(CheckArgs),
+    Collect(CollectArgs),
+}
+
+/// List the archives in a bucket, or below a name or directory: size, when it was written last, state, address
+#[derive(clap::Args)]
+pub(crate) struct LsArgs {
+    /// s3://BUCKET, s3://BUCKET/NAME or file:///DIRECTORY
+    #[arg(value_name = "ADDRESS")]
+    place: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Say whether all objects are there that the newest state of an archive needs, with the length that they were made with
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    /// s3://BUCKET/NAME or file:///DIRECTORY
+    #[arg(value_name = "ADDRESS")]
+    address: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Read all of them, and compare them with the hashes that they are named by
+    #[arg(long)]
+    full: bool,
+    /// Show no signs of work
+    #[arg(long, short)]
+    quiet: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Remove objects that an archive has needed no more for a day, and find those that nothing names
+#[derive(clap::Args)]
+pub(crate) struct CollectArgs {
+    /// s3://BUCKET/NAME or file:///DIRECTORY
+    #[arg(value_name = "ADDRESS")]
+    address: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Go on in the place of another writer that is there, or ended without saying so
+    #[arg(long)]
+    take_over: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Ls(args) => ls(args),
+        Command::Check(args) => check(args),
+        Command::Collect(args) => collect(args),
+    }
+}
+
+fn ls(args: &LsArgs) -> Result<(), Failure> {
+    let found = elsewhere::archives(&args.place, &args.remote.remote, &mut |_, _| Ok(()));
+    let found = found.map_err(|error| Failure::at(&args.place, &error))?;
+    let place = args.place.to_string_lossy();
+    let place = place.trim_end_matches('/');
+    let mut out = Output::new();
+    let mut wrong: Option<u8> = None;
+    for stored in found {
+        let address = if stored.name.is_empty() { place.to_owned() } else { format!("{place}/{}", stored.name) };
+        let time = stored.time.map(|time| Timestamp { seconds: time.min(LAST_TIME) as i64, nanos: 0 });
+        let error = stored.newest.as_ref().err().map(|error| {
+            wrong = wrong.or(Some(code(error)));
+            Failure::sentence(error)
+        });
+        let newest = stored.newest.ok().flatten();
+        if args.json {
+            let newest = newest.as_ref();
+            out.json(&json!({
+                "address": address,
+                "objects": stored.amount.objects,
+                "bytes": stored.amount.bytes,
+                "stored": time.map(rfc3339),
+                "record": newest.map(|newest| newest.number),
+                "length": newest.map(|newest| newest.length),
+                "writer": newest.and_then(|newest| newest.writer.clone()),
+                "error": error,
+            }))?;
+            continue;
+        }
+        let state = match (&error, &newest) {
+            (Some(error), _) => error.clone(),
+            (None, None) => "nothing was written yet".to_owned(),
+            (None, Some(newest)) => match &newest.writer {
+                Some(host) => format!("record {}, a writer on {host} has not said that it went", newest.number),
+                None => format!("record {}", newest.number),
+            },
+        };
+        let width = out.reader.time(Timestamp::default()).len();
+        let time = time.map_or("-".to_owned(), |time| out.reader.time(time));
+        let size = out.reader.size(stored.amount.bytes);
+        out.line(&format!("{size:>20}  {time:<width$}  {address}  ({state})"))?;
+    }
+    out.finish()?;
+    match wrong {
+        None => Ok(()),
+        Some(code) => Err(Failure::new(code, "not all of these can be read; see above")),
+    }
+}
+
+fn check(args: &CheckArgs) -> Result<(), Failure> {
+    let bar = Bar::new(args.quiet);
+    let interrupt = Interrupt::watch()?;
+    let examined = elsewhere::examine(&args.address, &args.remote.remote, args.full, &mut |done, total| {
+        if total > 0 {
+            bar.bytes("read", done, total);
+        }
+        interrupt.check()
+    });
+    bar.wipe();
+    let examined = examined.map_err(|error| match error {
+        Error::Interrupted(_) => interrupt::failure(&error, "nothing was changed"),
+        error => Failure::at(&args.address, &error),
+    })?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "full": args.full,
+            "sound": examined.faults.is_empty(),
+            "record": examined.number,
+            "needed": pair(examined.needed.objects, examined.needed.bytes),
+            "dead": pair(examined.dead.objects, examined.dead.bytes),
+            "unnamed": pair(examined.unnamed.objects, examined.unnamed.bytes),
+            "records": pair(examined.records.objects, examined.records.bytes),
+            "bytes_read": examined.read,
+            "findings": examined.faults,
+        }))?;
+    } else {
+        for fault in &examined.faults {
+            out.line(fault)?;
+        }
+        let reader = out.reader;
+        let line = |what: &str, objects: u64, bytes: u64| counted(reader, what, objects, bytes);
+        out.line(&line("needed", examined.needed.objects, examined.needed.bytes))?;
+        out.line(&line("dead, to be removed", examined.dead.objects, examined.dead.bytes))?;
+        out.line(&line("named by nothing", examined.unnamed.objects, examined.unnamed.bytes))?;
+        out.line(&line("records that stay", examined.records.objects, examined.records.bytes))?;
+    }
+    out.finish()?;
+    match examined.faults.len() {
+        0 => Ok(()),
+        1 => Err(Failure::new(DAMAGED, "1 object is not as it was made; see above")),
+        count => Err(Failure::new(DAMAGED, format!("{count} objects are not as they were made; see above"))),
+    }
+}
+
+fn collect(args: &CollectArgs) -> Result<(), Failure> {
+    let collected = elsewhere::collect(&args.address, &args.remote.remote, args.take_over);
+    let collected = collected.map_err(|error| match &error {
+        Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
+        _ => Failure::at(&args.address, &error),
+    })?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({"removed": collected.removed, "found": collected.found, "waiting": collected.waiting}))?;
+    } else {
+        out.line(&format!(
+            "{} removed, {} found that nothing names, {} removed when a day is over",
+            objects(collected.removed),
+            objects(collected.found),
+            objects(collected.waiting)
+        ))?;
+    }
+    out.finish()
+}
+
+fn pair(objects: u64, bytes: u64) -> Value {
+    json!({"objects": objects, "bytes": bytes})
+}
+
+fn counted(reader: Reader, what: &str, count: u64, bytes: u64) -> String {
+    format!("{:>14}  {:>20}  {what}", objects(count), reader.size(bytes))
+}
+
+fn objects(count: u64) -> String {
+    if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
+}

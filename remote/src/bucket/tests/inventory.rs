@@ -1,0 +1,196 @@
+//! What is told of a store without a key, what a collection removes, and what both cost.
+
+use std::sync::Arc;
+
+use lockbox::{Error, Result};
+
+use super::super::inventory::{Amount, Below, Collected, Examined, Stored};
+use super::super::layout::{BLOCK, Kind};
+use super::super::objects::{LISTED, Objects};
+use super::super::session::{GRACE, Session};
+use super::super::store::{MARKER, Store, hex};
+use super::super::{Bucket, archives, collect, examine};
+use super::simulated::World;
+use super::{options, somebody, store};
+
+fn below(world: &Arc<World>, prefix: &str) -> Box<dyn Objects> {
+    Box::new(Below { objects: world.store(1).into(), prefix: prefix.into() })
+}
+
+/// An archive of some segments below a prefix, with a record that its writer went, and one that has pages.
+fn back_up(world: &Arc<World>, prefix: &str) {
+    let come = || Bucket::open(below(world, prefix), "s3://b/p".into(), &options(), true).unwrap();
+    let mut one = come();
+    one.session.least_changes = 0;
+    one.fresh().unwrap().write_at(0, &vec![7; 20 << 20]).unwrap();
+    one.publish().unwrap();
+    let mut two = come();
+    two.existing().unwrap().unwrap().write_at(1 << 20, &[8; 5 << 10]).unwrap();
+    two.publish().unwrap();
+}
+
+fn listed(world: &Arc<World>) -> Vec<Stored> {
+    archives(world.store(1), "s3://b", &options(), &mut |_, _| Ok(())).unwrap()
+}
+
+fn examined(world: &Arc<World>, whole: bool) -> Result<Examined> {
+    examine(world.store(1), "s3://b/p".into(), &options(), whole, &mut |_, _| Ok(()))
+}
+
+fn all(world: &World, prefix: &str) -> Amount {
+    world.with(|state| {
+        let objects = state.objects.iter().filter(|(name, _)| name.starts_with(prefix));
+        objects.fold(Amount::default(), |sum, (_, bytes)| Amount {
+            objects: sum.objects + 1,
+            bytes: sum.bytes + bytes.len() as u64,
+        })
+    })
+}
+
+fn spent(world: &World) -> Vec<String> {
+    world.with(|state| std::mem::take(&mut state.requests))
+}
+
+#[test]
+fn archives_are_listed_wherever_they_lie_with_what_they_have() {
+    let world = World::new(1, 0);
+    assert_eq!(listed(&world).len(), 0);
+    back_up(&world, "a/");
+    back_up(&world, "b/c/");
+    let (a, c) = (all(&world, "a/"), all(&world, "b/c/"));
+    // A writer that has come and nothing more, a marker that is none, and what is no archive's.
+    std::mem::forget(Session::open(
+        Arc::new(Store::new(below(&world, "d/"), "d".into(), options().timeout)),
+        somebody(),
+        true,
+    ));
+    world.with(|state| {
+        for name in ["e/lockbox", "a/notes", "a/lockbox-x", "f/00000000000000000000000000000000/log/1", "g/log/x"] {
+            state.objects.insert(name.into(), b"something".to_vec());
+        }
+        // Of a prefix that was emptied but for this, and made anew.
+        state.objects.insert(format!("a/{}/seg/old", "0".repeat(32)), vec![0; 1000]);
+    });
+    spent(&world);
+    let found = listed(&world);
+    // One list, and of each archive its marker and its newest record, which is listed once more.
+    assert_eq!(spent(&world).len(), 1 + 3 * 3 + 1);
+    let names: Vec<_> = found.iter().map(|stored| &*stored.name).collect();
+    assert_eq!(names, ["a", "b/c", "d", "e"]);
+    assert_eq!((found[0].amount, found[1].amount), (a, c));
+    let newest = found[0].newest.as_ref().unwrap().as_ref().unwrap();
+    assert_eq!((newest.length, &newest.writer), (20 << 20, &None));
+    let came = found[2].newest.as_ref().unwrap().as_ref().unwrap();
+    assert_eq!((came.length, came.writer.as_deref()), (0, Some("host")));
+    assert!(matches!(found[3].newest, Err(Error::Damaged(_))));
+    // One that is the place itself.
+    let own = archives(below(&world, "a/"), "s3://b/a", &options(), &mut |_, _| Ok(())).unwrap();
+    assert_eq!((&*own[0].name, own[0].amount, own.len()), ("", a, 1));
+    let stops = archives(world.store(1), "s3://b", &options(), &mut |_, _| Err(Error::Interrupted(2)));
+    assert!(matches!(stops, Err(Error::Interrupted(2))));
+}
+
+#[test]
+fn each_object_that_is_gone_cut_or_altered_is_named_and_the_sound_archive_costs_few_requests() {
+    let world = World::new(1, 0);
+    assert!(matches!(examined(&world, false), Err(Error::Io { .. })));
+    back_up(&world, "");
+    spent(&world);
+    let sound = examined(&world, false).unwrap();
+    // The marker, the newest record's number and itself, the checkpoint, one list.
+    let asked = spent(&world);
+    assert_eq!(asked.len(), 5, "{asked:?}");
+    assert!(sound.faults.is_empty() && sound.read == 0, "{sound:?}");
+    let whole = examined(&world, true).unwrap();
+    assert!(whole.faults.is_empty() && whole.read == whole.needed.bytes && whole.needed == sound.needed, "{whole:?}");
+    let total = all(&world, "");
+    let parts = [sound.needed, sound.dead, sound.unnamed, sound.records];
+    assert_eq!(parts.iter().map(|part| part.objects).sum::<u64>() + 1, total.objects, "{sound:?}");
+    assert!(sound.needed.bytes > 20 << 20 && sound.needed.objects >= 4 && sound.records.objects >= 1);
+    let names: Vec<String> = world.with(|state| state.objects.keys().filter(|name| *name != MARKER).cloned().collect());
+    let (mut gone, mut cut, mut altered) = (0, 0, 0);
+    for name in names {
+        let kept = world.with(|state| state.objects.remove(&name).unwrap());
+        let last = &name[name.len() - 8..];
+        let is_told = |examined: Result<Examined>| match examined {
+            Ok(examined) => examined
+                .faults
+                .iter()
+                .any(|fault| fault.contains(&name[name.len() - 64.min(name.len())..]) || fault.starts_with("record ")),
+            // What cannot even be opened.
+            Err(Error::Damaged(_) | Error::NotArchive(_)) => true,
+            Err(error) => panic!("{last}: {error}"),
+        };
+        gone += usize::from(is_told(examined(&world, false)));
+        world.with(|state| state.objects.insert(name.clone(), kept[..kept.len() - 1].to_vec()));
+        cut += usize::from(is_told(examined(&world, false)));
+        let mut other = kept.clone();
+        other[0] ^= 1;
+        world.with(|state| state.objects.insert(name.clone(), other));
+        altered += usize::from(is_told(examined(&world, true)));
+        world.with(|state| state.objects.insert(name, kept));
+    }
+    // Of the newest record, an older one is what an observer sees: it is the newest then, and misses what was removed for it.
+    let needed = sound.needed.objects as usize;
+    assert_eq!(altered, needed);
+    assert_eq!(cut, needed);
+    assert!(gone >= needed - 1, "{gone} of {needed}");
+    assert_eq!(examined(&world, true).unwrap(), whole);
+}
+
+#[test]
+fn a_collection_removes_what_was_dead_for_a_day_and_finds_what_nobody_named() {
+    let world = World::new(1, 0);
+    let collected = || collect(world.store(1), "s3://b/p".into(), &options(), false);
+    // Where there is no archive none is made.
+    assert!(matches!(collected(), Err(Error::Io { .. })));
+    assert_eq!(all(&world, ""), Amount::default());
+    back_up(&world, "");
+    let prefix = world.with(|state| state.objects.keys().next().unwrap()[..32].to_owned());
+    let left = format!("{prefix}/seg/{}", hex(&[9; 32]));
+    world.with(|state| state.objects.insert(left.clone(), vec![1; 5000]));
+    assert_eq!(examined(&world, false).unwrap().unnamed, Amount { objects: 1, bytes: 5000 });
+    let first = collected().unwrap();
+    assert_eq!((first.removed, first.found), (0, 1), "nothing is dead for a day");
+    assert!(first.waiting >= 1 && world.with(|state| state.objects.contains_key(&left)));
+    let before = examined(&world, true).unwrap();
+    assert!(before.dead.objects >= 1 && before.unnamed.objects == 0, "{before:?}");
+    world.with(|state| state.clock += GRACE - 60);
+    assert_eq!(collected().unwrap().removed, 0);
+    world.with(|state| state.clock += 120);
+    let second = collected().unwrap();
+    assert!(second.removed >= 1 && second.found == 0, "{second:?}");
+    assert!(!world.with(|state| state.objects.contains_key(&left)));
+    let after = examined(&world, true).unwrap();
+    assert!(after.faults.is_empty() && after.needed.bytes > 20 << 20, "{after:?}");
+    // It is a writer as any: one that is there is told, and one that may not remove is.
+    let mut owner = Session::open(store(&world, 2), somebody(), true).unwrap();
+    assert!(matches!(collected(), Err(Error::InUse(_))));
+    world.with(|state| state.clock += GRACE + 60);
+    let taken = collect(world.store(1), "s3://b/p".into(), &options(), true).unwrap();
+    assert!(taken != Collected::default());
+    let map = owner.map().clone();
+    assert!(matches!(owner.commit(map, Vec::new(), BLOCK, Kind::Commit), Err(Error::InUse(_))));
+    world.with(|state| {
+        state.clock += GRACE + 60;
+        state.keeps = true;
+    });
+    assert!(collected().is_err());
+    // It has said that it went all the same.
+    world.with(|state| state.keeps = false);
+    collected().unwrap();
+}
+
+#[test]
+fn a_store_that_lists_for_ever_is_looked_through_to_a_bound() {
+    let world = World::new(1, 0);
+    back_up(&world, "");
+    let prefix = world.with(|state| state.objects.keys().next().unwrap()[..32].to_owned());
+    world.with(|state| {
+        for number in 0..21 * LISTED as u64 {
+            state.objects.insert(format!("{prefix}/seg/{number:064x}"), Vec::new());
+        }
+    });
+    assert!(matches!(examined(&world, false), Err(Error::Unsupported(_))));
+    assert!(matches!(archives(world.store(1), "s3://b", &options(), &mut |_, _| Ok(())), Err(Error::Unsupported(_))));
+}
