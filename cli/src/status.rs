@@ -180,6 +180,14 @@ fn as_json(found: &Found) -> Value {
         })),
         "latched": status.latched,
         "fallback": status.fallback,
+        "remote": status.remote.map(|remote| json!({
+            "reads": remote.reads,
+            "lists": remote.lists,
+            "bytes": remote.bytes,
+            "memory_hits": remote.memory_hits,
+            "disk_hits": remote.disk_hits,
+            "offline_since": remote.offline_since.map(moment),
+        })),
     })
 }
 
@@ -227,6 +235,9 @@ fn state(served: &Served, reader: Reader) -> String {
     }
     if status.uid != geteuid().as_raw() {
         state += &format!(", user {}", daemons::user_name(status.uid));
+    }
+    if let Some(since) = status.remote.and_then(|remote| remote.offline_since) {
+        state += &format!(", its server does not answer since {}", reader.time(Timestamp { seconds: since, nanos: 0 }));
     }
     let snapshot = status.schedule.as_ref().and_then(|schedule| schedule.failure.as_ref());
     let troubles = [
@@ -325,6 +336,16 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
         lines.push(("Snapshot schedule", next));
         lines.extend(schedule.failure.clone().map(|failure| ("Snapshot failed", failure)));
     }
+    if let Some(remote) = &status.remote {
+        let asked =
+            format!("{}, {}, {} came", count(remote.reads, "read"), count(remote.lists, "list"), size(remote.bytes));
+        lines.push(("Server was asked", asked));
+        lines.push((
+            "Not asked",
+            format!("{} in memory, {} on disk", count(remote.memory_hits, "piece"), remote.disk_hits),
+        ));
+        lines.extend(remote.offline_since.map(|since| ("No answer since", time(since))));
+    }
     lines.extend(status.latched.clone().map(|reason| ("Read-only because", reason)));
     lines.extend(status.fallback.clone().map(|sentence| ("When mounted", sentence)));
     lines
@@ -336,7 +357,7 @@ fn count(number: u64, thing: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::control::Schedule;
+    use lockbox::control::{Schedule, Traffic};
 
     use super::*;
 
@@ -361,6 +382,9 @@ mod tests {
         let schedule = Some(Schedule { failure: Some("no space".into()), ..Schedule::default() });
         let latched = Status { read_only: true, latched: Some("a write failed".into()), schedule, ..mine() };
         assert_eq!(said(latched, true), "mounted; read-only because a write failed; snapshot failed: no space");
+        let away = Some(Traffic { offline_since: Some(0), ..Traffic::default() });
+        let remote = Status { remote: away, read_only: true, ..mine() };
+        assert!(said(remote, true).starts_with("mounted read-only, its server does not answer since 1970-01-01 "));
         let fallback = Status { fallback: Some("commit 7 is incomplete".into()), ..mine() };
         assert_eq!(said(fallback, true), "mounted; when mounted: commit 7 is incomplete");
     }

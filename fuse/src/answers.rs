@@ -11,6 +11,7 @@ use lockbox::archive::{Archive, Moments};
 use lockbox::control::{Caches, Client, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
+use lockbox_host::elsewhere::Telling;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
@@ -32,6 +33,8 @@ pub(crate) struct Living {
     pub(crate) schedule: Option<Arc<Schedule>>,
     /// The mount namespace of this process.
     pub(crate) namespace: u64,
+    /// None for an archive that is a file of this host.
+    pub(crate) telling: Option<Telling>,
 }
 
 /// What the answers are taken from.
@@ -76,10 +79,14 @@ impl Answers {
 
     pub(crate) fn respond(&self, request: &Request, client: Client) -> Response {
         match request {
-            Request::Status => match self.slot.lock().as_ref() {
-                Some(archive) => Response::Status(Box::new(self.status(archive))),
-                None => closing(),
-            },
+            Request::Status => {
+                // Without the slot: another process is asked.
+                let remote = self.living.telling.as_ref().and_then(|tell| tell());
+                match self.slot.lock().as_ref() {
+                    Some(archive) => Response::Status(Box::new(Status { remote, ..self.status(archive) })),
+                    None => closing(),
+                }
+            }
             Request::Sync => self.done(FileSystem::make_durable),
             Request::Purge => self.done(FileSystem::purge),
             Request::SnapshotCreate { name } => self.about_snapshots(true, |moments| {
@@ -184,6 +191,7 @@ impl Answers {
             schedule: self.living.schedule.as_ref().map(|schedule| schedule.describe()),
             latched: usage.latched,
             fallback: usage.fallback,
+            remote: None,
         }
     }
 }

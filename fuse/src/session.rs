@@ -97,7 +97,8 @@ pub fn serve(
     let (events, inbox) = mpsc::channel();
     let mut end = End::of(Arc::clone(&slot), inbox);
     let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
+    let reach = Host { directory: host, telling: place.telling() };
+    let served = start(task, &slot, reach, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
             let (fs, cache, place) = (Arc::clone(&fs), Arc::clone(&running.cache), Arc::clone(&running.place));
             notices.extend(suspend::start(suspend::Target { fs, cache, place, events: events.clone() }, bus));
@@ -126,6 +127,13 @@ pub fn serve(
         Ok((server, ended)) => end.close(ended, server),
         Err(failure) => end.abandon(failure),
     }
+}
+
+/// Where the archive is.
+struct Host {
+    /// Of the archive's file, when it is one of this host.
+    directory: Option<OwnedFd>,
+    telling: Option<elsewhere::Telling>,
 }
 
 struct Running {
@@ -173,11 +181,12 @@ fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
 fn start(
     task: &Task,
     slot: &Slot,
-    host: Option<OwnedFd>,
+    host: Host,
     signals: SigSet,
     events: &Sender<Event>,
     end: &mut End,
 ) -> Result<Running, Failure> {
+    let Host { directory: host, telling } = host;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
@@ -207,6 +216,7 @@ fn start(
             cache: Arc::clone(&cache),
             schedule: schedule.clone(),
             namespace,
+            telling,
         };
         let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
         listening.serve(move |request, client| answers.respond(&request, client))?

@@ -153,7 +153,6 @@ impl Cache {
     }
 
     /// Slots that came from here.
-    #[cfg(test)]
     pub(crate) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }

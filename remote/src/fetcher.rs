@@ -5,15 +5,18 @@
 
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use lockbox::storage::lent::{code_of, error_of};
 use lockbox::storage::{Borrowed, lend};
 use lockbox::{Error, Result};
+use parking_lot::Mutex;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -22,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Options;
 use crate::address::Address;
+use crate::traffic::Traffic;
 
 /// Readers that are served at once.
 const SOCKETS: usize = 16;
@@ -38,55 +42,112 @@ enum Opened {
     Failed(u32, String),
 }
 
-/// The other process.
+/// How long somebody waits for what was asked of the server so far: the process has nothing else to do there.
+const TELLING: Duration = Duration::from_millis(250);
+/// Longest line about that.
+const MAX_TOLD: u64 = 4096;
+
+/// What was asked of the server, told at any time.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    /// The byte of the question.
+    asked: u8,
+    traffic: Traffic,
+}
+
+/// The other process. Its end of life is that of this socket's other end.
 struct Fetching {
-    /// Its end of life is that of this socket's other end.
-    control: Option<UnixStream>,
+    control: Arc<UnixStream>,
     child: Child,
+}
+
+/// Asks the other process what it asked of the server, beside whoever reads the file and waits for that.
+pub struct Asking {
+    /// Does not keep the process.
+    control: Weak<UnixStream>,
+    /// The last question.
+    asked: Mutex<u8>,
+}
+
+impl Asking {
+    /// None when it does not tell at once, and when it is gone.
+    pub fn traffic(&self) -> Option<Traffic> {
+        let control = self.control.upgrade()?;
+        let mut asked = self.asked.lock();
+        *asked = asked.wrapping_add(1);
+        (&*control).write_all(&[*asked]).ok()?;
+        let until = Instant::now() + TELLING;
+        while Instant::now() < until {
+            let told: Told = serde_json::from_slice(&line(&control).ok()?).ok()?;
+            // Others are answers that came too late.
+            if told.asked == *asked {
+                return Some(told.traffic);
+            }
+        }
+        None
+    }
+}
+
+/// A line, byte by byte: what follows is for the next one who reads.
+fn line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() as u64 <= MAX_TOLD {
+        control.read_exact(&mut byte)?;
+        if byte[0] == b'\n' {
+            return Ok(line);
+        }
+        line.push(byte[0]);
+    }
+    Err(io::ErrorKind::InvalidData.into())
 }
 
 /// The archive's file there, by a process of its own: `command`, which calls [`serve`] with its standard input.
 ///
 /// # Errors
 /// As [`crate::open`]; `Io` when the process cannot be started.
-pub fn open_apart(command: &mut Command, address: &Address, options: &Options) -> Result<Borrowed> {
+pub fn open_apart(command: &mut Command, address: &Address, options: &Options) -> Result<(Borrowed, Asking)> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
-    let fetching = Fetching { control: Some(control), child };
-    let sockets = fetching.introduce(address, options)?;
-    Ok(Borrowed::new(sockets, false)?.kept_by(fetching))
+    let fetching = Fetching { control: Arc::new(control), child };
+    let (sockets, asking) = introduce(&fetching.control, address, options)?;
+    Ok((Borrowed::new(sockets, false)?.kept_by(fetching), asking))
 }
 
-impl Fetching {
-    fn introduce(&self, address: &Address, options: &Options) -> Result<Vec<UnixStream>> {
-        let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
-        let control = self.control.as_ref().ok_or_else(|| cannot(io::ErrorKind::NotConnected.into()))?;
-        let pairs: Vec<_> = (0..SOCKETS).map(|_| UnixStream::pair()).collect::<io::Result<_>>().map_err(cannot)?;
-        let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-        let theirs: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
-        let task = Task { address: address.text(), options: options.clone() };
-        let mut line = serde_json::to_vec(&task).map_err(|error| cannot(error.into()))?;
-        line.push(b'\n');
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
-        let mut parts = SendAncillaryBuffer::new(&mut space);
-        parts.push(SendAncillaryMessage::ScmRights(&theirs));
-        // One byte brings the sockets; the rest is a stream.
-        let sent = sendmsg(control, &[IoSlice::new(&line[..1])], &mut parts, SendFlags::NOSIGNAL);
-        sent.map_err(|error| cannot(error.into()))?;
-        (&mut &*control).write_all(&line[1..]).map_err(cannot)?;
-        let mut answer = String::new();
-        BufReader::new(control).read_line(&mut answer).map_err(cannot)?;
-        match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-            Opened::Here => Ok(ours),
-            Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
+/// Says what is to be opened, and returns when it is: the sockets that it is read by, and one to ask.
+fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options) -> Result<(Vec<UnixStream>, Asking)> {
+    let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
+    let pairs: Vec<_> = (0..SOCKETS).map(|_| UnixStream::pair()).collect::<io::Result<_>>().map_err(cannot)?;
+    let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let theirs: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
+    let task = Task { address: address.text(), options: options.clone() };
+    let mut line = serde_json::to_vec(&task).map_err(|error| cannot(error.into()))?;
+    line.push(b'\n');
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
+    let mut parts = SendAncillaryBuffer::new(&mut space);
+    parts.push(SendAncillaryMessage::ScmRights(&theirs));
+    // One byte brings the sockets; the rest is a stream.
+    let sent = sendmsg(&**control, &[IoSlice::new(&line[..1])], &mut parts, SendFlags::NOSIGNAL);
+    sent.map_err(|error| cannot(error.into()))?;
+    (&**control).write_all(&line[1..]).map_err(cannot)?;
+    let mut answer = String::new();
+    BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
+    match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
+        Opened::Here => {
+            control
+                .set_read_timeout(Some(TELLING))
+                .and_then(|()| control.set_write_timeout(Some(TELLING)))
+                .map_err(cannot)?;
+            Ok((ours, Asking { control: Arc::downgrade(control), asked: Mutex::new(0) }))
         }
+        Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
     }
 }
 
 impl Drop for Fetching {
     fn drop(&mut self) {
-        self.control = None;
+        // Whoever asks just now has it too.
+        let _ = self.control.shutdown(Shutdown::Both);
         let _ = self.child.wait();
     }
 }
@@ -120,8 +181,13 @@ pub fn serve(control: UnixStream) -> io::Result<()> {
         let file = Arc::clone(&file);
         thread::Builder::new().name("serve".into()).spawn(move || lend(&*file, socket))?;
     }
-    // Until the other side is gone: nothing more is sent.
-    let _ = (&control).read(&mut [0]);
+    // Until the other side is gone.
+    let mut asked = [0];
+    while matches!((&control).read(&mut asked), Ok(1)) {
+        let mut line = serde_json::to_vec(&Told { asked: asked[0], traffic: file.traffic() })?;
+        line.push(b'\n');
+        (&control).write_all(&line)?;
+    }
     Ok(())
 }
 
@@ -141,5 +207,57 @@ fn receive(control: &UnixStream) -> io::Result<(u8, Vec<UnixStream>)> {
         Ok((first[0], sockets))
     } else {
         Err(io::ErrorKind::InvalidData.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockbox::storage::Storage;
+
+    use super::*;
+    use crate::bucket::{Bucket, Directory};
+    use crate::{Names, Options};
+
+    #[test]
+    fn what_was_asked_is_told_beside_the_readers_and_to_nobody_when_the_process_hangs() {
+        let place = tempfile::tempdir().unwrap();
+        let options = Options { cache_directory: None, timeout: Some(Duration::ZERO), ..Options::default() };
+        let directory = Directory::open(place.path(), Some(Names::Ours)).unwrap();
+        let mut bucket = Bucket::open(Box::new(directory), "file:///a".into(), &options, false).unwrap();
+        bucket.fresh().unwrap().write_at(0, &vec![7; 12 << 20]).unwrap();
+        bucket.publish().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let serving = thread::spawn(|| serve(theirs));
+        let control = Arc::new(ours);
+        let address = Address::parse(format!("file://{}", place.path().display()).as_ref()).unwrap().unwrap();
+        let (sockets, asking) = introduce(&control, &address, &options).unwrap();
+        let borrowed = Borrowed::new(sockets, false).unwrap();
+        let before = asking.traffic().unwrap();
+        // The newest record's number by a list; the marker, the record, and what the file begins with.
+        assert!(before.lists == 1 && before.reads >= 3 && before.offline_since.is_none(), "{before:?}");
+        borrowed.read_at(8 << 20, &mut [0; 4096]).unwrap();
+        borrowed.read_at(8 << 20, &mut [0; 4096]).unwrap();
+        let after = asking.traffic().unwrap();
+        assert!(after.reads > before.reads && after.bytes >= before.bytes + (256 << 10), "{after:?}");
+        assert!(after.memory_hits > before.memory_hits && after.disk_hits == 0, "{after:?}");
+        // Whoever asks is not what keeps the process.
+        drop((borrowed, control));
+        assert!(asking.traffic().is_none());
+        serving.join().unwrap().unwrap();
+        let (ours, silent) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let ours = Arc::new(ours);
+        let asking = Asking { control: Arc::downgrade(&ours), asked: Mutex::new(0) };
+        assert!(asking.traffic().is_none());
+        // It goes on, and its late answer is not taken for the one to the next question.
+        let tell = |asked, reads| {
+            let told = Told { asked, traffic: Traffic { reads, ..Traffic::default() } };
+            (&silent).write_all(&[&serde_json::to_vec(&told).unwrap()[..], b"\n"].concat()).unwrap();
+        };
+        tell(1, 10);
+        tell(2, 20);
+        assert_eq!(asking.traffic().map(|traffic| traffic.reads), Some(20));
+        (&silent).write_all(&vec![b'x'; 100_000]).unwrap();
+        assert!(asking.traffic().is_none(), "what never ends is not waited for");
     }
 }

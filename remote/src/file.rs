@@ -6,7 +6,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use crate::cache::Cache;
 use crate::http::Http;
 use crate::shelf::{KEPT, SLOT, Shelf, Slot};
 use crate::source::{Source, Trouble, Version};
+use crate::traffic::{Counted, Counts, Traffic};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); to the end of a slot.
 const START: u64 = (385u64 * 4096).next_multiple_of(SLOT);
@@ -35,15 +35,6 @@ const FETCHERS: usize = 16;
 const WAITING: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
-/// What was asked of the server so far.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Counts {
-    pub(crate) requests: u64,
-    /// Slots that came from the cache on disk.
-    pub(crate) cache_hits: u64,
-}
 
 /// A file of a server, of the version that was there when it was opened (REMOTE-1).
 pub(crate) struct RemoteFile {
@@ -62,8 +53,7 @@ struct Inner {
     arrived: Condvar,
     queue: Mutex<Queue>,
     queued: Condvar,
-    /// For tests: what it costs is exact.
-    requests: AtomicU64,
+    counts: Arc<Counts>,
 }
 
 #[derive(Default)]
@@ -78,15 +68,24 @@ impl RemoteFile {
     /// # Errors
     /// As [`crate::open`].
     pub(crate) fn open(address: &Address, options: &Options) -> Result<RemoteFile> {
-        RemoteFile::of(Box::new(Http::new(address, options)?), address.to_string(), options)
+        RemoteFile::counting(Box::new(Http::new(address, options)?), address.to_string(), options)
     }
 
-    pub(crate) fn of(source: Box<dyn Source>, name: String, options: &Options) -> Result<RemoteFile> {
-        let requests = AtomicU64::new(0);
-        let first = patiently(options.timeout, &mut || {
-            requests.fetch_add(1, Ordering::Relaxed);
-            source.first(START)
-        });
+    /// What `source` has, each call of which is one request.
+    pub(crate) fn counting(source: Box<dyn Source>, name: String, options: &Options) -> Result<RemoteFile> {
+        let counts = Arc::new(Counts::default());
+        let source = Counted { counts: counts.clone(), inner: source };
+        RemoteFile::of(Box::new(source), name, options, counts)
+    }
+
+    /// What `source` has, which counts its requests.
+    pub(crate) fn of(
+        source: Box<dyn Source>,
+        name: String,
+        options: &Options,
+        counts: Arc<Counts>,
+    ) -> Result<RemoteFile> {
+        let first = patiently(options.timeout, &mut || source.first(START));
         let (version, start) = first.map_err(|trouble| told(&name, trouble))?;
         let cache = options.cache_directory.as_deref().filter(|_| {
             // Without a tag nobody knows whether what lies there is of this version.
@@ -105,15 +104,13 @@ impl RemoteFile {
             arrived: Condvar::new(),
             queue: Mutex::default(),
             queued: Condvar::new(),
-            requests,
+            counts,
         };
         Ok(RemoteFile { inner: Arc::new(inner) })
     }
 
-    #[cfg(test)]
-    pub(crate) fn counts(&self) -> Counts {
-        let cache_hits = self.inner.cache.as_ref().map_or(0, Cache::hits);
-        Counts { requests: self.inner.requests.load(Ordering::Relaxed), cache_hits }
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.inner.counts.traffic(self.inner.cache.as_ref().map_or(0, Cache::hits))
     }
 
     /// Has slots fetched by the threads for that. A hint: what does not fit is passed over.
@@ -220,10 +217,7 @@ impl Inner {
     fn request(&self, slots: &Range<u64>, timeout: Option<Duration>) -> Result<Vec<Slot>> {
         let range = self.slot_bytes(slots);
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let answered = patiently(timeout, &mut || {
-            self.requests.fetch_add(1, Ordering::Relaxed);
-            self.source.range(&self.version, range.clone(), &mut bytes)
-        });
+        let answered = patiently(timeout, &mut || self.source.range(&self.version, range.clone(), &mut bytes));
         answered.map_err(|trouble| told_later(&self.name, trouble))?;
         let fetched: Vec<Slot> = bytes.chunks(SLOT as usize).map(Slot::from).collect();
         if let Some(cache) = &self.cache {
@@ -237,6 +231,7 @@ impl Inner {
         let mut shelf = self.shelf.lock();
         loop {
             if let Some(found) = shelf.get(slot) {
+                self.counts.hit();
                 return Ok(found);
             }
             if shelf.is_coming(slot) {
@@ -448,7 +443,7 @@ mod tests {
         let inner = Arc::new(std::sync::OnceLock::new());
         let source = Watched { inner: inner.clone(), told: Mutex::new(told) };
         let options = Options { cache_directory: None, cache_bytes: Some(0), ..Options::default() };
-        let file = RemoteFile::of(Box::new(source), "https://host/a".into(), &options).unwrap();
+        let file = RemoteFile::counting(Box::new(source), "https://host/a".into(), &options).unwrap();
         inner.set(Arc::downgrade(&file.inner)).unwrap();
         file.will_need(0, u64::MAX);
         let mut brought = 0;

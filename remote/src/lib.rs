@@ -25,6 +25,7 @@ mod shelf;
 mod source;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,10 +38,11 @@ use serde::{Deserialize, Serialize};
 pub use address::Address;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
 use bucket::{Directory, Objects, S3};
-pub use fetcher::{open_apart, serve};
+pub use fetcher::{Asking, open_apart, serve};
 use file::RemoteFile;
 pub use kept::{Kept, kept, remove_kept};
 pub use probe::{Finding, probe};
+pub use traffic::Traffic;
 
 /// How archives of other machines are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -75,7 +75,7 @@ fn options() -> Options {
 }
 
 fn open(server: &Arc<Server>, options: &Options) -> lockbox::Result<RemoteFile> {
-    RemoteFile::of(Box::new(Simulated(Arc::clone(server))), "s3://b/a.lbx".into(), options)
+    RemoteFile::counting(Box::new(Simulated(Arc::clone(server))), "s3://b/a.lbx".into(), options)
 }
 
 fn read(file: &RemoteFile, offset: u64, length: usize) -> lockbox::Result<Vec<u8>> {
@@ -122,6 +122,35 @@ fn every_range_has_the_bytes_that_the_server_has() {
 }
 
 #[test]
+fn what_was_asked_is_counted_and_since_when_nobody_answers() {
+    let server = server(16 << 20);
+    let file = open(&server, &options()).unwrap();
+    let opened = file.traffic();
+    assert_eq!((opened.reads, opened.lists, opened.offline_since), (1, 0, None));
+    let start = opened.bytes;
+    assert!(start >= 385 * 4096);
+    server.troubles.lock().push(Trouble::Passing("away".into()));
+    assert!(read(&file, 8 << 20, 4096).is_err());
+    let away = file.traffic();
+    assert!(away.offline_since.is_some() && away.bytes == start && away.reads == 2, "{away:?}");
+    // Who is away goes on to be since the first time; what is here needs nobody.
+    server.troubles.lock().push(Trouble::Passing("away".into()));
+    assert!(read(&file, 8 << 20, 4096).is_err());
+    read(&file, 0, 4096).unwrap();
+    assert_eq!(file.traffic().offline_since, away.offline_since);
+    read(&file, 8 << 20, 4096).unwrap();
+    let back = file.traffic();
+    assert_eq!((back.reads, back.offline_since, back.memory_hits), (4, None, 0));
+    assert_eq!(back.bytes, start + 4 * SLOT);
+    read(&file, 8 << 20, 4096).unwrap();
+    assert_eq!((file.traffic().reads, file.traffic().memory_hits), (4, 1));
+    // A refusal is an answer.
+    server.troubles.lock().push(Trouble::Refused("no".into()));
+    assert!(read(&file, 12 << 20, 4096).is_err());
+    assert_eq!(file.traffic().offline_since, None);
+}
+
+#[test]
 fn a_page_costs_one_request_and_none_when_it_is_kept() {
     let server = server(16 << 20);
     let place = tempfile::tempdir().unwrap();
@@ -129,7 +158,7 @@ fn a_page_costs_one_request_and_none_when_it_is_kept() {
     let file = open(&server, &options).unwrap();
     // The start is what the opening brought.
     read(&file, 0, 1 << 20).unwrap();
-    assert_eq!(file.counts().requests, 1);
+    assert_eq!(file.traffic().reads, 1);
     // Its head first, then the rest, as pages are read.
     read(&file, (4 << 20) + 4096, 4096).unwrap();
     read(&file, (4 << 20) + 8192, 128 << 10).unwrap();
@@ -142,12 +171,12 @@ fn a_page_costs_one_request_and_none_when_it_is_kept() {
     let file = loop {
         let file = open(&server, &options).unwrap();
         read(&file, (4 << 20) + 4096, 132 << 10).unwrap();
-        if file.counts().cache_hits > 0 {
+        if file.traffic().disk_hits > 0 {
             break file;
         }
         thread::yield_now();
     };
-    assert_eq!(file.counts().requests, 1, "REMOTE-2: the opening asks");
+    assert_eq!(file.traffic().reads, 1, "REMOTE-2: the opening asks");
 }
 
 #[test]
@@ -172,7 +201,7 @@ fn a_cache_of_another_version_or_other_commits_is_not_used() {
     let read_all = |server: &Arc<Server>| {
         let file = open(server, &options).unwrap();
         assert!(read(&file, BEHIND, 1 << 20).unwrap() == server.bytes[BEHIND as usize..][..1 << 20]);
-        file.counts().cache_hits
+        file.traffic().disk_hits
     };
     assert_eq!((read_all(&first), read_all(&first)), (0, 16));
     // Another tag; the same tag and length with other commits, as of a server whose tags are of seconds.
@@ -209,7 +238,7 @@ fn a_failed_request_is_told_as_that_and_the_next_one_may_do() {
     let file = open(&server, &patient).unwrap();
     server.troubles.lock().extend([passing(), passing()]);
     assert!(read(&file, BEHIND, 10).is_ok());
-    assert_eq!(file.counts().requests, 4);
+    assert_eq!(file.traffic().reads, 4);
     server.troubles.lock().push(Trouble::Gone);
     assert!(
         matches!(open(&server, &patient), Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound)
@@ -229,7 +258,7 @@ fn many_readers_of_one_slot_ask_once() {
             });
         }
     });
-    assert_eq!(file.counts().requests, 2);
+    assert_eq!(file.traffic().reads, 2);
 }
 
 /// A server on the loopback address that answers each request by `answer`: the head of the request, and where the response goes.

@@ -278,6 +278,24 @@ pub struct Status {
     pub latched: Option<String>,
     /// Why the newest commit was left out when the mount began.
     pub fallback: Option<String>,
+    /// What was asked of the server of an archive that is no file of this host; None for a file, and where the process that asks does not tell.
+    pub remote: Option<Traffic>,
+}
+
+/// What was asked of a server since the mount began, as lockbox-remote counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Traffic {
+    /// Requests for parts of files or objects, and for lists.
+    pub reads: u64,
+    pub lists: u64,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// Pieces that were in memory or on disk.
+    pub memory_hits: u64,
+    pub disk_hits: u64,
+    /// Since when no request was answered, in seconds since 1970; None when the last one was.
+    pub offline_since: Option<i64>,
 }
 
 /// What a mount does by itself about snapshots.

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use lockbox::control::Traffic;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 use lockbox_remote::{Address, Bucket, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
 
-use super::{Patience, Remote};
+use super::{Patience, Remote, Telling};
 
 impl Remote {
     fn options(&self) -> Options {
@@ -44,8 +45,20 @@ pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
     lockbox_remote::open(&address(name)?, &how.options())
 }
 
-pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(lockbox_remote::open_apart(command, &address(name)?, &how.options())?))
+pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<(Arc<dyn Storage>, Telling)> {
+    let (storage, asking) = lockbox_remote::open_apart(command, &address(name)?, &how.options())?;
+    let telling = move || {
+        let told = asking.traffic()?;
+        Some(Traffic {
+            reads: told.reads,
+            lists: told.lists,
+            bytes: told.bytes,
+            memory_hits: told.memory_hits,
+            disk_hits: told.disk_hits,
+            offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
+        })
+    };
+    Ok((Arc::new(storage), Arc::new(telling)))
 }
 
 /// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-use super::Remote;
+use super::{Remote, Telling};
 
 /// Whether this is the address of an archive and not the path of one.
 pub fn is_elsewhere(name: &Path) -> bool {
@@ -27,7 +27,7 @@ pub(super) fn open(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
     Err(lacking())
 }
 
-pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
+pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote) -> Result<(Arc<dyn Storage>, Telling)> {
     Err(lacking())
 }
 

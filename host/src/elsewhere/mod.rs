@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockbox::Result;
+use lockbox::control::Traffic;
 use lockbox::storage::{Site, Storage};
 use lockbox_terminal::quantity;
 use serde::{Deserialize, Serialize};
@@ -63,16 +64,20 @@ impl Remote {
     }
 }
 
+/// Tells what was asked of a server, at once or not at all.
+pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
+
 /// Where an archive is, and what is open of one that is no file of this host.
 pub struct Place {
     path: PathBuf,
     elsewhere: Option<Arc<dyn Storage>>,
+    telling: Option<Telling>,
 }
 
 impl Place {
     /// A file, which whoever opens the archive opens.
     pub fn file(path: &Path) -> Place {
-        Place { path: path.to_owned(), elsewhere: None }
+        Place { path: path.to_owned(), elsewhere: None, telling: None }
     }
 
     /// What is at an address, opened for reading.
@@ -88,7 +93,13 @@ impl Place {
     /// # Errors
     /// As of [`Place::at`], and of starting the process.
     pub fn apart(command: &mut Command, address: &Path, how: &Remote) -> Result<Place> {
-        open_apart(command, address, how).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
+        let (storage, telling) = open_apart(command, address, how)?;
+        Ok(Place { elsewhere: Some(storage), telling: Some(telling), ..Place::file(address) })
+    }
+
+    /// What was asked of the server, where a process of its own asks.
+    pub fn telling(&self) -> Option<Telling> {
+        self.telling.clone()
     }
 
     pub fn site(&self) -> Site<'_> {

@@ -39,7 +39,7 @@ pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
 pub(crate) use self::inventory::{archives, examine};
 use self::layout::{Kind, Owner};
 use self::moment::{Moment, Reading};
-pub(crate) use self::objects::Objects;
+pub(crate) use self::objects::{Created, Listed, Objects, Part};
 pub(crate) use self::probe::probe;
 pub(crate) use self::s3::S3;
 use self::session::Session;
@@ -48,6 +48,7 @@ use self::store::Store;
 use crate::Options;
 use crate::file::RemoteFile;
 use crate::source::Trouble;
+use crate::traffic::{Counted, Counts};
 
 /// How long somebody who leaves without a backup waits for the removal of what went up.
 const RETREAT: Duration = Duration::from_secs(5);
@@ -57,7 +58,9 @@ const RETREAT: Duration = Duration::from_secs(5);
 /// # Errors
 /// As [`crate::open`].
 pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<RemoteFile>> {
-    let store = Arc::new(Store::new(objects, name, options.timeout));
+    let counts = Arc::new(Counts::default());
+    let objects = Counted { counts: counts.clone(), inner: objects };
+    let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
     let incarnation = match store.incarnation() {
         Ok(Some(incarnation)) => incarnation?,
         Ok(None) => return Ok(None),
@@ -70,7 +73,7 @@ pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
     let reading = Reading::of(store.clone(), incarnation, &moment);
-    RemoteFile::of(Box::new(reading), store.name.clone(), options).map(Some)
+    RemoteFile::of(Box::new(reading), store.name.clone(), options, counts).map(Some)
 }
 
 /// Removes what is needed no more, as a writer who comes, cleans and goes.

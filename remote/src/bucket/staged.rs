@@ -120,7 +120,7 @@ impl Staged {
         let options = Options { cache_bytes: Some(0), ..self.options.clone() };
         state.base = match state.length {
             0 => None,
-            _ => Some(Arc::new(RemoteFile::of(Box::new(reading), self.shared.store.name.clone(), &options)?)),
+            _ => Some(Arc::new(RemoteFile::counting(Box::new(reading), self.shared.store.name.clone(), &options)?)),
         };
         state.changed = RangeSet::new();
         Ok(())

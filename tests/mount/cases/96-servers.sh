@@ -200,11 +200,34 @@ case_a_file_that_is_replaced_under_its_reader_is_told() {
     ! grep -qi damaged "$WORK/box.log" || fail "a change is told as damage"
 }
 
+# Whether as many requests came to the server as a moment ago.
+settled() {
+    local before
+    before=$(told reads)
+    cat "$WORK/box/tree/96-servers.sh" >/dev/null
+    [[ $(told reads) == "$before" && $((before + 1)) == "$(requests)" ]]
+}
+
+# told FIELD: what the status of the mount has of its server.
+told() {
+    lockbox status --json "$WORK/box" | python3 -c 'import json, sys; print(json.load(sys.stdin)["remote"][sys.argv[1]])' "$1"
+}
+
 case_a_server_that_is_away_is_waited_for_and_then_an_error() {
+    local asked sent
     publish
     serve
+    # The mounting command asks once, and counts nothing.
     attach_url timeout=2s
     diff -r "$WORK/src/tree" "$WORK/box/tree"
+    # Nothing is fetched ahead any more when what was asked stays the same.
+    await 20 settled
+    asked=$(told reads) sent=$(told bytes)
+    same "$((asked + 1))" "$(requests)"
+    ((sent > 1500000 && sent < 30000000)) || fail "$sent bytes came"
+    same "$(told lists) $(told offline_since)" '0 None'
+    lockbox status --all "$WORK/box" | shows "^Server was asked   $asked reads, 0 lists, $sent bytes came"
+    ! lockbox status "$WORK/box" | shows 'does not answer' || fail "it does answer"
     stop_serving
     # What is here is served.
     diff -r "$WORK/src/tree" "$WORK/box/tree"
@@ -212,8 +235,15 @@ case_a_server_that_is_away_is_waited_for_and_then_an_error() {
     grep -q 'Input/output error' "$WORK/said" || fail "$(cat "$WORK/said")"
     grep -q 'does not answer' "$WORK/box.log"
     : >"$WORK/box.log"
+    lockbox status "$WORK/box" | shows 'its server does not answer since 20'
+    lockbox status --all "$WORK/box" | shows '^No answer since    20'
+    # Who asks hangs: the daemon answers all the same, without that.
+    kill -STOP "$(fetchers "$(url_daemon)")"
+    lockbox status --json "$WORK/box" | shows '"remote":null'
+    kill -CONT "$(fetchers "$(url_daemon)")"
     serve
     cmp "$WORK/box/large" "$WORK/src/large"
+    same "$(told offline_since)" None
     lockbox umount "$WORK/box"
     # With patience a reader sleeps through it.
     rm -rf "$WORK/cache"

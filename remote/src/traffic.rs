@@ -1,0 +1,121 @@
+//! What was asked of a server so far, and whether it answers: for those who want to know what a mount costs, and why it waits.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::bucket::{Created, Listed, Objects, Part};
+use crate::source::{Source, Trouble, Version};
+
+type Answer<T> = Result<T, Trouble>;
+
+/// What was asked since the opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Requests for parts of files and objects, those that failed as well.
+    pub reads: u64,
+    /// Requests for lists of objects.
+    pub lists: u64,
+    /// Bytes of files and objects that came.
+    pub bytes: u64,
+    /// Pieces of 64 KiB that were in memory or on disk when they were wanted.
+    pub memory_hits: u64,
+    pub disk_hits: u64,
+    /// Since when no request was answered, in seconds since 1970; None when the last one was.
+    pub offline_since: Option<u64>,
+}
+
+/// The same while it grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    reads: AtomicU64,
+    lists: AtomicU64,
+    bytes: AtomicU64,
+    memory_hits: AtomicU64,
+    /// 0 while the server answers.
+    offline: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn hit(&self) {
+        self.memory_hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn traffic(&self, disk_hits: u64) -> Traffic {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let offline = of(&self.offline);
+        Traffic {
+            reads: of(&self.reads),
+            lists: of(&self.lists),
+            bytes: of(&self.bytes),
+            memory_hits: of(&self.memory_hits),
+            disk_hits,
+            offline_since: (offline > 0).then_some(offline),
+        }
+    }
+
+    fn read<T>(&self, answer: Answer<T>, bytes: impl FnOnce(&T) -> usize) -> Answer<T> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if let Ok(answer) = &answer {
+            self.bytes.fetch_add(bytes(answer) as u64, Ordering::Relaxed);
+        }
+        self.answered(answer)
+    }
+
+    fn answered<T>(&self, answer: Answer<T>) -> Answer<T> {
+        if matches!(answer, Err(Trouble::Passing(_))) {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1);
+            let _ = self.offline.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        } else {
+            self.offline.store(0, Ordering::Relaxed);
+        }
+        answer
+    }
+}
+
+/// Who is asked, and counts it.
+pub(crate) struct Counted<T: ?Sized> {
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) inner: Box<T>,
+}
+
+impl<T: Source + ?Sized> Source for Counted<T> {
+    fn first(&self, count: u64) -> Answer<(Version, Vec<u8>)> {
+        self.counts.read(self.inner.first(count), |(_, bytes)| bytes.len())
+    }
+
+    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Answer<()> {
+        let length = out.len();
+        self.counts.read(self.inner.range(version, range, out), |()| length)
+    }
+}
+
+impl Objects for Counted<dyn Objects> {
+    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
+        self.counts.answered(self.inner.create(name, bytes))
+    }
+
+    fn hides(&self) -> bool {
+        self.inner.hides()
+    }
+
+    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
+        self.counts.read(self.inner.get(name, part), Vec::len)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        self.counts.lists.fetch_add(1, Ordering::Relaxed);
+        self.counts.answered(self.inner.list(prefix, after, most))
+    }
+
+    fn sweep(&self, above: &str) -> Answer<()> {
+        self.inner.sweep(above)
+    }
+
+    fn remove(&self, name: &str) -> Answer<()> {
+        self.counts.answered(self.inner.remove(name))
+    }
+}
