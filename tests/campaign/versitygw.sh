@@ -131,6 +131,18 @@ for ((round = 1; round <= ROUNDS; round++)); do
     wait "$pid" || fail "a server that came back: $(cat "$WORK/said")"
     cut=$((cut + 1))
     equal "$url"
+    # What is told without a key, and what a look at the server leaves there: nothing.
+    found=$(cd "$WORK/store/bucket" && find . -type f | sort)
+    lockbox doctor "${REMOTE[@]}" "$url" >"$WORK/said" || fail "$(cat "$WORK/said")"
+    [[ $(awk '$1 == "ok"' "$WORK/said" | wc -l) == 10 && $(wc -l <"$WORK/said") == 10 ]] || fail "$(cat "$WORK/said")"
+    diff <(echo "$found") <(cd "$WORK/store/bucket" && find . -type f | sort) || fail "a look left something"
+    lockbox remote ls "${REMOTE[@]}" s3://bucket >"$WORK/said"
+    grep -qF "  $url  (record " "$WORK/said" && (($(wc -l <"$WORK/said") == round)) || fail "$(cat "$WORK/said")"
+    lockbox remote check --full "${REMOTE[@]}" "$url" >/dev/null
+    lockbox remote collect "${REMOTE[@]}" "$url" >/dev/null
+    lockbox remote check --full "${REMOTE[@]}" "$url" >"$WORK/said"
+    grep -q ' 0 objects .* named by nothing' "$WORK/said" || fail "$(cat "$WORK/said")"
+    equal "$url"
     lockbox backup "${REMOTE[@]}" "$url" "$WORK/back$round.lbx" 2>/dev/null
     lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
 done
