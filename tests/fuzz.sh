@@ -19,7 +19,7 @@ corpus=${CORPUS:-$base/corpus}
 host=$(rustc -vV | sed -n 's/^host: //p')
 program=$base/$host/release/lockbox-fuzz
 wide=(whole operations page segment connection)
-decoders=(header framing slot identity record delta entry prologue head node directory values xattr space acl seen control options range capsule request)
+decoders=(header framing slot identity record delta entry prologue head node directory values xattr space acl seen control options marker storelog checkpoint range capsule request)
 targets=("$@")
 if [[ $# -eq 0 ]]; then
     targets=("${decoders[@]}")

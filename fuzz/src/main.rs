@@ -3,6 +3,7 @@
 
 #![no_main]
 
+mod bucket;
 mod mutate;
 
 use std::fs;
@@ -20,9 +21,12 @@ use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
 
 /// Targets of what lies above the library's archive.
-const UPPER: [(&str, Entry); 7] = [
+const UPPER: [(&str, Entry); 10] = [
     ("control", control),
     ("options", options),
+    ("marker", bucket::marker),
+    ("storelog", bucket::log),
+    ("checkpoint", bucket::checkpoint),
     ("segment", shares::segment),
     ("connection", http::connection),
     ("range", http::ranges),
@@ -135,7 +139,8 @@ fn write_seeds(to: &Path) {
     for name in TARGETS.iter().chain(&UPPER).map(|(name, _)| *name) {
         let directory = to.join(name);
         fs::create_dir_all(&directory).expect("a directory for seeds");
-        for (number, seed) in seeds(name).into_iter().chain(upper_seeds(name)).chain(share_seeds(name)).enumerate() {
+        let all = seeds(name).into_iter().chain(upper_seeds(name)).chain(bucket::seeds(name)).chain(share_seeds(name));
+        for (number, seed) in all.enumerate() {
             fs::write(directory.join(format!("seed{number:03}")), seed).expect("a seed is written");
         }
     }
