@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import lockbox_bucket
 import lockbox_format as fmt
 import zstandard
 from lockbox_keys import Secrets, describe, unlock
@@ -110,6 +111,12 @@ class Golden(unittest.TestCase):
                     description = describe(archive.header, way["slot"], unlock(archive.header, secrets))
                     self.assertIsNotNone(description)
                     self.assertEqual(description.label, way["label"])
+
+    def test_golden_bucket(self) -> None:
+        """The objects of `bucket` have the archive `objects`."""
+        manifest = json.loads((GOLDEN / "objects.json").read_text())
+        data = lockbox_bucket.archive(GOLDEN / "bucket")
+        self.assertEqual(hashlib.sha256(data).hexdigest(), manifest["sha256"])
 
     def assert_damage_stays_in_snapshots(self, file: BinaryIO, manifest: dict[str, Any], variant: dict[str, Any]) -> None:
         """Where a manifest says what becomes of snapshots, that and no more is refused."""

@@ -18,6 +18,13 @@ fn the_program_reads_a_golden_archive_with_a_log() {
     assert!(files_read("log") >= 6);
 }
 
+#[test]
+fn the_program_reads_a_golden_bucket() {
+    let (place, manifest, passfile) = golden("objects");
+    let bucket = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden/bucket").canonicalize().unwrap();
+    assert!(compared(&place, &manifest, &passfile, &format!("file://{}", bucket.display())) >= 10);
+}
+
 /// What was acknowledged and is lost is never called sound, and what looks like an interrupted write is told as that or damage.
 #[test]
 fn a_check_tells_what_a_damaged_log_lost() {
@@ -79,6 +86,10 @@ fn golden(name: &str) -> (Place, Value, PathBuf) {
 /// Compares regular files with what is recorded of them; answers how many.
 fn files_read(name: &str) -> usize {
     let (place, manifest, passfile) = golden(name);
+    compared(&place, &manifest, &passfile, "golden.lbx")
+}
+
+fn compared(place: &Place, manifest: &Value, passfile: &Path, archive: &str) -> usize {
     let mut read = 0;
     for (path, object) in manifest["objects"].as_object().unwrap() {
         // Regular files, named in hexadecimal; names that are no UTF-8 are another test's.
@@ -87,8 +98,9 @@ fn files_read(name: &str) -> usize {
         if object["mode"].as_u64().unwrap() & 0o170_000 != 0o100_000 || object["size"].as_u64().unwrap() > 1 << 20 {
             continue;
         }
-        let ended =
-            place.command().env("LOCKBOX_PASSFILE", &passfile).args(["cat", "golden.lbx", &name]).output().unwrap();
+        let mut command = place.command();
+        command.env("LOCKBOX_PASSFILE", passfile).env("XDG_CACHE_HOME", place.path("cache"));
+        let ended = command.args(["cat", archive, &name]).output().unwrap();
         assert!(ended.status.success(), "{name}: {}", String::from_utf8_lossy(&ended.stderr));
         let digest: String = Sha256::digest(&ended.stdout).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(object["sha256"], digest, "{name}");
