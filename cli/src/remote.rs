@@ -8,7 +8,7 @@ use lockbox_host::{DAMAGED, code};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::interrupt::{self, Interrupt};
+use crate::interrupt::Interrupt;
 use crate::output::{Output, Reader, rfc3339};
 use crate::progress::Bar;
 
@@ -131,17 +131,16 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
 fn check(args: &CheckArgs) -> Result<(), Failure> {
     let bar = Bar::new(args.quiet);
     let interrupt = Interrupt::watch()?;
+    let at_once = interrupt.ends_at_once(&bar, || "nothing was changed".to_owned())?;
     let examined = elsewhere::examine(&args.address, &args.remote.remote, args.full, &mut |done, total| {
         if total > 0 {
             bar.bytes("read", done, total);
         }
-        interrupt.check()
+        Ok(())
     });
+    drop(at_once);
     bar.wipe();
-    let examined = examined.map_err(|error| match error {
-        Error::Interrupted(_) => interrupt::failure(&error, "nothing was changed"),
-        error => Failure::at(&args.address, &error),
-    })?;
+    let examined = examined.map_err(|error| Failure::at(&args.address, &error))?;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({

@@ -97,8 +97,8 @@ pub fn serve(
     let (events, inbox) = mpsc::channel();
     let mut end = End::of(Arc::clone(&slot), inbox);
     let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let reach = Host { directory: host, telling: place.telling() };
-    let served = start(task, &slot, reach, signals, &events, &mut end).and_then(|running| {
+    let host = Host { directory: host, telling: place.telling() };
+    let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
             let (fs, cache, place) = (Arc::clone(&fs), Arc::clone(&running.cache), Arc::clone(&running.place));
             notices.extend(suspend::start(suspend::Target { fs, cache, place, events: events.clone() }, bus));

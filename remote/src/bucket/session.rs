@@ -348,7 +348,9 @@ impl Session {
         let (removed, trouble) = self.clean();
         let found = self.store.sweep(&self.incarnation).and_then(|()| self.find_left());
         // It goes in any case, or would be in the way of the next one.
-        self.left = found.as_ref().map(Vec::clone).unwrap_or_default();
+        if let Ok(found) = &found {
+            self.left.clone_from(found);
+        }
         if !self.left.is_empty() {
             // The record that says it first is dated by its own answer, and that stands in the next one: the day of what was found begins now.
             self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Commit)?;

@@ -18,7 +18,7 @@ use crate::source::Trouble;
 pub(super) const MARKER: &str = "lockbox";
 /// Bytes of a record's end that come with the first request for it.
 const TAIL: u64 = 256 << 10;
-/// Objects that are looked through: some hours' requests at most.
+/// Objects that are looked through: four thousand lists, some minutes of them.
 const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
