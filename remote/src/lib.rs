@@ -18,6 +18,7 @@ mod cache;
 mod credentials;
 mod fetcher;
 mod file;
+mod finding;
 mod http;
 mod kept;
 mod probe;
@@ -40,8 +41,9 @@ pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
 use bucket::{Directory, Objects, S3};
 pub use fetcher::{Asking, open_apart, serve};
 use file::RemoteFile;
+pub use finding::Finding;
 pub use kept::{Kept, kept, remove_kept};
-pub use probe::{Finding, probe};
+pub use probe::probe;
 pub use traffic::Traffic;
 
 /// How archives of other machines are read.

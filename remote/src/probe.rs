@@ -8,6 +8,7 @@ use lockbox::Result;
 use crate::address::Address;
 use crate::bucket;
 use crate::credentials::Credentials;
+use crate::finding::{Finding, remedy};
 use crate::http::{Answer, Http};
 use crate::source::{Trouble, Version};
 use crate::{Options, objects};
@@ -16,31 +17,6 @@ use crate::{Options, objects};
 const BEGIN: u64 = 4096;
 /// A tag that no file has.
 const NO_TAG: &str = "\"lockbox-doctor\"";
-
-/// What was found of one thing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Stable, for programs.
-    pub name: &'static str,
-    /// Whether it works. What works and has advice could be better.
-    pub works: bool,
-    pub found: String,
-    pub advice: Option<&'static str>,
-}
-
-impl Finding {
-    pub(crate) fn good(name: &'static str, found: impl Into<String>) -> Finding {
-        Finding { name, works: true, found: found.into(), advice: None }
-    }
-
-    pub(crate) fn advice(name: &'static str, found: impl Into<String>, advice: &'static str) -> Finding {
-        Finding { name, works: true, found: found.into(), advice: Some(advice) }
-    }
-
-    pub(crate) fn bad(name: &'static str, found: impl Into<String>, advice: &'static str) -> Finding {
-        Finding { name, works: false, found: found.into(), advice: Some(advice) }
-    }
-}
 
 /// Looks at an address. Whatever is made there for it is removed again, when `goes_on` ends it too, which is asked between requests.
 ///
@@ -121,19 +97,4 @@ fn web(http: &Http, address: &Address, findings: &mut Vec<Finding>) {
         ),
         Err(trouble) => Finding::bad("conditions", trouble.words(), remedy(&trouble)),
     });
-}
-
-/// What may help, in a sentence.
-pub(crate) fn remedy(trouble: &Trouble) -> &'static str {
-    match trouble {
-        Trouble::Passing(_) => "see whether the server runs and can be reached from here",
-        Trouble::Refused(_) => {
-            "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
-        }
-        Trouble::Gone => "see whether the name is right",
-        Trouble::Full(_) => "make room there",
-        Trouble::Changed | Trouble::Damaged(_) | Trouble::Unusable(_) => {
-            "use another server, or set this one up as lockbox-remote(7) says"
-        }
-    }
 }

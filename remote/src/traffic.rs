@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::bucket::{Created, Listed, Objects, Part};
 use crate::source::{Source, Trouble, Version};
 
 type Answer<T> = Result<T, Trouble>;
@@ -57,7 +56,8 @@ impl Counts {
         }
     }
 
-    fn read<T>(&self, answer: Answer<T>, bytes: impl FnOnce(&T) -> usize) -> Answer<T> {
+    /// A request for a part of a file or an object, which had so many bytes.
+    pub(crate) fn read<T>(&self, answer: Answer<T>, bytes: impl FnOnce(&T) -> usize) -> Answer<T> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         if let Ok(answer) = &answer {
             self.bytes.fetch_add(bytes(answer) as u64, Ordering::Relaxed);
@@ -65,7 +65,14 @@ impl Counts {
         self.answered(answer)
     }
 
-    fn answered<T>(&self, answer: Answer<T>) -> Answer<T> {
+    /// A request for a list of objects.
+    pub(crate) fn list<T>(&self, answer: Answer<T>) -> Answer<T> {
+        self.lists.fetch_add(1, Ordering::Relaxed);
+        self.answered(answer)
+    }
+
+    /// Any other request.
+    pub(crate) fn answered<T>(&self, answer: Answer<T>) -> Answer<T> {
         if matches!(answer, Err(Trouble::Passing(_))) {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1);
             let _ = self.offline.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -90,32 +97,5 @@ impl<T: Source + ?Sized> Source for Counted<T> {
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Answer<()> {
         let length = out.len();
         self.counts.read(self.inner.range(version, range, out), |()| length)
-    }
-}
-
-impl Objects for Counted<dyn Objects> {
-    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
-        self.counts.answered(self.inner.create(name, bytes))
-    }
-
-    fn hides(&self) -> bool {
-        self.inner.hides()
-    }
-
-    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
-        self.counts.read(self.inner.get(name, part), Vec::len)
-    }
-
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        self.counts.lists.fetch_add(1, Ordering::Relaxed);
-        self.counts.answered(self.inner.list(prefix, after, most))
-    }
-
-    fn sweep(&self, above: &str) -> Answer<()> {
-        self.inner.sweep(above)
-    }
-
-    fn remove(&self, name: &str) -> Answer<()> {
-        self.counts.answered(self.inner.remove(name))
     }
 }

@@ -12,6 +12,7 @@
 //! BUCKET-5  What comes from the store has bounds, and is compared with the hash that names it before it is believed to be whole; whether it is authentic is for the tags of
 //!     the archive.
 
+mod counted;
 mod directory;
 mod inventory;
 mod layout;
@@ -39,7 +40,7 @@ pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
 pub(crate) use self::inventory::{archives, examine};
 use self::layout::{Kind, Owner};
 use self::moment::{Moment, Reading};
-pub(crate) use self::objects::{Created, Listed, Objects, Part};
+pub(crate) use self::objects::Objects;
 pub(crate) use self::probe::probe;
 pub(crate) use self::s3::S3;
 use self::session::Session;

@@ -9,7 +9,7 @@ use super::objects::{Created, LISTED, Listed, Objects, Part};
 use super::session::random;
 use super::store::hex;
 use crate::file::patiently;
-use crate::probe::{Finding, remedy};
+use crate::finding::{Finding, remedy};
 use crate::source::Trouble;
 
 /// Who make one object at once.
