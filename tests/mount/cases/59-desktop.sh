@@ -275,6 +275,9 @@ for name, data in ((None, begin), ("copy.txt.lbx", b"")):
     assert kind == "application/x-lockbox", (name, kind)
 kind, _ = Gio.content_type_guess(None, b"\x89PNG" + begin[4:])
 assert kind != "application/x-lockbox", kind
+# A theme has an icon for any file, and its own come before the one that lies where all themes look.
+names = Gio.content_type_get_icon("application/x-lockbox").get_names()
+assert all(name.startswith("application-x-lockbox") for name in names), names
 opener = Gio.AppInfo.get_default_for_type("application/x-lockbox", False)
 assert opener.get_id() == "lockbox.desktop", opener.get_id()
 assert opener.list_actions() == ["unmount-all"]
