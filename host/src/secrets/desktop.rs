@@ -17,6 +17,8 @@ const TO_QUESTION: usize = 4;
 /// Why pinentry answers nothing when its window was closed, by itself or with the whole operation: codes of libgpg-error, without their source.
 const CLOSED: [u32; 2] = [99, 198];
 
+/// How many characters a line of zenity's windows has.
+const COLUMNS: usize = 64;
 /// What titles the windows, and where a program shows no text, begins it.
 const TITLE: &str = "lockbox";
 
@@ -108,7 +110,7 @@ impl Dialog {
                     "--entry".into(),
                     "--hide-text".into(),
                     title,
-                    format!("--text={}", compressed(text).replace('_', "__")),
+                    format!("--text={}", compressed(&in_lines(text)).replace('_', "__")),
                 ]
             }
             Dialog::Kdialog => vec![title, "--password".into(), rich(text)],
@@ -121,7 +123,7 @@ impl Dialog {
         let title = format!("--title={TITLE}");
         match self {
             Dialog::Zenity => {
-                let text = format!("--text={}", compressed(text));
+                let text = format!("--text={}", in_lines(text));
                 vec!["--error".into(), "--no-markup".into(), "--width=400".into(), title, text]
             }
             Dialog::Kdialog => vec![title, "--error".into(), rich(text)],
@@ -130,12 +132,28 @@ impl Dialog {
     }
 }
 
-/// For zenity, which reads escapes of C.
+/// For zenity, whose window gets as wide as a line of its question: the buttons of one that names a long path would lie beyond the display.
+fn in_lines(text: &str) -> String {
+    let mut rest = text;
+    let mut lines = Vec::new();
+    while let Some((end, _)) = rest.char_indices().nth(COLUMNS) {
+        let mut places = rest[..end].rmatch_indices([' ', '/']);
+        // The first slash of a path stays with it.
+        let last = places.find(|(at, what)| *what == " " || !rest[..*at].ends_with(' '));
+        let end = last.map_or(end, |(at, _)| at + 1);
+        lines.push(&rest[..end]);
+        rest = &rest[end..];
+    }
+    lines.push(rest);
+    lines.join("\n")
+}
+
+/// For kdialog, and for zenity where it asks, which read escapes of C.
 fn compressed(text: &str) -> String {
     text.replace('\\', "\\\\")
 }
 
-/// For kdialog, which takes for HTML what looks like it, so that all is; and which reads escapes too.
+/// For kdialog, which takes for HTML what looks like it, so that all is; and which breaks lines by itself.
 fn rich(text: &str) -> String {
     let text = compressed(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     format!("<qt>{text}</qt>")
@@ -205,7 +223,7 @@ mod tests {
     #[test]
     fn names_of_strangers_are_text_to_every_program() {
         let hostile = "<b>x</b> & \\n \\101 %0AMESSAGE _y";
-        assert_eq!(Dialog::Zenity.complaint(hostile)[4], "--text=<b>x</b> & \\\\n \\\\101 %0AMESSAGE _y");
+        assert_eq!(Dialog::Zenity.complaint(hostile)[4], "--text=<b>x</b> & \\n \\101 %0AMESSAGE _y");
         assert_eq!(Dialog::Zenity.question(hostile)[3], "--text=<b>x</b> & \\\\n \\\\101 %0AMESSAGE __y");
         assert!(Dialog::Zenity.complaint(hostile).contains(&"--no-markup".to_owned()));
         for arguments in [Dialog::Kdialog.question(hostile), Dialog::Kdialog.complaint(hostile)] {
@@ -214,6 +232,26 @@ mod tests {
         let told = conversation("a%0AGETPIN\nGETPIN");
         assert_eq!(told.lines().nth(1).unwrap(), "SETDESC a%250AGETPIN%0AGETPIN");
         assert_eq!(told.lines().count(), 5);
+    }
+
+    #[test]
+    fn no_line_of_zenity_is_wider_than_a_window() {
+        let name = "\u{fc}\\".repeat(100);
+        let path = "/home/ann/Accounts of the years 2019 to 2026 and what belongs to them";
+        let text = format!("Read-only, as this user may not write to it. The passphrase of {path}/{name}.lbx");
+        let told = Dialog::Zenity.complaint(&text)[4].clone();
+        assert_eq!(Dialog::Zenity.question(&text)[3], told.replace('\\', "\\\\"));
+        let lines: Vec<_> = told.strip_prefix("--text=").unwrap().split('\n').collect();
+        let begin = [
+            "Read-only, as this user may not write to it. The passphrase of ",
+            "/home/ann/Accounts of the years 2019 to 2026 and what belongs ",
+            "to them/",
+        ];
+        assert_eq!(lines[..3], begin);
+        assert!(lines.iter().all(|line| (1..=COLUMNS).contains(&line.chars().count())), "{lines:?}");
+        assert_eq!(lines.concat(), text);
+        let whole = "x".repeat(COLUMNS);
+        assert_eq!(in_lines(&whole), whole);
     }
 
     #[test]

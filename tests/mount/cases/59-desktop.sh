@@ -205,6 +205,9 @@ two_are_busy() {
     expect 13 '2 archives are still mounted' at_desk "$lockbox" umount --all --desktop
     same "$(wc -l <stderr)" 1
     same "$(grep -c -- '--text=2 archives are still mounted: ' told)" 1 "$(cat told)"
+    # Broken into lines, and without the words for a terminal.
+    tr -d '\n' <told >all
+    mv all told
     grep -q "$WORK/one is busy: .*process $$ " told && grep -q "$WORK/two is busy: .*process $$ " told || fail "$(cat told)"
     exec 7<&- 8<&-
     at_desk "$lockbox" umount --all --desktop
