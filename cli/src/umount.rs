@@ -28,6 +28,9 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts at a busy mount.
 const AGAIN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(5);
+/// What helps when a mount is busy, and what of that a window tells: nobody types there.
+const AT_TERMINAL: &str = "end that use, or use 'lockbox umount' with --wait or --lazy";
+const AT_DESKTOP: &str = "end that use, and unmount it again";
 
 /// Unmount an archive; returns when its last commit is durable
 #[derive(clap::Args)]
@@ -104,7 +107,7 @@ fn time(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     unmount(args).inspect_err(|failure| {
         if args.desktop {
-            desktop::tell(&failure.message);
+            desktop::tell(&failure.message.replace(AT_TERMINAL, AT_DESKTOP));
         }
     })
 }
@@ -271,13 +274,7 @@ fn stop(socket: &Path, status: &Status, lazy: bool, named: bool) -> Result<(), F
         }
         Response::Busy { message } => {
             let why = before.as_ref().filter(|_| named).and_then(in_use::by_whom).unwrap_or(message);
-            return Err(Failure::new(
-                IN_USE,
-                format!(
-                    "{} is busy: {why}; end that use, or use 'lockbox umount' with --wait or --lazy",
-                    status.mount_point
-                ),
-            ));
+            return Err(Failure::new(IN_USE, format!("{} is busy: {why}; {AT_TERMINAL}", status.mount_point)));
         }
         other => return Err(Failure::other(format!("{}: {}", status.mount_point, other.complaint()))),
     }
