@@ -8,7 +8,7 @@ use lockbox_host::harden::CoreLimit;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, shown};
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::exit::Failure;
 use crate::{output, runtime};
@@ -135,6 +135,7 @@ fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     let mut command = Command::new(program());
     let directory = match &args.directory {
         Some(directory) => directory.clone(),
+        None if args.open => within_reach(beside(&args.archive)?)?,
         None => beside(&args.archive)?,
     };
     if !given.contains(&"remount") {
@@ -193,6 +194,17 @@ fn beside(archive: &Path) -> Result<PathBuf, Failure> {
         return Err(named(&format!("{} has no suffix, such as .lbx, to leave out", shown(archive))));
     }
     Ok(directory)
+}
+
+/// Where the archive is mounted when the file manager shows it and nothing can be made beside it, as on a read-only medium: among what this user runs.
+fn within_reach(directory: PathBuf) -> Result<PathBuf, Failure> {
+    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Root is shown nothing, and would look for it in vain.
+    let is_shut = !geteuid().is_root() && access(parent, AccessFlags::W_OK).is_err();
+    match directory.file_name() {
+        Some(name) if is_shut && !directory.exists() => Ok(daemons::ready_directory()?.join(name)),
+        _ => Ok(directory),
+    }
 }
 
 /// Content that a mount would hide. What is mounted there already, and what cannot be read, is the mount program's business.

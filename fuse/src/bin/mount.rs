@@ -22,7 +22,9 @@ use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{OTHER, Program, USAGE, harden};
+use nix::errno::Errno;
 use nix::sys::statvfs::FsFlags;
+use nix::unistd::{AccessFlags, access};
 
 /// Mount a lockbox archive
 ///
@@ -219,7 +221,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     } else {
         if !options.read_only && is_read_only(&archive) {
             options.read_only = true;
+            options.sources.passphrase.notice = Some("Read-only, as its medium is");
             tell(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
+        } else if !options.read_only && arguments.desktop && may_only_be_read(&archive) {
+            // Who clicks on it gives no options.
+            options.read_only = true;
+            options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
+            tell(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
         }
         former::wait(&archive, options.read_only, tell)?;
     }
@@ -284,6 +292,11 @@ fn to_be_made(path: &Path) -> Result<Option<PathBuf>, Failure> {
 /// Whether nothing can be written where the archive lies, whoever writes.
 fn is_read_only(archive: &Path) -> bool {
     nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
+}
+
+/// Whether it is for others, or at another time, that the archive can be written.
+fn may_only_be_read(archive: &Path) -> bool {
+    access(archive, AccessFlags::W_OK) == Err(Errno::EACCES) && access(archive, AccessFlags::R_OK).is_ok()
 }
 
 fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {

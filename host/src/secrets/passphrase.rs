@@ -44,6 +44,9 @@ pub struct PassphraseSources {
     /// Nobody is at a terminal: what no option names is asked for in a window.
     #[arg(skip)]
     pub desktop: bool,
+    /// What the window says before it asks, as nobody reads standard error there.
+    #[arg(skip)]
+    pub notice: Option<&'static str>,
 }
 
 /// Where the passphrase comes from.
@@ -143,7 +146,11 @@ impl PassphraseSources {
     /// As [`PassphraseSources::check`]; one sentence when the source fails or is empty.
     pub fn passphrase(&self, path: &Path) -> Result<Bytes> {
         match self.source()? {
-            source @ (Source::Prompt | Source::Window) => source.asked(&question(path)),
+            Source::Window => Source::Window.asked(&match self.notice {
+                Some(notice) => format!("{notice}. {}", question(path)),
+                None => question(path),
+            }),
+            source @ Source::Prompt => source.asked(&question(path)),
             source => self.read(&source, path),
         }
     }

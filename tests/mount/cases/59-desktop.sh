@@ -209,6 +209,8 @@ two_are_busy() {
     tr -d '\n' <told >all
     mv all told
     grep -q "$WORK/one is busy: .*process $$ " told && grep -q "$WORK/two is busy: .*process $$ " told || fail "$(cat told)"
+    grep -q 'end that use, and unmount it again; ' told && grep -q -e '--wait or --lazy' stderr || fail "$(cat told stderr)"
+    ! grep -q -e --lazy told || fail "$(cat told)"
     exec 7<&- 8<&-
     at_desk "$lockbox" umount --all --desktop
     same "$(mounts_below "$WORK" | grep -vx "$WORK" || true)" ''
@@ -251,6 +253,48 @@ case_mount_open_shows_no_directory_that_is_not_the_archive() {
     [[ ! -e shown ]] || fail "shown: $(cat shown)"
     echo >go
     wait "${BACKGROUND[1]}"
+}
+
+case_a_double_click_shows_what_can_only_be_read() {
+    local place point
+    need_user
+    cd "$WORK"
+    stand_in zenity
+    printf '#!/bin/sh\nprintf "%%s\\n" "$@" >"$DESK/shown.new" && mv "$DESK/shown.new" "$DESK/shown"\n' >desk/xdg-open
+    chmod 755 desk/xdg-open
+    create box.lbx
+    mkdir medium shut user
+    mkdir user/empty
+    cp "$PASSFILE" user/pass
+    chown -R "$TEST_USER:" user
+    cp box.lbx medium/
+    cp box.lbx shut/
+    chown "$TEST_USER:" medium medium/box.lbx
+    chmod 644 */box.lbx
+    mount --bind medium medium
+    mount -o remount,bind,ro medium
+    at_desktop() {
+        as_user env -u LOCKBOX_PASSFILE DISPLAY=:77 DESK="$WORK/user" PATH="$WORK/desk:$PATH" "$@"
+    }
+    for place in 'medium:as its medium is' 'shut:as this user may not write to it'; do
+        printf '%s\n' wrong "$PASSPHRASE" >user/answers
+        chown "$TEST_USER:" user/answers
+        at_desktop lockbox mount --desktop --open -o "log=$WORK/user/log" "${place%%:*}/box.lbx" </dev/null
+        # Beside it there is no place for a directory.
+        await 30 test -e user/shown
+        point=$(cat user/shown)
+        [[ $point == */box && $point != "$WORK"/* ]] || fail "$point"
+        # It is said where it is asked, and once.
+        same "$(tr -d '\n' <user/told | grep -o -e '--text=[^.]*\. Passphrase of [a-z/.]*')" \
+            "--text=Read-only, ${place#*:}. Passphrase of ${place%%:*}/box.lbx"$'\n'"--text=Wrong passphrase. Passphrase of ${place%%:*}/box.lbx"
+        expect 1 'read-only file system' as_user touch "$point/file"
+        at_desktop lockbox umount "$point"
+        [[ ! -e $point ]] || fail 'its directory is left'
+        rm user/shown user/told
+    done
+    # At a terminal an option says so, and it is said that one is missing.
+    expect 2 'for writing: Permission denied' as_user lockbox mount --passfile user/pass shut/box.lbx user/empty
+    umount medium
 }
 
 case_a_desktop_knows_archives_and_what_opens_them() {
