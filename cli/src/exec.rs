@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     let signals = noted_signals()?;
     let place = Place::make()?;
     let (socket, theirs) = UnixStream::pair().map_err(|error| Failure::host("cannot make a socket", &error))?;
-    let mut mounting = Command::new(mount::program());
+    let mut mounting = mount::named_program();
     mounting.arg("--for-program").stdout(OwnedFd::from(theirs));
     for options in &args.options {
         mounting.arg("-o").arg(options);

@@ -132,7 +132,7 @@ fn options(args: &Args) -> impl Iterator<Item = &str> {
 /// The mount program with its arguments, and the directory.
 fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     let given: Vec<&str> = options(args).collect();
-    let mut command = Command::new(program());
+    let mut command = named_program();
     let directory = match &args.directory {
         Some(directory) => directory.clone(),
         None if args.open => within_reach(beside(&args.archive)?)?,
@@ -216,6 +216,13 @@ fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
         "{} is not empty, and a mount would hide what is in it: use -o nonempty to mount there all the same, or name another directory",
         shown(directory)
     )))
+}
+
+/// The mount program, called by its name alone: by a path of the system it would end with mount(8)'s codes.
+pub(crate) fn named_program() -> Command {
+    let mut command = Command::new(program());
+    command.arg0(NAMES[0]);
+    command
 }
 
 /// The program of the same installation, else the one in PATH or of the system.

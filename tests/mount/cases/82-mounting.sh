@@ -81,6 +81,28 @@ case_a_mount_hides_nothing_unasked() {
     same "$(cat box/file)" precious
 }
 
+case_mounting_ends_with_codes_of_lockbox_wherever_its_program_is_installed() {
+    alone where_mount_8_looks
+}
+
+where_mount_8_looks() {
+    local lockbox program
+    new_archive box
+    cd "$WORK"
+    (umask 077 && echo wrong >wrong)
+    mkdir bin
+    lockbox=$(type -P lockbox)
+    program=$(type -P mount.lockbox)
+    cp "$lockbox" bin/lockbox
+    mount -t tmpfs tmpfs /usr/sbin
+    cp "$program" /usr/sbin/mount.lockbox
+    export PATH=/usr/sbin:/usr/bin
+    expect 10 'wrong passphrase' bin/lockbox mount --passfile wrong box.lbx box
+    expect 10 'wrong passphrase' bin/lockbox exec --passfile wrong box.lbx -- true
+    # Who goes by its path, as mount(8), gets that one's.
+    expect 32 'wrong passphrase' /usr/sbin/mount.lockbox -o "passfile=$WORK/wrong" box.lbx box
+}
+
 case_an_archive_on_a_read_only_medium_is_mounted_read_only() {
     new_archive box
     cd "$WORK"
