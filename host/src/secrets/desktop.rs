@@ -237,14 +237,14 @@ mod tests {
     #[test]
     fn no_line_of_zenity_is_wider_than_a_window() {
         let name = "\u{fc}\\".repeat(100);
-        let path = "/home/ann/Accounts of the years 2019 to 2026 and what belongs to them";
+        let path = "/srv/anna/Accounts of the years 2019 to 2026 and what belongs to them";
         let text = format!("Read-only, as this user may not write to it. The passphrase of {path}/{name}.lbx");
         let told = Dialog::Zenity.complaint(&text)[4].clone();
         assert_eq!(Dialog::Zenity.question(&text)[3], told.replace('\\', "\\\\"));
         let lines: Vec<_> = told.strip_prefix("--text=").unwrap().split('\n').collect();
         let begin = [
             "Read-only, as this user may not write to it. The passphrase of ",
-            "/home/ann/Accounts of the years 2019 to 2026 and what belongs ",
+            "/srv/anna/Accounts of the years 2019 to 2026 and what belongs ",
             "to them/",
         ];
         assert_eq!(lines[..3], begin);
