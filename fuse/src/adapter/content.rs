@@ -18,7 +18,7 @@ impl Adapter {
         let written = ready.and_then(|()| self.fs.accept(ino(number), offset, data));
         self.cache.content_written(&self.fs, number, kill);
         if written.is_err() {
-            self.cache.content_refused(number);
+            self.cache.content_refused(number, data.len());
         }
         written
     }

@@ -64,21 +64,24 @@ impl KernelCache {
         if kill { self.content_changed(fs, ino, kill) } else { self.writers.wrote(ino.0) }
     }
 
-    /// Comes after a WRITE that was refused, before its reply: whoever writes on is told (KERNEL-12).
-    pub(crate) fn content_refused(&self, ino: INodeNo) {
-        self.writers.refuse(ino.0, true);
+    /// Comes after a WRITE of so many bytes that was refused, before its reply: whoever writes on is told (KERNEL-12).
+    pub(crate) fn content_refused(&self, ino: INodeNo, bytes: usize) {
+        self.writers.refuse(ino.0, bytes);
         self.writers.changed(ino.0, None);
         self.invalidate_attributes(ino);
     }
 
     /// # Errors
-    /// What a write to an inode would meet of which one was refused (KERNEL-12).
+    /// What the WRITE of an inode that was refused would meet now (KERNEL-12): a smaller one may find room where the kernel's do not.
     pub(crate) fn check_refused(&self, fs: &FileSystem, ino: INodeNo) -> Result<()> {
-        if self.writers.is_refused(ino.0) {
-            fs.check_room()?;
-            self.writers.refuse(ino.0, false);
+        match self.writers.refused(ino.0) {
+            0 => Ok(()),
+            bytes => {
+                fs.check_room(bytes as u64)?;
+                self.writers.refuse(ino.0, 0);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// Tells which block counts WRITEs made wrong since this was called last. No lock of the file system may be held, as for `blocks_changed`.

@@ -40,8 +40,8 @@ struct Written {
     /// The kernel has asked for attributes since there is a writer.
     asked: bool,
     newest: Arc<Newest>,
-    /// A WRITE was refused, and whoever writes is to be told (KERNEL-12).
-    refused: bool,
+    /// Bytes of a WRITE that was refused, of which whoever writes is to be told (KERNEL-12); 0 for none.
+    refused: usize,
 }
 
 /// What the kernel keeps of the inode's attributes.
@@ -62,7 +62,7 @@ impl Kept {
 
 impl Written {
     fn of(kept: Kept) -> Written {
-        Written { handles: 0, kept, written: false, asked: false, newest: Arc::default(), refused: false }
+        Written { handles: 0, kept, written: false, asked: false, newest: Arc::default(), refused: 0 }
     }
 }
 
@@ -175,13 +175,13 @@ impl Writers {
         self.with(ino, |written| written.written = written.kept != Kept::Nothing);
     }
 
-    /// A WRITE was refused, or the next one would be accepted.
-    pub(super) fn refuse(&self, ino: u64, refused: bool) {
-        self.with(ino, |written| written.refused = refused);
+    /// A WRITE of so many bytes was refused, or with 0 would be accepted now.
+    pub(super) fn refuse(&self, ino: u64, bytes: usize) {
+        self.with(ino, |written| written.refused = bytes);
     }
 
-    pub(super) fn is_refused(&self, ino: u64) -> bool {
-        self.with(ino, |written| written.refused).unwrap_or(false)
+    pub(super) fn refused(&self, ino: u64) -> usize {
+        self.with(ino, |written| written.refused).unwrap_or(0)
     }
 
     /// The inodes to which content came since the last call.

@@ -78,7 +78,8 @@ fn the_size_limit_holds() {
 /// A full disk is an error of the request that finds no room, ENOSPC, and of nothing else: what was durable stays, deleting
 /// and unmounting work, and room that comes back is used: what was deleted can be written again at once, since who finds no
 /// room waits for what is on its way. Since the kernel accepts writes before the daemon sees them, the error may come at
-/// fsync(2) or close(2). Only deletes and commits may use the last MiB.
+/// fsync(2) or close(2); a program that asks for neither meets it soon with write(2), if it opened the file for writing
+/// alone. Only deletes and commits may use the last MiB.
 #[test]
 fn a_full_host_loses_nothing() {
     let host = Host::new(48 * MIB);
@@ -90,6 +91,15 @@ fn a_full_host_loses_nothing() {
     fs::write(mount.outside("other"), noise(1, 8 << 20)).unwrap();
     let after = available(&mount);
     assert!(before >= after + 7 * MIB, "{before} bytes before, {after} after");
+    // Whoever never asks; 2 GiB at most.
+    let mut log = File::create(mount.path("log")).unwrap();
+    assert_eq!(fill(&mount, "filler", 64 * MIB).1, ENOSPC);
+    let piece = noise(7, 64 << 10);
+    let met = (0..32_768).find_map(|_| log.write_all(&piece).err());
+    assert_eq!(met.and_then(|error| error.raw_os_error()), Some(ENOSPC));
+    drop(log);
+    fs::remove_file(mount.path("log")).unwrap();
+    fs::remove_file(mount.path("filler")).unwrap();
     mount.check();
     drop(mount);
 }

@@ -100,7 +100,7 @@ pub fn probe(_name: &Path, _how: &Remote, _goes_on: &mut dyn FnMut() -> Result<(
     Err(lacking())
 }
 
-pub type Step<'a> = dyn FnMut(u64, u64) -> Result<()> + 'a;
+pub(super) type Step<'a> = dyn FnMut(u64, u64) -> Result<()> + 'a;
 
 #[derive(Clone, Copy)]
 pub struct Amount {

@@ -1,7 +1,8 @@
 //! fsync and the periodic commit.
 
 use crate::error::{Error, Result};
-use crate::format::{BLOCK, Generation};
+use crate::format::Generation;
+use crate::fs::extents::FRAME;
 use crate::fs::{FileSystem, SyncProfile};
 use crate::txn::{Volume, WantedCommit};
 
@@ -95,9 +96,9 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// What a write would meet that brings one block: `NoSpace`, `Latched`, `ReadOnly`. It waits for room as that would.
-    pub fn check_room(&self) -> Result<()> {
-        self.volume.reserve_data(BLOCK, 1).map(drop)
+    /// What a write of so many bytes would meet: `NoSpace`, `Latched`, `ReadOnly`. It waits for room as that would.
+    pub fn check_room(&self, bytes: u64) -> Result<()> {
+        self.volume.reserve_data(bytes, bytes.div_ceil(FRAME)).map(drop)
     }
 
     /// Whether a change may now have to wait for a commit or for write-out; a guess, for those who plan threads.
