@@ -353,10 +353,10 @@ case_what_takes_long_is_said_and_wiped() {
     create "$WORK/host/box.lbx"
     mount.lockbox "$WORK/host/box.lbx" "$WORK/box" -o "passfile=$PASSFILE,log=$WORK/box.log"
     echo first >"$WORK/box/file"
-    # goes_on SENTENCE COMMAND: Enter ends the standstill.
+    # goes_on SENTENCE COMMAND: Enter ends the standstill, and so does the end of the terminal: what is frozen would outlive everything.
     goes_on() {
         # shellcheck disable=SC2016
-        seen 0 "$1" "$1" '' -- sh -c 'fsfreeze --freeze "$1"; sh -c "$2" & read -r _; fsfreeze --unfreeze "$1"; wait $!' sh "$WORK/host" "$2"
+        seen 0 "$1" "$1" '' -- sh -c 'trap "fsfreeze --unfreeze \"$1\"" HUP; fsfreeze --freeze "$1"; sh -c "$2" & read -r _; fsfreeze --unfreeze "$1"; wait $!' sh "$WORK/host" "$2"
         grep -qF $'\r\e[K' "$WORK/screen" || fail 'the sentence stays'
     }
     goes_on 'Waiting for the daemon\.\.\.' "lockbox snapshot create '$WORK/box' one"
