@@ -228,11 +228,15 @@ impl SpaceMap {
             let start = (data.start.max(base_byte) - base_byte) / BLOCK;
             let end = (data.end.min(end_byte) - base_byte).div_ceil(BLOCK);
             fill(&mut region.dirty, start, end, true);
+            // A block of which the host has a part alone, as a refused write leaves it where the host's blocks are smaller, is to be erased, but not allocated.
+            let whole = (data.start.max(base_byte) - base_byte).div_ceil(BLOCK);
+            let whole_end = (data.end.min(end_byte) - base_byte) / BLOCK;
+            fill(&mut region.backed, whole, whole_end, true);
             at = data.end.max(at + BLOCK);
         }
         for w in 0..region.dirty.len() {
             region.dirty[w] &= !region.busy[w];
-            region.backed[w] = region.dirty[w];
+            region.backed[w] &= region.dirty[w];
         }
         self.pending.remove(&number);
         self.unlooked.remove(&number);
