@@ -88,10 +88,13 @@ impl fuser::Filesystem for Adapter {
         if let Some(kept) = self.kept(number) {
             return kept.getattr(reply);
         }
-        if handle == Some(ONLY_WRITES) {
+        if handle == Some(ONLY_WRITES)
+            && let bytes @ 1.. = self.cache.refused(number)
+        {
             in_flight.long();
-            if let Err(error) = self.cache.check_refused(&self.fs, number) {
-                return reply.error(errno(&error));
+            match self.fs.check_room(bytes as u64) {
+                Ok(()) => self.cache.content_accepted(number),
+                Err(error) => return reply.error(errno(&error)),
             }
         }
         match self.cache.attributes(&self.fs, number) {

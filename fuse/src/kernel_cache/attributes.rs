@@ -67,21 +67,17 @@ impl KernelCache {
     /// Comes after a WRITE of so many bytes that was refused, before its reply: whoever writes on is told (KERNEL-12).
     pub(crate) fn content_refused(&self, ino: INodeNo, bytes: usize) {
         self.writers.refuse(ino.0, bytes);
-        self.writers.changed(ino.0, None);
-        self.invalidate_attributes(ino);
+        self.blocks_changed(Ino(ino.0));
     }
 
-    /// # Errors
-    /// What the WRITE of an inode that was refused would meet now (KERNEL-12): a smaller one may find room where the kernel's do not.
-    pub(crate) fn check_refused(&self, fs: &FileSystem, ino: INodeNo) -> Result<()> {
-        match self.writers.refused(ino.0) {
-            0 => Ok(()),
-            bytes => {
-                fs.check_room(bytes as u64)?;
-                self.writers.refuse(ino.0, 0);
-                Ok(())
-            }
-        }
+    /// Bytes of the WRITE that was refused, and would be still as far as is known; 0 for none (KERNEL-12). A smaller one may find room where the kernel's do not.
+    pub(crate) fn refused(&self, ino: INodeNo) -> usize {
+        self.writers.refused(ino.0)
+    }
+
+    /// The WRITE that was refused would be accepted now.
+    pub(crate) fn content_accepted(&self, ino: INodeNo) {
+        self.writers.refuse(ino.0, 0);
     }
 
     /// Tells which block counts WRITEs made wrong since this was called last. No lock of the file system may be held, as for `blocks_changed`.

@@ -225,13 +225,10 @@ impl SpaceMap {
             if data.start >= end_byte {
                 break;
             }
-            let start = (data.start.max(base_byte) - base_byte) / BLOCK;
-            let end = (data.end.min(end_byte) - base_byte).div_ceil(BLOCK);
-            fill(&mut region.dirty, start, end, true);
+            let (start, end) = (data.start.max(base_byte) - base_byte, data.end.min(end_byte) - base_byte);
             // A block of which the host has a part alone, as a refused write leaves it where the host's blocks are smaller, is to be erased, but not allocated.
-            let whole = (data.start.max(base_byte) - base_byte).div_ceil(BLOCK);
-            let whole_end = (data.end.min(end_byte) - base_byte) / BLOCK;
-            fill(&mut region.backed, whole, whole_end, true);
+            fill(&mut region.dirty, start / BLOCK, end.div_ceil(BLOCK), true);
+            fill(&mut region.backed, start.div_ceil(BLOCK), end / BLOCK, true);
             at = data.end.max(at + BLOCK);
         }
         for w in 0..region.dirty.len() {

@@ -262,14 +262,18 @@ case_a_limit_on_the_size_of_files_is_no_space() {
 
 # The kernel has no failing device for everybody, so the host is another archive's mount, whose daemon dies: every call on
 # the file of the inner archive fails from then on, but for what the kernel has of it.
-case_a_failing_host_makes_the_archive_read_only() {
-    local code=0 inner
+attach_in_another_archive() {
     new_archive outer
     attach outer sync=always
     mkdir "$WORK/host" "$WORK/box"
     mount --bind "$WORK/outer" "$WORK/host"
     create "$WORK/host/box.lbx"
     attach_hosted
+}
+
+case_a_failing_host_makes_the_archive_read_only() {
+    local code=0 inner
+    attach_in_another_archive
     inner=$(daemons_below "$WORK/host")
     head -c 300000 /dev/urandom >"$WORK/kept"
     cp "$WORK/kept" "$WORK/box/kept"
@@ -405,12 +409,7 @@ is_read_only_by_now() {
 
 case_what_a_failing_host_refuses_of_snapshots_is_said_and_nothing_of_them_is_lost() {
     local inner
-    new_archive outer
-    attach outer sync=always
-    mkdir "$WORK/host" "$WORK/box"
-    mount --bind "$WORK/outer" "$WORK/host"
-    create "$WORK/host/box.lbx"
-    attach_hosted
+    attach_in_another_archive
     inner=$(daemons_below "$WORK/host")
     head -c 300000 /dev/urandom >"$WORK/large"
     cp "$WORK/large" "$WORK/box/large"
