@@ -9,8 +9,9 @@
 //!     live tree and each snapshot; what a moment shares with the one before is read once (`compare.rs` says why that is enough).
 //! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
 //!     of the old file's name, fsync of the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it.
-//!     The next run removes that one when it has no header (COMPACT-2) or the archive goes on from its newest commit. Anything else may be
-//!     what another program put there; also the old file after a rekey, which nobody can open any more who has the new key alone.
+//!     The next run removes that one when it has no header (COMPACT-2), when the archive goes on from its newest commit, or when it shows byte for
+//!     byte what the archive shows, as after a kill between header and exchange. Anything else may be what another program put there; also the
+//!     old file after a rekey, which nobody can open any more who has the new key alone.
 //! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
 pub(super) mod compare;
@@ -158,7 +159,11 @@ pub(super) fn rewrite(
         old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     }
     let target = prepare(&header, key)?;
-    for name in replace::remove_leftovers(file.entry(), UNFINISHED, &|left| is_superseded(left, key, &old.volume)) {
+    let watch = std::cell::RefCell::new(&mut *step);
+    let superseded = |left| {
+        is_superseded(left, key, &old, &mut |done| (watch.borrow_mut())(CompactStep::Verifying { done, total: used }))
+    };
+    for name in replace::remove_leftovers(file.entry(), UNFINISHED, &superseded) {
         tracing::warn!(
             name,
             "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \
@@ -197,7 +202,12 @@ pub(super) fn rewrite(
 }
 
 /// Whether a file that lies where an unfinished one would has nothing that the archive lacks (COMPACT-4).
-fn is_superseded(left: Arc<FileStorage>, key: &UnlockedKey, archive: &Volume) -> Result<bool> {
+fn is_superseded(
+    left: Arc<FileStorage>,
+    key: &UnlockedKey,
+    archive: &FileSystem,
+    watch: &mut Watch<'_>,
+) -> Result<bool> {
     if !header::is_begun(&*left)? {
         return Ok(true);
     }
@@ -207,10 +217,16 @@ fn is_superseded(left: Arc<FileStorage>, key: &UnlockedKey, archive: &Volume) ->
     }
     header.authenticate(&key.volume_key)?;
     let left = open(left, key, header.framing(), None, true)?;
-    match left.volume.opened_at() {
-        Some(newest) => Ok(archive.descent_from(&newest)? == Descent::Continues),
-        None => Ok(false),
+    let Some(newest) = left.volume.opened_at() else { return Ok(false) };
+    if archive.volume.descent_from(&newest)? == Descent::Continues {
+        return Ok(true);
     }
+    // The log of a file that another program put there may say more than its trees.
+    if left.volume.lays_log() {
+        return Ok(false);
+    }
+    let names = Names::new(&archive.name_key, &left.name_key);
+    compare::compare(&archive.volume, &left.volume, &names, watch).map(|()| true)
 }
 
 /// Makes an archive of the verified content (COMPACT-4).

@@ -173,7 +173,14 @@ fn only_what_is_unfinished_or_in_the_archive_already_is_swept() {
     let other = fs::read(Place::new().path()).unwrap();
     let mut damaged = newer.clone();
     damaged[..1 << 20].iter_mut().for_each(|byte| *byte ^= 1);
+    fs::write(place.path(), &archive).unwrap();
+    place.compact(CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    let finished = fs::read(place.path()).unwrap();
+    go_on(&place.path(), 4);
+    let worked_in = fs::read(place.path()).unwrap();
     for (what, content, swept) in [
+        ("finished, and not put in the archive's place", &finished[..], true),
+        ("finished, and worked in since", &worked_in[..], false),
         ("empty", &[][..], true),
         ("without its header", &vec![0; 4 << 20][..], true),
         ("older", &older[..], true),
