@@ -1,8 +1,13 @@
-//! A sharded LRU with a byte budget: of decompressed cells and opened heads here, of decoded nodes in `btree`.
+//! A sharded cache with a byte budget: of decompressed cells and opened heads here, of decoded nodes in `btree`.
+//!
+//! What goes when there is no room is decided by second chance (the CLOCK of Corbató, 1968): in the order in which they came, but what was used since it was looked at
+//! last comes to the end of the order. A list of least recent use would write to two neighbours whenever something is found, which among many entries is
+//! waiting for memory twice.
 
+use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-use lru::LruCache;
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
 use crate::error::CacheUse;
@@ -10,7 +15,7 @@ use crate::format::Pointer;
 
 /// Shards, each with its own lock: several times the threads that serve requests.
 const SHARDS: usize = 16;
-/// Bytes counted for an entry beside its content: key, links, allocation headers.
+/// Bytes counted for an entry beside its content: key, order, allocation headers.
 const ENTRY_OVERHEAD: usize = 128;
 
 /// A page, or a part of one. The whole pointer is the key: an address may be reused, and one with another tag names another page.
@@ -31,16 +36,68 @@ impl CacheKey for (Pointer, u32) {
     }
 }
 
+impl CacheKey for u32 {
+    fn place(&self) -> u64 {
+        (*self).into()
+    }
+}
+
+struct Entry<V> {
+    value: V,
+    bytes: usize,
+    /// Of its place in the order.
+    stamp: u64,
+    /// Since its place was looked at last.
+    used: bool,
+}
+
 struct Shard<K, V> {
-    /// Values with their bytes.
-    entries: LruCache<K, (V, usize)>,
+    entries: HashMap<K, Entry<V>, RandomState>,
+    /// Each entry once with its stamp, and some that are gone.
+    order: VecDeque<(K, u64)>,
+    stamps: u64,
     bytes: usize,
     /// Counted under the lock that is held anyway.
     hits: u64,
     misses: u64,
 }
 
-/// The values that were used last. Its locks are leaves: nothing else is locked, read or written while one is held.
+/// What of the order is gone may be as many as the entries and so many more.
+const GONE: usize = 32;
+
+impl<K: CacheKey, V> Shard<K, V> {
+    /// Takes out of the order what was used longest ago, about; None when nothing is left.
+    fn pop(&mut self) -> Option<V> {
+        while let Some((key, stamp)) = self.order.pop_front() {
+            let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.stamp == stamp) else { continue };
+            if std::mem::take(&mut entry.used) {
+                self.order.push_back((key, stamp));
+                continue;
+            }
+            return self.remove(&key);
+        }
+        None
+    }
+
+    fn remove(&mut self, key: &K) -> Option<V> {
+        let entry = self.entries.remove(key)?;
+        self.bytes -= entry.bytes;
+        Some(entry.value)
+    }
+
+    fn insert(&mut self, key: K, value: V, bytes: usize) {
+        self.stamps += 1;
+        self.bytes += bytes;
+        self.entries.insert(key, Entry { value, bytes, stamp: self.stamps, used: false });
+        if self.order.len() >= 2 * self.entries.len() + GONE {
+            let entries = &self.entries;
+            self.order.retain(|(key, stamp)| entries.get(key).is_some_and(|entry| entry.stamp == *stamp));
+        }
+        self.order.push_back((key, self.stamps));
+    }
+}
+
+/// The values that were used last, about. Its locks are leaves: nothing else is locked, read or written while one is held.
 pub(crate) struct Cache<K, V> {
     shards: [Mutex<Shard<K, V>>; SHARDS],
     shard_budget: usize,
@@ -49,7 +106,8 @@ pub(crate) struct Cache<K, V> {
 impl<K: CacheKey, V: Clone> Cache<K, V> {
     /// `budget` in bytes.
     pub(crate) fn new(budget: usize) -> Cache<K, V> {
-        let shard = || Shard { entries: LruCache::unbounded(), bytes: 0, hits: 0, misses: 0 };
+        let shard =
+            || Shard { entries: HashMap::default(), order: VecDeque::new(), stamps: 0, bytes: 0, hits: 0, misses: 0 };
         Cache { shards: std::array::from_fn(|_| Mutex::new(shard())), shard_budget: budget / SHARDS }
     }
 
@@ -61,7 +119,10 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
 
     pub(crate) fn get(&self, key: &K) -> Option<V> {
         let mut shard = self.shard(key).lock();
-        let found = shard.entries.get(key).map(|(value, _)| value.clone());
+        let found = shard.entries.get_mut(key).map(|entry| {
+            entry.used = true;
+            entry.value.clone()
+        });
         let counter = if found.is_some() { &mut shard.hits } else { &mut shard.misses };
         *counter += 1;
         found
@@ -69,33 +130,30 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
 
     /// Whether it is there; counted neither as found nor as used.
     pub(crate) fn has(&self, key: &K) -> bool {
-        self.shard(key).lock().entries.contains(key)
+        self.shard(key).lock().entries.contains_key(key)
     }
 
-    /// Keeps `value`, which takes `bytes` of memory.
+    /// Keeps `value`, which takes `bytes` of memory, unless it alone is more than the budget.
     pub(crate) fn put(&self, key: K, value: V, bytes: usize) {
         let bytes = bytes + ENTRY_OVERHEAD;
         // Freed behind the lock.
         let mut gone = Vec::new();
         let mut shard = self.shard(&key).lock();
-        shard.bytes += bytes;
-        if let Some(old) = shard.entries.put(key, (value, bytes)) {
-            shard.bytes -= old.1;
-            gone.push(old);
-        }
-        while shard.bytes > self.shard_budget {
-            let Some((_, old)) = shard.entries.pop_lru() else { break };
-            shard.bytes -= old.1;
-            gone.push(old);
+        gone.extend(shard.remove(&key));
+        if bytes <= self.shard_budget {
+            // Before it comes: what is new is not the first to go.
+            while shard.bytes + bytes > self.shard_budget {
+                let Some(old) = shard.pop() else { break };
+                gone.push(old);
+            }
+            shard.insert(key, value, bytes);
         }
         drop(shard);
     }
 
     pub(crate) fn forget(&self, key: &K) {
-        let mut shard = self.shard(key).lock();
-        if let Some((_, bytes)) = shard.entries.pop(key) {
-            shard.bytes -= bytes;
-        }
+        let gone = self.shard(key).lock().remove(key);
+        drop(gone);
     }
 
     /// Forgets everything.
@@ -104,6 +162,7 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
             let mut shard = shard.lock();
             shard.bytes = 0;
             shard.entries.clear();
+            shard.order.clear();
         }
     }
 
@@ -143,6 +202,51 @@ mod tests {
         cache.clear();
         assert!(cache.get(&page(9_999)).is_none());
         assert_eq!(cache.bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_used_again_stays_when_others_come_and_go() {
+        let cache = Cache::new(SHARDS * 8 * (1000 + ENTRY_OVERHEAD));
+        let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
+        cache.put(page(0), 0, 1000);
+        for n in 1..10_000 {
+            cache.put(page(n), n, 1000);
+            assert_eq!(cache.get(&page(0)), Some(0), "after {n}");
+        }
+        assert!(!cache.has(&page(1)) && cache.has(&page(9_999)));
+    }
+
+    #[test]
+    fn what_is_forgotten_and_put_again_has_one_place_in_the_order() {
+        let cache = Cache::new(1 << 20);
+        let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
+        for round in 0..1_000 {
+            for n in 0..10 {
+                cache.put(page(n), round, 100);
+            }
+            (5..10).for_each(|n| cache.forget(&page(n)));
+        }
+        for shard in &cache.shards {
+            let shard = shard.lock();
+            assert!(shard.order.len() <= 2 * 10 + GONE + 1, "{}", shard.order.len());
+            let current =
+                shard.order.iter().filter(|(key, stamp)| shard.entries.get(key).is_some_and(|e| e.stamp == *stamp));
+            assert_eq!(current.count(), shard.entries.len());
+        }
+        assert_eq!(cache.bytes(), 5 * (100 + ENTRY_OVERHEAD));
+    }
+
+    #[test]
+    fn what_is_more_than_the_budget_is_not_kept_and_takes_nothing_else_with_it() {
+        let cache = Cache::new(SHARDS * 2000);
+        cache.put(1u32, 1, 100);
+        cache.put(1u32, 2, 200);
+        assert_eq!((cache.get(&1), cache.bytes()), (Some(2), 200 + ENTRY_OVERHEAD));
+        let same_shard = (2u32..).find(|key| std::ptr::eq(cache.shard(key), cache.shard(&1))).unwrap();
+        cache.put(same_shard, 3, 2000);
+        assert!(cache.has(&1) && !cache.has(&same_shard));
+        cache.put(1u32, 4, 2000);
+        assert_eq!((cache.get(&1), cache.bytes()), (None, 0));
     }
 
     #[test]

@@ -12,11 +12,9 @@
 //! that no leaf describes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lockbox_terminal::display;
-use lru::LruCache;
 
 use super::Later;
 use super::log::{FoundLog, LaidLog};
@@ -29,10 +27,10 @@ use crate::format::page::{PageKind, Prologue};
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Ino, Key, Pointer, RING_SLOTS, Run, Tag, TreeId, slot_block};
 use crate::frame::OpenedPage;
-use crate::pager::Pager;
+use crate::pager::{Cache, Pager};
 
-/// Decoded leaves kept: 4 MiB.
-const KEPT_LEAVES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+/// Bytes of leaves that are kept.
+const KEPT: usize = 4 << 20;
 
 /// A surviving node.
 struct Node {
@@ -101,7 +99,7 @@ pub(super) struct LeafIndex {
     leaves: Vec<Node>,
     /// A binary tree over `leaves`: the greatest upper fence below each of its nodes, for searches of overlaps.
     greatest: Vec<Key>,
-    cache: LruCache<u32, Arc<Vec<u8>>>,
+    cache: Cache<u32, Arc<Vec<u8>>>,
     /// Numbers of all inodes that a leaf has a record of, ascending.
     pub(super) inodes: Vec<u64>,
     /// Of the inodes that no leaf has a record of.
@@ -193,7 +191,7 @@ impl LeafIndex {
             pager,
             leaves: Vec::new(),
             greatest: Vec::new(),
-            cache: LruCache::new(KEPT_LEAVES),
+            cache: Cache::new(KEPT),
             inodes: Vec::new(),
             data: found.data,
             pages: found.pages,
@@ -440,12 +438,12 @@ impl LeafIndex {
         f: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
     ) -> Result<bool> {
         let body = match self.cache.get(&leaf) {
-            Some(body) => body.clone(),
+            Some(body) => body,
             None => {
                 let pointer = self.leaves[leaf as usize].pointer;
                 let page = self.pager.read_page(&pointer, PageKind::Node).map_err(as_damage)?;
                 let body = Arc::new(page.into_body());
-                self.cache.put(leaf, body.clone());
+                self.cache.put(leaf, body.clone(), body.len());
                 body
             }
         };
