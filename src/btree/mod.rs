@@ -19,6 +19,7 @@ mod edit;
 mod finger;
 mod flush;
 mod node;
+mod search;
 #[cfg(test)]
 mod tests;
 

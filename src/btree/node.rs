@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use super::Child;
+use super::search::position;
 use crate::format::node::{self, INTERNAL_ENTRY, LEAF_ENTRY, NODE_HEAD, NodeHead};
 use crate::format::{Generation, Key, NODE_CAPACITY, Pointer};
 
@@ -163,7 +164,7 @@ impl Node {
 
 /// The slot of the child whose range holds `key`. Keys below the first belong to the first (only scans ask for those).
 pub(super) fn slot_of(children: &[(Key, Child)], key: Key) -> usize {
-    children.partition_point(|child| child.0 <= key).saturating_sub(1)
+    position(children, |child| child.0, key, |other| other <= key).saturating_sub(1)
 }
 
 /// Where a value lies in the heap.
@@ -230,24 +231,32 @@ impl Leaf {
 
     /// Number of entries before `key`.
     pub(super) fn count_below(&self, key: Key) -> usize {
-        self.entries.partition_point(|entry| entry.key < key)
+        position(&self.entries, |entry| entry.key, key, |other| other < key)
     }
 
     /// Number of entries at or before `key`.
     pub(super) fn count_through(&self, key: Key) -> usize {
-        self.entries.partition_point(|entry| entry.key <= key)
+        position(&self.entries, |entry| entry.key, key, |other| other <= key)
+    }
+
+    /// Where `key` is, or else where it belongs.
+    fn find(&self, key: Key) -> Result<usize, usize> {
+        let position = self.count_below(key);
+        match self.entries.get(position) {
+            Some(entry) if entry.key == key => Ok(position),
+            _ => Err(position),
+        }
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&[u8]> {
-        let position = self.entries.binary_search_by(|entry| entry.key.cmp(&key)).ok()?;
-        Some(self.entry(position).1)
+        Some(self.entry(self.find(key).ok()?).1)
     }
 
     /// Inserts or replaces; answers the position and whether the key was there. The value has at most `MAX_VALUE` bytes.
     pub(super) fn put(&mut self, key: Key, value: &[u8]) -> (usize, bool) {
         let length = value.len() as u16;
         self.live += value.len();
-        let result = match self.entries.binary_search_by(|entry| entry.key.cmp(&key)) {
+        let result = match self.find(key) {
             Ok(position) => {
                 let old = self.entries[position];
                 self.live -= usize::from(old.length);
@@ -271,7 +280,7 @@ impl Leaf {
     }
 
     pub(super) fn remove(&mut self, key: Key) -> bool {
-        let Ok(position) = self.entries.binary_search_by(|entry| entry.key.cmp(&key)) else { return false };
+        let Ok(position) = self.find(key) else { return false };
         self.live -= usize::from(self.entries.remove(position).length);
         self.compact();
         true
