@@ -28,14 +28,23 @@ impl Archive {
             move |e| Error::io(context, e)
         };
         let entry = HostEntry::of(path).map_err(cannot("creating"))?;
-        let storage = Arc::new(FileStorage::create(&entry)?);
+        let file = Arc::new(FileStorage::create(&entry)?);
+        let storage: Arc<dyn Storage> = file.clone();
         let filled = fill(&storage, passphrase, options);
         let made = filled.and_then(|()| entry.sync_directory().map_err(cannot("syncing the directory of")));
         made.inspect_err(|_| {
-            if let Err(error) = entry.remove(&*storage) {
+            if let Err(error) = entry.remove(&*file) {
                 tracing::warn!(%error, "cannot remove the unfinished archive");
             }
         })
+    }
+
+    /// Creates an archive in an empty storage, and closes it. Durable when the storage says so.
+    pub fn create_in(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
+        if !storage.is_empty()? {
+            return Err(Error::Exists);
+        }
+        fill(storage, passphrase, options)
     }
 
     /// A key derivation that takes about `millis` on this machine when it has nothing else to do, and at most `memory_limit_kib`.
@@ -59,7 +68,7 @@ fn calibrate_by(environment: &dyn Environment, millis: u64, memory_limit_kib: u3
     })
 }
 
-fn fill(storage: &Arc<FileStorage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
+fn fill(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
     let environment = Arc::new(SystemEnvironment);
     let mut archive: ArchiveId = [0; 16];
     environment.fill_random(&mut archive)?;

@@ -1,6 +1,5 @@
 //! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after the other.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::file::read_header;
@@ -16,7 +15,7 @@ use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
-use crate::storage::{FileStorage, LockMode, Site};
+use crate::storage::{FileStorage, LockMode, Site, Storage};
 
 /// What opens the archive for a change of its keys, and what that may cost.
 pub struct KeyAccess<'a> {
@@ -147,11 +146,12 @@ pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
 ///
 /// # Errors
 /// As [`super::unlock_with`]; `Older` for a header that was put back, unless accepted.
-pub fn list_all(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
-    let header = read_header(path)?;
+pub fn list_all<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
+    let site = site.into();
+    let header = read_header(site)?;
     let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
     header.authenticate(&opened[0].volume_key)?;
-    check_age(path, &header, &opened[0].volume_key, &access.seen)?;
+    check_age(site, &header, &opened[0].volume_key, &access.seen)?;
     Ok(listed(&header, &opened[0].volume_key, &opened))
 }
 
@@ -159,9 +159,10 @@ pub fn list_all(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
 ///
 /// # Errors
 /// As [`list_all`].
-pub fn list(path: &Path, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
-    let (header, opened) = open_header(path, access.secrets, &access.limits)?;
-    check_age(path, &header, &opened.volume_key, &access.seen)?;
+pub fn list<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
+    let site = site.into();
+    let (header, opened) = open_header(site, access.secrets, &access.limits)?;
+    check_age(site, &header, &opened.volume_key, &access.seen)?;
     Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
 }
 
@@ -180,8 +181,8 @@ pub fn list_unlocked<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey) -> Result
 /// # Errors
 /// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` for a label in use or too long and when all
 /// slots are taken.
-pub fn add(path: &Path, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -> Result<u8> {
-    let change = Change::begin(path, access)?;
+pub fn add<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -> Result<u8> {
+    let change = Change::begin(site.into(), access)?;
     change.check_label(label)?;
     change.fill_empty(new, label)
 }
@@ -190,8 +191,8 @@ pub fn add(path: &Path, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -
 ///
 /// # Errors
 /// As [`add`]; `Invalid` for the last slot that this program can open.
-pub fn remove(path: &Path, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
-    let change = Change::begin(path, access)?;
+pub fn remove<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
+    let change = Change::begin(site.into(), access)?;
     let keys = change.keys();
     let slot = name.find(&keys)?;
     let others = keys.iter().filter(|key| usize::from(key.slot) != slot);
@@ -212,14 +213,14 @@ pub fn remove(path: &Path, access: &KeyAccess<'_>, name: &KeyName) -> Result<Key
 ///
 /// # Errors
 /// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
-pub fn change_passphrase(
-    path: &Path,
+pub fn change_passphrase<'a>(
+    site: impl Into<Site<'a>>,
     access: &KeyAccess<'_>,
     new: &Passphrase,
     kdf: KdfCost,
 ) -> Result<PassphraseChange> {
     let mut all_tried = true;
-    let change = Change::begin_with(path, access, |header| {
+    let change = Change::begin_with(site.into(), access, |header| {
         let (opened, tried) = slots::unlock_all(header, access.secrets, &access.limits)?;
         all_tried = tried;
         Ok(opened)
@@ -239,14 +240,14 @@ pub fn change_passphrase(
 ///
 /// # Errors
 /// As [`add`]; `Invalid` when there are several passphrase slots and none is named.
-pub fn set_passphrase(
-    path: &Path,
+pub fn set_passphrase<'a>(
+    site: impl Into<Site<'a>>,
     access: &KeyAccess<'_>,
     name: Option<&KeyName>,
     new: &Passphrase,
     kdf: KdfCost,
 ) -> Result<u8> {
-    let change = Change::begin(path, access)?;
+    let change = Change::begin(site.into(), access)?;
     let keys = change.keys();
     let slot = match name {
         Some(name) => name.find(&keys)?,
@@ -283,7 +284,7 @@ pub(crate) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSl
 
 /// An archive that is locked and unlocked for a change of its slots.
 struct Change {
-    storage: Arc<FileStorage>,
+    storage: Arc<dyn Storage>,
     header: Header,
     /// What opened it: at least one slot.
     opened: Vec<OpenedSlot>,
@@ -291,18 +292,21 @@ struct Change {
 }
 
 impl Change {
-    fn begin(path: &Path, access: &KeyAccess<'_>) -> Result<Change> {
-        Change::begin_with(path, access, |header| {
+    fn begin(site: Site<'_>, access: &KeyAccess<'_>) -> Result<Change> {
+        Change::begin_with(site, access, |header| {
             slots::unlock(header, access.secrets, &access.limits).map(|opened| vec![opened])
         })
     }
 
     fn begin_with(
-        path: &Path,
+        site: Site<'_>,
         access: &KeyAccess<'_>,
         unlock: impl FnOnce(&Header) -> Result<Vec<OpenedSlot>>,
     ) -> Result<Change> {
-        let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+        let storage: Arc<dyn Storage> = match site {
+            Site::File(path) => Arc::new(FileStorage::open(path, LockMode::Exclusive)?),
+            Site::Opened(storage) => Arc::clone(storage),
+        };
         let header = Header::read(&*storage)?;
         let opened = unlock(&header)?;
         let volume_key = &opened.first().ok_or(Error::WrongKey)?.volume_key;

@@ -12,7 +12,7 @@ use crate::env::SystemEnvironment;
 use crate::error::Result;
 use crate::format::header::Framing;
 use crate::frame::PageCipher;
-use crate::storage::{FileStorage, LockMode, Storage};
+use crate::storage::{FileStorage, LockMode, Site, Storage};
 use crate::txn::{self, Volume};
 
 /// With less memory than this the caches of the layers have nothing to work in; a change of the header needs no more.
@@ -51,18 +51,22 @@ impl Current {
 ///
 /// # Errors
 /// `Older` unless accepted.
-pub(crate) fn check_age(path: &Path, header: &Header, volume_key: &SecretKey, seen: &SeenOptions) -> Result<()> {
+pub(crate) fn check_age(site: Site<'_>, header: &Header, volume_key: &SecretKey, seen: &SeenOptions) -> Result<()> {
     if seen.accept_older {
         return Ok(());
     }
     let sequence = header.framing().sequence;
     let looked = Looked::at(seen, volume_key, &header.framing().archive);
-    let committed = FileStorage::open(path, LockMode::Shared)
-        .and_then(|storage| open(Arc::new(storage), header.framing(), volume_key, true, &looked))
+    let storage: Result<Arc<dyn Storage>> = match site {
+        Site::File(path) => FileStorage::open(path, LockMode::Shared).map(|storage| Arc::new(storage) as _),
+        Site::Opened(storage) => Ok(Arc::clone(storage)),
+    };
+    let committed = storage
+        .and_then(|storage| open(storage, header.framing(), volume_key, true, &looked))
         .map_or(0, |volume| volume.durable().header_sequence);
     let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
     // Somebody may have changed the keys since the header was read.
-    if sequence < known && read_header(path)?.framing().sequence < known {
+    if sequence < known && read_header(site)?.framing().sequence < known {
         return Err(seen::older_header(sequence, known));
     }
     Ok(())

@@ -34,9 +34,7 @@ impl Pager {
     /// Overwrites the blocks `start..end` of the log with random bytes.
     pub(crate) fn erase_log(&self, start: u64, end: u64, environment: &dyn Environment) -> Result<()> {
         debug_assert!(LOG.0 <= start && start <= end && end <= LOG.1);
-        let mut noise = vec![0; ((end - start) * BLOCK) as usize];
-        environment.fill_random(&mut noise)?;
-        self.write(start * BLOCK, &noise, "erasing entries of the log")
+        self.blank(start, end - start, environment, "erasing entries of the log")
     }
 
     /// Lets the log be read from the medium.

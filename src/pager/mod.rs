@@ -16,6 +16,7 @@ pub(crate) use ring::AuthenticRecord;
 
 use unsynced::Unsynced;
 
+use crate::env::Environment;
 use crate::error::{CacheUse, Error, Result};
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, Pointer, Run, reserved};
@@ -138,6 +139,18 @@ impl Pager {
         })
     }
 
+    /// Overwrites blocks with random bytes. Where each barrier is a whole they become a hole, which is no write in parts there: nothing is sent to say nothing.
+    fn blank(&self, start: u64, blocks: u64, environment: &dyn Environment, doing: &str) -> Result<()> {
+        if self.storage.ordered() {
+            self.latch.check()?;
+            let punched = self.storage.punch(start * BLOCK, blocks * BLOCK);
+            return punched.map_err(|error| self.latch.set(doing, error));
+        }
+        let mut noise = vec![0; (blocks * BLOCK) as usize];
+        environment.fill_random(&mut noise)?;
+        self.write(start * BLOCK, &noise, doing)
+    }
+
     /// Waits until everything written before is on the medium; a failure latches.
     pub(crate) fn barrier(&self) -> Result<()> {
         self.unsynced.reset();
@@ -147,6 +160,10 @@ impl Pager {
 
     /// Bounds what the next barrier has to wait for, if need be with an early one.
     pub(crate) fn bound_unsynced(&self) -> Result<()> {
+        if self.storage.ordered() {
+            // What is written ahead is on its way already, and a barrier would name it.
+            return Ok(());
+        }
         self.unsynced.bound(|| self.barrier())
     }
 

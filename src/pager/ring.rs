@@ -48,8 +48,6 @@ impl Pager {
 
     /// Overwrites a slot with random bytes.
     pub(crate) fn scrub_slot(&self, slot: u64, environment: &dyn Environment) -> Result<()> {
-        let mut bytes = vec![0; BLOCK as usize];
-        environment.fill_random(&mut bytes)?;
-        self.write(slot_block(slot) * BLOCK, &bytes, "scrubbing a commit slot")
+        self.blank(slot_block(slot), 1, environment, "scrubbing a commit slot")
     }
 }

@@ -34,6 +34,7 @@ pub struct Borrowed {
     /// Only this process writes there.
     length: AtomicU64,
     writable: bool,
+    ordered: bool,
     idle: Mutex<Idle>,
     returned: Condvar,
     /// Goes after the sockets.
@@ -61,11 +62,16 @@ impl Borrowed {
     pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<Borrowed> {
         let idle = Mutex::new(Idle { whole: sockets.len(), sockets });
         let length = AtomicU64::new(0);
-        let borrowed = Borrowed { length, writable, idle, returned: Condvar::new(), keeper: None };
+        let borrowed = Borrowed { length, writable, ordered: false, idle, returned: Condvar::new(), keeper: None };
         let mut length = [0; 8];
         borrowed.ask(&Request { order: LENGTH, count: 0, first: 0, second: 0 }, &[], &mut length)?;
         borrowed.length.store(u64::from_le_bytes(length), Ordering::Release);
         Ok(borrowed)
+    }
+
+    /// The same, known to be ordered (STORAGE-4).
+    pub fn ordered(self) -> Borrowed {
+        Borrowed { ordered: true, ..self }
     }
 
     /// Drops `keeper` when nothing is borrowed any more and the other side has seen that.
@@ -189,6 +195,10 @@ impl Storage for Borrowed {
     fn barrier(&self) -> Result<()> {
         // Of what is only read there is nothing that could be lost.
         if self.writable { self.order(BARRIER, 0, 0) } else { Ok(()) }
+    }
+
+    fn ordered(&self) -> bool {
+        self.ordered
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {

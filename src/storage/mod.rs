@@ -33,6 +33,8 @@ use crate::error::{Error, Result};
 ///     until a `barrier` that was called after them has returned `Ok`.
 /// STORAGE-2  After a failed `barrier` nothing is known about any write since the last good one; the caller latches.
 /// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
+/// STORAGE-4  Where [`Storage::ordered`] says so, everything between two barriers reaches the medium with the second one, all of it at once or nothing, in the
+///     order of the barriers; what no barrier covered dies with the process. A barrier that fails may have been carried out all the same, as a whole.
 pub trait Storage: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
@@ -62,6 +64,12 @@ pub trait Storage: Send + Sync {
 
     /// Returns when everything before it is on the medium.
     fn barrier(&self) -> Result<()>;
+
+    /// Whether STORAGE-4 holds. Then one barrier makes durable what elsewhere takes two, no record is ever found that names what is not there, and nothing has to
+    /// be overwritten to be gone: whoever writes there may leave out what only a torn write makes necessary.
+    fn ordered(&self) -> bool {
+        false
+    }
 
     /// Drops cached copies of the range, which must have been covered by a barrier, so that the next read comes from the medium.
     fn evict(&self, offset: u64, length: u64) -> Result<()>;

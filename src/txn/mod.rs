@@ -3,7 +3,8 @@
 //! # Invariants
 //! TXN-1  A block freed by commit N is not written, erased or truncated away before commit N+1 is durable and every reader that took its
 //!     state before the freeing operation has dropped it.
-//! TXN-2  The record of N names every page that N brought in and no earlier barrier covered, or a barrier stands between those pages and the record.
+//! TXN-2  The record of N names every page that N brought in and no earlier barrier covered, or a barrier stands between those pages and the record. Where a barrier is a
+//!     whole (STORAGE-4) the one behind the record is enough.
 //! TXN-3  The record of N+1 is written only after N's last barrier returned; it carries the tag of N.
 //! TXN-4  A generation number is greater than that of every authentic record, a rejected one included, so none is used twice for commits that anybody
 //!     can have been told of. One whose record is gone may come again after a crash; as the first commit of a session changes no live node,

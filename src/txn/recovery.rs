@@ -2,6 +2,7 @@
 //!
 //! The order of a writable open (hazard: the host's page cache may show writes that never reached the medium):
 //! barrier, evict ring and listed pages, read and verify; overwrite a rejected slot, barrier; only then write, erase or truncate anything.
+//! On a storage where each barrier is a whole (STORAGE-4) nothing of that is needed, and nothing is ever rejected.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,16 +41,20 @@ pub(super) struct Recovered {
 /// Generations left for the session that opens: more than it can use, so that counting never overflows.
 const LAST_OPENED: u64 = u64::MAX - (1 << 48);
 
+fn cut_short(pager: &Pager, record: &CommitRecord) -> Result<Option<String>> {
+    let (length, wanted) = (pager.storage().len()?, record.total_blocks);
+    let is_short = length / BLOCK < wanted;
+    Ok(is_short.then(|| format!("the file is truncated: length={length} blocks={wanted}")))
+}
+
 /// Opens every page that the record lists, whole, and compares the length of the file; the first flaw is described.
 ///
 /// # Errors
 /// Only when something cannot be read: a transient fault must not look like a torn commit.
 fn first_flaw(pager: &Pager, record: &CommitRecord, from_medium: bool) -> Result<Option<String>> {
     // The host may lose growth and keep the record. What is behind the end would be free space only, but a file must be what its record says.
-    let length = pager.storage().len()?;
-    if length / BLOCK < record.total_blocks {
-        let wanted = record.total_blocks;
-        return Ok(Some(format!("the file is truncated: length={length} blocks={wanted}")));
+    if let Some(flaw) = cut_short(pager, record)? {
+        return Ok(Some(flaw));
     }
     for (run, tag) in &record.allocated {
         if from_medium {
@@ -84,7 +89,9 @@ pub(super) fn choose(
     environment: &dyn Environment,
     seen: Option<&Mark>,
 ) -> Result<Recovered> {
-    if writable {
+    // STORAGE-4: the newest record is there with all that it names, or it is damage. No other one takes its place, and its pages are read when somebody wants them.
+    let together = pager.storage().ordered();
+    if writable && !together {
         pager.storage().barrier()?;
         for slot in 0..RING_SLOTS {
             pager.storage().evict(slot_block(slot) * BLOCK, BLOCK)?;
@@ -108,9 +115,11 @@ pub(super) fn choose(
         let AuthenticRecord { record, tag, .. } = chosen;
         Ok(Recovered { record, tag, ring, next_generation, fallback, lost, logged: laid, log })
     };
-    let Some(reason) = first_flaw(pager, &newest.record, writable)? else { return recovered(newest, ring, None) };
+    let flaw = if together { cut_short(pager, &newest.record)? } else { first_flaw(pager, &newest.record, writable)? };
+    let Some(reason) = flaw else { return recovered(newest, ring, None) };
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
-    if newest.record.two_barrier || newest.record.closed || remembered || is_extended(pager, &newest)? {
+    let record = &newest.record;
+    if together || record.two_barrier || record.closed || remembered || is_extended(pager, &newest)? {
         // It was durable: this is damage, never to be undone in silence.
         return Err(Error::damaged(format!("commit {generation} was durable, but {reason}")));
     }
@@ -180,7 +189,7 @@ fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writabl
             None => Ok(Said::default()),
         };
     }
-    if writable {
+    if writable && !pager.storage().ordered() {
         pager.evict_log()?;
     }
     let (generation, tag) = record.pending.map_or((record.generation, chosen.tag), |log| (log.generation, log.record));

@@ -26,6 +26,8 @@ const MEMORY: u64 = 32 << 20;
 thread_local! {
     /// Whether the archives of this thread have a log. Without one an fsync is a commit, which is what most of these tests look at.
     pub(in crate::fs) static HAS_LOG: Cell<bool> = const { Cell::new(false) };
+    /// Whether their storage makes each barrier a whole (STORAGE-4).
+    pub(in crate::fs) static ORDERED: Cell<bool> = const { Cell::new(false) };
 }
 
 pub(super) fn cipher(environment: Arc<dyn Environment>) -> PageCipher {
@@ -49,7 +51,11 @@ pub(super) fn fresh_with(seed: u64, name_key: [u8; 16], options: FsOptions) -> (
 
 /// A storage with the header of an archive, as a backup asks for, and nothing else.
 pub(super) fn header_alone() -> Arc<SimulatedStorage> {
-    SimulatedStorage::from_contents(&header_bytes())
+    let storage = SimulatedStorage::from_contents(&header_bytes());
+    if ORDERED.get() {
+        storage.make_ordered();
+    }
+    storage
 }
 
 /// A new file system on a storage of the test's, durable as it is.

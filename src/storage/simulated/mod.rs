@@ -7,6 +7,7 @@
 //! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
 //!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
+//! HOST-5  An ordered one (STORAGE-4) keeps all pending operations or none, and none when the process dies.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -75,6 +76,8 @@ struct State {
     /// Blocks that are clean but lost (HOST-3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
+    /// HOST-5
+    ordered: bool,
     fail_barrier: bool,
     faults: Option<fault::Armed>,
     trace: Option<Trace>,
@@ -93,11 +96,11 @@ impl SimulatedStorage {
 
     /// Starts with `bytes` on the medium.
     pub(crate) fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
-        Self::on_medium(Image::from_bytes(bytes), None)
+        Self::on_medium(Image::from_bytes(bytes), None, false)
     }
 
-    fn on_medium(medium: Image, capacity: Option<u64>) -> Arc<SimulatedStorage> {
-        Self::with_state(State { cache: medium.clone(), medium, capacity, ..State::default() })
+    fn on_medium(medium: Image, capacity: Option<u64>, ordered: bool) -> Arc<SimulatedStorage> {
+        Self::with_state(State { cache: medium.clone(), medium, capacity, ordered, ..State::default() })
     }
 
     fn with_state(state: State) -> Arc<SimulatedStorage> {
@@ -107,6 +110,11 @@ impl SimulatedStorage {
     /// Host capacity in bytes of allocated blocks, as [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
     pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.lock().capacity = bytes;
+    }
+
+    /// From now on each barrier is a whole (STORAGE-4).
+    pub(crate) fn make_ordered(&self) {
+        self.state.lock().ordered = true;
     }
 
     /// Bytes of the blocks that are allocated, as the cache sees it.
@@ -183,17 +191,26 @@ impl SimulatedStorage {
         order: impl Iterator<Item = usize>,
         choose: &mut dyn FnMut(&PendingOp) -> Fate,
     ) -> Arc<SimulatedStorage> {
+        if state.ordered {
+            // The last barrier was under way, and what it covers is there or not.
+            let is_kept = state.pending.first().is_some_and(|op| matches!(choose(op), Fate::Keep));
+            let image = if is_kept { &state.cache } else { &state.medium };
+            return Self::on_medium(image.clone(), state.capacity, true);
+        }
         let mut medium = state.medium.clone();
         for op in order.filter_map(|index| state.pending.get(index)) {
             apply_fate(&mut medium, &op.kind, &choose(op));
         }
-        Self::on_medium(medium, state.capacity)
+        Self::on_medium(medium, state.capacity, false)
     }
 
     /// Kills the process but not the host (HOST-4): a new storage with the same medium, cache and pending operations, so that a
     /// later crash loses what was never synced. Faults, counters and the hook are gone.
     pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
+        if state.ordered {
+            return Self::on_medium(state.medium, state.capacity, true);
+        }
         Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
@@ -461,6 +478,10 @@ impl Storage for SimulatedStorage {
         let end = end_of(offset, length)?;
         self.state.lock().evict(offset, end);
         Ok(())
+    }
+
+    fn ordered(&self) -> bool {
+        self.state.lock().ordered
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {

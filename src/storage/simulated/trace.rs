@@ -13,13 +13,14 @@ pub(crate) struct Trace {
     base: Image,
     ops: Vec<OpKind>,
     capacity: Option<u64>,
+    ordered: bool,
     left: u64,
     complete: bool,
 }
 
 impl Trace {
-    pub(super) fn new(base: Image, capacity: Option<u64>, limit: u64) -> Trace {
-        Trace { base, ops: Vec::new(), capacity, left: limit, complete: true }
+    pub(super) fn new(base: Image, capacity: Option<u64>, ordered: bool, limit: u64) -> Trace {
+        Trace { base, ops: Vec::new(), capacity, ordered, left: limit, complete: true }
     }
 
     /// Keeps the operation unless the memory that recording may take is used up; what was recorded before stays right.
@@ -53,7 +54,7 @@ impl SimulatedStorage {
     /// Records what is asked for from here on, and what is pending now, in at most `limit` bytes, until [`SimulatedStorage::recorded`].
     pub(crate) fn record(&self, limit: u64) {
         let state = &mut *self.state.lock();
-        let mut trace = Trace::new(state.medium.clone(), state.capacity, limit);
+        let mut trace = Trace::new(state.medium.clone(), state.capacity, state.ordered, limit);
         state.pending.iter().for_each(|op| trace.push(op.kind.clone()));
         state.trace = Some(trace);
     }
@@ -101,6 +102,11 @@ impl<'a> Replay<'a> {
         matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier))
     }
 
+    /// Whether a crash keeps all pending operations or none (HOST-5).
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.trace.ordered
+    }
+
     /// Goes on by one operation; false at the end.
     pub(crate) fn advance(&mut self) -> bool {
         match self.trace.ops.get(self.at) {
@@ -131,7 +137,7 @@ impl<'a> Replay<'a> {
         for index in order {
             apply_fate(&mut medium, &self.pending()[index], &choose(index));
         }
-        SimulatedStorage::on_medium(medium, self.trace.capacity)
+        SimulatedStorage::on_medium(medium, self.trace.capacity, self.trace.ordered)
     }
 
     /// The process dies: the host's cache has everything, the medium what the last barrier left.
@@ -153,7 +159,7 @@ impl<'a> Replay<'a> {
         self.pending().iter().for_each(|op| apply(&mut medium, op));
         let end = medium.len();
         medium.put(end, tail);
-        SimulatedStorage::on_medium(medium, self.trace.capacity)
+        SimulatedStorage::on_medium(medium, self.trace.capacity, self.trace.ordered)
     }
 
     fn state(&self) -> State {

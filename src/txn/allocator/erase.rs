@@ -106,6 +106,10 @@ impl Allocator {
     /// Punches the blocks, or overwrites them where they have to stay allocated or the host refuses. Answers whether they are still allocated.
     fn erase(&self, run: Run, keep: bool) -> Result<bool> {
         self.medium.pager.latch().check()?;
+        if self.storage().ordered() {
+            // No host has to keep room for what comes there.
+            return self.storage().punch(run.offset(), run.bytes()).map(|()| keep);
+        }
         if !keep {
             match self.storage().punch(run.offset(), run.bytes()) {
                 Ok(()) => return Ok(false),
@@ -127,6 +131,9 @@ impl Allocator {
 
     fn overwrite(&self, run: Run) -> Result<()> {
         self.medium.pager.latch().check()?;
+        if self.storage().ordered() {
+            return self.storage().punch(run.offset(), run.bytes());
+        }
         let mut at = run.offset();
         let end = at + run.bytes();
         let mut noise = vec![0; OVERWRITE_STEP.min(run.bytes()) as usize];

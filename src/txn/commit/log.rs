@@ -15,6 +15,10 @@ impl Committer {
     /// no room in it, or something changed that no entry has.
     pub(super) fn append(&self, chain: &mut Chain) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };
+        if self.medium.pager.storage().ordered() {
+            // A commit takes one barrier as well, and an entry would be written twice.
+            return Ok(false);
+        }
         let blocks = LONGEST.min(LOG.1 - tail.block);
         if blocks == 0 {
             return Ok(false);

@@ -66,8 +66,11 @@ impl RecordWriter {
             // The first commit of a volume: no page was there before.
             next.checkpoint = generation;
         }
+        // STORAGE-4: record and pages are there together, or neither is.
+        let together = pager.storage().ordered();
         let mut record = CommitRecord {
             generation,
+            two_barrier: together,
             previous_tag: chain.tag,
             session_first,
             closed: purpose == Purpose::Close,
@@ -81,13 +84,15 @@ impl RecordWriter {
         };
         // TXN-2
         let (allocated, freed) = if record.fits() {
-            if record.closed {
+            if record.closed && !together {
                 pager.barrier()?;
             }
             (record.allocated.iter().map(|(run, _)| *run).collect(), record.freed.clone())
         } else {
             let written = lists::write_lists(&self.pages, &mut record, &mut next, &mut promised)?;
-            pager.barrier()?;
+            if !together {
+                pager.barrier()?;
+            }
             written
         };
         // TXN-3: only one leader, and it returns after its last barrier.

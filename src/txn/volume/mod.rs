@@ -550,7 +550,7 @@ impl Volume {
         let length = self.allocator.trim_tail();
         let storage = self.medium.pager.storage();
         if storage.len()? > length {
-            if self.durable().total_blocks * BLOCK > length {
+            if self.durable().total_blocks * BLOCK > length && !storage.ordered() {
                 // The file must never be shorter than a record that may be trusted says.
                 self.committer.commit_for(Purpose::Shorten)?;
             }

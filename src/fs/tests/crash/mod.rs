@@ -22,8 +22,8 @@ use states::{Plan, Tally, explore};
 
 use crate::env::variable;
 
-/// Judges at least `wanted` states, seed after seed on two threads. `per_seed` bounds the states of one seed.
-fn campaign(first_seed: u64, wanted: u64, per_seed: u64) -> Tally {
+/// Judges at least `wanted` states, seed after seed on two threads. `plan` is that of each.
+fn campaign(first_seed: u64, wanted: u64, plan: Plan) -> Tally {
     let next = AtomicU64::new(first_seed);
     let done = AtomicU64::new(0);
     let started = Instant::now();
@@ -33,7 +33,7 @@ fn campaign(first_seed: u64, wanted: u64, per_seed: u64) -> Tally {
             let mut tally = Tally::default();
             while done.load(Ordering::Relaxed) < wanted {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
-                let found = explore(seed, Plan { states: per_seed });
+                let found = explore(seed, plan);
                 let now = done.fetch_add(found.states, Ordering::Relaxed) + found.states;
                 if now / 100_000 != (now - found.states) / 100_000 {
                     println!("{now} states after seed {seed}, {} s", started.elapsed().as_secs());
@@ -59,11 +59,11 @@ fn campaign(first_seed: u64, wanted: u64, per_seed: u64) -> Tally {
 #[test]
 fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
     if let Some(seed) = variable("SEED") {
-        let tally = explore(seed, Plan { states: variable("STATES").unwrap_or(u64::MAX) });
+        let tally = explore(seed, Plan { states: variable("STATES").unwrap_or(u64::MAX), ordered: false });
         println!("seed {seed}: {tally:?}");
         return;
     }
-    let tally = campaign(1, 10_000, 400);
+    let tally = campaign(1, 10_000, Plan { states: 400, ordered: false });
     assert!(tally.states >= 10_000 && tally.doubles >= 1000, "{tally:?}");
     // All that can happen did happen.
     assert!(tally.snapshots > 1000, "{tally:?}");
@@ -74,9 +74,16 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
 }
 
 #[test]
+fn where_each_barrier_is_a_whole_every_crash_gives_the_last_one_and_nothing_is_ever_undone() {
+    let tally = campaign(1, 2_000, Plan { states: 200, ordered: true });
+    assert!(tally.states >= 2_000 && tally.doubles > 50 && tally.snapshots > 100 && tally.closed > 0, "{tally:?}");
+    assert_eq!(tally.fallbacks, 0, "{tally:?}");
+}
+
+#[test]
 #[ignore = "hours: the campaign of tests/RELIABILITY.md"]
 fn crash_campaign() {
     let wanted = variable("STATES").unwrap_or(1_000_000);
-    let tally = campaign(variable("SEED").unwrap_or(1000), wanted, 4000);
+    let tally = campaign(variable("SEED").unwrap_or(1000), wanted, Plan { states: 4000, ordered: false });
     assert!(tally.states >= wanted);
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use super::super::support::HAS_LOG;
+use super::super::support::{HAS_LOG, ORDERED};
 use super::copies::{self, Copying};
 use super::history::{Allowed, Recorder, Wanted};
 use super::judge;
@@ -32,6 +32,8 @@ const COPY_SHARE: u64 = 8;
 pub(super) struct Plan {
     /// States of one seed at most; fewer are picked at random.
     pub(super) states: u64,
+    /// Whether each barrier is a whole.
+    pub(super) ordered: bool,
 }
 
 /// What was tried.
@@ -144,6 +146,14 @@ enum End {
 /// Every way in which a run may end at this point.
 fn ends(point: &Replay<'_>, mut each: impl FnMut(End)) {
     let pending = point.pending().len();
+    if point.is_ordered() {
+        each(End::Nothing);
+        if point.at_barrier() {
+            // It was carried out, and nobody was told.
+            each(End::Whole);
+        }
+        return;
+    }
     each(End::Whole);
     if pending == 1 {
         each(End::Nothing);
@@ -223,6 +233,7 @@ fn random_loss(point: &Replay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedSto
 /// Records the run of a seed and judges the states that crashes of it leave.
 pub(super) fn explore(seed: u64, plan: Plan) -> Tally {
     HAS_LOG.set(!seed.is_multiple_of(4));
+    ORDERED.set(plan.ordered);
     let run = workload::run(seed);
     let dice = Arc::new(SeededEnvironment::new(seed ^ 0xDEAD_BEEF_0000_0000));
     let mut tally = Tally {
