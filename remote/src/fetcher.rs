@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockbox::storage::lent::{code_of, error_of};
-use lockbox::storage::{Borrowed, lend};
+use lockbox::storage::{Borrowed, Storage, lend};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use rustix::net::{
@@ -38,7 +38,7 @@ struct Task {
 
 #[derive(Serialize, Deserialize)]
 enum Opened {
-    Here,
+    Here { ordered: bool },
     Failed(u32, String),
 }
 
@@ -110,12 +110,17 @@ pub fn open_apart(command: &mut Command, address: &Address, options: &Options) -
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
     let fetching = Fetching { control: Arc::new(control), child };
-    let (sockets, asking) = introduce(&fetching.control, address, options)?;
-    Ok((Borrowed::new(sockets, false)?.kept_by(fetching), asking))
+    let (sockets, ordered, asking) = introduce(&fetching.control, address, options)?;
+    let borrowed = Borrowed::new(sockets, false)?;
+    Ok((if ordered { borrowed.ordered() } else { borrowed }.kept_by(fetching), asking))
 }
 
-/// Says what is to be opened, and returns when it is: the sockets that it is read by, and one to ask.
-fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options) -> Result<(Vec<UnixStream>, Asking)> {
+/// Says what is to be opened, and returns when it is: the sockets that it is read by, whether it is ordered, and one to ask.
+fn introduce(
+    control: &Arc<UnixStream>,
+    address: &Address,
+    options: &Options,
+) -> Result<(Vec<UnixStream>, bool, Asking)> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let pairs: Vec<_> = (0..SOCKETS).map(|_| UnixStream::pair()).collect::<io::Result<_>>().map_err(cannot)?;
     let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
@@ -133,12 +138,12 @@ fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options) ->
     let mut answer = String::new();
     BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
     match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-        Opened::Here => {
+        Opened::Here { ordered } => {
             control
                 .set_read_timeout(Some(TELLING))
                 .and_then(|()| control.set_write_timeout(Some(TELLING)))
                 .map_err(cannot)?;
-            Ok((ours, Asking { control: Arc::downgrade(control), asked: Mutex::new(0) }))
+            Ok((ours, ordered, Asking { control: Arc::downgrade(control), asked: Mutex::new(0) }))
         }
         Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
     }
@@ -167,7 +172,7 @@ pub fn serve(control: UnixStream) -> io::Result<()> {
         crate::open_file(&address, &task.options).map(Arc::new)
     });
     let answer = match &opened {
-        Ok(_) => Opened::Here,
+        Ok(file) => Opened::Here { ordered: file.ordered() },
         Err(error) => {
             let (code, sentence) = code_of(error);
             Opened::Failed(code, sentence)
@@ -212,8 +217,6 @@ fn receive(control: &UnixStream) -> io::Result<(u8, Vec<UnixStream>)> {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::storage::Storage;
-
     use super::*;
     use crate::bucket::{Bucket, Directory};
     use crate::{Names, Options};
@@ -230,7 +233,8 @@ mod tests {
         let serving = thread::spawn(|| serve(theirs));
         let control = Arc::new(ours);
         let address = Address::parse(format!("file://{}", place.path().display()).as_ref()).unwrap().unwrap();
-        let (sockets, asking) = introduce(&control, &address, &options).unwrap();
+        let (sockets, ordered, asking) = introduce(&control, &address, &options).unwrap();
+        assert!(ordered);
         let borrowed = Borrowed::new(sockets, false).unwrap();
         let before = asking.traffic().unwrap();
         // The newest record's number by a list; the marker, the record, and what the file begins with.

@@ -308,6 +308,10 @@ impl Storage for RemoteFile {
         Ok(())
     }
 
+    fn ordered(&self) -> bool {
+        self.inner.source.whole()
+    }
+
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
         self.inner.shelf.lock().forget(offset / SLOT..offset.saturating_add(length).div_ceil(SLOT));
         Ok(())

@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 
 pub use address::Address;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
-use bucket::{Directory, Objects, S3};
+use bucket::{Directory, Living, Objects, S3};
 pub use fetcher::{Asking, open_apart, serve};
 use file::RemoteFile;
 pub use finding::Finding;
@@ -100,10 +100,33 @@ fn open_file(address: &Address, options: &Options) -> Result<RemoteFile> {
 /// As of [`open`]; `Invalid` for a place that holds no objects; `InUse` when another writer is there, as far as is known, unless `take_over` is said;
 /// `Unsupported` for a store on which two writers could destroy each other's work.
 pub fn write(address: &Address, options: &Options, take_over: bool, names: Names) -> Result<Bucket> {
-    let objects = objects(address, options, Some(names))?.ok_or_else(|| {
-        Error::invalid(format!("{address}: a web server can only be read; s3:// and file:// can be written to"))
-    })?;
+    let objects = objects(address, options, Some(names))?.ok_or_else(|| only_read(address))?;
     Bucket::open(objects, address.to_string(), options, take_over)
+}
+
+/// Comes as a writer to the archive whose objects are there: each barrier of the storage is one record, which is durable and seen by all when that succeeds. The writer goes
+/// when the storage is let go.
+///
+/// # Errors
+/// As of [`write`]; `Io` of the kind `NotFound` where there is no archive, `NotArchive` where none was ever committed.
+pub fn change(address: &Address, options: &Options, take_over: bool) -> Result<Arc<dyn Storage>> {
+    let objects = objects(address, options, None)?.ok_or_else(|| only_read(address))?;
+    Ok(Arc::new(Living::open(objects, address.to_string(), options, take_over)?))
+}
+
+/// Whether an archive there could be written to.
+///
+/// # Errors
+/// `Invalid` for an address of a web server.
+pub fn check_writable(address: &Address) -> Result<()> {
+    match address {
+        Address::Web(_) => Err(only_read(address)),
+        Address::Bucket { .. } | Address::Directory(_) => Ok(()),
+    }
+}
+
+fn only_read(address: &Address) -> Error {
+    Error::invalid(format!("{address}: a web server can only be read; s3:// and file:// can be written to"))
 }
 
 /// The archives of many objects that lie at a place ([`Address::place`]) and below it.

@@ -49,6 +49,11 @@ pub(crate) trait Source: Send + Sync {
     /// The first `count` bytes, or all of a shorter file, of whatever version is there now.
     fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble>;
 
+    /// Whether each version was made at once, as a whole: of what its newest record names nothing can be missing but by damage.
+    fn whole(&self) -> bool {
+        false
+    }
+
     /// The bytes of a range inside of the file, in `out`, when it still has this version.
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble>;
 }

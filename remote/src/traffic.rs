@@ -94,6 +94,10 @@ impl<T: Source + ?Sized> Source for Counted<T> {
         self.counts.read(self.inner.first(count), |(_, bytes)| bytes.len())
     }
 
+    fn whole(&self) -> bool {
+        self.inner.whole()
+    }
+
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Answer<()> {
         let length = out.len();
         self.counts.read(self.inner.range(version, range, out), |()| length)

@@ -106,6 +106,26 @@ impl Map {
         self.changed = RangeSet::new();
     }
 
+    /// The same, but for what was laid since it was.
+    pub(crate) fn checkpointed_but(&mut self, late: RangeSet<u64>) {
+        self.changed = late;
+    }
+
+    /// Whether it names any of these blocks.
+    pub(crate) fn has(&self, blocks: &Range<u64>) -> bool {
+        self.pieces.overlaps(blocks)
+    }
+
+    /// The next blocks from this one on that are no zeros.
+    pub(crate) fn next(&self, block: u64) -> Option<Range<u64>> {
+        self.pieces.overlapping(&(block..u64::MAX)).next().map(|(range, _)| range.clone())
+    }
+
+    /// Blocks that it names.
+    pub(crate) fn live(&self) -> u64 {
+        self.objects.values().map(|object| object.live).sum()
+    }
+
     /// Forgets the objects that it names no block of any more, and gives them.
     pub(crate) fn forget_dead(&mut self) -> Vec<Id> {
         let dead: Vec<Id> = self.objects.iter().filter(|(_, object)| object.live == 0).map(|(id, _)| *id).collect();

@@ -16,6 +16,7 @@ mod counted;
 mod directory;
 mod inventory;
 mod layout;
+mod living;
 mod map;
 mod moment;
 mod objects;
@@ -39,6 +40,7 @@ pub(crate) use self::directory::Directory;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
 pub(crate) use self::inventory::{archives, examine};
 use self::layout::{Kind, Owner};
+pub(crate) use self::living::Living;
 use self::moment::{Moment, Reading};
 pub(crate) use self::objects::Objects;
 pub(crate) use self::probe::probe;
@@ -88,9 +90,7 @@ pub(crate) fn collect(
     take_over: bool,
 ) -> Result<Collected> {
     let store = Arc::new(Store::new(objects, name, options.timeout));
-    // A writer would make one.
-    store.known()?;
-    Session::open(store, Owner::here(), take_over)?.collect()
+    Session::open_known(store, Owner::here(), take_over)?.collect()
 }
 
 /// A writer of an archive in a bucket: nobody sees any of what is written before [`Bucket::publish`].

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use lockbox::{Error, Result};
 
@@ -62,15 +63,17 @@ pub(crate) struct Reading {
     pub(super) incarnation: Incarnation,
     pub(super) map: Map,
     pub(super) length: u64,
-    /// The record that names the moment: its number, and its hash.
-    pub(super) sequence: u64,
+    /// The number of the newest record of who reads: that of the moment, or a later one of a writer who looks back at its beginning.
+    pub(super) sequence: Arc<AtomicU64>,
+    /// The hash of the record that names the moment.
     pub(super) tag: String,
 }
 
 impl Reading {
     pub(super) fn of(store: Arc<Store>, incarnation: Incarnation, moment: &Moment) -> Reading {
         let (length, tag) = (moment.trailer.length, hex(&moment.trailer.hash));
-        Reading { store, incarnation, map: moment.map.clone(), length, sequence: moment.trailer.sequence, tag }
+        let sequence = Arc::new(AtomicU64::new(moment.trailer.sequence));
+        Reading { store, incarnation, map: moment.map.clone(), length, sequence, tag }
     }
 
     fn version(&self) -> Version {
@@ -80,7 +83,7 @@ impl Reading {
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
         // The file's last block may be a part of one.
         let parts = self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
-        fill(&self.store, &self.incarnation, self.sequence, &parts, range, out)
+        fill(&self.store, &self.incarnation, &self.sequence, &parts, range, out)
     }
 }
 
@@ -88,7 +91,7 @@ impl Reading {
 pub(super) fn fill(
     store: &Store,
     incarnation: &Incarnation,
-    sequence: u64,
+    sequence: &AtomicU64,
     parts: &[Entry],
     range: Range<u64>,
     out: &mut [u8],
@@ -151,6 +154,10 @@ impl Source for Reading {
         let mut bytes = vec![0; usize::try_from(count.min(self.length)).unwrap_or_default()];
         self.fill(0..bytes.len() as u64, &mut bytes)?;
         Ok((self.version(), bytes))
+    }
+
+    fn whole(&self) -> bool {
+        true
     }
 
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {

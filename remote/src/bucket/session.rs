@@ -80,6 +80,19 @@ impl Session {
     /// cannot tell two writers apart; those of requests; `Damaged`.
     pub(super) fn open(store: Arc<Store>, owner: Owner, take_over: bool) -> Result<Session> {
         let incarnation = incarnation(&store)?;
+        Session::open_at(store, incarnation, owner, take_over)
+    }
+
+    /// The same to one that is there.
+    ///
+    /// # Errors
+    /// As of [`Session::open`]; `Io` of the kind `NotFound` when there is none.
+    pub(super) fn open_known(store: Arc<Store>, owner: Owner, take_over: bool) -> Result<Session> {
+        let incarnation = store.known()?;
+        Session::open_at(store, incarnation, owner, take_over)
+    }
+
+    fn open_at(store: Arc<Store>, incarnation: Incarnation, owner: Owner, take_over: bool) -> Result<Session> {
         // Harmless where the store carries it out: the same bytes.
         store.probe(MARKER, &layout::encode_marker(&incarnation))?;
         for _ in 0..TRIES {
@@ -193,6 +206,11 @@ impl Session {
         self.newest.sequence
     }
 
+    /// That the newest record counts from.
+    pub(super) fn checkpoint(&self) -> Option<(Hash, u64)> {
+        self.newest.checkpoint
+    }
+
     /// Of the archive, in bytes.
     pub(super) fn length(&self) -> u64 {
         self.newest.length
@@ -215,15 +233,8 @@ impl Session {
             return self.settle();
         }
         let sequence = self.newest.sequence + 1;
-        let total: usize = inline.iter().map(|run| run.pages.len()).sum();
-        let mut pages = Vec::with_capacity(total);
-        let blocks = (total as u64 / layout::BLOCK) as u32;
-        for run in inline {
-            let at = (pages.len() as u64 / layout::BLOCK) as u32;
-            let end = run.block + run.pages.len() as u64 / layout::BLOCK;
-            map.lay(&Entry { blocks: run.block..end, place: Some(Place { id: Id::Log(sequence), blocks, at }) });
-            pages.extend_from_slice(&run.pages);
-        }
+        placed(&inline, sequence).iter().for_each(|entry| map.lay(entry));
+        let pages: Vec<u8> = inline.into_iter().flat_map(|run| run.pages).collect();
         let mut gone = map.forget_dead();
         gone.extend(&self.left);
         // Its pages are forgotten above, when it has some.
@@ -284,6 +295,11 @@ impl Session {
     /// Whether a record was sent of which the store has not said whether it is there.
     pub(super) fn is_undecided(&self) -> bool {
         self.undecided.is_some() && !self.fenced
+    }
+
+    /// Whether there is nothing that this writer can still say: it has gone, another one came, or nobody knows what became of its last record.
+    pub(super) fn is_over(&self) -> bool {
+        self.fenced || self.undecided.is_some() || self.newest.kind == Kind::Close
     }
 
     /// Has the store decide about the record that was sent last.
@@ -374,6 +390,22 @@ impl Session {
             }
         }
     }
+}
+
+/// Where pages lie that the record of this number has itself.
+pub(super) fn placed(inline: &[Inline], sequence: u64) -> Vec<Entry> {
+    let count = |run: &Inline| run.pages.len() as u64 / layout::BLOCK;
+    let blocks = inline.iter().map(count).sum::<u64>() as u32;
+    let mut at = 0;
+    let place = |run: &Inline| {
+        let entry = Entry {
+            blocks: run.block..run.block + count(run),
+            place: Some(Place { id: Id::Log(sequence), blocks, at }),
+        };
+        at += count(run) as u32;
+        entry
+    };
+    inline.iter().map(place).collect()
 }
 
 /// The incarnation of the archive here, which is made when there is none.

@@ -1,12 +1,19 @@
-//! An archive in a bucket as a storage for writing, none of which anybody sees before it is published.
+//! An archive in a bucket as a storage for writing, none of which anybody sees before a record names it.
 //!
-//! What is written gathers in memory and goes up in segments while more comes, which nothing names yet: garbage until a record does. A barrier has nothing
-//! to do, for one record makes everything visible and durable at once, or nothing ever does. So whoever writes here owes its user no answer before
-//! `publish` has returned.
+//! What is written gathers in memory and goes up in segments while more comes, which nothing names yet: garbage until a record does. One record makes everything
+//! visible and durable at once, or nothing ever does (STORAGE-4). Who writes here decides when that is: with each barrier ([`super::living`]), or once at the end
+//! ([`Staged::publish`]). Then a barrier has nothing to do, and whoever writes owes its user no answer before the end.
+//!
+//! # Invariants
+//! STAGED-1  A record names what was written before it was cut off from what came later, all of it: segments that it names are up before it is sent, and what it has
+//!     itself is no longer counted as written.
+//! STAGED-2  Of a block the newest bytes are read, wherever they are: not sent, in the last record, on their way, in the store, or as they were at the beginning.
+//! STAGED-3  After a failure nothing is sent any more: who writes on has lost what was to go with it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use lockbox::storage::Storage;
@@ -18,7 +25,7 @@ use super::layout::{self, BLOCK, Incarnation, Kind, LONGEST, MAX_BLOCKS};
 use super::map::Map;
 use super::moment::{Reading, fill};
 use super::place::{Entry, Id, Place};
-use super::session::{Inline, Session, random};
+use super::session::{Inline, Session, placed, random};
 use super::store::Store;
 use crate::Options;
 use crate::file::{RemoteFile, patiently, told_later};
@@ -43,8 +50,8 @@ pub(crate) struct Staged {
 struct Shared {
     store: Arc<Store>,
     incarnation: Incarnation,
-    /// The record that this begins from.
-    sequence: u64,
+    /// The newest record of this writer.
+    sequence: Arc<AtomicU64>,
     state: Mutex<State>,
     sent: Condvar,
 }
@@ -52,6 +59,14 @@ struct Shared {
 struct State {
     /// What has not gone up.
     dirty: BTreeMap<u64, Box<Block>>,
+    /// What the last record has itself, sent or on its way, where nothing else has come since.
+    last: BTreeMap<u64, Box<Block>>,
+    /// Whether anything was changed that no record has.
+    touched: bool,
+    /// Blocks that were written since the writer came.
+    written: u64,
+    /// What was laid into the map while a record was on its way.
+    late: Option<RangeSet<u64>>,
     /// The pages of what is going up.
     sending: HashMap<Id, Arc<Vec<u8>>>,
     /// What went up, or may have, and no record names yet.
@@ -64,6 +79,17 @@ struct State {
     base: Option<Arc<RemoteFile>>,
     /// What is not.
     changed: RangeSet<u64>,
+}
+
+/// What goes with one record.
+struct Cut {
+    map: Map,
+    inline: Vec<Inline>,
+    length: u64,
+    /// Segments that have to be up before it.
+    sending: Vec<Id>,
+    /// Those that are named from then on, or dead.
+    made: HashSet<Id>,
 }
 
 impl Staged {
@@ -83,9 +109,13 @@ impl Staged {
         let shared = Arc::new(Shared {
             store: session.store.clone(),
             incarnation: session.incarnation,
-            sequence: session.sequence(),
+            sequence: Arc::new(AtomicU64::new(session.sequence())),
             state: Mutex::new(State {
                 dirty: BTreeMap::new(),
+                last: BTreeMap::new(),
+                touched: empty,
+                written: 0,
+                late: None,
                 sending: HashMap::new(),
                 made: Vec::new(),
                 failed: None,
@@ -113,7 +143,7 @@ impl Staged {
             incarnation: self.shared.incarnation,
             map: state.map.clone(),
             length: state.length,
-            sequence: self.shared.sequence,
+            sequence: self.shared.sequence.clone(),
             tag: super::store::hex(&random()?),
         };
         // Nobody comes back to a moment that is in the making.
@@ -123,6 +153,7 @@ impl Staged {
             _ => Some(Arc::new(RemoteFile::counting(Box::new(reading), self.shared.store.name.clone(), &options)?)),
         };
         state.changed = RangeSet::new();
+        state.last.clear();
         Ok(())
     }
 
@@ -155,7 +186,7 @@ impl Staged {
             if gathered.is_empty() {
                 return Ok(());
             }
-            let runs = runs(gathered);
+            let runs = runs(&gathered);
             let blocks: Vec<Range<u64>> = runs.iter().map(Inline::blocks).collect();
             let pages: Vec<u8> = runs.into_iter().flat_map(|run| run.pages).collect();
             let (bytes, hash) = layout::encode_segment(&self.shared.incarnation, &random()?, &blocks, &pages);
@@ -163,7 +194,7 @@ impl Staged {
             let (count, mut at) = ((pages.len() as u64 / BLOCK) as u32, 0);
             for run in blocks {
                 let length = (run.end - run.start) as u32;
-                state.map.lay(&Entry { blocks: run, place: Some(Place { id, blocks: count, at }) });
+                state.lay(&Entry { blocks: run, place: Some(Place { id, blocks: count, at }) });
                 at += length;
             }
             state.sending.insert(id, Arc::new(pages));
@@ -187,16 +218,23 @@ impl Staged {
         }
     }
 
-    /// Objects of which less than half is needed go: what is needed of them is written anew. With more than so many runs all is, in order. The pages are sealed, so nothing
-    /// is opened.
-    fn gather_sparse(&self, most_runs: usize) -> Result<()> {
+    /// Objects of which less than half is needed go: what is needed of them is written anew, of so many blocks at most, those first that have the least. With more than so
+    /// many runs all is, in order. The pages are sealed, so nothing is opened.
+    pub(super) fn gather_sparse(&self, most_runs: usize, most_blocks: u64) -> Result<()> {
         let sparse: RangeSet<u64> = {
             let mut state = self.shared.state.lock();
             // What is written again is needed no more where it was.
             let again: Vec<u64> = state.dirty.keys().copied().collect();
-            again.into_iter().for_each(|number| state.map.lay(&Entry { blocks: number..number + 1, place: None }));
-            let ids: HashMap<Id, u64> = state.map.sparse().into_iter().collect();
-            let is_scattered = state.map.runs() + state.dirty.len() > most_runs;
+            again.into_iter().for_each(|number| state.lay(&Entry { blocks: number..number + 1, place: None }));
+            let mut sparse = state.map.sparse();
+            sparse.sort_by_key(|(_, live)| *live);
+            let mut sum = 0;
+            let fits = |(_, live): &(Id, u64)| {
+                sum += live;
+                sum <= most_blocks
+            };
+            let ids: HashMap<Id, u64> = sparse.into_iter().take_while(fits).collect();
+            let is_scattered = state.is_scattered(most_runs);
             let named = state.map.entries().into_iter();
             named
                 .filter(|entry| entry.place.is_some_and(|place| is_scattered || ids.contains_key(&place.id)))
@@ -223,17 +261,82 @@ impl Staged {
     /// # Errors
     /// `InUse` when another writer took over; those of requests.
     pub(super) fn publish(&self, session: &mut Session) -> Result<()> {
-        self.gather_sparse(session.most_runs())?;
-        let fits = self.shared.state.lock().dirty.len() <= INLINE;
-        self.settle(!fits)?;
-        let (map, inline, length) = {
-            let mut state = self.shared.state.lock();
-            let dirty = std::mem::take(&mut state.dirty);
-            (state.map.clone(), runs(dirty), state.length)
-        };
-        session.commit(map, inline, length, Kind::Close)?;
-        self.shared.state.lock().made.clear();
+        self.gather_sparse(session.most_runs(), u64::MAX)?;
+        self.commit(session, Kind::Close)
+    }
+
+    /// Makes what was written before the call durable with one record, all of it or nothing. Without anything new no record is made, but the last one.
+    ///
+    /// # Errors
+    /// As of [`Session::commit`]; what kept a segment from going up. Nothing is sent any more then.
+    pub(super) fn commit(&self, session: &mut Session, kind: Kind) -> Result<()> {
+        let Some(cut) = self.cut(session.sequence() + 1, kind)? else { return Ok(()) };
+        let checkpoint = session.checkpoint();
+        let sent = self.await_sent(&cut.sending);
+        let done = sent.and_then(|()| session.commit(cut.map, cut.inline, cut.length, kind));
+        let mut state = self.shared.state.lock();
+        let late = state.late.take().unwrap_or_default();
+        if let Err(error) = done {
+            state.failed.get_or_insert(error.clone());
+            return Err(error);
+        }
+        if session.checkpoint() != checkpoint {
+            state.map.checkpointed_but(late);
+        }
+        state.made.retain(|id| !cut.made.contains(id));
+        self.shared.sequence.store(session.sequence(), Ordering::Release);
         Ok(())
+    }
+
+    /// STAGED-1
+    fn cut(&self, sequence: u64, kind: Kind) -> Result<Option<Cut>> {
+        let _writing = self.writing.lock();
+        if self.shared.state.lock().dirty.len() > INLINE {
+            self.send()?;
+        }
+        let mut state = self.shared.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        if !state.touched && kind == Kind::Commit {
+            return Ok(None);
+        }
+        state.touched = false;
+        let dirty = std::mem::take(&mut state.dirty);
+        let inline = runs(&dirty);
+        placed(&inline, sequence).iter().for_each(|entry| state.lay(entry));
+        state.last = dirty;
+        let map = state.map.clone();
+        // The record says that they are dead.
+        state.map.forget_dead();
+        state.late = Some(RangeSet::new());
+        let sending: Vec<Id> = state.sending.keys().copied().collect();
+        let made = state.made.iter().chain(&sending).copied().collect();
+        Ok(Some(Cut { map, inline, length: state.length, sending, made }))
+    }
+
+    /// Waits until these segments are up.
+    fn await_sent(&self, ids: &[Id]) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        while ids.iter().any(|id| state.sending.contains_key(id)) {
+            self.shared.sent.wait(&mut state);
+        }
+        state.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether all that was written is in a record.
+    pub(super) fn is_committed(&self) -> bool {
+        let state = self.shared.state.lock();
+        !state.touched && state.failed.is_none()
+    }
+
+    /// Blocks that were written since the writer came.
+    pub(super) fn written(&self) -> u64 {
+        self.shared.state.lock().written
+    }
+
+    pub(super) fn is_scattered(&self, most_runs: usize) -> bool {
+        self.shared.state.lock().is_scattered(most_runs)
     }
 
     /// Nothing of it is to be named: what went up, and what is on its way, which nobody waits for.
@@ -283,6 +386,8 @@ impl State {
         }
         self.dirty.insert(number, block);
         self.changed.insert(number..number + 1);
+        self.touched = true;
+        self.written += 1;
     }
 
     fn forget(&mut self, blocks: Range<u64>) {
@@ -291,8 +396,23 @@ impl State {
         }
         let gone: Vec<u64> = self.dirty.range(blocks.clone()).map(|(number, _)| *number).collect();
         gone.iter().for_each(|number| drop(self.dirty.remove(number)));
-        self.map.lay(&Entry { blocks: blocks.clone(), place: None });
+        // Erasing what is erased already is no change.
+        self.touched |= !gone.is_empty() || self.map.has(&blocks);
+        self.lay(&Entry { blocks: blocks.clone(), place: None });
         self.changed.insert(blocks);
+    }
+
+    fn lay(&mut self, entry: &Entry) {
+        let gone: Vec<u64> = self.last.range(entry.blocks.clone()).map(|(number, _)| *number).collect();
+        gone.iter().for_each(|number| drop(self.last.remove(number)));
+        self.map.lay(entry);
+        if let Some(late) = self.late.as_mut().filter(|_| !entry.blocks.is_empty()) {
+            late.insert(entry.blocks.clone());
+        }
+    }
+
+    fn is_scattered(&self, most_runs: usize) -> bool {
+        self.map.runs() + self.dirty.len() > most_runs
     }
 }
 
@@ -309,12 +429,12 @@ fn end_of(offset: u64, length: u64) -> Result<u64> {
 }
 
 /// Neighbours together.
-fn runs(blocks: BTreeMap<u64, Box<Block>>) -> Vec<Inline> {
+fn runs(blocks: &BTreeMap<u64, Box<Block>>) -> Vec<Inline> {
     let mut runs: Vec<Inline> = Vec::new();
     for (number, block) in blocks {
         match runs.last_mut() {
-            Some(run) if run.blocks().end == number => run.pages.extend_from_slice(&*block),
-            _ => runs.push(Inline { block: number, pages: block.to_vec() }),
+            Some(run) if run.blocks().end == *number => run.pages.extend_from_slice(&**block),
+            _ => runs.push(Inline { block: *number, pages: block.to_vec() }),
         }
     }
     runs
@@ -339,8 +459,9 @@ impl Storage for Staged {
         }
         let blocks = offset / BLOCK..end.div_ceil(BLOCK);
         let mut rest = RangeSet::from_iter([blocks.clone()]);
-        let dirty: Vec<(u64, Box<Block>)> =
-            state.dirty.range(blocks.clone()).map(|(n, block)| (*n, block.clone())).collect();
+        // Those of the last record first: newer ones are laid over them.
+        let near = state.last.range(blocks.clone()).chain(state.dirty.range(blocks.clone()));
+        let dirty: Vec<(u64, Box<Block>)> = near.map(|(number, block)| (*number, block.clone())).collect();
         dirty.iter().for_each(|(number, _)| rest.remove(*number..number + 1));
         let (mut old, mut new): (Vec<Range<u64>>, Vec<Entry>) = (Vec::new(), Vec::new());
         for run in rest.iter() {
@@ -381,7 +502,7 @@ impl Storage for Staged {
             let Shared { store, incarnation, sequence, .. } = &*self.shared;
             let parts = std::slice::from_ref(&part);
             let filled =
-                patiently(store.timeout, &mut || fill(store, incarnation, *sequence, parts, range.clone(), into));
+                patiently(store.timeout, &mut || fill(store, incarnation, sequence, parts, range.clone(), into));
             filled.map_err(|trouble| told_later(&store.name, trouble))?;
         }
         for (number, bytes, from) in pieces {
@@ -426,9 +547,11 @@ impl Storage for Staged {
         if is_full { self.send() } else { Ok(()) }
     }
 
+    /// Room is not scarce there: nothing is sent.
     fn allocate(&self, offset: u64, length: u64) -> Result<()> {
         let end = end_of(offset, length)?;
         let mut state = self.shared.state.lock();
+        state.touched |= end > state.length;
         state.length = state.length.max(end);
         Ok(())
     }
@@ -450,6 +573,7 @@ impl Storage for Staged {
         if length < now {
             state.forget(length.div_ceil(BLOCK)..now.div_ceil(BLOCK));
         }
+        state.touched |= length != now;
         state.length = length;
         Ok(())
     }
@@ -459,6 +583,10 @@ impl Storage for Staged {
         self.shared.state.lock().failed.clone().map_or(Ok(()), Err)
     }
 
+    fn ordered(&self) -> bool {
+        true
+    }
+
     /// Of all of it: from here on the store is read. Parts are not dropped: what the store gave was asked for by the hash in its name or is checked by whoever reads.
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
         let _writing = self.writing.lock();
@@ -466,8 +594,20 @@ impl Storage for Staged {
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        let length = self.len()?;
-        Ok((offset < length).then_some(offset..length))
+        let state = self.shared.state.lock();
+        let from = offset / BLOCK;
+        let mut dirty = state.dirty.range(from..).map(|(number, _)| *number);
+        let dirty = dirty.next().map(|first| {
+            first..dirty.zip(first + 1..).take_while(|(a, b)| a == b).last().map_or(first, |(last, _)| last) + 1
+        });
+        let next = [dirty, state.map.next(from)].into_iter().flatten().min_by_key(|range| range.start);
+        let bytes = next.map(|next| (next.start * BLOCK).max(offset)..(next.end * BLOCK).min(state.length));
+        Ok(bytes.filter(|bytes| !bytes.is_empty()))
+    }
+
+    fn allocated(&self) -> Result<u64> {
+        let state = self.shared.state.lock();
+        Ok((state.map.live() + state.dirty.len() as u64) * BLOCK)
     }
 
     fn read_only(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The store's four calls with patience, and the names of an archive's objects.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -263,7 +263,7 @@ impl Store {
     pub(super) fn blocks(
         &self,
         incarnation: &Incarnation,
-        sequence: u64,
+        sequence: &AtomicU64,
         place: &Place,
         out: &mut [u8],
     ) -> std::result::Result<(), Trouble> {
@@ -272,7 +272,7 @@ impl Store {
             Ok(bytes) if bytes.len() == out.len() => out.copy_from_slice(&bytes),
             Ok(_) => return Err(Trouble::Damaged(format!("{} is shorter than it was made", what(&place.id)))),
             // The newest record is never removed, and what it needs neither.
-            Err(Trouble::Gone) if newest(&*self.objects, incarnation)? == Some(sequence) => {
+            Err(Trouble::Gone) if newest(&*self.objects, incarnation)? == Some(sequence.load(Ordering::Acquire)) => {
                 return Err(Trouble::Damaged(missing(&place.id)));
             }
             // It was needed no more for a day.

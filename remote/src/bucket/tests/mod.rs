@@ -4,6 +4,7 @@ mod golden;
 mod hooked;
 mod inventory;
 mod leaving;
+mod living;
 mod probe;
 mod schedules;
 mod simulated;

@@ -99,7 +99,7 @@ fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) 
         incarnation: session.incarnation,
         map: session.map().clone(),
         length: session.length(),
-        sequence: session.sequence(),
+        sequence: Arc::new(session.sequence().into()),
         tag: String::new(),
     };
     let Ok((_, bytes)) = reading.first(BLOCKS * BLOCK) else { return };

@@ -1,0 +1,160 @@
+//! An archive that lives in a bucket, open for writing: each barrier is one record.
+//!
+//! # Invariants
+//! LIVING-1  A barrier succeeds when the store has said that its record is there, and never else. What the record says is then found by whoever looks, from anywhere
+//!     and with nothing but the bucket.
+//! LIVING-2  A barrier that fails leaves the archive as the last one made it, or as this one was to make it. The second can only be when the store did not say what
+//!     became of the record, which the same bytes were sent for as long as there was time: that is told. In either case nothing is written from then on, so no later
+//!     record can build upon one that nobody knows of.
+//! LIVING-3  Once another writer came no barrier succeeds, and the archive is the other one's: it can still be read as it was.
+//! LIVING-4  Who goes takes back what no barrier covered, and says in a last record that nobody writes here any more. That nobody heard it costs nothing but a question:
+//!     the next writer on another machine has to say that it takes over.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+use parking_lot::Mutex;
+
+use super::RETREAT;
+use super::layout::{Kind, Owner};
+use super::objects::Objects;
+use super::session::Session;
+use super::staged::Staged;
+use super::store::Store;
+use crate::Options;
+
+/// Blocks that who goes writes anew because little of their objects is needed, beside as many as it wrote: 64 MiB.
+const GATHERED: u64 = 64 << 8;
+
+/// See above.
+pub(crate) struct Living {
+    staged: Staged,
+    session: Mutex<Session>,
+}
+
+impl Living {
+    /// Comes as a writer to the archive there.
+    ///
+    /// # Errors
+    /// As of [`crate::change`].
+    pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Living> {
+        let store = Arc::new(Store::new(objects, name, options.timeout));
+        let mut session = Session::open_known(store, Owner::here(), take_over)?;
+        if session.length() == 0 {
+            let (map, name) = (session.map().clone(), session.store.name.clone());
+            session.commit(map, Vec::new(), 0, Kind::Close)?;
+            return Err(Error::NotArchive(format!("{name}: a writer came and has not committed anything yet")));
+        }
+        session.clean();
+        let staged = Staged::new(&session, options, false)?;
+        Ok(Living { staged, session: Mutex::new(session) })
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(session: Session, options: &Options) -> Result<Living> {
+        let staged = Staged::new(&session, options, false)?;
+        Ok(Living { staged, session: Mutex::new(session) })
+    }
+
+    /// LIVING-2: what is known after a failure.
+    fn told(session: &Session, error: Error) -> Error {
+        match error {
+            Error::Io { context, source } if session.is_undecided() => {
+                let known = "whether the last change is in the archive is not known; all before it is";
+                Error::Io { context: format!("{context}; {known}"), source }
+            }
+            error => error,
+        }
+    }
+
+    /// LIVING-4
+    fn go(&mut self) {
+        let session = self.session.get_mut();
+        if session.is_over() {
+            return;
+        }
+        session.store.hurry();
+        if self.staged.is_committed() {
+            let most = GATHERED + self.staged.written();
+            let gathered = self.staged.gather_sparse(session.most_runs(), most);
+            if gathered.and_then(|()| self.staged.commit(session, Kind::Close)).is_ok() || session.is_over() {
+                return;
+            }
+        }
+        let (made, sending) = self.staged.abandon();
+        if session.take_back(made, sending, Instant::now() + RETREAT) {
+            let (map, length) = (session.map().clone(), session.length());
+            let _ = session.commit(map, Vec::new(), length, Kind::Close);
+        }
+    }
+}
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        self.go();
+    }
+}
+
+impl Storage for Living {
+    fn len(&self) -> Result<u64> {
+        self.staged.len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.staged.read_at(offset, out)
+    }
+
+    fn will_need(&self, offset: u64, length: u64) {
+        self.staged.will_need(offset, length);
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.staged.write_at(offset, data)
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        self.staged.allocate(offset, length)
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> Result<()> {
+        self.staged.punch(offset, length)
+    }
+
+    fn set_len(&self, length: u64) -> Result<()> {
+        self.staged.set_len(length)
+    }
+
+    /// LIVING-1
+    fn barrier(&self) -> Result<()> {
+        let mut session = self.session.lock();
+        // A map that no reader takes would be durable.
+        if self.staged.is_scattered(session.most_runs()) {
+            self.staged.gather_sparse(session.most_runs(), u64::MAX)?;
+        }
+        let done = self.staged.commit(&mut session, Kind::Commit);
+        done.map_err(|error| Living::told(&session, error))
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.staged.evict(offset, length)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.staged.next_data(offset)
+    }
+
+    fn allocated(&self) -> Result<u64> {
+        self.staged.allocated()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+}
