@@ -102,6 +102,8 @@ pub(crate) fn copy_in(
     options: &ImportOptions,
 ) -> Result<ImportReport, Failure> {
     let bar = named.bar();
+    let (counted, how) = (sources.to_vec(), options.clone());
+    bar.count(move |wanted| exchange::count_sources(&counted, &how, wanted));
     let imported = exchange::import(archive.file_system(), archive.identity(), sources, options, &mut |progress| {
         bar.copied(verb, progress);
         interrupt.check()

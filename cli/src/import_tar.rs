@@ -1,12 +1,13 @@
 //! `lockbox import-tar`: copies the members of a tar on standard input into an archive, all or nothing.
+use std::cell::Cell;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, BufReader, IsTerminal, Read};
+use std::fs::{File, Metadata};
+use std::io::{self, BufReader, IsTerminal, Read, Seek};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
-use lockbox::exchange::{self, TarImportOptions};
+use lockbox::exchange::{self, Amount, Progress, TarImportOptions};
 use lockbox_host::Program;
 
 use crate::create::creator;
@@ -43,10 +44,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
     let tar = stdin.as_fd().try_clone_to_owned();
     let tar = tar.map_err(|error| Failure::host("cannot read standard input", &error))?;
-    let mut input = BufReader::new(Watched { tar: tar.into(), interrupt: &interrupt });
+    let mut tar = File::from(tar);
     let bar = args.archive.bar();
+    if let Some(bytes) = rest_of(&mut tar) {
+        bar.expect(Amount { files: 0, bytes });
+    }
+    let read = Cell::new(0);
+    let mut input = BufReader::new(Watched { tar, interrupt: &interrupt, read: &read });
     let imported = exchange::import_tar(archive.file_system(), &mut input, &options, &mut |progress| {
-        bar.copied("imported", progress);
+        bar.copied("imported", &Progress { passed: Amount { files: 0, bytes: read.get() }, ..*progress });
         interrupt.check()
     });
     bar.wipe();
@@ -82,15 +88,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How much there is to read, where that is known.
+fn rest_of(tar: &mut File) -> Option<u64> {
+    let length = tar.metadata().ok().filter(Metadata::is_file)?.len();
+    length.checked_sub(tar.stream_position().ok()?)
+}
+
 /// The tar, as long as no signal came.
 struct Watched<'a> {
     tar: File,
     interrupt: &'a Interrupt,
+    /// How much of it.
+    read: &'a Cell<u64>,
 }
 
 impl Read for Watched<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.interrupt.readable(&self.tar)?;
-        self.tar.read(buffer)
+        let length = self.tar.read(buffer)?;
+        self.read.set(self.read.get() + length as u64);
+        Ok(length)
     }
 }

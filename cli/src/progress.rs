@@ -1,18 +1,33 @@
 //! How far a command is, for a person at a terminal: how much of what, how fast, how long still, and a line at its end.
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lockbox::exchange::Progress;
+use lockbox::exchange::{Amount, Progress};
 use lockbox_terminal::{display, quantity};
 
 use crate::output;
+
+/// What a file costs beside its content, as bytes of content that take as long to copy.
+const COST_OF_A_FILE: u64 = 32 << 10;
 
 /// A line on standard error that goes away when the work is done. Nothing is shown where that is no terminal.
 pub(crate) struct Bar {
     line: Option<ProgressBar>,
     began: Instant,
     part: Cell<Option<Part>>,
+    total: Arc<Total>,
+}
+
+/// How much there is to copy.
+#[derive(Default)]
+struct Total {
+    amount: OnceLock<Amount>,
+    /// Nobody waits for it any more.
+    unwanted: AtomicBool,
 }
 
 /// A part of the work that is counted by itself: scanning, then copying.
@@ -32,14 +47,36 @@ impl Bar {
             Ok(style) => line.with_style(style),
             Err(_) => line,
         });
-        Bar { line, began: Instant::now(), part: Cell::new(None) }
+        Bar { line, began: Instant::now(), part: Cell::new(None), total: Arc::default() }
     }
 
-    /// Files that are copied, whose end is not known beforehand.
+    /// Has `count` find out how much there is to copy, as long as it is told that somebody wants to know; beside the work, which is not to wait for it. So
+    /// that may hang where the work itself would not.
+    pub(crate) fn count(&self, count: impl FnOnce(&dyn Fn() -> bool) -> Option<Amount> + Send + 'static) {
+        if self.line.is_none() {
+            return;
+        }
+        let total = self.total.clone();
+        let counting = move || {
+            if let Some(amount) = count(&|| !total.unwanted.load(Ordering::Relaxed)) {
+                let _ = total.amount.set(amount);
+            }
+        };
+        // Without a thread for it there is no total.
+        let _ = thread::Builder::new().name("count".into()).spawn(counting);
+    }
+
+    /// How much there is to copy.
+    pub(crate) fn expect(&self, amount: Amount) {
+        let _ = self.total.amount.set(amount);
+    }
+
+    /// Files that are copied, of so many as were counted.
     pub(crate) fn copied(&self, verb: &'static str, progress: &Progress<'_>) {
         self.show(verb, progress.bytes, |done| {
             let copied = amount(progress.files, progress.bytes);
-            format!("{copied} {verb}{}: {}", rate(done), display(progress.path))
+            let passed = self.total.amount.get().and_then(|total| passed(done, &progress.passed, total));
+            format!("{copied} {verb}{}{}: {}", rate(done), passed.unwrap_or_default(), display(progress.path))
         });
     }
 
@@ -91,6 +128,7 @@ impl Bar {
 
 impl Drop for Bar {
     fn drop(&mut self) {
+        self.total.unwanted.store(true, Ordering::Relaxed);
         self.wipe();
     }
 }
@@ -112,16 +150,34 @@ fn rate(done: &Done) -> String {
     quantity::rate(done.new, done.time).map_or_else(String::new, |rate| format!(", {rate}"))
 }
 
+/// How much of what there is a copy has passed; None when there is more by now than was counted.
+fn passed(done: &Done, passed: &Amount, total: &Amount) -> Option<String> {
+    if passed.files > total.files || passed.bytes > total.bytes {
+        return None;
+    }
+    let work = |amount: &Amount| amount.bytes.saturating_add(amount.files.saturating_mul(COST_OF_A_FILE));
+    let of = match total.bytes {
+        0 => format!(" of {} files", total.files),
+        bytes => format!(" of {}", quantity::readable(bytes)),
+    };
+    Some(share(&Done { count: work(passed), new: work(passed), ..*done }, work(total), &of))
+}
+
 /// How much of it that is, and how long the rest takes if it goes on like this, which the first second does not tell.
 fn left(done: &Done, total: u64) -> String {
+    share(done, total, "")
+}
+
+/// `of`: what the total is, where that is not said already.
+fn share(done: &Done, total: u64, of: &str) -> String {
     let rest = total.saturating_sub(done.count);
     let percent = (done.count.min(total) as f64 * 100.0 / total.max(1) as f64) as u64;
     if done.new == 0 || done.time.as_secs() == 0 {
-        return format!(" ({percent} %)");
+        return format!(" ({percent} %{of})");
     }
     let seconds = done.time.as_secs_f64() * rest as f64 / done.new as f64;
     // Of a float, at most what it holds.
-    format!(" ({percent} %), {} left", quantity::lasting(Duration::from_secs(seconds.ceil() as u64)))
+    format!(" ({percent} %{of}), {} left", quantity::lasting(Duration::from_secs(seconds.ceil() as u64)))
 }
 
 fn ended(verb: &str, files: Option<u64>, bytes: u64, time: Duration) -> String {
@@ -156,6 +212,26 @@ mod tests {
         assert_eq!(left(&done(700, 700, 2), 600), " (100 %), 0 s left");
         assert_eq!(left(&done(0, 0, 2), 0), " (0 %)");
         assert!(left(&done(1, 1, 1 << 40), u64::MAX).ends_with(" min left"));
+    }
+
+    #[test]
+    fn a_copy_tells_how_much_it_has_passed_until_there_is_more_than_was_counted() {
+        let amount = |files, bytes| Amount { files, bytes };
+        let told = |seconds, done, total| {
+            passed(&Done { time: Duration::from_secs(seconds), ..self::done(1, 1, 0) }, &done, &total)
+        };
+        assert_eq!(told(0, amount(1, 300 * MIB), amount(2, 600 * MIB)).unwrap(), " (50 % of 600 MiB)");
+        assert_eq!(told(3, amount(1, 300 * MIB), amount(2, 600 * MIB)).unwrap(), " (50 % of 600 MiB), 3 s left");
+        // Where there is little content, files are most of the work.
+        assert_eq!(told(2, amount(500, 0), amount(1000, 0)).unwrap(), " (50 % of 1000 files), 2 s left");
+        assert_eq!(told(2, amount(500, 10), amount(1000, 2000)).unwrap(), " (49 % of 2000 bytes), 3 s left");
+        // A tar, of which the bytes are read.
+        assert_eq!(told(0, amount(0, MIB), amount(0, 100 * MIB)).unwrap(), " (1 % of 100 MiB)");
+        assert_eq!(told(9, amount(2, 600 * MIB), amount(2, 600 * MIB)).unwrap(), " (100 % of 600 MiB), 0 s left");
+        assert_eq!(told(9, amount(2, 600 * MIB + 1), amount(2, 600 * MIB)), None);
+        assert_eq!(told(9, amount(3, 5), amount(2, 600 * MIB)), None);
+        assert_eq!(told(9, amount(0, 0), amount(0, 0)).unwrap(), " (0 % of 0 files)");
+        assert!(told(1, amount(1, 1), amount(u64::MAX, u64::MAX)).unwrap().starts_with(" (0 % of "));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use lockbox_terminal::display;
 
+use super::amount::Tally;
 use super::attributes::{self, Object, Phase};
 use super::host::{apply, apply_at, host_error, is_root};
 use super::left::LeftOut;
@@ -78,6 +79,7 @@ pub fn extract(
         of_root: false,
         progress,
         report: ExtractReport { left: LeftOut::extracting(options.privileges), ..ExtractReport::default() },
+        tally: Tally::default(),
         links: HashMap::new(),
         closed: Vec::new(),
         path: Vec::new(),
@@ -164,6 +166,7 @@ struct Extract<'a> {
     of_root: bool,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     report: ExtractReport,
+    tally: Tally,
     /// A file with several names: the path of its first copy below the stage, which one it is, and the names still to come.
     links: HashMap<Ino, (Vec<u8>, Identity, u32)>,
     /// Directories whose mode would keep their owner out: they get it when everything is in place.
@@ -207,13 +210,15 @@ impl<'a> Extract<'a> {
     /// Makes one object; a directory is made and returned, its entries follow.
     fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<Made>> {
         let Entry { name, attributes } = entry;
-        (self.progress)(&self.report.copied.progress(&self.path, 0))?;
+        self.tally.next();
+        self.tell(0)?;
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
         if self.is_left_out(attributes) || self.report.left.withholds_object(&self.path, attributes.mode) {
             return Ok(None);
         }
+        self.tally.meet_stored(attributes);
         if attributes.is_directory() {
             let host = make_directory(at, name)?;
             self.report.copied.directories += 1;
@@ -237,6 +242,12 @@ impl<'a> Extract<'a> {
             self.links.insert(attributes.ino, (self.path.clone(), made, attributes.links - 1));
         }
         Ok(None)
+    }
+
+    /// `within`: bytes of the file that is being copied.
+    fn tell(&mut self, within: u64) -> Result<()> {
+        let copied = self.report.copied.progress(&self.path, within);
+        (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
     }
 
     fn is_left_out(&self, attributes: &Attributes) -> bool {
@@ -328,7 +339,7 @@ impl<'a> Extract<'a> {
             }
             write_all(host, &self.piece[..length], offset)?;
             offset += length as u64;
-            (self.progress)(&self.report.copied.progress(&self.path, offset))?;
+            self.tell(offset)?;
         }
         Ok(())
     }

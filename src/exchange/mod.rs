@@ -3,8 +3,10 @@
 //! It sees `storage` for what tells one file of the host from another (`Identity`) and for the names of a host's directory; no bytes of an
 //! archive pass here.
 
+mod amount;
 pub(crate) mod attributes;
 mod copy;
+mod counting;
 mod deletion;
 mod difference;
 mod extract;
@@ -22,7 +24,9 @@ mod tar;
 mod trees;
 pub(crate) mod walk;
 
+pub use amount::Amount;
 pub use copy::{copy, rewrite};
+pub use counting::{count_sources, count_stored};
 pub use deletion::{Deletion, MirrorPlan};
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, extract};
@@ -106,8 +110,17 @@ impl fmt::Display for Problem {
 pub struct Progress<'a> {
     pub files: u64,
     pub bytes: u64,
+    /// What of all that is to be copied is done with: also what was there already, or could not be copied.
+    pub passed: Amount,
     /// What is being copied.
     pub path: &'a [u8],
+}
+
+impl<'a> Progress<'a> {
+    /// Of a copy that passes what it copies.
+    pub(crate) fn copied(files: u64, bytes: u64, path: &'a [u8]) -> Progress<'a> {
+        Progress { files, bytes, passed: Amount { files, bytes }, path }
+    }
 }
 
 /// What was copied, in or out, by kind.
@@ -127,6 +140,6 @@ pub struct Copied {
 impl Copied {
     /// On the way at `path`, of which `within` bytes are done that do not count yet.
     pub(crate) fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
-        Progress { files: self.files, bytes: self.bytes + within, path }
+        Progress::copied(self.files, self.bytes + within, path)
     }
 }

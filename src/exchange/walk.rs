@@ -41,6 +41,11 @@ impl<S, T> Walk<S, T> {
         self.0.push(Directory { entries, kept, path_length: path.len() });
     }
 
+    /// How many directories are open within each other.
+    pub(crate) fn depth(&self) -> usize {
+        self.0.len()
+    }
+
     /// The next entry of the innermost directory as `next` lists it, with its name; None at the end of the walk. The path is that of the
     /// entry then, or that of the directory when it is left and when its listing fails.
     pub(crate) fn step<E>(

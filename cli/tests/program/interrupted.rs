@@ -489,3 +489,31 @@ fn a_signal_that_was_ignored_before_is_ignored() {
     assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]));
     assert_eq!(names(&place.path("out")), ["small", "tree"]);
 }
+
+/// It counts that beside the copying, and the copying waits for the terminal.
+#[test]
+fn a_copy_shows_how_much_of_what_there_is_it_has_passed() {
+    let place = trees();
+    fs::write(place.path("a.tar"), place.good(&["export-tar", "a.lbx"])).unwrap();
+    for (arguments, of) in [
+        (&["extract", "a.lbx", "--to", "out"][..], " % of 32 MiB)"),
+        (&["cp", "-r", "a.lbx:/tree", "copy"], " % of 32 MiB)"),
+        (&["export-tar", "a.lbx"], " % of 32 MiB)"),
+        (&["add", "a.lbx", "more"], " % of 32 MiB)"),
+        // All of it is passed, and nothing copied.
+        (&["add", "--mirror", "a.lbx", "more", "small"], "0 files, 0 bytes added (99 % of 32 MiB)"),
+        (&["import-tar", "a.lbx", "--to", "imported"], " % of 32 MiB)"),
+    ] {
+        let run = |quiet: &[&str]| {
+            let mut command = place.command();
+            command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments).args(quiet).stdout(Stdio::null());
+            command.stdin(fs::File::open(place.path("a.tar")).unwrap());
+            Shown::start(&mut command)
+        };
+        let mut shown = run(&[]);
+        assert!(shown.until(|text| text.contains(of)), "{arguments:?}: {}", shown.text);
+        let (code, text) = shown.end();
+        assert_eq!(code, 0, "{arguments:?}: {text}");
+        assert!(!text.contains("100 % of 32 MiB)"), "{arguments:?}: {text}");
+    }
+}

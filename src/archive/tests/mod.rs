@@ -7,6 +7,7 @@ mod checking;
 mod compacted_snapshots;
 mod compaction;
 mod comparing;
+mod counted;
 mod damage;
 mod erasure;
 mod flipped_snapshots;

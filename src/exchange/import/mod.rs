@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
+use super::amount::Tally;
 use super::attributes::{self, Object};
 use super::deletion::MirrorPlan;
 use super::host::{self, attributes_of, device_number, host_error};
@@ -104,6 +105,7 @@ pub fn import(
         progress,
         archive,
         report: ImportReport::default(),
+        tally: Tally::default(),
         links: HashMap::new(),
         claimed: HashSet::new(),
         piece: vec![0; PIECE],
@@ -126,6 +128,7 @@ struct Import<'a> {
     /// The archive's own file, which cannot be added to itself.
     archive: Option<Identity>,
     report: ImportReport,
+    tally: Tally,
     /// Device and inode of a file with several names: its copy and the names still to come, as far as the count of them goes: sources that
     /// lie in each other bring a name twice.
     links: HashMap<(u64, u64), (Ino, u64)>,
@@ -203,13 +206,15 @@ impl Import<'_> {
         parent: Ino,
         name: &[u8],
     ) -> Result<Option<(Names, Kept)>> {
-        (self.progress)(&self.report.copied.progress(&self.path, 0))?;
+        self.tally.next();
+        self.tell(0)?;
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if self.options.filter.leaves_out(self.path.get(self.top_length + 1..).unwrap_or_default(), is_directory) {
             return Ok(None);
         }
+        self.tally.meet_host(&stat);
         if Some(Identity::from(&stat)) == self.archive {
             self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
             return Ok(None);
@@ -256,6 +261,12 @@ impl Import<'_> {
                 import.node(&object, &stat, parent, name)
             }),
         }
+    }
+
+    /// `within`: where in the file that is being copied.
+    fn tell(&mut self, within: u64) -> Result<()> {
+        let copied = self.report.copied.progress(&self.path, 0);
+        (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
     }
 
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(Names, Kept)> {
@@ -377,7 +388,7 @@ impl Import<'_> {
                 self.fs.write(ino, offset, &self.piece[..length])?;
                 offset += length as u64;
                 self.report.copied.bytes += length as u64;
-                (self.progress)(&self.report.copied.progress(&self.path, 0))?;
+                self.tell(offset)?;
             }
         }
         Ok(size)

@@ -10,6 +10,7 @@ use lockbox_terminal::display;
 use super::sparse::Map;
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
 use crate::error::{Error, Result};
+use crate::exchange::amount::Tally;
 use crate::exchange::walk::{Step, Tree};
 use crate::exchange::{Copied, Entry, Filter, Progress, path, split_device_number};
 use crate::format::Ino;
@@ -128,6 +129,7 @@ struct Export<'a> {
     progress: &'a mut dyn FnMut(&Progress<'_>),
     out: Counted<'a>,
     report: TarExport,
+    tally: Tally,
     /// A file with several names: the first of them.
     links: HashMap<Ino, Vec<u8>>,
     /// Of the path of what the user named; the filter's paths begin below it.
@@ -150,6 +152,7 @@ impl<'a> Export<'a> {
             progress,
             out: Counted::new(out),
             report: TarExport::default(),
+            tally: Tally::default(),
             links: HashMap::new(),
             top_length: 0,
             bare: false,
@@ -178,7 +181,9 @@ impl<'a> Export<'a> {
     }
 
     fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
-        (self.progress)(&self.report.copied.progress(path, 0));
+        self.tally.next();
+        self.tell(path, 0);
+        self.tally.meet_stored(attributes);
         let kind = attributes.mode & mode::TYPE;
         if self.bare && !matches!(kind, mode::REGULAR | mode::DIRECTORY | mode::SYMLINK) {
             self.special += 1;
@@ -264,11 +269,17 @@ impl<'a> Export<'a> {
                 }
                 self.out.bytes(&piece)?;
                 offset += piece.len() as u64;
-                (self.progress)(&self.report.copied.progress(path, offset));
+                self.tell(path, offset);
             }
         }
         self.report.copied.bytes += map.size;
         self.out.fill(BLOCK as u64)
+    }
+
+    /// `within`: bytes of the file that is being written.
+    fn tell(&mut self, path: &[u8], within: u64) {
+        let copied = self.report.copied.progress(path, within);
+        (self.progress)(&Progress { passed: self.tally.passed(within), ..copied });
     }
 
     /// What of a file is data. The last part of one that ends in a hole is empty: that is how GNU tar marks the end.

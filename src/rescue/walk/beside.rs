@@ -65,7 +65,7 @@ impl Walk<'_> {
         let Some(host) = &special.host else { return Ok(()) };
         let (path, left, progress) = (&self.path[..], &mut self.report.left, &mut self.progress);
         let (files, before) = (self.report.files, self.report.bytes);
-        let written = &mut |bytes| progress(&RescueProgress::Writing(Progress { files, bytes: before + bytes, path }));
+        let written = &mut |bytes| progress(&RescueProgress::Writing(Progress::copied(files, before + bytes, path)));
         let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
         let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
         made.metadata

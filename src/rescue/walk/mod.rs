@@ -306,7 +306,7 @@ impl Walk<'_> {
         named: Generation,
     ) -> Result<Option<(Remains, Directory)>> {
         let (files, before) = (self.report.files, self.report.bytes);
-        (self.progress)(&RescueProgress::Writing(Progress { files, bytes: before, path: &self.path }))?;
+        (self.progress)(&RescueProgress::Writing(Progress::copied(files, before, &self.path)))?;
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
@@ -317,7 +317,7 @@ impl Walk<'_> {
             }
             let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
             let written =
-                &mut |bytes| progress(&RescueProgress::Writing(Progress { files, bytes: before + bytes, path }));
+                &mut |bytes| progress(&RescueProgress::Writing(Progress::copied(files, before + bytes, path)));
             let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
             made = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
