@@ -9,7 +9,7 @@ use lockbox_host::{DAMAGED, Program, shown};
 use lockbox_terminal::display;
 use serde_json::json;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::opening::ArchiveArgs;
 use crate::output::{self, Output};
@@ -90,8 +90,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if report.complete() {
         return Ok(());
     }
+    // That the host had no room for it says more: elsewhere there is more to be had.
+    let code = exit::gravest(&report.problems).unwrap_or(DAMAGED).max(DAMAGED);
     Err(Failure::new(
-        DAMAGED,
+        code,
         format!("{}: not everything could be rescued, or be shown to be the newest; see the list", shown(path)),
     ))
 }

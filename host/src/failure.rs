@@ -29,7 +29,8 @@ pub fn code(error: &Error) -> u8 {
         Error::NotArchive(_) | Error::UnsupportedVersion(_) => NOT_ARCHIVE,
         Error::Damaged(_) | Error::Refused(Refusal::DamagedBackup { .. }) => DAMAGED,
         Error::InUse(_) => IN_USE,
-        Error::NoSpace(_) => NO_SPACE,
+        // What is too large for where it goes: to that one file the host is full.
+        Error::NoSpace(_) | Error::FileTooLarge => NO_SPACE,
         Error::Older(_) | Error::Forked(_) => OLDER,
         // As shells show a program that a signal ended.
         Error::Interrupted(signal) => 128 + signal,

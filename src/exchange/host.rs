@@ -18,7 +18,7 @@ pub fn split_device_number(rdev: u32) -> (u32, u32) {
     (rdev >> 20, rdev & 0xF_FFFF)
 }
 
-/// A file that is larger than the host takes says nothing of those beside it, so it does not count as a full disk here.
+/// A file that is larger than the host takes says nothing of those beside it, which go on: it is no full disk here.
 pub(crate) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
     move |errno| match errno {
         Errno::FBIG => Error::FileTooLarge,

@@ -238,6 +238,24 @@ fn an_output_that_is_full_is_no_space_left() {
             assert!(!place.path(made).exists(), "{arguments} left {made}");
         }
     }
+    // Also to what is copied out, where the rest goes on: a file system such as FAT has room for other files.
+    fs::write(place.path("small"), "small").unwrap();
+    place.good(&["add", "a.lbx", "small"]);
+    for (arguments, there) in [
+        ("extract a.lbx --to out", "out/small"),
+        ("cp a.lbx:/one copy", ""),
+        ("rescue a.lbx --to rescued", "rescued/small"),
+        ("export-tar a.lbx >a.tar", ""),
+        ("cat a.lbx one >copy", ""),
+    ] {
+        let mut shell = Command::new("sh");
+        shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass")).stdin(Stdio::null());
+        shell.env("XDG_RUNTIME_DIR", place.path("")).env("XDG_STATE_HOME", place.path("state"));
+        let script = format!("trap '' XFSZ; ulimit -f 64; exec \"$0\" {arguments}");
+        let ended = end(shell.args(["-c", &script, env!("CARGO_BIN_EXE_lockbox")]));
+        assert_eq!(ended.code, 14, "{arguments} {ended:?}");
+        assert!(place.path(there).exists(), "{arguments} {ended:?}");
+    }
     let ended = {
         let mut shell = Command::new("sh");
         shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass"));
