@@ -118,7 +118,7 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
         };
         let width = out.reader.time(Timestamp::default()).len();
         let time = time.map_or("-".to_owned(), |time| out.reader.time(time));
-        let size = out.reader.size(stored.amount.bytes);
+        let size = if stored.amount.objects == 0 { "-".to_owned() } else { out.reader.size(stored.amount.bytes) };
         out.line(&format!("{size:>20}  {time:<width$}  {address}  ({state})"))?;
     }
     out.finish()?;

@@ -285,6 +285,16 @@ fn archives_in_a_store_are_listed_without_a_key() {
     let lines = good(&place, &["remote", "ls", &one]);
     assert!(lines.contains(&format!("{} bytes  2", found[1]["bytes"])), "{lines}");
     assert!(lines.ends_with(&format!("  {one}  (record {})\n", found[1]["record"])), "{lines}");
+    // A directory that cannot be looked into does not hide what is elsewhere; here root cannot either.
+    let shut = (0..40).fold(place.path("store/another"), |path, _| path.join("d"));
+    fs::create_dir_all(&shut).unwrap();
+    let ended = run(&place, &["remote", "ls", &store]);
+    let told = String::from_utf8(ended.out).unwrap();
+    assert_eq!((ended.code, told.lines().count()), (2, 3), "{told}");
+    assert_eq!(told.matches("  (record ").count(), 2, "{told}");
+    assert!(told.lines().any(|line| line.trim_start().starts_with("-  - ") && line.contains("/another/d/")), "{told}");
+    assert_eq!(ended.complaint, "lockbox: not all of these can be read; see above\n");
+    fs::remove_dir_all(place.path("store/another")).unwrap();
     // One that is damaged does not hide the others.
     fs::write(place.path("store/deep/two/lockbox"), b"x").unwrap();
     let ended = run(&place, &["remote", "ls", &store]);

@@ -1,6 +1,6 @@
 //! Objects whose requests are counted.
 
-use super::objects::{Created, Listed, Objects, Part};
+use super::objects::{Barred, Created, Listed, Objects, Part};
 use crate::source::Trouble;
 use crate::traffic::Counted;
 
@@ -21,6 +21,10 @@ impl Objects for Counted<dyn Objects> {
 
     fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
         self.counts.list(self.inner.list(prefix, after, most))
+    }
+
+    fn list_what_can_be(&self, prefix: &str, after: &str, most: usize, barred: &mut Barred<'_>) -> Answer<Vec<Listed>> {
+        self.counts.list(self.inner.list_what_can_be(prefix, after, most, barred))
     }
 
     fn sweep(&self, above: &str) -> Answer<()> {

@@ -13,7 +13,7 @@ use lockbox::{Error, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::objects::{Created, Listed, Objects, Part};
+use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::store::hex;
 use crate::Names;
 use crate::http::plain;
@@ -113,10 +113,16 @@ fn list_below(
     wanted: &Wanted<'_>,
     depth: usize,
     listed: &mut Vec<Listed>,
+    barred: &mut Barred<'_>,
 ) -> Answer<()> {
     let mut entries = Vec::new();
-    for entry in rustix::fs::Dir::read_from(directory).map_err(trouble)? {
-        let entry = entry.map_err(trouble)?;
+    let read =
+        rustix::fs::Dir::read_from(directory).and_then(|entries| entries.collect::<rustix::io::Result<Vec<_>>>());
+    let read = match read {
+        Ok(read) => read,
+        Err(error) => return barred(above, trouble(error)),
+    };
+    for entry in read {
         let Ok(name) = entry.file_name().to_str() else { continue };
         if name.starts_with(UNFINISHED) || name == "." || name == ".." {
             continue;
@@ -149,13 +155,14 @@ fn list_below(
         if whole.ends_with('/') {
             let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             match openat2(directory, name, flags, Mode::empty(), INSIDE) {
-                Ok(below) if depth > 0 => list_below(&below, &whole, wanted, depth - 1, listed)?,
+                Ok(below) if depth > 0 => list_below(&below, &whole, wanted, depth - 1, listed, barred)?,
                 Ok(_) => {
-                    return Err(Trouble::Unusable("its directories lie deeper in each other than objects can".into()));
+                    let why = "its directories lie deeper in each other than objects can";
+                    barred(&whole, Trouble::Unusable(why.into()))?;
                 }
                 // Removed, or something else by now.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-                Err(error) => return Err(trouble(error)),
+                Err(error) => barred(&whole, trouble(error))?,
             }
             continue;
         }
@@ -166,7 +173,7 @@ fn list_below(
                 name: whole,
             }),
             Err(Errno::NOENT) => {}
-            Err(error) => return Err(trouble(error)),
+            Err(error) => barred(above, trouble(error))?,
         }
     }
     Ok(())
@@ -228,11 +235,15 @@ impl Objects for Directory {
     }
 
     fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        self.list_what_can_be(prefix, after, most, &mut |_, trouble| Err(trouble))
+    }
+
+    fn list_what_can_be(&self, prefix: &str, after: &str, most: usize, barred: &mut Barred<'_>) -> Answer<Vec<Listed>> {
         let (above, _) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         let mut listed = Vec::new();
         if let Some(directory) = self.directory(if above.is_empty() { "." } else { above })? {
             let above = if above.is_empty() { String::new() } else { format!("{above}/") };
-            list_below(&directory, &above, &Wanted { prefix, after, most }, DEEPEST, &mut listed)?;
+            list_below(&directory, &above, &Wanted { prefix, after, most }, DEEPEST, &mut listed, barred)?;
         }
         Ok(listed)
     }
@@ -395,6 +406,33 @@ mod tests {
                 let wanted: Vec<&str> = names.iter().copied().filter(|name| name.starts_with(prefix)).collect();
                 assert_eq!(found, wanted, "{prefix} {most}");
             }
+        }
+    }
+
+    /// That there are too many of them in each other keeps everybody out, root too.
+    #[test]
+    fn who_looks_around_passes_by_what_cannot_be_looked_into_and_who_writes_does_not() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::open(place.path(), Some(Names::Ours)).unwrap();
+        for name in ["a/1", "c/1", "c/2"] {
+            directory.create(name, b"x").unwrap();
+        }
+        std::fs::create_dir_all((0..40).fold(place.path().join("b"), |path, _| path.join("d"))).unwrap();
+        assert!(matches!(directory.list("", "", 9), Err(Trouble::Unusable(_))));
+        for most in 1..5 {
+            let (mut found, mut after, mut shut) = (Vec::new(), String::new(), Vec::new());
+            loop {
+                let mut barred = |name: &str, _| {
+                    shut.push(name.to_owned());
+                    Ok(())
+                };
+                let listed = directory.list_what_can_be("", &after, most, &mut barred).unwrap();
+                let Some(last) = listed.last() else { break };
+                after.clone_from(&last.name);
+                found.extend(listed.into_iter().map(|object| object.name));
+            }
+            assert_eq!(found, ["a/1", "c/1", "c/2"], "{most}");
+            assert_eq!(shut, [format!("b/{}", "d/".repeat(32))], "{most}");
         }
     }
 

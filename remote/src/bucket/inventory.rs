@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::layout::{self, BLOCK, Incarnation, Kind, TRAILER_BYTES, Trailer};
 use super::moment::Moment;
-use super::objects::{Created, Listed, Objects, Part};
+use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::place::Id;
 use super::store::{MARKER, Store, hex, id_of, path, what};
 use crate::Options;
@@ -35,7 +35,7 @@ impl Amount {
     }
 }
 
-/// An archive in a store.
+/// An archive in a store, or a directory that cannot be looked into.
 #[derive(Debug)]
 pub struct Stored {
     /// Below the place that was looked at; empty for the place itself.
@@ -64,6 +64,22 @@ pub(super) struct Below {
     pub(super) prefix: String,
 }
 
+impl Below {
+    /// A list without the prefix in its names.
+    fn stripped(
+        &self,
+        after: &str,
+        list: impl FnOnce(&str) -> std::result::Result<Vec<Listed>, Trouble>,
+    ) -> std::result::Result<Vec<Listed>, Trouble> {
+        let after = if after.is_empty() { String::new() } else { format!("{}{after}", self.prefix) };
+        let mut listed = list(&after)?;
+        for object in &mut listed {
+            object.name = object.name.get(self.prefix.len()..).unwrap_or_default().to_owned();
+        }
+        Ok(listed)
+    }
+}
+
 impl Objects for Below {
     fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
         self.objects.create(&format!("{}{name}", self.prefix), bytes)
@@ -74,12 +90,20 @@ impl Objects for Below {
     }
 
     fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
-        let after = if after.is_empty() { String::new() } else { format!("{}{after}", self.prefix) };
-        let mut listed = self.objects.list(&format!("{}{prefix}", self.prefix), &after, most)?;
-        for object in &mut listed {
-            object.name = object.name.get(self.prefix.len()..).unwrap_or_default().to_owned();
-        }
-        Ok(listed)
+        self.stripped(after, |after| self.objects.list(&format!("{}{prefix}", self.prefix), after, most))
+    }
+
+    fn list_what_can_be(
+        &self,
+        prefix: &str,
+        after: &str,
+        most: usize,
+        barred: &mut Barred<'_>,
+    ) -> std::result::Result<Vec<Listed>, Trouble> {
+        let mut own = |name: &str, trouble| barred(name.get(self.prefix.len()..).unwrap_or_default(), trouble);
+        self.stripped(after, |after| {
+            self.objects.list_what_can_be(&format!("{}{prefix}", self.prefix), after, most, &mut own)
+        })
     }
 
     fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
@@ -95,7 +119,7 @@ struct Seen {
     newest: Option<(String, Option<u64>)>,
 }
 
-/// The archives whose objects are among these, by name.
+/// The archives whose objects are among these, by name; behind them the directories that cannot be looked into, of which nobody knows what is in them.
 ///
 /// # Errors
 /// Those of requests and of `step`; `Unsupported` for more objects than are looked through.
@@ -111,7 +135,12 @@ pub(crate) fn archives(
     // By the archive's name and its incarnation: of a prefix that was emptied and made anew there may be two.
     let mut seen: BTreeMap<(String, String), Seen> = BTreeMap::new();
     let mut markers: Vec<(String, u64)> = Vec::new();
-    store.walk("", &mut |object| {
+    let mut barred: BTreeMap<String, Trouble> = BTreeMap::new();
+    let mut bar = |name: &str, trouble| {
+        barred.insert(name.to_owned(), trouble);
+        Ok(())
+    };
+    store.walk_what_can_be("", &mut bar, &mut |object| {
         step(0, 0)?;
         if let Some(above) = object.name.strip_suffix(MARKER)
             && (above.is_empty() || above.ends_with('/'))
@@ -127,14 +156,17 @@ pub(crate) fn archives(
         Ok(())
     })?;
     let mut found = Vec::new();
-    for (above, bytes) in markers {
-        step(0, 0)?;
+    let place = |above: &str| {
         let named = if above.is_empty() {
             name.to_owned()
         } else {
             format!("{name}/{}", display(above.trim_end_matches('/').as_bytes()))
         };
-        let store = Store::new(Box::new(below(&above)), named, options.timeout);
+        Store::new(Box::new(below(above)), named, options.timeout)
+    };
+    for (above, bytes) in markers {
+        step(0, 0)?;
+        let store = place(&above);
         let mut stored = Stored {
             name: above.trim_end_matches('/').to_owned(),
             amount: Amount { objects: 1, bytes },
@@ -155,6 +187,14 @@ pub(crate) fn archives(
             Err(error) => stored.newest = Err(error),
         }
         found.push(stored);
+    }
+    for (above, trouble) in barred {
+        found.push(Stored {
+            name: above.trim_end_matches('/').to_owned(),
+            amount: Amount::default(),
+            time: None,
+            newest: Err(place(&above).told(trouble)),
+        });
     }
     Ok(found)
 }

@@ -25,6 +25,9 @@ pub(crate) struct Listed {
     pub(crate) time: Option<u64>,
 }
 
+/// Hears of a directory that cannot be looked into; an error ends the list.
+pub(crate) type Barred<'a> = dyn FnMut(&str, Trouble) -> Result<(), Trouble> + 'a;
+
 /// What became of a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
@@ -55,6 +58,18 @@ pub(crate) trait Objects: Send + Sync {
 
     /// The first objects in the order of their names' bytes whose names begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.
     fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble>;
+
+    /// The same for who only looks around: `barred` gets the name of each directory whose objects are missing, and why. It never gets one for who removes
+    /// what nothing names, or takes what is missing for gone.
+    fn list_what_can_be(
+        &self,
+        prefix: &str,
+        after: &str,
+        most: usize,
+        _barred: &mut Barred<'_>,
+    ) -> Result<Vec<Listed>, Trouble> {
+        self.list(prefix, after, most)
+    }
 
     /// Removes what creations in the directory `above` that were cut off left beside the objects; one that is under way there may fail.
     fn sweep(&self, _above: &str) -> Result<(), Trouble> {

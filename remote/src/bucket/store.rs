@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
-use super::objects::{Created, LISTED, Listed, Objects, Part};
+use super::objects::{Barred, Created, LISTED, Listed, Objects, Part};
 use super::place::{Hash, Id, Place};
 use crate::file::{patiently, told};
 use crate::source::Trouble;
@@ -165,9 +165,20 @@ impl Store {
     /// # Errors
     /// Those of requests, and that of `visit`; a store that lists the same names again, or ever more of them, is not followed.
     pub(super) fn walk(&self, prefix: &str, visit: &mut dyn FnMut(Listed) -> Result<()>) -> Result<()> {
+        self.walk_what_can_be(prefix, &mut |_, trouble| Err(trouble), visit)
+    }
+
+    /// The same but for what is in directories that cannot be looked into, see [`Objects::list_what_can_be`].
+    pub(super) fn walk_what_can_be(
+        &self,
+        prefix: &str,
+        barred: &mut Barred<'_>,
+        visit: &mut dyn FnMut(Listed) -> Result<()>,
+    ) -> Result<()> {
         let (mut after, mut seen) = (String::new(), 0);
         loop {
-            let listed = self.list(prefix, &after, LISTED)?;
+            let listed = self.ask(&mut |objects| objects.list_what_can_be(prefix, &after, LISTED, barred));
+            let listed = listed.map_err(|trouble| self.told(trouble))?;
             seen += listed.len();
             if seen > MOST_LISTED {
                 return Err(Error::Unsupported(format!("{}: it has more objects than are looked through", self.name)));
