@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// A file or directory of the archive, which may also be named as ARCHIVE:PATH; the root by default
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
-    /// Show mode, links, owner, group, size and time of modification (in UTC)
+    /// Show mode, links, owner, group, size and time of modification
     #[arg(short)]
     long: bool,
     /// List directories with everything below them

@@ -113,6 +113,11 @@ impl Reader {
         here.unwrap_or_else(|| format!("{} UTC", time.utc()))
     }
 
+    /// The same of seconds since 1970.
+    pub(crate) fn seconds(self, seconds: u64) -> String {
+        self.time(Timestamp { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 })
+    }
+
     /// For a person in a unit that fits; else exactly.
     pub(crate) fn size(self, bytes: u64) -> String {
         match self {

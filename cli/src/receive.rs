@@ -12,7 +12,6 @@ use lockbox::exchange;
 use lockbox::storage::HostEntry;
 use lockbox_host::{code, shown};
 use lockbox_share_client::Error;
-use lockbox_share_client::clock;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::link::{Link, MAX_TEXT};
 use lockbox_share_client::meta::Kind;
@@ -25,7 +24,7 @@ use zeroize::Zeroizing;
 
 use crate::exit::{Failure, NO_DAEMON};
 use crate::interrupt::{self, Interrupt};
-use crate::output::{self, complain, hex};
+use crate::output::{self, Reader, complain, hex};
 use crate::progress::Bar;
 use crate::share::serving::{self, ServerArgs};
 
@@ -222,7 +221,8 @@ fn check(args: &Args, client: &Client, link: &Link) -> Result<(), Failure> {
     if args.json {
         return output::print_json(&json!({ "expires_at": until }));
     }
-    output::print(&format!("the link opens something until {}", clock::utc(until)))
+    let until = Reader::of(&io::stdout()).seconds(until);
+    output::print(&format!("the link opens something until {until}"))
 }
 
 /// Where what arrived is, until it is whole.

@@ -1,6 +1,5 @@
 //! `lockbox share ls`: lists the shares that this user made.
 use lockbox_share_client::book::Entry;
-use lockbox_share_client::clock;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::protocol::handle::Handle;
 use lockbox_share_client::protocol::message::Info;
@@ -81,7 +80,7 @@ fn print(args: &Args, entries: &[Entry], infos: &[(Handle, Server, Info)]) -> Re
         out.line(&format!(
             "{:<13}  {state:<11}  {left:>3}  {}  {lifetime:>4}  {label}",
             entry.handle.to_string(),
-            clock::utc(entry.expires_at)
+            out.reader.seconds(entry.expires_at)
         ))?;
     }
     out.finish()

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use clap::{ArgMatches, Command, FromArgMatches};
 use lockbox::archive::Archive;
 use lockbox::exchange;
-use lockbox_share_client::clock;
 use lockbox_share_client::http::Client;
 use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::message::MAX_CLAIMS;
@@ -26,7 +25,7 @@ use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::opening::{ArchiveArgs, MomentArgs};
-use crate::output::{Output, complain};
+use crate::output::{Output, Reader, complain};
 use crate::progress::Bar;
 
 /// The file, and how it may be used
@@ -229,7 +228,7 @@ fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {
     }
     if !args.json {
         let times = if args.max_downloads == 1 { "once".into() } else { format!("{} times", args.max_downloads) };
-        let expiry = clock::utc(shared.created.expires_at);
+        let expiry = Reader::of(&io::stderr()).seconds(shared.created.expires_at);
         complain(&format!(
             "works {times}, for {}, until {expiry}; take it back with 'lockbox share revoke {}'",
             shared.lifetime.words(),

@@ -1,4 +1,5 @@
 //! Finds the share daemon, what this user remembers of shares, and the words for what goes wrong with them.
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -6,6 +7,7 @@ use lockbox::keys::state_directory;
 use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons, is_full};
 use lockbox_share_client::Error;
 use lockbox_share_client::book::{Book, Entry};
+use lockbox_share_client::error::refusal;
 use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::protocol::api;
 use lockbox_share_client::protocol::message::ErrorCode;
@@ -13,6 +15,7 @@ use lockbox_share_client::protocol::token::OwnerToken;
 use nix::unistd::geteuid;
 
 use crate::exit::{self, Failure};
+use crate::output::Reader;
 use crate::runtime;
 
 /// Where a daemon listens that its systemd unit started.
@@ -100,6 +103,7 @@ pub(crate) fn failure(error: &Error) -> Failure {
     };
     match error {
         Error::Io { context, source } => Failure::new(code, format!("{context}: {source}")),
+        Error::Refused(refused) => Failure::new(code, refusal(refused, &|at| Reader::of(&io::stderr()).seconds(at))),
         other => Failure::new(code, other.to_string()),
     }
 }

@@ -2,7 +2,6 @@
 use std::time::SystemTime;
 
 use lockbox_share_client::book::Entry;
-use lockbox_share_client::clock;
 use lockbox_share_client::protocol::message::{ClaimState, Info, State};
 use serde_json::{Value, json};
 
@@ -78,9 +77,9 @@ pub(super) fn print(entry: &Entry, info: &Info, as_json: bool) -> Result<(), Fai
     out.line(&format!("state       {}", state(info.state)))?;
     out.line(&format!("downloads   {} of {} left", info.claims_left, info.max_claims))?;
     let lifetime = entry.lifetime().map(|span| format!(", {} after it was made", span.words())).unwrap_or_default();
-    out.line(&format!("expires     {}{lifetime}", clock::utc(info.expires_at)))?;
+    out.line(&format!("expires     {}{lifetime}", out.reader.seconds(info.expires_at)))?;
     for (at, what) in events(info) {
-        out.line(&format!("{}  {what}", clock::utc(at)))?;
+        out.line(&format!("{}  {what}", out.reader.seconds(at)))?;
     }
     out.finish()
 }

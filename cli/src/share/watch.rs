@@ -3,7 +3,6 @@ use std::thread;
 use std::time::Duration;
 
 use lockbox_share_client::Error;
-use lockbox_share_client::clock;
 use lockbox_share_client::protocol::message::{ClaimState, Info, State};
 use lockbox_share_client::sharing;
 use serde_json::json;
@@ -66,7 +65,7 @@ fn tell(args: &Args, info: &Info, told: &mut usize) -> Result<(), Failure> {
         out.json(&json!({"state": info.state, "version": info.version, "downloads": info.claims, "last": last}))?;
     } else {
         for (at, what) in events.iter().skip(*told) {
-            out.line(&format!("{}  {what}", clock::utc(*at)))?;
+            out.line(&format!("{}  {what}", out.reader.seconds(*at)))?;
         }
     }
     *told = events.len();

@@ -31,7 +31,7 @@ pub enum Error {
     #[error("the share daemon at {server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String, may_have_arrived: bool },
     /// The daemon refused, and says why.
-    #[error("{}", refusal(.0))]
+    #[error("{}", refusal(.0, &utc))]
     Refused(Failure),
     /// What came over the connection makes no sense.
     #[error("the server at {server} does not speak as a share daemon does: {reason}")]
@@ -75,9 +75,14 @@ impl Error {
     }
 }
 
-/// What the daemon's refusal means to the one who asked.
-fn refusal(failure: &Failure) -> String {
-    let at = failure.at.map(|at| format!(" at {}", crate::clock::utc(at))).unwrap_or_default();
+/// `2024-02-29 12:34:56 UTC` for seconds since 1970.
+fn utc(seconds: u64) -> String {
+    format!("{} UTC", lockbox_terminal::utc(i64::try_from(seconds).unwrap_or(i64::MAX)))
+}
+
+/// What the daemon's refusal means to the one who asked; `time` tells seconds since 1970.
+pub fn refusal(failure: &Failure, time: &dyn Fn(u64) -> String) -> String {
+    let at = failure.at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
     match failure.error {
         ErrorCode::Refused => {
             "this link opens nothing: it was used, taken back or has expired, or it never was one of this server".into()

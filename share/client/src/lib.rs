@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod book;
-pub mod clock;
 mod download;
 pub mod error;
 pub mod http;
