@@ -20,8 +20,10 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Set(Set),
+    /// Print the value of a variable
     Get(One),
     Ls(All),
+    /// Remove a variable
     Rm(One),
 }
 
@@ -37,7 +39,7 @@ struct Set {
     from: Option<PathBuf>,
 }
 
-/// One variable
+/// A variable of the archive
 #[derive(clap::Args)]
 struct One {
     #[command(flatten)]

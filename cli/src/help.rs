@@ -113,6 +113,22 @@ mod tests {
         assert!(!help.contains("\n\n\n"), "{help}");
     }
 
+    /// That includes whole lists of `lockbox key` and the like.
+    #[test]
+    fn no_two_commands_are_told_alike() {
+        let mut commands = vec![program()];
+        while let Some(command) = commands.pop() {
+            let mut told = std::collections::BTreeMap::new();
+            for below in command.get_subcommands() {
+                let about = below.get_about().unwrap_or_else(|| panic!("nothing tells {}", below.get_name()));
+                if let Some(other) = told.insert(about.to_string(), below.get_name()) {
+                    panic!("{} {other} and {}: {about}", command.get_name(), below.get_name());
+                }
+                commands.push(below.clone());
+            }
+        }
+    }
+
     #[test]
     fn the_short_help_has_a_line_for_each_other_group() {
         let help = program().term_width(80).render_help().to_string();
