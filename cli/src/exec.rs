@@ -58,7 +58,6 @@ pub(crate) struct Args {
 /// Ends with the exit code of the program, 128 and the signal's number when a signal ended it.
 pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     args.sources.check()?;
-    let archive = args.archive.canonicalize().unwrap_or_else(|_| args.archive.clone());
     // This process sees no secret: the mount program asks for it. What it starts has the limits that were there before.
     cores.restore();
     let _ = nix::sys::prctl::set_dumpable(true);
@@ -71,7 +70,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     for options in &args.options {
         mounting.arg("-o").arg(options);
     }
-    mounting.args(args.sources.arguments()).args(args.cache.arguments()).arg("--").arg(&archive).arg(&place.0);
+    mounting.args(args.sources.arguments()).args(args.cache.arguments()).arg("--").arg(&args.archive).arg(&place.0);
     // What is in a pipe or a file is for the program.
     if !io::stdin().is_terminal() {
         mounting.stdin(Stdio::null());

@@ -153,9 +153,15 @@ fn main() -> ExitCode {
         && arguments.desktop
         && !failure.message.is_empty()
     {
-        desktop::tell(&failure.message);
+        desktop::tell(&in_window(&failure.message, &arguments.archive));
     }
     code
+}
+
+/// A window stands there by itself: nobody typed a command above it that names the archive.
+fn in_window(message: &str, archive: &Path) -> String {
+    let name = lockbox_host::shown(archive);
+    if message.contains(&name) { message.to_owned() } else { format!("{name}: {message}") }
 }
 
 fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
