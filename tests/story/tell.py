@@ -163,12 +163,18 @@ class Story:
 
 
 def compare_tasks(counted, table):
-    """Every row of the table with what was counted; neither has a task that the other has not."""
-    rows = re.findall(r"^\| ([^|]+?) \| (\d+), (\d+)(?: |$)", table.read_text() if table else "", re.MULTILINE)
+    """Every row of the table with what was counted; neither has a task that the other has not. In none another program needs less."""
+    text = table.read_text() if table else ""
+    rows = re.findall(r"^\| ([^|]+?) \| (\d+), (\d+)(?: |$)", text, re.MULTILINE)
     written = {name: (int(commands), int(questions)) for name, commands, questions in rows}
     for name in sorted(counted.keys() | written.keys()):
         if counted.get(name) != written.get(name):
             raise Failed(f"task {name}: (commands, questions) are {counted.get(name)}, and the table has {written.get(name)}")
+    for name, own in written.items():
+        row = re.search(rf"^\| {re.escape(name)} \|(.*)$", text, re.MULTILINE)[1]
+        others = [(int(commands), int(questions)) for commands, questions in re.findall(r"\| \W*(\d+), (\d+)", row)]
+        if any(other[0] < own[0] or other[1] < own[1] for other in others):
+            raise Failed(f"task {name}: another program needs less")
 
 
 def below(lines):

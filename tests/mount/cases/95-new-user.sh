@@ -112,4 +112,8 @@ STORY
     done
     grep -qx "told $((${#reasons[@]} + 1)) stories with [0-9]* commands, and ${#reasons[@]} are not so" "$WORK/log" || fail "$(cat "$WORK/log")"
     same "$code" 1
+    # What is counted is so, and no claim.
+    echo '| walk | 2, 1 | cannot | 2, 0, as root |' >"$WORK/table"
+    ! told --patience 10 --tasks "$WORK/table" true >"$WORK/log" 2>&1 || fail "$(cat "$WORK/log")"
+    grep -qxF 'true: task walk: another program needs less' "$WORK/log" || fail "$(cat "$WORK/log")"
 }
