@@ -396,17 +396,15 @@ pub(crate) fn told(name: &str, trouble: Trouble) -> Error {
 }
 
 pub(crate) fn told_later(name: &str, trouble: Trouble) -> Error {
+    // A directory has none.
+    let server = if name.starts_with("file:") { name.to_owned() } else { format!("the server of {name}") };
     match trouble {
-        Trouble::Passing(why) => {
-            Error::request(format!("the server of {name} does not answer: {why}"), io::ErrorKind::TimedOut)
-        }
+        Trouble::Passing(why) => Error::request(format!("{server} does not answer: {why}"), io::ErrorKind::TimedOut),
         Trouble::Full(why) => Error::NoSpace(format!("{name}: {why}")),
         Trouble::Refused(why) => {
-            Error::request(format!("the server of {name} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
+            Error::request(format!("{server} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
         }
-        Trouble::Unusable(why) => {
-            Error::request(format!("the server of {name} cannot be used: {why}"), io::ErrorKind::Unsupported)
-        }
+        Trouble::Unusable(why) => Error::request(format!("{server} cannot be used: {why}"), io::ErrorKind::Unsupported),
         Trouble::Damaged(why) => Error::damaged(format!("{name}: {why}")),
         Trouble::Changed => stale(format!(
             "{name} was changed on its server while it was read; what is there now has to be opened anew"

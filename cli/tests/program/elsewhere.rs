@@ -293,6 +293,7 @@ fn archives_in_a_store_are_listed_without_a_key() {
     assert_eq!((ended.code, told.lines().count()), (2, 3), "{told}");
     assert_eq!(told.matches("  (record ").count(), 2, "{told}");
     assert!(told.lines().any(|line| line.trim_start().starts_with("-  - ") && line.contains("/another/d/")), "{told}");
+    assert!(!told.contains("server"), "a directory has none: {told}");
     assert_eq!(ended.complaint, "lockbox: not all of these can be read; see above\n");
     fs::remove_dir_all(place.path("store/another")).unwrap();
     // One that is damaged does not hide the others.
