@@ -28,7 +28,7 @@ pub(crate) struct TestArgs {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let keys = keys(&args.key, keys::list)?;
+    let keys = keys(&args.key, |path, access| keys::list(path, access))?;
     let mut out = Output::new();
     for key in &keys {
         if args.json { out.json(&json_of(key))? } else { out.line(&row(key, out.reader))? }
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
-    let keys = keys(&args.key, keys::list_all)?;
+    let keys = keys(&args.key, |path, access| keys::list_all(path, access))?;
     let opened: Vec<&KeyInfo> = keys.iter().filter(|key| key.opened).collect();
     let mut out = Output::new();
     if args.json {
