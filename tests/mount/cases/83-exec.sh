@@ -160,11 +160,11 @@ case_who_asks_for_the_passphrase_of_a_program_cannot_be_traced_by_its_user() {
     mkdir "$WORK/users"
     chmod 777 "$WORK/users"
     install -m 600 -o "$TEST_USER" "$PASSFILE" "$WORK/users/pass"
-    as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/box.lbx"
+    as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/traced.lbx"
     cd "$WORK/users"
-    in_background as_user lockbox exec --passcommand ': >asked; until [ -e go ]; do sleep 0.02; done; cat pass' box.lbx -- true
+    in_background as_user lockbox exec --passcommand ': >asked; until [ -e go ]; do sleep 0.02; done; cat pass' traced.lbx -- true
     await 30 test -e asked
-    expect 1 'PermissionError' trace "$(pgrep -u "$TEST_USER" -f "^[^ ]*mount.lockbox .*$WORK/users/box.lbx")"
+    expect 1 'PermissionError' trace "$(pgrep -u "$TEST_USER" -f "^[^ ]*mount.lockbox .* traced.lbx ")"
     touch go
     wait "${BACKGROUND[0]}"
 }
