@@ -379,7 +379,6 @@ case_a_full_archive_with_snapshots_gives_room_back_and_loses_none() {
     done
     kept_is_there "$sum"
     # Removing finds room in any case, first without a mount: what both showed is given back with the second.
-    cp "$WORK/host/box.lbx" /root/full.lbx; cp "$PASSFILE" /root/full.pass; df "$WORK/host" --block-size=1 >/root/full.df
     lockbox snapshot rm --passfile "$PASSFILE" "$WORK/host/box.lbx" other
     attach_hosted
     # What was restored beside shares the pages with the snapshots.
