@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::create::creator;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::{self, Output, put_name};
 use crate::patterns::PatternArgs;
 
@@ -25,6 +25,8 @@ const TOLD: usize = 10;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// What to copy; directories with everything below them
     #[arg(required = true, value_name = "SRC")]
     sources: Vec<PathBuf>,
@@ -75,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.dry_run {
         return tell(args, &named, &options);
     }
-    let (archive, interrupt) = named.write_watched()?;
+    let (archive, interrupt) = named.write_watched(args.writer)?;
     if args.mirror {
         match plan(args, &named, &archive, &options) {
             Ok(plan) => options.mirror = Some(plan),

@@ -13,14 +13,14 @@ use lockbox::format::Generation;
 use lockbox::storage::{FileStorage, Identity, Storage, lend};
 use lockbox::{Error, Result as Done};
 use lockbox_host::elsewhere;
-use lockbox_host::{IN_USE, Program, code, shown};
+use lockbox_host::{IN_USE, Program, shown};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::moments::Mounted;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, in_use_elsewhere};
 use crate::output::{Output, rfc3339};
 use crate::progress::Bar;
 
@@ -138,11 +138,7 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
         return Err(inside(args));
     }
     let bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over, source.is_ours());
-    let mut bucket = bucket.map_err(|error| match &error {
-        // Whatever mount reads it is not who writes there.
-        Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
-        _ => failed(error),
-    })?;
+    let mut bucket = bucket.map_err(|error| in_use_elsewhere(&args.destination, error))?;
     let there = bucket.existing().map_err(failed)?.map(Place::Elsewhere);
     let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {

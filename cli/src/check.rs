@@ -86,7 +86,7 @@ fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
         output::complain(&format!("{}: {repaired}", shown(path)));
     }
     let interrupt = Interrupt::watch()?;
-    Ok((args.archive.open_with(&key, true)?, interrupt, repaired))
+    Ok((args.archive.read_with(&key)?, interrupt, repaired))
 }
 
 fn as_json(finding: &Finding) -> serde_json::Value {

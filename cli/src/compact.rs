@@ -3,6 +3,7 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
+use lockbox_host::elsewhere::Place;
 use lockbox_host::{NO_SPACE, shown};
 use serde_json::json;
 
@@ -96,6 +97,6 @@ pub(crate) fn failure(path: &Path, error: Error) -> Failure {
                 shown(path)
             ),
         ),
-        error => unlocking::failure(path, error),
+        error => unlocking::failure(&Place::file(path), error),
     }
 }

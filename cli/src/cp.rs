@@ -14,7 +14,7 @@ use crate::create::creator;
 use crate::exit::{self, Failure, Lockbox};
 use crate::extract::copy_out;
 use crate::interrupt;
-use crate::opening::{MomentArgs, OpeningArgs};
+use crate::opening::{MomentArgs, OpeningArgs, WriterArgs};
 use crate::paths::{Named, in_one_archive, is_same};
 
 /// Copy files and directories into an archive, out of it, or within it
@@ -22,6 +22,8 @@ use crate::paths::{Named, in_one_archive, is_same};
 pub(crate) struct Args {
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// What to copy, and last where to, each on the host or in the archive as ARCHIVE:PATH: into a directory that is there, or one of them to a new name
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     paths: Vec<OsString>,
@@ -94,7 +96,7 @@ fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> R
         }
     }
     let named = args.opening.of(archive);
-    let (archive, interrupt) = named.write_watched()?;
+    let (archive, interrupt) = named.write_watched(args.writer)?;
     let to = Destination::of(archive.file_system(), target, sources.len() > 1);
     let to = to.map_err(|error| Lockbox::failure(&named.archive, error))?;
     let options = ImportOptions {
@@ -146,7 +148,7 @@ fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failur
 /// Within an archive.
 fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
     let named = args.opening.of(archive);
-    let (archive, interrupt) = named.write_watched()?;
+    let (archive, interrupt) = named.write_watched(args.writer)?;
     let fs = archive.file_system();
     let failed = |error| Lockbox::failure(&named.archive, error);
     let copied = refuse_directories(args, fs, paths).and_then(|()| {

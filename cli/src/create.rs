@@ -6,6 +6,8 @@ use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::fs::Creator;
 use lockbox::keys::{self, KeyAccess, NewKey, Secrets};
+use lockbox::storage::Site;
+use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
 use lockbox_host::secrets::PassphraseSources;
 use lockbox_host::{Working, shown};
 use nix::unistd::{getegid, geteuid};
@@ -13,6 +15,7 @@ use nix::unistd::{getegid, geteuid};
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::key;
+use crate::opening::WriterArgs;
 use crate::output;
 use crate::secrets;
 use crate::seen::SeenArgs;
@@ -20,10 +23,14 @@ use crate::seen::SeenArgs;
 /// Create an empty archive
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The archive file, which must not exist
+    /// The archive: a file, which must not exist, or the address of a place for one: s3://BUCKET/NAME or file:///DIRECTORY
     archive: PathBuf,
     #[command(flatten)]
     sources: PassphraseSources,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Make a passphrase of six words and print it, once
     #[arg(long, conflicts_with_all = ["passfile", "passfd", "passcommand", "credential", "ask_password"])]
     generate_passphrase: bool,
@@ -36,11 +43,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
-    let exists = || Failure::other(format!("{} exists already; it was left as it is", shown(path)));
-    // Before the passphrase is asked for; the creation itself refuses an existing file too.
-    if path.symlink_metadata().is_ok() {
-        return Err(exists());
-    }
+    args.writer.check(path)?;
+    // Before the passphrase is asked for; the creation itself refuses what is there too.
+    let bucket = match elsewhere::is_elsewhere(path) {
+        true => Some(come(args)?),
+        false if path.symlink_metadata().is_ok() => return Err(exists(path)),
+        false => None,
+    };
     let passphrase = match args.generate_passphrase {
         true => {
             let words = keys::new_passphrase()?;
@@ -51,18 +60,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         false => secrets::to_set(&args.sources, path)?,
     };
     let sees = args.sources.advises();
+    let is_file = bucket.is_none();
     let options = CreateOptions { kdf: args.kdf.cost(sees)?, creator: creator() };
-    let working = Working::deriving(sees);
-    Archive::create(path, &passphrase, &options).map_err(|error| match error {
-        Error::Exists => exists(),
-        error => Failure::at(path, &error),
-    })?;
-    drop(working);
-    if args.generate_recovery_code {
-        let working = Working::deriving(sees);
-        let (slot, code) = add_recovery_code(path, passphrase)?;
-        drop(working);
-        key::print_recovery_code(path, slot, &code)?;
+    let code = match bucket {
+        None => make_file(args, passphrase, &options)?,
+        Some(bucket) => make_elsewhere(args, bucket, passphrase, &options)?,
+    };
+    if let Some((slot, code)) = &code {
+        key::print_recovery_code(path, *slot, code)?;
     }
     if sees {
         let name = shown(path);
@@ -74,23 +79,82 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
             output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
         }
-        // Without a suffix there is no name for one beside it.
-        let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
-        output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
+        if is_file {
+            // Without a suffix there is no name for one beside it.
+            let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
+            output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
+        } else {
+            output::show(&format!("Put files into it: lockbox add {name} FILE"));
+        }
     }
     Ok(())
 }
 
-fn add_recovery_code(path: &Path, passphrase: Passphrase) -> Result<(u8, RecoveryCode), Failure> {
+fn exists(path: &Path) -> Failure {
+    Failure::other(format!("{} exists already; it was left as it is", shown(path)))
+}
+
+/// Comes as a writer to a place where no archive is.
+fn come(args: &Args) -> Result<Bucket, Failure> {
+    let (path, remote) = (&args.archive, &args.remote.remote);
+    elsewhere::check_writable(path).map_err(|error| Failure::at(path, &error))?;
+    match Place::at(path, remote) {
+        Ok(_) => return Err(exists(path)),
+        // Nothing is there, or a writer came before and has not committed anything.
+        Err(Error::NotArchive(_)) => {}
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Failure::at(path, &error)),
+    }
+    let mut bucket = args.writer.begin(path, remote)?;
+    match bucket.existing() {
+        Ok(None) => Ok(bucket),
+        Ok(Some(_)) => Err(exists(path)),
+        Err(error) => Err(Failure::at(path, &error)),
+    }
+}
+
+type Code = Option<(u8, RecoveryCode)>;
+
+fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Result<Code, Failure> {
+    let path = &args.archive;
+    let working = Working::deriving(args.sources.advises());
+    Archive::create(path, &passphrase, options).map_err(|error| match error {
+        Error::Exists => exists(path),
+        error => Failure::at(path, &error),
+    })?;
+    drop(working);
+    let code = args.generate_recovery_code.then(|| add_recovery_code(args, Site::File(path), passphrase)).transpose();
+    code.inspect_err(|_| {
+        output::complain("the archive is there, without a recovery code: 'lockbox key recovery' adds one");
+    })
+}
+
+/// One commit makes all of it visible.
+fn make_elsewhere(
+    args: &Args,
+    mut bucket: Bucket,
+    passphrase: Passphrase,
+    options: &CreateOptions,
+) -> Result<Code, Failure> {
+    let failed = |error: Error| Failure::at(&args.archive, &error);
+    let storage = bucket.fresh().map_err(failed)?;
+    let working = Working::deriving(args.sources.advises());
+    Archive::create_in(&storage, &passphrase, options).map_err(failed)?;
+    drop(working);
+    let code = args.generate_recovery_code.then(|| add_recovery_code(args, Site::Opened(&storage), passphrase));
+    let code = code.transpose()?;
+    bucket.publish().map_err(failed)?;
+    Ok(code)
+}
+
+fn add_recovery_code(args: &Args, site: Site<'_>, passphrase: Passphrase) -> Result<(u8, RecoveryCode), Failure> {
+    let _working = Working::deriving(args.sources.advises());
     let code = keys::new_recovery_code()?;
     let secrets = Secrets::from(passphrase);
     let limits = lockbox_host::unlock_limits(None);
     let access = KeyAccess { secrets: &secrets, limits, seen: SeenArgs::default().options() };
-    let slot = keys::add(path, &access, &NewKey::RecoveryCode(&code), "").map_err(|error| {
-        output::complain("the archive is there, without a recovery code: 'lockbox key recovery' adds one");
-        Failure::at(path, &error)
-    })?;
-    Ok((slot, code))
+    let slot = keys::add(site, &access, &NewKey::RecoveryCode(&code), "");
+    slot.map(|slot| (slot, code)).map_err(|error| Failure::at(&args.archive, &error))
 }
 
 /// Whoever runs the program owns what it makes.

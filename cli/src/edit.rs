@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::control::Runtime;
-use lockbox::exchange::{self, Destination, Filter, ImportOptions, Top, compare_trees, components, resolve};
+use lockbox::exchange::{
+    self, Cause, Destination, Filter, ImportOptions, Problem, Top, compare_trees, components, resolve,
+};
 use lockbox::fs::FileSystem;
 use lockbox_host::point::others_exchange;
 use lockbox_host::{Program, daemons, shown};
@@ -25,7 +27,7 @@ use nix::unistd::{Pid, geteuid, mkdtemp};
 use crate::create::creator;
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::on_signal;
-use crate::opening::{OpeningArgs, regular_file};
+use crate::opening::{OpeningArgs, WriterArgs, regular_file};
 use crate::output;
 use crate::paths::in_one_archive;
 
@@ -41,6 +43,8 @@ const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 pub(crate) struct Args {
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// The file, made when it is missing
     #[arg(value_name = "ARCHIVE:PATH")]
     path: OsString,
@@ -57,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let place = place(args)?;
     let named = args.opening.of(archive);
     let watch = Watch::default();
-    let archive = named.write_beside(|| watch.begin())?;
+    let archive = named.write_beside(args.writer, || watch.begin())?;
     let edited = edit(&archive, path, name, &place, &watch);
     match edited {
         // What could not be written back must not get lost: it stays where it is.
@@ -167,6 +171,8 @@ fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Err
         let report = exchange::import(fs, None, std::slice::from_ref(&private.file), &options, &mut |_| Ok(()))?;
         return match report.problems.into_iter().next() {
             None => Ok(()),
+            // That is not about the file.
+            Some(Problem { cause: Cause::Failed(error @ Error::InUse(_)), .. }) => Err(error),
             Some(problem) => Err(Error::Invalid(problem.to_string())),
         };
     }

@@ -6,7 +6,7 @@ use lockbox::archive::Archive;
 use lockbox_host::Program;
 
 use crate::exit::{Failure, Lockbox};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::variables;
 
@@ -24,7 +24,7 @@ enum Command {
     Get(One),
     Ls(All),
     /// Remove a variable
-    Rm(One),
+    Rm(Rm),
 }
 
 /// Set a variable to what is on standard input, typed at a prompt, or in a file; one line end is cut off
@@ -32,6 +32,8 @@ enum Command {
 struct Set {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Name of the variable
     name: String,
     /// Take the value from FILE
@@ -48,6 +50,15 @@ struct One {
     name: String,
 }
 
+/// One variable, to be removed
+#[derive(clap::Args)]
+struct Rm {
+    #[command(flatten)]
+    one: One,
+    #[command(flatten)]
+    writer: WriterArgs,
+}
+
 /// List the names of the variables, never their values
 #[derive(clap::Args)]
 struct All {
@@ -60,9 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Command::Set(args) => set(args),
         Command::Get(args) => get(args),
         Command::Ls(args) => list(args),
-        Command::Rm(args) => {
+        Command::Rm(Rm { one: args, writer }) => {
             variables::check_name(&args.name)?;
-            change(&args.archive, args.archive.write()?, |archive| variables::remove(archive, &args.name))
+            change(&args.archive, args.archive.write(*writer)?, |archive| variables::remove(archive, &args.name))
         }
     }
 }
@@ -75,8 +86,8 @@ fn set(args: &Set) -> Result<(), Failure> {
         from => Some(lockbox_host::secrets::value(from.as_deref())?),
     };
     let archive = match (&value, &args.from) {
-        (Some(_), None) => args.archive.write_with_input_taken()?,
-        _ => args.archive.write()?,
+        (Some(_), None) => args.archive.write_with_input_taken(args.writer)?,
+        _ => args.archive.write(args.writer)?,
     };
     let value = match value {
         Some(value) => value,

@@ -7,6 +7,7 @@ use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
 use lockbox::exchange::{Cause, Problem};
 use lockbox_host::daemons::{self, Holder};
+use lockbox_host::elsewhere;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
@@ -62,7 +63,9 @@ impl Program for Lockbox {
 
     /// Names the holder when the archive is in use.
     fn failure(path: &Path, error: Error) -> Failure {
+        // Whatever serves what is at an address only reads it.
         if let Error::InUse(_) = &error
+            && !elsewhere::is_elsewhere(path)
             && let Holder::Serves(status) = daemons::holder(path)
         {
             let point = &status.mount_point;

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use lockbox::keys::{self, Restored};
 use lockbox::storage::HostEntry;
+use lockbox_host::elsewhere::Place;
 use lockbox_host::shown;
 
 use crate::exit::Failure;
+use crate::opening::only_files;
 use crate::output;
 use crate::secrets;
 use crate::unlocking::{self, UnlockArgs};
@@ -49,7 +51,9 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 }
 
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
-    let bytes = keys::backup_header(&args.archive).map_err(|error| unlocking::failure(&args.archive, error))?;
+    only_files(&args.archive)?;
+    let failed = |error| unlocking::failure(&Place::file(&args.archive), error);
+    let bytes = keys::backup_header(&args.archive).map_err(failed)?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
             Failure::other(format!("{} exists already; it was left as it is: choose another name", shown(&args.file)))
@@ -65,12 +69,13 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
 
 fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let path = &args.archive;
+    only_files(path)?;
     let failed = |e: io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
     let mut bytes = Vec::new();
     std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
     let Restored { backup, known } =
-        args.unlock.with_access(path, |access| keys::restore_header(path, &bytes, access))?;
-    secrets::forget_kept(path);
+        args.unlock.with_access(&Place::file(path), |access| keys::restore_header(path, &bytes, access))?;
+    secrets::forget_kept(path.into());
     output::print(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",
         false => "The header is restored.",

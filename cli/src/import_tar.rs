@@ -13,7 +13,7 @@ use lockbox_host::Program;
 use crate::create::creator;
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output;
 
 /// What may follow the end mark and is read, so that the program that writes it does not fail: the rest of a record, and then some.
@@ -24,6 +24,8 @@ const MAX_REST: u64 = 1 << 20;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Directory of the archive to copy into; made when it is missing
     #[arg(long, value_name = "DIR", default_value = "/")]
     to: OsString,
@@ -40,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if stdin.is_terminal() {
         return Err(Failure::usage("a tar is expected on standard input"));
     }
-    let (archive, interrupt) = args.archive.write_watched_with_input_taken()?;
+    let (archive, interrupt) = args.archive.write_watched_with_input_taken(args.writer)?;
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
     let tar = stdin.as_fd().try_clone_to_owned();
     let tar = tar.map_err(|error| Failure::host("cannot read standard input", &error))?;

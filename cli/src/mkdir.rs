@@ -5,7 +5,7 @@ use lockbox::exchange::make_directories;
 
 use crate::create::creator;
 use crate::exit::Failure;
-use crate::opening::OpeningArgs;
+use crate::opening::{OpeningArgs, WriterArgs};
 use crate::paths::in_one_archive;
 
 /// Make directories in an archive
@@ -13,6 +13,8 @@ use crate::paths::in_one_archive;
 pub(crate) struct Args {
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// The directories, all of one archive
     #[arg(required = true, value_name = "ARCHIVE:PATH")]
     paths: Vec<OsString>,
@@ -23,5 +25,5 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (archive, paths) = in_one_archive(&args.paths)?;
-    args.opening.of(archive).change(|fs| make_directories(fs, &paths, args.parents, creator()))
+    args.opening.of(archive).change(args.writer, |fs| make_directories(fs, &paths, args.parents, creator()))
 }

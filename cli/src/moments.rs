@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
 use crate::mounted_tree::MountedTree;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::runtime;
 
@@ -26,10 +26,11 @@ const INTERRUPTED: &str =
 /// Removes those that `choose` names from an archive that is not mounted, and frees what they held.
 pub(crate) fn remove_from_file(
     args: &ArchiveArgs,
+    writer: WriterArgs,
     choose: &mut dyn FnMut(&[Snapshot]) -> lockbox::Result<Vec<u64>>,
 ) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive, error);
-    let (archive, interrupt) = args.write_watched()?;
+    let (archive, interrupt) = args.write_watched(writer)?;
     let _working = Working::at("Removing...");
     let removed = archive.moments().remove(choose);
     let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));

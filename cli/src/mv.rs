@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use lockbox::exchange::{Destination, rename};
 
 use crate::exit::Failure;
-use crate::opening::OpeningArgs;
+use crate::opening::{OpeningArgs, WriterArgs};
 use crate::paths::in_one_archive;
 
 /// Move or rename files and directories within an archive
@@ -12,6 +12,8 @@ use crate::paths::in_one_archive;
 pub(crate) struct Args {
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// What to move, and last where to: into a directory that is there, or one of them to a new name
     #[arg(required = true, num_args = 2.., value_name = "ARCHIVE:PATH")]
     paths: Vec<OsString>,
@@ -23,7 +25,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (archive, mut paths) = in_one_archive(&args.paths)?;
     let target = paths.pop().unwrap_or_default();
-    args.opening.of(archive).change(|fs| {
+    args.opening.of(archive).change(args.writer, |fs| {
         let to = Destination::of(fs, &target, paths.len() > 1)?;
         rename(fs, &paths, &to, args.force)
     })

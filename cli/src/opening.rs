@@ -10,9 +10,9 @@ use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode, Site};
-use lockbox_host::elsewhere::{self, Place, RemoteArgs};
+use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{Program, shown};
+use lockbox_host::{Program, code, shown};
 use lockbox_terminal::display;
 
 use crate::exit::{Failure, Lockbox};
@@ -26,13 +26,84 @@ use crate::seen::SeenArgs;
 /// The archive and what opens it
 #[derive(clap::Args)]
 pub(crate) struct ArchiveArgs {
-    /// The archive: a file, or for reading an address such as https://HOST/NAME or s3://BUCKET/NAME
+    /// The archive: a file, or an address such as s3://BUCKET/NAME, file:///DIRECTORY or, for reading, https://HOST/NAME
     pub(crate) archive: PathBuf,
     #[command(flatten)]
     opening: OpeningArgs,
     /// Where it is, once that was asked for: what is at an address is opened once.
     #[arg(skip)]
     place: OnceCell<Place>,
+    /// The same once this process writes there. It goes with this.
+    #[arg(skip)]
+    writing: OnceCell<Place>,
+}
+
+/// Who else writes to the archive
+#[derive(clap::Args, Clone, Copy, Default)]
+pub(crate) struct WriterArgs {
+    /// Go on although another machine seems to be writing to the archive at the address; what that has not committed is lost to it
+    #[arg(long)]
+    take_over: bool,
+}
+
+impl WriterArgs {
+    /// Comes as a writer to the archive at an address.
+    pub(crate) fn come(self, address: &Path, remote: &elsewhere::Remote) -> Result<Place, Failure> {
+        Place::changed(address, remote, self.take_over).map_err(|error| in_use_elsewhere(address, error))
+    }
+
+    /// Comes as a writer to a place that may have no archive yet.
+    pub(crate) fn begin(self, address: &Path, remote: &elsewhere::Remote) -> Result<Bucket, Failure> {
+        elsewhere::write(address, remote, self.take_over, true).map_err(|error| in_use_elsewhere(address, error))
+    }
+
+    /// # Errors
+    /// A sentence for who takes over from nobody.
+    pub(crate) fn check(self, archive: &Path) -> Result<(), Failure> {
+        match self.take_over && !elsewhere::is_elsewhere(archive) {
+            true => {
+                Err(Failure::usage("--take-over is for archives in object stores: nothing else has a writer elsewhere"))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// An archive whose keys are looked at.
+pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<Place, Failure> {
+    match elsewhere::is_elsewhere(archive) {
+        true => Place::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
+        false => Ok(Place::file(archive)),
+    }
+}
+
+/// An archive whose keys are changed, which nobody else has open.
+pub(crate) fn place_to_change(archive: &Path, remote: &RemoteArgs, writer: WriterArgs) -> Result<Place, Failure> {
+    writer.check(archive)?;
+    match elsewhere::is_elsewhere(archive) {
+        true => writer.come(archive, &remote.remote),
+        false => probe(archive, LockMode::Exclusive).map(|()| Place::file(archive)),
+    }
+}
+
+/// What kept somebody from coming as a writer.
+pub(crate) fn in_use_elsewhere(address: &Path, error: Error) -> Failure {
+    match &error {
+        // Whatever mount reads it is not who writes there.
+        Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
+        _ => Failure::at(address, &error),
+    }
+}
+
+/// For what is done to files alone.
+pub(crate) fn only_files(archive: &Path) -> Result<(), Failure> {
+    match elsewhere::is_elsewhere(archive) {
+        true => Err(Failure::other(format!(
+            "{}: that is not done at an address yet, only to the file of an archive",
+            shown(archive)
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// What opens archives, whichever they are
@@ -52,7 +123,7 @@ pub(crate) struct OpeningArgs {
 
 impl OpeningArgs {
     pub(crate) fn of(&self, archive: PathBuf) -> ArchiveArgs {
-        ArchiveArgs { archive, opening: self.clone(), place: OnceCell::new() }
+        ArchiveArgs { archive, opening: self.clone(), place: OnceCell::new(), writing: OnceCell::new() }
     }
 }
 
@@ -81,50 +152,54 @@ impl ArchiveArgs {
     }
 
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(true, &self.opening.sources)
+        self.open(None, &self.opening.sources)
     }
 
     pub(crate) fn read_at(&self, moment: &MomentArgs) -> Result<Archive, Failure> {
-        self.probe(LockMode::Shared)?;
-        self.open_at(&self.unlock(&self.opening.sources)?, true, moment)
+        self.probe(None)?;
+        self.open_at(&self.unlock(&self.opening.sources)?, None, moment)
     }
 
     /// For commands that take back what is not complete when they are interrupted.
     pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
-        self.probe(LockMode::Shared)?;
+        self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
-        Ok((self.open_at(&key, true, moment)?, interrupt))
+        Ok((self.open_at(&key, None, moment)?, interrupt))
     }
 
     /// For commands that leave the rest to a later one when they are interrupted.
-    pub(crate) fn write_watched(&self) -> Result<(Archive, Interrupt), Failure> {
-        self.write_watched_with(&self.opening.sources)
+    pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
+        self.write_watched_with(writer, &self.opening.sources)
     }
 
     /// The same for commands whose standard input is no passphrase.
-    pub(crate) fn write_watched_with_input_taken(&self) -> Result<(Archive, Interrupt), Failure> {
-        self.write_watched_with(&self.sources_without_input())
+    pub(crate) fn write_watched_with_input_taken(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
+        self.write_watched_with(writer, &self.sources_without_input())
     }
 
-    fn write_watched_with(&self, sources: &Sources) -> Result<(Archive, Interrupt), Failure> {
-        self.probe(LockMode::Exclusive)?;
+    fn write_watched_with(&self, writer: WriterArgs, sources: &Sources) -> Result<(Archive, Interrupt), Failure> {
+        self.probe(Some(writer))?;
         let key = self.unlock(sources)?;
         let interrupt = Interrupt::watch()?;
-        Ok((self.open_with(&key, false)?, interrupt))
+        Ok((self.open_at(&key, Some(writer), &MomentArgs::default())?, interrupt))
     }
 
     /// The same for a command with signals of its own to watch for, whose standard input is no passphrase.
-    pub(crate) fn write_beside(&self, watch: impl FnOnce() -> Result<(), Failure>) -> Result<Archive, Failure> {
-        self.probe(LockMode::Exclusive)?;
+    pub(crate) fn write_beside(
+        &self,
+        writer: WriterArgs,
+        watch: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Archive, Failure> {
+        self.probe(Some(writer))?;
         let key = self.unlock(&self.sources_without_input())?;
         watch()?;
-        self.open_with(&key, false)
+        self.open_at(&key, Some(writer), &MomentArgs::default())
     }
 
     /// For backups: one that was not closed is put in order.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
-        self.probe(LockMode::Shared)?;
+        self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
         let opened = Archive::open_for_backup(self.site()?, &key, &self.opening.seen.options());
@@ -141,14 +216,18 @@ impl ArchiveArgs {
         &self.opening.remote.remote
     }
 
-    pub(crate) fn write(&self) -> Result<Archive, Failure> {
-        self.open(false, &self.opening.sources)
+    pub(crate) fn write(&self, writer: WriterArgs) -> Result<Archive, Failure> {
+        self.open(Some(writer), &self.opening.sources)
     }
 
     /// One durable change. An archive that is left without being closed is as it was, unless so much was changed that a part had to be made
     /// durable before.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&FileSystem) -> lockbox::Result<T>) -> Result<T, Failure> {
-        let archive = self.write()?;
+    pub(crate) fn change<T>(
+        &self,
+        writer: WriterArgs,
+        change: impl FnOnce(&FileSystem) -> lockbox::Result<T>,
+    ) -> Result<T, Failure> {
+        let archive = self.write(writer)?;
         let changed = change(archive.file_system());
         changed
             .and_then(|changed| archive.close().map(|()| changed))
@@ -157,11 +236,11 @@ impl ArchiveArgs {
 
     /// For commands whose standard input is no passphrase.
     pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
-        self.open(true, &self.sources_without_input())
+        self.open(None, &self.sources_without_input())
     }
 
-    pub(crate) fn write_with_input_taken(&self) -> Result<Archive, Failure> {
-        self.open(false, &self.sources_without_input())
+    pub(crate) fn write_with_input_taken(&self, writer: WriterArgs) -> Result<Archive, Failure> {
+        self.open(Some(writer), &self.sources_without_input())
     }
 
     fn sources_without_input(&self) -> Sources {
@@ -173,13 +252,15 @@ impl ArchiveArgs {
     /// The key of an archive that may not open as a whole any more.
     pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
+        only_files(path)?;
         FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
         lockbox_host::unlock_damaged(path, &self.opening.sources, &self.opening.limit.limits())
     }
 
-    /// The key of an archive that nobody else has open.
+    /// The key of a file that nobody else has open.
     pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
-        self.probe(LockMode::Exclusive)?;
+        only_files(&self.archive)?;
+        probe(&self.archive, LockMode::Exclusive)?;
         self.unlock(&self.opening.sources)
     }
 
@@ -192,19 +273,22 @@ impl ArchiveArgs {
         self.opening.seen.options()
     }
 
-    fn open(&self, read_only: bool, sources: &Sources) -> Result<Archive, Failure> {
-        self.probe(if read_only { LockMode::Shared } else { LockMode::Exclusive })?;
-        self.open_with(&self.unlock(sources)?, read_only)
+    fn open(&self, writer: Option<WriterArgs>, sources: &Sources) -> Result<Archive, Failure> {
+        self.probe(writer)?;
+        self.open_at(&self.unlock(sources)?, writer, &MomentArgs::default())
     }
 
     /// With a key that was asked for before.
-    pub(crate) fn open_with(&self, key: &UnlockedKey, read_only: bool) -> Result<Archive, Failure> {
-        self.open_at(key, read_only, &MomentArgs::default())
+    pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
+        self.open_at(key, None, &MomentArgs::default())
     }
 
-    fn open_at(&self, key: &UnlockedKey, read_only: bool, moment: &MomentArgs) -> Result<Archive, Failure> {
+    fn open_at(&self, key: &UnlockedKey, writer: Option<WriterArgs>, moment: &MomentArgs) -> Result<Archive, Failure> {
+        if let Some(writer) = writer {
+            self.come(writer)?;
+        }
         let site = self.site()?;
-        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        let options = OpenOptions { read_only: writer.is_none(), ..OpenOptions::default() };
         let seen = self.opening.seen.options();
         let archive = match &moment.snapshot {
             None => Archive::open_seen(site, key, &options, &seen),
@@ -214,7 +298,7 @@ impl ArchiveArgs {
     }
 
     fn site(&self) -> Result<Site<'_>, Failure> {
-        if let Some(place) = self.place.get() {
+        if let Some(place) = self.writing.get().or_else(|| self.place.get()) {
             return Ok(place.site());
         }
         let path = &self.archive;
@@ -225,13 +309,26 @@ impl ArchiveArgs {
         Ok(self.place.get_or_init(|| place).site())
     }
 
+    /// Comes as a writer where that is not done by a lock.
+    fn come(&self, writer: WriterArgs) -> Result<(), Failure> {
+        if self.writing.get().is_none() && elsewhere::is_elsewhere(&self.archive) {
+            let place = writer.come(&self.archive, self.remote())?;
+            self.writing.get_or_init(|| place);
+        }
+        Ok(())
+    }
+
     /// Fails at once when there is no archive, or one in use.
-    fn probe(&self, mode: LockMode) -> Result<(), Failure> {
-        match self.site()? {
-            Site::File(path) => probe(path, mode),
-            Site::Opened(_) if mode == LockMode::Exclusive => {
-                Err(Failure::other(format!("{}: an archive at an address can only be read", shown(&self.archive))))
+    fn probe(&self, writer: Option<WriterArgs>) -> Result<(), Failure> {
+        if let Some(writer) = writer {
+            writer.check(&self.archive)?;
+            // Who takes over does so with the right key, and not before.
+            if !writer.take_over {
+                self.come(writer)?;
             }
+        }
+        match self.site()? {
+            Site::File(path) => probe(path, if writer.is_some() { LockMode::Exclusive } else { LockMode::Shared }),
             site => keys::identify(site).map(drop).map_err(|error| Lockbox::failure(&self.archive, error)),
         }
     }

@@ -2,11 +2,11 @@
 use std::path::PathBuf;
 
 use lockbox::keys::{self, KeyAccess};
-use lockbox::storage::LockMode;
+use lockbox_host::elsewhere::RemoteArgs;
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
-use crate::opening;
+use crate::opening::{self, WriterArgs};
 use crate::output;
 use crate::secrets;
 use crate::unlocking::UnlockArgs;
@@ -14,10 +14,14 @@ use crate::unlocking::UnlockArgs;
 /// Change the passphrase of an archive that is not mounted
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The archive file
+    /// The archive: a file, or an address
     archive: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
@@ -26,13 +30,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.archive;
-    opening::probe(path, LockMode::Exclusive)?;
-    let (mut given, new) = args.unlock.given_and_new(args.new_passfile.as_deref(), path)?;
+    let place = opening::place_to_change(&args.archive, &args.remote, args.writer)?;
+    let (mut given, new) = args.unlock.given_and_new(args.new_passfile.as_deref(), &place)?;
     let kdf = args.kdf.cost(args.unlock.advises())?;
-    let change = |access: &KeyAccess<'_>| keys::change_passphrase(path, access, &new, kdf);
-    let changed = args.unlock.attempt(path, &mut given, change)?;
-    secrets::forget_kept(path);
+    let change = |access: &KeyAccess<'_>| keys::change_passphrase(place.site(), access, &new, kdf);
+    let changed = args.unlock.attempt(&place, &mut given, change)?;
+    secrets::forget_kept(place.site());
     let several = match &changed.slots[..] {
         [] | [_] => String::new(),
         [most @ .., last] => {

@@ -1,7 +1,7 @@
 //! How an argument names what is in an archive: `ARCHIVE:PATH`.
 //!
-//! An argument is meant as a whole when something of that name is there, or when it is an address. Else it is split at the first ':' that has the name of a
-//! file before it. What follows is a path from the root of the archive, with or without a '/' in front; nothing is the root. Names are bytes.
+//! An argument is meant as a whole when something of that name is there. Else it is split at the first ':' that has the name of a file before it; an address is
+//! split at the first ':' behind its host or bucket that a '/' or nothing follows (one in a name of a store is written as %3A), and else meant as a whole. What follows is a path from the root of the archive, with or without a '/' in front; nothing is the root. Names are bytes.
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -25,13 +25,22 @@ pub(crate) enum Named {
 impl Named {
     pub(crate) fn of(argument: &OsStr) -> Result<Named, Failure> {
         let whole = Path::new(argument);
-        if elsewhere::is_elsewhere(whole) || whole.symlink_metadata().is_ok() {
+        let is_elsewhere = elsewhere::is_elsewhere(whole);
+        if !is_elsewhere && whole.symlink_metadata().is_ok() {
             return Ok(Named::Whole(whole.into()));
         }
         let bytes = argument.as_bytes();
-        let colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+        let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
         let archive = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
-        let Some(at) = colons.into_iter().find(|&at| archive(at).is_file()) else {
+        let at = match is_elsewhere {
+            true => {
+                // Behind "scheme://host/".
+                let name = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').nth(2).map(|(at, _)| at);
+                colons.find(|&at| name.is_some_and(|name| at > name) && matches!(bytes.get(at + 1), None | Some(b'/')))
+            }
+            false => colons.find(|&at| archive(at).is_file()),
+        };
+        let Some(at) = at else {
             return Ok(Named::Whole(whole.into()));
         };
         let path = bytes[at + 1..].to_vec();
@@ -114,8 +123,14 @@ mod tests {
         assert_eq!(Named::of(&odd).unwrap(), within(&at("a"), b"\xff\n"));
         let refused = Named::of(at("a:x/../y").as_os_str()).unwrap_err();
         assert!(refused.message.contains("must not contain '..'"), "{}", refused.message);
-        let address = OsStr::new("https://host/a:x");
-        assert_eq!(Named::of(address).unwrap(), Named::Whole(address.into()));
+        for address in ["https://host/a:x", "https://host:8080/a", "s3://bucket/a", "file:///a/b", "s3://bucket:/a"] {
+            assert_eq!(Named::of(OsStr::new(address)).unwrap(), Named::Whole(address.into()));
+        }
+        for (archive, path) in [("s3://bucket/a", ""), ("s3://bucket/a:b", "/x:/y"), ("file:///a/b", "/x")] {
+            let named = Named::of(OsStr::new(&format!("{archive}:{path}"))).unwrap();
+            assert_eq!(named, within(Path::new(archive), path.as_bytes()));
+        }
+        assert!(Named::of(OsStr::new("s3://bucket/a:/x/../y")).is_err());
     }
 
     #[test]

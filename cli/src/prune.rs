@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::moments::{self, Mounted, Told};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
 
 /// Attempts beside others who remove snapshots of the same mount.
@@ -19,6 +19,8 @@ const ATTEMPTS: usize = 10;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     #[command(flatten)]
     rules: Rules,
     /// Tell what would be kept and removed and what that would give back, and remove nothing
@@ -123,7 +125,7 @@ fn of_mounted(mounted: &Mounted, keep: &Keep) -> Result<Plan, Failure> {
 
 fn of_file(args: &Args, keep: &Keep) -> Result<Plan, Failure> {
     let mut planned = Plan::new();
-    moments::remove_from_file(&args.archive, &mut |all| {
+    moments::remove_from_file(&args.archive, args.writer, &mut |all| {
         planned = plan(all.to_vec(), keep);
         Ok(gone(&planned))
     })?;

@@ -3,13 +3,15 @@ use lockbox_host::Program;
 
 use crate::exit::{Failure, Lockbox};
 use crate::moments::Mounted;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 
 /// Erase what deleted files left in an archive, now; the archive may be mounted, and named by its mount point
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// First remove every snapshot, so that what only they show is erased too
     #[arg(long)]
     snapshots: bool,
@@ -23,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         return mounted.purge();
     }
-    let archive = args.archive.write()?;
+    let archive = args.archive.write(args.writer)?;
     let all = &mut |all: &[lockbox::archive::Snapshot]| Ok(all.iter().map(|snapshot| snapshot.id).collect());
     let removed = if args.snapshots { archive.moments().remove(all) } else { Ok(()) };
     let purged = removed.and_then(|()| archive.file_system().purge());

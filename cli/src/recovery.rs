@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::keys::{self, KeyAccess, KeyInfo, KeyKind, KeyName, Secrets};
-use lockbox::storage::LockMode;
+use lockbox_host::elsewhere::RemoteArgs;
 use lockbox_host::secrets::{Bytes, PassphraseSources};
 use lockbox_host::{Working, shown};
 
 use crate::exit::Failure;
 use crate::kdf::KdfArgs;
 use crate::key::{name_of, row};
-use crate::opening;
+use crate::opening::{self, WriterArgs};
 use crate::output::{self, Reader};
 use crate::secrets::{self, LimitArgs};
 use crate::seen::SeenArgs;
@@ -20,8 +20,12 @@ use crate::unlocking;
 /// Set a new passphrase with a recovery code
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The archive file
+    /// The archive: a file, or an address
     archive: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Read the recovery code from FILE; without it from standard input, or a prompt
     #[arg(long, value_name = "FILE")]
     recovery_code: Option<PathBuf>,
@@ -48,13 +52,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
-    opening::probe(path, LockMode::Exclusive)?;
+    let place = opening::place_to_change(path, &args.remote, args.writer)?;
     let (code, new) = args.code_and_new(path)?;
     let given = Secrets { recovery_code: Some(code), ..Secrets::default() };
-    let failed = |error| unlocking::failure(path, error);
+    let failed = |error| unlocking::failure(&place, error);
     // A wrong code is told before anything else is asked, and before a second is spent on the new passphrase.
     let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options() };
-    let keys = keys::list(path, &access).map_err(failed)?;
+    let keys = keys::list(place.site(), &access).map_err(failed)?;
     let (name, new) = match new {
         Some(new) => (args.slot(&keys, false)?, new),
         None => (args.slot(&keys, true)?, args.new_passphrase(path)?),
@@ -62,9 +66,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let sees = args.sources().advises();
     let kdf = args.kdf.cost(sees)?;
     let working = Working::deriving(sees);
-    let slot = keys::set_passphrase(path, &access, name.as_ref(), &new, kdf).map_err(failed)?;
+    let slot = keys::set_passphrase(place.site(), &access, name.as_ref(), &new, kdf).map_err(failed)?;
     drop(working);
-    secrets::forget_kept(path);
+    secrets::forget_kept(place.site());
     let shown = keys.iter().find(|key| key.slot == slot).map_or_else(|| format!("{slot} passphrase"), name_of);
     output::print(&format!(
         "Key slot {shown} has the new passphrase. The recovery code still opens the archive: remove it with 'lockbox key rm' if others saw it."

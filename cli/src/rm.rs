@@ -6,7 +6,7 @@ use lockbox::format::ROOT_INO;
 use lockbox_terminal::display;
 
 use crate::exit::Failure;
-use crate::opening::OpeningArgs;
+use crate::opening::{OpeningArgs, WriterArgs};
 use crate::paths::in_one_archive;
 
 /// Remove files and directories of an archive
@@ -14,6 +14,8 @@ use crate::paths::in_one_archive;
 pub(crate) struct Args {
     #[command(flatten)]
     opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// What to remove, all of one archive
     #[arg(required = true, value_name = "ARCHIVE:PATH")]
     paths: Vec<OsString>,
@@ -25,7 +27,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (archive, paths) = in_one_archive(&args.paths)?;
     let archive = args.opening.of(archive);
-    archive.change(|fs| {
+    archive.change(args.writer, |fs| {
         for path in paths.iter().filter(|_| !args.recursive) {
             if resolve(fs, path).is_ok_and(|found| found.is_directory() && found.ino != ROOT_INO) {
                 let path = display(path);

@@ -39,9 +39,9 @@ pub(crate) fn unlock(
 }
 
 /// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
-pub(crate) fn forget_kept(path: &Path) {
+pub(crate) fn forget_kept(site: Site<'_>) {
     // Without keyrings nothing is kept, and an archive without an id never was.
-    let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(path)) else { return };
+    let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(site)) else { return };
     if let Err(error) = keyring.forget(&archive) {
         output::complain(&error.sentence);
     }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{Failure, Lockbox};
 use crate::moments::{self, Mounted, Told};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
 use crate::{prune, snapshot_diff, snapshot_restore};
 
@@ -35,6 +35,8 @@ pub(crate) enum Command {
 pub(crate) struct CreateArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Its name; by default the time in UTC, such as 2026-11-23T05-42-03Z
     name: Option<OsString>,
     /// Print JSON
@@ -60,6 +62,8 @@ pub(crate) struct LsArgs {
 pub(crate) struct RmArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Names of snapshots, or patterns such as 'auto-2026-10-*' for what has no such name
     #[arg(required = true, value_name = "NAME")]
     names: Vec<OsString>,
@@ -90,7 +94,7 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
     match Mounted::find(&args.archive)? {
         Some(mounted) => mounted.create(&name)?,
         None => {
-            let archive = args.archive.write()?;
+            let archive = args.archive.write(args.writer)?;
             let taken = archive.take_snapshot(&name).and(archive.close());
             taken.map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
         }
@@ -162,7 +166,7 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
     };
     match Mounted::find(&args.archive)? {
         Some(mounted) => mounted.remove(&among(&mounted.list(false)?).map_err(failed)?)?,
-        None => moments::remove_from_file(&args.archive, &mut among)?,
+        None => moments::remove_from_file(&args.archive, args.writer, &mut among)?,
     }
     let mut out = Output::new();
     for snapshot in gone.iter().filter(|_| args.json) {

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::moments::Mounted;
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name};
 
 const AT_WORK: &str = "Restoring...";
@@ -24,6 +24,8 @@ const AT_WORK: &str = "Restoring...";
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// The snapshot
     name: OsString,
     /// Files and directories in it; by default everything, and what else there is now goes
@@ -47,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             mounted.restore(args.name.as_bytes(), paths, to, &mut before, &|| interrupt.check())
         }
         None => {
-            let (archive, interrupt) = args.archive.write_watched()?;
+            let (archive, interrupt) = args.archive.write_watched(args.writer)?;
             let restored = restore(args, &archive, &mut before, &mut || interrupt.check());
             let closed = archive.close();
             // What was interrupted is closed all the same, and that it could not be closed says more.

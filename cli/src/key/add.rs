@@ -6,22 +6,22 @@ use lockbox::archive::KdfCost;
 use lockbox::crypto::RecoveryCode;
 use lockbox::crypto::identity::Recipient;
 use lockbox::keys::{self, KeyAccess, NewKey};
-use lockbox::storage::{HostEntry, LockMode};
+use lockbox::storage::HostEntry;
+use lockbox_host::elsewhere::Place;
 use lockbox_host::secrets::Sources;
 use lockbox_host::{Asker, Given, shown};
 use serde_json::json;
 
-use super::KeyArgs;
+use super::ChangeArgs;
 use crate::exit::{Failure, Lockbox};
 use crate::kdf::KdfArgs;
-use crate::opening;
 use crate::output::{self, Output};
 
 /// Add a key: a passphrase, or what one of the options names
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    key: KeyArgs,
+    change: ChangeArgs,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 #[derive(clap::Args)]
 pub(crate) struct RecoveryArgs {
     #[command(flatten)]
-    key: KeyArgs,
+    change: ChangeArgs,
     /// What the key is called in the archive
     #[arg(long, value_name = "TEXT", default_value = "")]
     label: String,
@@ -62,14 +62,14 @@ pub(crate) struct RecoveryArgs {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.key.archive;
-    opening::probe(path, LockMode::Exclusive)?;
+    let place = args.change.place()?;
     if let Some(recipient) = args.recipient()? {
-        return args.add_recipient(&recipient);
+        return args.add_recipient(&place, &recipient);
     }
+    let unlock = &args.change.key.unlock;
     let Some(file) = &args.new_keyfile else {
-        let (given, new) = args.key.unlock.given_and_new(args.new_passfile.as_deref(), path)?;
-        return tell(args.add(given, &NewKey::Passphrase(&new, args.cost()?))?);
+        let (given, new) = unlock.given_and_new(args.new_passfile.as_deref(), &place)?;
+        return tell(args.add(&place, given, &NewKey::Passphrase(&new, args.cost()?))?);
     };
     if args.new_passfile.is_some() && !args.with_passphrase {
         return Err(Failure::usage(
@@ -77,17 +77,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     if !args.generate {
-        let file = args.key.unlock.new_key_file(file)?;
-        return tell(args.add_file(&file)?);
+        let file = unlock.new_key_file(file)?;
+        return tell(args.add_file(&place, &file)?);
     }
     generate(file)?;
     // A file whose key may have been added stays, whatever else went wrong.
-    tell(args.key.unlock.new_key_file(file).and_then(|read| args.add_file(&read))?)
+    tell(unlock.new_key_file(file).and_then(|read| args.add_file(&place, &read))?)
 }
 
 impl Args {
     fn cost(&self) -> Result<KdfCost, Failure> {
-        self.kdf.cost(self.key.unlock.advises())
+        self.kdf.cost(self.change.key.unlock.advises())
     }
 
     fn recipient(&self) -> Result<Option<Recipient>, Failure> {
@@ -105,10 +105,10 @@ impl Args {
         Ok(Some(Recipient::parse(&text)?))
     }
 
-    fn add_recipient(&self, recipient: &Recipient) -> Result<(), Failure> {
+    fn add_recipient(&self, place: &Place, recipient: &Recipient) -> Result<(), Failure> {
         let prompts = Asker::<Lockbox>::prompts(&Sources::default());
-        let given = self.key.unlock.given(&self.key.archive)?;
-        tell(self.add(given, &NewKey::Recipient(recipient, &prompts))?)?;
+        let given = self.change.key.unlock.given(place)?;
+        tell(self.add(place, given, &NewKey::Recipient(recipient, &prompts))?)?;
         if recipient.shows() {
             output::complain(
                 "note: who knows this recipient can tell from a copy of the archive that it may open it; only X25519 recipients hide that",
@@ -117,18 +117,18 @@ impl Args {
         Ok(())
     }
 
-    fn add_file(&self, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
-        let (path, unlock) = (&self.key.archive, &self.key.unlock);
+    fn add_file(&self, place: &Place, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
+        let unlock = &self.change.key.unlock;
         if !self.with_passphrase {
-            return self.add(unlock.given(path)?, &NewKey::KeyFile(file));
+            return self.add(place, unlock.given(place)?, &NewKey::KeyFile(file));
         }
-        let (given, new) = unlock.given_and_new(self.new_passfile.as_deref(), path)?;
-        self.add(given, &NewKey::KeyFileAndPassphrase(file, &new, self.cost()?))
+        let (given, new) = unlock.given_and_new(self.new_passfile.as_deref(), place)?;
+        self.add(place, given, &NewKey::KeyFileAndPassphrase(file, &new, self.cost()?))
     }
 
-    fn add(&self, mut given: Given, new: &NewKey<'_>) -> Result<u8, Failure> {
-        let path = &self.key.archive;
-        self.key.unlock.attempt(path, &mut given, |access| keys::add(path, access, new, &self.label))
+    fn add(&self, place: &Place, mut given: Given, new: &NewKey<'_>) -> Result<u8, Failure> {
+        let unlock = &self.change.key.unlock;
+        unlock.attempt(place, &mut given, |access| keys::add(place.site(), access, new, &self.label))
     }
 }
 
@@ -137,13 +137,12 @@ fn tell(slot: u8) -> Result<(), Failure> {
 }
 
 pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
-    let path = &args.key.archive;
-    opening::probe(path, LockMode::Exclusive)?;
+    let place = args.change.place()?;
     let code = keys::new_recovery_code()?;
-    let add = |access: &KeyAccess<'_>| keys::add(path, access, &NewKey::RecoveryCode(&code), &args.label);
-    let slot = args.key.unlock.with_access(path, add)?;
+    let add = |access: &KeyAccess<'_>| keys::add(place.site(), access, &NewKey::RecoveryCode(&code), &args.label);
+    let slot = args.change.key.unlock.with_access(&place, add)?;
     if !args.json {
-        return print_recovery_code(path, slot, &code);
+        return print_recovery_code(place.path(), slot, &code);
     }
     let mut out = Output::new();
     out.json(&json!({"slot": slot, "recovery_code": &**code.text()}))?;

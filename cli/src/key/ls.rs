@@ -1,9 +1,11 @@
 //! `lockbox key ls` and `lockbox key test`: which keys there are, and which of them a secret is.
 use lockbox::keys::{self, KeyAccess, KeyInfo};
+use lockbox::storage::Site;
 use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of, row};
 use crate::exit::Failure;
+use crate::opening;
 use crate::output::Output;
 use crate::unlocking;
 
@@ -28,7 +30,7 @@ pub(crate) struct TestArgs {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let keys = keys(&args.key, |path, access| keys::list(path, access))?;
+    let keys = keys(&args.key, |site, access| keys::list(site, access))?;
     let mut out = Output::new();
     for key in &keys {
         if args.json { out.json(&json_of(key))? } else { out.line(&row(key, out.reader))? }
@@ -37,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
-    let keys = keys(&args.key, |path, access| keys::list_all(path, access))?;
+    let keys = keys(&args.key, |site, access| keys::list_all(site, access))?;
     let opened: Vec<&KeyInfo> = keys.iter().filter(|key| key.opened).collect();
     let mut out = Output::new();
     if args.json {
@@ -50,10 +52,10 @@ pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-type Lister = fn(&std::path::Path, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInfo>>;
+type Lister = fn(Site<'_>, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInfo>>;
 
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
-    let path = &args.archive;
-    keys::identify(path).map_err(|error| unlocking::failure(path, error))?;
-    args.unlock.with_access(path, |access| list(path, access))
+    let place = opening::place(&args.archive, &args.remote)?;
+    keys::identify(place.site()).map_err(|error| unlocking::failure(&place, error))?;
+    args.unlock.with_access(&place, |access| list(place.site(), access))
 }

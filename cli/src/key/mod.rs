@@ -11,10 +11,12 @@ use std::path::PathBuf;
 
 use lockbox::error::Timestamp;
 use lockbox::keys::KeyInfo;
+use lockbox_host::elsewhere::{Place, RemoteArgs};
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
+use crate::opening::{self, WriterArgs};
 use crate::output::{Reader, rfc3339};
 use crate::unlocking::UnlockArgs;
 
@@ -43,10 +45,27 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 /// The archive and what opens it
 #[derive(clap::Args)]
 struct KeyArgs {
-    /// The archive file
+    /// The archive: a file, or an address
     archive: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+/// The archive, what opens it, and who else writes to it
+#[derive(clap::Args)]
+struct ChangeArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+}
+
+impl ChangeArgs {
+    fn place(&self) -> Result<Place, Failure> {
+        opening::place_to_change(&self.key.archive, &self.key.remote, self.writer)
+    }
 }
 
 fn json_of(key: &KeyInfo) -> Value {

@@ -3,6 +3,7 @@ use lockbox::archive::{Archive, KeepKeys, RekeyOptions};
 use lockbox::keys::KeyName;
 use lockbox::storage::LockMode;
 use lockbox_host::Asker;
+use lockbox_host::elsewhere::Place;
 use lockbox_host::secrets::Sources;
 use serde_json::json;
 
@@ -37,8 +38,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.key.archive;
+    opening::only_files(path)?;
     opening::probe(path, LockMode::Exclusive)?;
-    let given = args.key.unlock.verified(path)?;
+    let given = args.key.unlock.verified(&Place::file(path))?;
     let prompts = Asker::<Lockbox>::prompts(&Sources::default());
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
@@ -53,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     drop(watch);
     let report = done.map_err(|error| compact::failure(path, error))?;
     if !args.dry_run {
-        secrets::forget_kept(path);
+        secrets::forget_kept(path.into());
     }
     let mut out = Output::new();
     if args.json {

@@ -1,10 +1,8 @@
 //! `lockbox key rm`: removes a key.
 use lockbox::keys::{self, KeyName};
-use lockbox::storage::LockMode;
 
-use super::{KeyArgs, name_of};
+use super::{ChangeArgs, name_of};
 use crate::exit::Failure;
-use crate::opening;
 use crate::output;
 use crate::secrets;
 
@@ -12,17 +10,16 @@ use crate::secrets;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    key: KeyArgs,
+    change: ChangeArgs,
     /// Number or label of the key slot
     slot: String,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.key.archive;
-    opening::probe(path, LockMode::Exclusive)?;
+    let place = args.change.place()?;
     let name = KeyName::parse(&args.slot);
-    let removed = args.key.unlock.with_access(path, |access| keys::remove(path, access, &name))?;
-    secrets::forget_kept(path);
+    let removed = args.change.key.unlock.with_access(&place, |access| keys::remove(place.site(), access, &name))?;
+    secrets::forget_kept(place.site());
     output::print(&format!(
         "Key slot {} is removed. Older copies of the archive still open with it, and who opened it before may have kept the volume key: \
          'lockbox key rekey' writes the archive under a new one.",

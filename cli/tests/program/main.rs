@@ -13,6 +13,7 @@ mod golden;
 mod import_extract;
 mod interrupted;
 mod later_versions;
+mod living_elsewhere;
 mod mirroring;
 mod older_copies;
 mod paths;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use lockbox::control::Traffic;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-use lockbox_remote::{Address, Bucket, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
+pub use lockbox_remote::Bucket;
+use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
 
 use super::{Patience, Remote, Telling};
 
@@ -45,6 +46,10 @@ pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
     lockbox_remote::open(&address(name)?, &how.options())
 }
 
+pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<Arc<dyn Storage>> {
+    lockbox_remote::change(&address(name)?, &how.options(), take_over)
+}
+
 pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<(Arc<dyn Storage>, Telling)> {
     let (storage, asking) = lockbox_remote::open_apart(command, &address(name)?, &how.options())?;
     let telling = move || {
@@ -68,6 +73,14 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Re
 pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
     let names = if is_ours { Names::Ours } else { Names::Theirs };
     lockbox_remote::write(&address(name)?, &how.options(), take_over, names)
+}
+
+/// Whether an archive there could be written to.
+///
+/// # Errors
+/// As of [`lockbox_remote::check_writable`].
+pub fn check_writable(name: &Path) -> Result<()> {
+    lockbox_remote::check_writable(&address(name)?)
 }
 
 /// The directory that an address is of, when it is of one.

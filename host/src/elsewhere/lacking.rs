@@ -27,6 +27,10 @@ pub(super) fn open(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
     Err(lacking())
 }
 
+pub(super) fn change(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Arc<dyn Storage>> {
+    Err(lacking())
+}
+
 pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote) -> Result<(Arc<dyn Storage>, Telling)> {
     Err(lacking())
 }
@@ -51,6 +55,12 @@ impl Bucket {
 /// # Errors
 /// Always.
 pub fn write(_name: &Path, _how: &Remote, _take_over: bool, _is_ours: bool) -> Result<Bucket> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
+pub fn check_writable(_name: &Path) -> Result<()> {
     Err(lacking())
 }
 

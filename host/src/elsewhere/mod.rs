@@ -88,6 +88,14 @@ impl Place {
         open(address, how).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
     }
 
+    /// The same as its writer, who goes when the place is dropped.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::change`].
+    pub fn changed(address: &Path, how: &Remote, take_over: bool) -> Result<Place> {
+        change(address, how, take_over).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
+    }
+
     /// The same by a process of its own, which `command` starts and [`fetch`] is.
     ///
     /// # Errors
@@ -100,6 +108,11 @@ impl Place {
     /// What was asked of the server, where a process of its own asks.
     pub fn telling(&self) -> Option<Telling> {
         self.telling.clone()
+    }
+
+    /// As its user named it.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn site(&self) -> Site<'_> {
@@ -130,8 +143,10 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
     Ok(remote)
 }
 
-pub use built::{archives, collect, directory, examine, fetch, is_elsewhere, kept, probe, remove_kept, write};
-use built::{open, open_apart};
+pub use built::{
+    Bucket, archives, check_writable, collect, directory, examine, fetch, is_elsewhere, kept, probe, remove_kept, write,
+};
+use built::{change, open, open_apart};
 
 #[cfg(test)]
 mod tests {

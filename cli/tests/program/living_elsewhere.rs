@@ -1,0 +1,414 @@
+//! Archives that live at addresses: made, changed and read there, in a directory of objects and in a store that speaks S3.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::{Ended, Place, end, end_with_input, noise};
+
+const CREATE: [&str; 4] = ["--kdf-memory=1", "--kdf-passes=1", "--weak-kdf", "--quiet"];
+
+/// A store that speaks S3, in memory.
+#[derive(Default)]
+struct Store {
+    objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// Records are carried out, and nobody hears of it.
+    silent: AtomicBool,
+}
+
+impl Store {
+    /// Serves until the test ends; gives the endpoint.
+    fn serve(self: &Arc<Store>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let store = self.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (store, stream) = (store.clone(), stream.unwrap());
+                thread::spawn(move || store.answer(stream));
+            }
+        });
+        endpoint
+    }
+
+    fn answer(&self, mut stream: TcpStream) {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut head = Vec::new();
+        while let Some(line) = reader.by_ref().lines().next() {
+            match line {
+                Ok(line) if !line.is_empty() => head.push(line),
+                _ => break,
+            }
+        }
+        let Some(first) = head.first() else { return };
+        let mut words = first.split(' ');
+        let (method, target) = (words.next().unwrap(), words.next().unwrap());
+        let field = |name: &str| {
+            head.iter().find_map(|line| {
+                let (key, value) = line.split_once(':')?;
+                key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
+            })
+        };
+        let mut body = vec![0; field("content-length").map_or(0, |length| length.parse().unwrap())];
+        reader.read_exact(&mut body).unwrap();
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let key = path.trim_start_matches("/bucket").trim_start_matches('/').to_owned();
+        let is_silent = method == "PUT" && key.contains("/log/") && self.silent.load(Ordering::Relaxed);
+        let (status, more, content) = self.carry_out(method, &key, query, field("range"), field("if-none-match"), body);
+        if is_silent {
+            return;
+        }
+        let date = "Date: Wed, 25 Nov 2026 12:00:00 GMT";
+        let length = content.len();
+        let _ = write!(
+            stream,
+            "HTTP/1.1 {status} x\r\n{date}\r\nContent-Length: {length}\r\nConnection: close\r\n{more}\r\n"
+        );
+        let _ = stream.write_all(&content);
+    }
+
+    fn carry_out(
+        &self,
+        method: &str,
+        key: &str,
+        query: &str,
+        range: Option<String>,
+        condition: Option<String>,
+        body: Vec<u8>,
+    ) -> (u16, String, Vec<u8>) {
+        let mut objects = self.objects.lock().unwrap();
+        match method {
+            "PUT" => {
+                assert_eq!(condition.as_deref(), Some("*"), "an object that overwrites");
+                if objects.contains_key(key) {
+                    return (412, String::new(), Vec::new());
+                }
+                objects.insert(key.to_owned(), body);
+                (200, String::new(), Vec::new())
+            }
+            "DELETE" => {
+                objects.remove(key);
+                (204, String::new(), Vec::new())
+            }
+            "GET" if key.is_empty() => {
+                let asked = |name: &str| {
+                    let value = query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+                    value.unwrap_or_default().replace("%2F", "/")
+                };
+                let (prefix, after) = (asked("prefix"), asked("start-after"));
+                let most = asked("max-keys").parse().unwrap_or(1000);
+                let found = objects.iter().filter(|(name, _)| name.starts_with(&prefix) && **name > after).take(most);
+                let entries: String = found
+                    .map(|(name, bytes)| {
+                        let (time, size) = ("2026-11-25T12:00:00.000Z", bytes.len());
+                        format!("<Contents><Key>{name}</Key><LastModified>{time}</LastModified><ETag>\"x\"</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>")
+                    })
+                    .collect();
+                let list = format!(
+                    "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>bucket</Name><Prefix></Prefix><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+                );
+                (200, String::new(), list.into_bytes())
+            }
+            _ => {
+                let Some(bytes) = objects.get(key) else { return (404, String::new(), Vec::new()) };
+                let range = range.unwrap();
+                let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+                let length = bytes.len();
+                let range = match first {
+                    "" => length.saturating_sub(last.parse().unwrap())..length,
+                    first => first.parse().unwrap()..(last.parse::<usize>().unwrap() + 1).min(length),
+                };
+                if range.start >= length {
+                    return (416, String::new(), Vec::new());
+                }
+                let told = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
+                (206, told, bytes[range].to_vec())
+            }
+        }
+    }
+}
+
+/// Where an archive lives: its address, and how it is asked for.
+struct Home {
+    place: Place,
+    address: String,
+    store: Arc<Store>,
+    endpoint: String,
+}
+
+impl Home {
+    fn directory() -> Home {
+        let place = Place::new();
+        let address = format!("file://{}", place.path("objects").display());
+        Home { place, address, store: Arc::default(), endpoint: String::new() }
+    }
+
+    fn bucket() -> Home {
+        let store = Arc::new(Store::default());
+        let endpoint = store.serve();
+        Home { place: Place::new(), address: "s3://bucket/some/name".into(), store, endpoint }
+    }
+
+    fn command(&self, arguments: &[&str]) -> std::process::Command {
+        let mut command = self.place.command();
+        command.env("LOCKBOX_PASSFILE", self.place.path("pass")).env("XDG_CACHE_HOME", self.place.path("cache"));
+        command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret").env("AWS_REGION", "x");
+        command.env("AWS_ENDPOINT_URL", &self.endpoint);
+        command.args(arguments);
+        // Before what is no option.
+        if !self.endpoint.is_empty() && arguments.iter().any(|argument| argument.starts_with("s3://")) {
+            command.args(["--remote", "allow-http,allow-private,timeout=1s"]);
+        }
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ended {
+        end(&mut self.command(arguments))
+    }
+
+    fn good(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""), "{arguments:?}");
+        String::from_utf8(ended.out).unwrap()
+    }
+
+    fn create(&self) {
+        self.good(&[&["create", &self.address][..], &CREATE].concat());
+    }
+
+    /// A path in the archive.
+    fn within(&self, path: &str) -> String {
+        format!("{}:{path}", self.address)
+    }
+
+    /// What a machine finds that has nothing but the store: names by their content.
+    fn found(&self, name: &str) -> Vec<u8> {
+        let _ = fs::remove_dir_all(self.place.path("cache"));
+        let ended = self.run(&["cat", &self.address, name]);
+        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""), "{name}");
+        ended.out
+    }
+}
+
+fn homes() -> [Home; 2] {
+    [Home::directory(), Home::bucket()]
+}
+
+#[test]
+fn an_archive_is_made_changed_and_read_at_an_address() {
+    for home in homes() {
+        let (place, address) = (&home.place, home.address.as_str());
+        home.create();
+        assert_eq!(home.good(&["ls", address]), "");
+        let large = noise(20 << 20);
+        fs::create_dir(place.path("tree")).unwrap();
+        fs::write(place.path("tree/small"), "small").unwrap();
+        fs::write(place.path("tree/large"), &large).unwrap();
+        home.good(&["add", address, "tree"]);
+        assert!(home.found("tree/small") == b"small" && home.found("tree/large") == large);
+        home.good(&["mkdir", &home.within("/made/deep"), "-p"]);
+        home.good(&["cp", "tree/small", &home.within("/made/copy")]);
+        home.good(&["mv", &home.within("/made/copy"), &home.within("/made/deep/moved")]);
+        assert_eq!(home.found("made/deep/moved"), b"small");
+        home.good(&["cp", &home.within("/tree/small"), &home.within("/made/inside")]);
+        home.good(&["cp", &home.within("/made/inside"), "out"]);
+        assert_eq!(fs::read(place.path("out")).unwrap(), b"small");
+        home.good(&["snapshot", "create", address, "before"]);
+        home.good(&["rm", "-r", &home.within("/tree")]);
+        assert_eq!(home.run(&["cat", address, "tree/small"]).code, 2);
+        assert_eq!(home.good(&["snapshot", "ls", address]).lines().count(), 1);
+        home.good(&["snapshot", "restore", address, "before", "tree"]);
+        assert!(home.found("tree/large") == large);
+        assert!(home.good(&["snapshot", "ls", address]).contains("before"));
+        home.good(&["snapshot", "rm", address, "*"]);
+        home.good(&["snapshot", "prune", address, "--keep-last=1"]);
+        let ended = end_with_input(&mut home.command(&["env", "set", address, "NAME"]), "value");
+        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
+        assert_eq!(home.good(&["env", "get", address, "NAME"]), "value\n");
+        let tar = home.run(&["export-tar", address]).out;
+        home.good(&["purge", address]);
+        let mut import = home.command(&["import-tar", address, "--to=imported"]);
+        let mut child = import.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&tar).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(home.found("imported/tree/large") == large);
+        let told = home.good(&["check", "--full", address]);
+        assert!(told.contains("sound"), "{told}");
+        home.good(&["remote", "check", "--full", address]);
+        // What it was, in a file.
+        home.good(&["backup", address, "copy.lbx"]);
+        let listed = |archive: &str| home.run(&["ls", "-R", archive]).out;
+        assert!(listed("copy.lbx") == listed(address) && !listed(address).is_empty());
+    }
+}
+
+#[test]
+fn keys_are_changed_at_an_address() {
+    for home in homes() {
+        let (place, address) = (&home.place, home.address.as_str());
+        let ended = home.run(&[&["create", address, "--generate-recovery-code"][..], &CREATE].concat());
+        assert_eq!(ended.code, 0, "{}", ended.complaint);
+        let told = String::from_utf8(ended.out).unwrap();
+        let code = told.lines().find(|line| line.starts_with("    ")).unwrap().trim().to_owned();
+        place.secret("code", &code);
+        assert_eq!(home.good(&["key", "ls", address]).lines().count(), 2);
+        place.secret("new", "another one");
+        home.good(&["passwd", address, "--new-passfile=new", "--kdf-memory=1", "--kdf-passes=1", "--weak-kdf"]);
+        assert_eq!(home.run(&["ls", address]).code, 10);
+        home.good(&["ls", address, "--passfile=new"]);
+        place.secret("third", "a third one");
+        let recovery = [
+            "recovery",
+            address,
+            "--recovery-code=code",
+            "--new-passfile=third",
+            "--kdf-memory=1",
+            "--kdf-passes=1",
+            "--weak-kdf",
+        ];
+        assert!(home.good(&recovery).contains("has the new passphrase"));
+        home.good(&["ls", address, "--passfile=third"]);
+        home.good(&["key", "add", address, "--new-keyfile=key", "--generate", "--label=stick", "--passfile=third"]);
+        assert!(home.good(&["key", "test", address, "--keyfile=key"]).contains("stick"));
+        home.good(&["key", "rm", address, "stick", "--passfile=third"]);
+        assert_eq!(home.run(&["ls", address, "--keyfile=key"]).code, 10);
+    }
+}
+
+#[test]
+fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
+    for home in homes() {
+        let address = home.address.as_str();
+        let none = home.run(&["mkdir", &home.within("/a")]);
+        assert_eq!(none.code, 2, "{}", none.complaint);
+        assert!(home.store.objects.lock().unwrap().is_empty() && !home.place.path("objects").exists());
+        home.create();
+        let before = home.store.objects.lock().unwrap().clone();
+        let again = home.run(&[&["create", address][..], &CREATE].concat());
+        assert_eq!(again.code, 2);
+        assert!(again.complaint.contains("exists already; it was left as it is"), "{}", again.complaint);
+        assert!(*home.store.objects.lock().unwrap() == before);
+        // A wrong passphrase changes nothing, and is in nobody's way.
+        home.place.secret("wrong", "wrong");
+        assert_eq!(home.run(&["mkdir", &home.within("/a"), "--passfile=wrong"]).code, 10);
+        home.good(&["mkdir", &home.within("/a")]);
+    }
+    let place = Place::new();
+    let file = place.run(&[&["create", "a.lbx", "--take-over"][..], &CREATE].concat());
+    assert!(file.code == 1 && file.complaint.contains("--take-over is for archives in object stores"), "{file:?}");
+    let web = place.run(&[&["create", "https://example.invalid/a.lbx"][..], &CREATE].concat());
+    assert!(web.code == 2 && web.complaint.contains("a web server can only be read"), "{web:?}");
+}
+
+#[test]
+fn what_cannot_be_done_at_an_address_says_so() {
+    let home = Home::directory();
+    home.create();
+    let address = home.address.as_str();
+    home.place.secret("saved", "x");
+    let refused: [&[&str]; 6] = [
+        &["compact", address],
+        &["key", "rekey", address],
+        &["rescue", address, "--to=out"],
+        &["header", "backup", address, "header"],
+        &["header", "restore", address, "saved"],
+        &["check", "--repair-header", address],
+    ];
+    for arguments in refused {
+        let ended = home.run(arguments);
+        assert_eq!(ended.code, 2, "{arguments:?}: {}", ended.complaint);
+        assert!(ended.complaint.contains("that is not done at an address yet"), "{arguments:?}: {}", ended.complaint);
+    }
+    home.good(&["ls", address]);
+}
+
+/// What `edit` runs: it says that it is there, and waits until it may end.
+fn editor(home: &Home) -> std::process::Child {
+    let script = "#!/bin/sh\necho edited > \"$1\"\n: > ready\nwhile [ ! -e go ]; do sleep 0.05; done\n";
+    let path = home.place.path("editor");
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let mut command = home.command(&["edit", &home.within("/text"), "--in=."]);
+    command.env("VISUAL", &path).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    while !home.place.path("ready").exists() {
+        thread::yield_now();
+    }
+    child
+}
+
+#[test]
+fn a_living_writer_is_told_of_and_one_that_was_overtaken_commits_nothing() {
+    let home = Home::directory();
+    home.create();
+    let mut child = editor(&home);
+    let told = home.run(&["mkdir", &home.within("/other")]);
+    assert_eq!(told.code, 13, "{}", told.complaint);
+    assert!(
+        told.complaint.contains("a writer on") && told.complaint.contains("--take-over goes on"),
+        "{}",
+        told.complaint
+    );
+    // Who has not the key ends nobody's work.
+    home.place.secret("wrong", "wrong");
+    assert_eq!(home.run(&["mkdir", "--take-over", &home.within("/other"), "--passfile=wrong"]).code, 10);
+    home.good(&["mkdir", "--take-over", &home.within("/other")]);
+    fs::write(home.place.path("go"), "").unwrap();
+    let ended = child.wait_with_output_of();
+    assert_eq!(ended.0, Some(13), "{}", ended.1);
+    assert!(ended.1.contains("another writer took over"), "{}", ended.1);
+    assert_eq!(home.good(&["ls", &home.address]), "other\n");
+}
+
+trait Ending {
+    fn wait_with_output_of(&mut self) -> (Option<i32>, String);
+}
+
+impl Ending for std::process::Child {
+    fn wait_with_output_of(&mut self) -> (Option<i32>, String) {
+        let mut told = String::new();
+        self.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        (self.wait().unwrap().code(), told)
+    }
+}
+
+#[test]
+fn a_writer_that_was_killed_is_followed_on_its_machine_and_left_the_state_of_before() {
+    let home = Home::directory();
+    home.create();
+    home.good(&["mkdir", &home.within("/kept")]);
+    let mut child = editor(&home);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
+    fs::write(home.place.path("go"), "").unwrap();
+    child.wait().unwrap();
+    assert_eq!(home.good(&["ls", &home.address]), "kept\n");
+    // Where the machine has a name: its processes are known to be gone.
+    let has_name = fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty());
+    let more: &[&str] = if has_name { &[] } else { &["--take-over"] };
+    home.good(&[&["mkdir", &home.within("/next")][..], more].concat());
+    assert_eq!(home.good(&["ls", &home.address]), "kept\nnext\n");
+    assert!(home.good(&["check", "--full", &home.address]).contains("sound"));
+}
+
+#[test]
+fn without_the_stores_word_no_command_succeeds() {
+    let home = Home::bucket();
+    home.create();
+    home.good(&["mkdir", &home.within("/before")]);
+    home.store.silent.store(true, Ordering::Relaxed);
+    let ended = home.run(&["mkdir", "--take-over", &home.within("/lost")]);
+    assert_ne!(ended.code, 0);
+    assert!(ended.complaint.contains("does not answer"), "{}", ended.complaint);
+    home.store.silent.store(false, Ordering::Relaxed);
+    let found: BTreeSet<String> = home.good(&["ls", &home.address]).lines().map(str::to_owned).collect();
+    assert!(found.contains("before"), "{found:?}");
+    home.good(&["mkdir", "--take-over", &home.within("/after")]);
+    assert!(home.good(&["ls", &home.address]).contains("after"));
+}
