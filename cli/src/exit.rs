@@ -63,10 +63,10 @@ impl Program for Lockbox {
 
     /// Names the holder when the archive is in use.
     fn failure(path: &Path, error: Error) -> Failure {
-        // Whatever serves what is at an address only reads it.
         if let Error::InUse(_) = &error
-            && !elsewhere::is_elsewhere(path)
             && let Holder::Serves(status) = daemons::holder(path)
+            // Of what is at an address only who writes there is in the way.
+            && !(elsewhere::is_elsewhere(path) && status.read_only)
         {
             let point = &status.mount_point;
             if daemons::is_out_of_sight(&status) && !mounts::all().iter().any(|it| it.point == Path::new(point)) {

@@ -10,6 +10,7 @@ use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode, Site};
+use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{Program, code, shown};
@@ -89,10 +90,15 @@ pub(crate) fn place_to_change(archive: &Path, remote: &RemoteArgs, writer: Write
 /// What kept somebody from coming as a writer.
 pub(crate) fn in_use_elsewhere(address: &Path, error: Error) -> Failure {
     match &error {
-        // Whatever mount reads it is not who writes there.
+        Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
         Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
         _ => Failure::at(address, &error),
     }
+}
+
+/// Whether a mount of this user writes there: whatever only reads it is not who is in the way.
+fn serves_for_writing(address: &Path) -> bool {
+    matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
 }
 
 /// For what is done to files alone.

@@ -36,7 +36,8 @@ fn code(error: &Error) -> Errno {
         // The latch makes the archive read-only: programs know how to live with EROFS. Why it did is told once, as EIO, to who was met by
         // the failure or asks for durability next.
         Error::ReadOnly(_) | Error::Latched(_) => Errno::EROFS,
-        Error::InUse(_) => Errno::EBUSY,
+        // Another writer took over where the archive lives: it can be read as it was.
+        Error::InUse(_) => Errno::EROFS,
         Error::Interrupted(_) => Errno::EINTR,
         // What was opened on a server is not there any more.
         Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle => Errno::ESTALE,

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockbox_host::elsewhere::{self, Place, Remote};
+use lockbox_host::elsewhere::{self, Access, Place, Remote};
 use nix::sys::signal::SigSet;
 
 use crate::journal::{self, Target};
@@ -18,16 +18,16 @@ use crate::journal::{self, Target};
 /// The hidden argument that makes the program this process.
 pub const ARGUMENT: &str = "--fetcher";
 
-/// Starts it, and returns when the archive's file is open there.
+/// Starts it, and returns when the archive is open there.
 ///
 /// # Errors
 /// Those of opening it.
-pub(crate) fn start(archive: &Path, how: &Remote, log: &Target<'_>) -> lockbox::Result<Place> {
+pub(crate) fn start(archive: &Path, how: &Remote, access: Access, log: &Target<'_>) -> lockbox::Result<Place> {
     let mut command = Command::new("/proc/self/exe");
     // A terminal's interrupt is for the daemon alone.
     command.arg0("mount.lockbox").arg(ARGUMENT).args(journal::argument(log)).process_group(0);
     command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
-    Place::apart(&mut command, archive, how)
+    Place::apart(&mut command, archive, how, access)
 }
 
 /// The process itself.

@@ -73,6 +73,8 @@ pub struct Options {
     pub snapshots: Keep,
     /// How the server of an archive at an address is asked.
     pub remote: Remote,
+    /// Write there although another machine seems to.
+    pub take_over: bool,
 }
 
 /// `snapshot-dir=`: whether the root has a directory of the snapshots.
@@ -126,6 +128,7 @@ impl Default for Options {
             snapshot_dir: SnapshotDir::Hidden,
             snapshots: Keep::default(),
             remote: Remote::default(),
+            take_over: false,
         }
     }
 }
@@ -192,6 +195,7 @@ impl Options {
             "noatime" => self.access_times = false,
             "lock-on-suspend" | "lock_on_suspend" => self.lock_on_suspend = true,
             "nofail" => self.nofail = true,
+            "take-over" | "take_over" => self.take_over = true,
             "over-archive" | "over_archive" => self.over_archive = true,
             _ => return false,
         }

@@ -28,9 +28,9 @@ use lockbox::archive::{Archive, Keep};
 use lockbox::control;
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
-use lockbox_host::elsewhere;
+use lockbox_host::elsewhere::{self, Access};
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::{Program, daemons, harden};
+use lockbox_host::{Program, code, daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -72,8 +72,10 @@ pub fn serve(
     }
     let path = task.archive();
     let (host, place) = if elsewhere::is_elsewhere(path) {
-        let fetched = fetcher::start(path, &task.options.remote, &Target::of(&task.options));
-        (None, fetched.map_err(|error| Mounting::failure(path, error))?)
+        let Options { read_only, take_over, .. } = task.options;
+        let access = if read_only { Access::Read } else { Access::Write { take_over } };
+        let fetched = fetcher::start(path, &task.options.remote, access, &Target::of(&task.options));
+        (None, fetched.map_err(|error| elsewhere_in_use(path, error))?)
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
@@ -95,7 +97,7 @@ pub fn serve(
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
-    let mut end = End::of(Arc::clone(&slot), inbox);
+    let mut end = End::of(Arc::clone(&slot), inbox, place.ending());
     let bus = task.options.lock_on_suspend.then(suspend::connect);
     let host = Host { directory: host, telling: place.telling() };
     let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
@@ -282,6 +284,17 @@ fn block_signals() -> Result<SigSet, Failure> {
 }
 
 /// Names the holder of an archive when its daemon can be asked.
+/// What kept somebody from coming to an archive at an address.
+fn elsewhere_in_use(address: &Path, error: Error) -> Failure {
+    match &error {
+        Error::InUse(why) => Failure::new(
+            code(&error),
+            format!("{why}; the mount option take-over goes on in its place, and ro only reads"),
+        ),
+        _ => Mounting::failure(address, error),
+    }
+}
+
 fn in_use(task: &Task, error: Error) -> Failure {
     match error {
         Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),

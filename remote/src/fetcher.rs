@@ -25,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Options;
 use crate::address::Address;
+use crate::bucket::Living;
+use crate::file::RemoteFile;
 use crate::traffic::Traffic;
 
 /// Readers that are served at once.
@@ -34,6 +36,52 @@ const SOCKETS: usize = 16;
 struct Task {
     address: String,
     options: Options,
+    access: Access,
+}
+
+/// What is done to an archive at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    Read,
+    /// Each barrier waits until the store has said that its record is there.
+    Write {
+        take_over: bool,
+    },
+}
+
+/// What the process has open.
+enum Served {
+    Read(Arc<RemoteFile>),
+    Write(Arc<Living>),
+}
+
+impl Served {
+    fn open(task: &Task) -> Result<Served> {
+        let address = Address::parse(task.address.as_ref())?;
+        let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
+        match task.access {
+            Access::Read => crate::open_file(&address, &task.options).map(|file| Served::Read(Arc::new(file))),
+            Access::Write { take_over } => {
+                let living = crate::open_living(&address, &task.options, take_over)?;
+                living.insist();
+                Ok(Served::Write(Arc::new(living)))
+            }
+        }
+    }
+
+    fn storage(&self) -> Arc<dyn Storage> {
+        match self {
+            Served::Read(file) => file.clone(),
+            Served::Write(living) => living.clone(),
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        match self {
+            Served::Read(file) => file.traffic(),
+            Served::Write(living) => living.traffic(),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -58,18 +106,35 @@ struct Told {
 /// The other process. Its end of life is that of this socket's other end.
 struct Fetching {
     control: Arc<UnixStream>,
-    child: Child,
+    child: Mutex<Child>,
+}
+
+impl Fetching {
+    /// Returns when the process has ended, which first says to the store that nobody writes there any more.
+    fn end(&self) {
+        // Whoever asks just now has it too.
+        let _ = self.control.shutdown(Shutdown::Both);
+        let _ = self.child.lock().wait();
+    }
 }
 
 /// Asks the other process what it asked of the server, beside whoever reads the file and waits for that.
 pub struct Asking {
     /// Does not keep the process.
     control: Weak<UnixStream>,
+    fetching: Weak<Fetching>,
     /// The last question.
     asked: Mutex<u8>,
 }
 
 impl Asking {
+    /// Ends the process although the storage is not let go yet: nothing can be asked of that any more.
+    pub fn end(&self) {
+        if let Some(fetching) = self.fetching.upgrade() {
+            fetching.end();
+        }
+    }
+
     /// None when it does not tell at once, and when it is gone.
     pub fn traffic(&self) -> Option<Traffic> {
         let control = self.control.upgrade()?;
@@ -105,14 +170,29 @@ fn line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`crate::open`]; `Io` when the process cannot be started.
-pub fn open_apart(command: &mut Command, address: &Address, options: &Options) -> Result<(Borrowed, Asking)> {
+pub fn open_apart(
+    command: &mut Command,
+    address: &Address,
+    options: &Options,
+    access: Access,
+) -> Result<(Borrowed, Asking)> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
-    let fetching = Fetching { control: Arc::new(control), child };
-    let (sockets, ordered, asking) = introduce(&fetching.control, address, options)?;
-    let borrowed = Borrowed::new(sockets, false)?;
-    Ok((if ordered { borrowed.ordered() } else { borrowed }.kept_by(fetching), asking))
+    let fetching = Arc::new(Fetching { control: Arc::new(control), child: Mutex::new(child) });
+    let (sockets, ordered, asking) = introduce(&fetching.control, address, options, access)?;
+    let asking = Asking { fetching: Arc::downgrade(&fetching), ..asking };
+    let borrowed = Borrowed::new(sockets, access != Access::Read)?;
+    Ok((if ordered { borrowed.ordered() } else { borrowed }.kept_by(Kept(fetching)), asking))
+}
+
+/// Ends the process with the storage.
+struct Kept(Arc<Fetching>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// Says what is to be opened, and returns when it is: the sockets that it is read by, whether it is ordered, and one to ask.
@@ -120,12 +200,13 @@ fn introduce(
     control: &Arc<UnixStream>,
     address: &Address,
     options: &Options,
+    access: Access,
 ) -> Result<(Vec<UnixStream>, bool, Asking)> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let pairs: Vec<_> = (0..SOCKETS).map(|_| UnixStream::pair()).collect::<io::Result<_>>().map_err(cannot)?;
     let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
     let theirs: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
-    let task = Task { address: address.text(), options: options.clone() };
+    let task = Task { address: address.text(), options: options.clone(), access };
     let mut line = serde_json::to_vec(&task).map_err(|error| cannot(error.into()))?;
     line.push(b'\n');
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
@@ -143,17 +224,10 @@ fn introduce(
                 .set_read_timeout(Some(TELLING))
                 .and_then(|()| control.set_write_timeout(Some(TELLING)))
                 .map_err(cannot)?;
-            Ok((ours, ordered, Asking { control: Arc::downgrade(control), asked: Mutex::new(0) }))
+            let (control, fetching) = (Arc::downgrade(control), Weak::new());
+            Ok((ours, ordered, Asking { control, fetching, asked: Mutex::new(0) }))
         }
         Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
-    }
-}
-
-impl Drop for Fetching {
-    fn drop(&mut self) {
-        // Whoever asks just now has it too.
-        let _ = self.control.shutdown(Shutdown::Both);
-        let _ = self.child.wait();
     }
 }
 
@@ -166,13 +240,9 @@ pub fn serve(control: UnixStream) -> io::Result<()> {
     let mut line = vec![first];
     BufReader::new(&control).take(1 << 20).read_until(b'\n', &mut line)?;
     let task: Task = serde_json::from_slice(&line)?;
-    let address = Address::parse(task.address.as_ref());
-    let opened = address.and_then(|address| {
-        let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
-        crate::open_file(&address, &task.options).map(Arc::new)
-    });
+    let opened = Served::open(&task);
     let answer = match &opened {
-        Ok(file) => Opened::Here { ordered: file.ordered() },
+        Ok(served) => Opened::Here { ordered: served.storage().ordered() },
         Err(error) => {
             let (code, sentence) = code_of(error);
             Opened::Failed(code, sentence)
@@ -181,17 +251,24 @@ pub fn serve(control: UnixStream) -> io::Result<()> {
     let mut line = serde_json::to_vec(&answer)?;
     line.push(b'\n');
     (&control).write_all(&line)?;
-    let Ok(file) = opened else { return Ok(()) };
+    let Ok(served) = opened else { return Ok(()) };
     for socket in sockets {
-        let file = Arc::clone(&file);
-        thread::Builder::new().name("serve".into()).spawn(move || lend(&*file, socket))?;
+        let storage = served.storage();
+        thread::Builder::new().name("serve".into()).spawn(move || lend(&*storage, socket))?;
     }
     // Until the other side is gone.
     let mut asked = [0];
     while matches!((&control).read(&mut asked), Ok(1)) {
-        let mut line = serde_json::to_vec(&Told { asked: asked[0], traffic: file.traffic() })?;
+        let mut line = serde_json::to_vec(&Told { asked: asked[0], traffic: served.traffic() })?;
         line.push(b'\n');
-        (&control).write_all(&line)?;
+        // Who does not wait for the answer may be gone.
+        if (&control).write_all(&line).is_err() {
+            break;
+        }
+    }
+    // Whatever still asks is let down: the last word is that nobody writes any more.
+    if let Served::Write(living) = &served {
+        living.go();
     }
     Ok(())
 }
@@ -233,7 +310,7 @@ mod tests {
         let serving = thread::spawn(|| serve(theirs));
         let control = Arc::new(ours);
         let address = Address::parse(format!("file://{}", place.path().display()).as_ref()).unwrap().unwrap();
-        let (sockets, ordered, asking) = introduce(&control, &address, &options).unwrap();
+        let (sockets, ordered, asking) = introduce(&control, &address, &options, Access::Read).unwrap();
         assert!(ordered);
         let borrowed = Borrowed::new(sockets, false).unwrap();
         let before = asking.traffic().unwrap();
@@ -251,7 +328,7 @@ mod tests {
         let (ours, silent) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         let ours = Arc::new(ours);
-        let asking = Asking { control: Arc::downgrade(&ours), asked: Mutex::new(0) };
+        let asking = Asking { control: Arc::downgrade(&ours), fetching: Weak::new(), asked: Mutex::new(0) };
         assert!(asking.traffic().is_none());
         // It goes on, and its late answer is not taken for the one to the next question.
         let tell = |asked, reads| {

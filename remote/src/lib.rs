@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 pub use address::Address;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
 use bucket::{Directory, Living, Objects, S3};
-pub use fetcher::{Asking, open_apart, serve};
+pub use fetcher::{Access, Asking, open_apart, serve};
 use file::RemoteFile;
 pub use finding::Finding;
 pub use kept::{Kept, kept, remove_kept};
@@ -110,8 +110,12 @@ pub fn write(address: &Address, options: &Options, take_over: bool, names: Names
 /// # Errors
 /// As of [`write`]; `Io` of the kind `NotFound` where there is no archive, `NotArchive` where none was ever committed.
 pub fn change(address: &Address, options: &Options, take_over: bool) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(open_living(address, options, take_over)?))
+}
+
+fn open_living(address: &Address, options: &Options, take_over: bool) -> Result<Living> {
     let objects = objects(address, options, None)?.ok_or_else(|| only_read(address))?;
-    Ok(Arc::new(Living::open(objects, address.to_string(), options, take_over)?))
+    Living::open(objects, address.to_string(), options, take_over)
 }
 
 /// Whether an archive there could be written to.

@@ -19,6 +19,8 @@ const CREATE: [&str; 4] = ["--kdf-memory=1", "--kdf-passes=1", "--weak-kdf", "--
 #[derive(Default)]
 struct Store {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// What was asked for, by method and kind of object.
+    asked: Mutex<Vec<String>>,
     /// Records are carried out, and nobody hears of it.
     silent: AtomicBool,
 }
@@ -83,6 +85,8 @@ impl Store {
         condition: Option<String>,
         body: Vec<u8>,
     ) -> (u16, String, Vec<u8>) {
+        let kind = key.rsplit('/').nth(1).filter(|kind| ["log", "seg", "map"].contains(kind)).unwrap_or("-");
+        self.asked.lock().unwrap().push(format!("{method} {kind}"));
         let mut objects = self.objects.lock().unwrap();
         match method {
             "PUT" => {
@@ -395,6 +399,24 @@ fn a_writer_that_was_killed_is_followed_on_its_machine_and_left_the_state_of_bef
     home.good(&[&["mkdir", &home.within("/next")][..], more].concat());
     assert_eq!(home.good(&["ls", &home.address]), "kept\nnext\n");
     assert!(home.good(&["check", "--full", &home.address]).contains("sound"));
+}
+
+#[test]
+fn requests_of_small_changes_are_few() {
+    let home = Home::bucket();
+    let spent = || {
+        let asked: Vec<String> = std::mem::take(&mut home.store.asked.lock().unwrap());
+        let made = asked.iter().filter(|what| *what == "PUT log").count();
+        (asked.len(), made, asked)
+    };
+    home.create();
+    let (all, made, asked) = spent();
+    // Whether something is there, below the name or of it; the marker, twice, and the record of who came; the one with the whole archive.
+    assert_eq!((all, made), (9, 2), "{asked:?}");
+    home.good(&["mkdir", &home.within("/a")]);
+    let (all, made, asked) = spent();
+    // Who comes: marker, probe, newest record, own record, newest again; the start of the archive; four commits, and who goes.
+    assert_eq!((all, made), (12, 6), "{asked:?}");
 }
 
 #[test]

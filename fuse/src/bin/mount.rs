@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use lockbox::Error;
+use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::UnlockedKey;
 
 use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
@@ -111,6 +112,8 @@ Options:
                                and not listed)
   snapshots=hourly:N,daily:N,weekly:N,monthly:N,yearly:N | off
                                Take snapshots by itself, and keep so many
+  take-over                    Write to an archive at an address although another
+                               machine seems to be writing there
   nofail                       A missing archive is no failure
   over-archive                 Mount also where that hides the archive, the log,
                                or what the daemon keeps
@@ -223,7 +226,10 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     hidden::check(&point, &archive, &options)?;
     // Before the passphrase is asked for and worked on for a second.
     if place.is_elsewhere() {
-        options.read_only = true;
+        if !options.read_only && !place.can_be_changed() {
+            options.read_only = true;
+            options.sources.passphrase.notice = Some("Read-only, as it is a file of a server");
+        }
     } else {
         if !options.read_only && is_read_only(&archive) {
             options.read_only = true;
@@ -247,6 +253,12 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(sentence) = refused {
         tell(&sentence);
     }
+    if place.is_elsewhere() && !options.read_only && is_backup(&place, &key, &options)? {
+        options.read_only = true;
+        tell(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
+    }
+    // What was read of it until here is not what is read of it from now on.
+    drop(place);
     let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
     if made {
         // Not held on to: a daemon in the foreground closes what it did not open itself.
@@ -298,6 +310,13 @@ fn to_be_made(path: &Path) -> Result<Option<PathBuf>, Failure> {
 /// Whether nothing can be written where the archive lies, whoever writes.
 fn is_read_only(archive: &Path) -> bool {
     nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
+}
+
+/// Whether what is at an address shows a moment of an archive, and would stop being a backup if it were written to.
+fn is_backup(place: &Place, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
+    Ok(archive.info()?.backup_of.is_some())
 }
 
 /// Whether it is for others, or at another time, that the archive can be written.

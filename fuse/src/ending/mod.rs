@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::{self, Response};
+use lockbox_host::elsewhere;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
@@ -45,11 +46,13 @@ pub(crate) struct End {
     place: Option<Arc<Place>>,
     /// Event loops were started: the archive is theirs until they have ended.
     loops: bool,
+    /// Ends the process that writes elsewhere, once the archive is closed: who is told that the mount has ended finds nobody there.
+    elsewhere: Option<elsewhere::Ending>,
 }
 
 impl End {
-    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>) -> End {
-        End { slot, inbox, place: None, loops: false }
+    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>, elsewhere: Option<elsewhere::Ending>) -> End {
+        End { slot, inbox, place: None, loops: false, elsewhere }
     }
 
     /// From now on there is a mount.
@@ -109,11 +112,15 @@ impl End {
     fn close_archive(&self, loops_ended: bool) -> Result<(), Failure> {
         // Let go at once: who asks for the status meanwhile is told that the archive is being closed.
         let archive = self.slot.lock().take();
-        match archive {
-            Some(archive) if loops_ended => Ok(archive.close()?),
-            Some(archive) => Ok(archive.file_system().make_durable()?),
+        let closed = match archive {
+            Some(archive) if loops_ended => archive.close(),
+            Some(archive) => archive.file_system().make_durable(),
             None => Ok(()),
+        };
+        if let Some(end) = &self.elsewhere {
+            end();
         }
+        Ok(closed?)
     }
 
     /// Whether the event loops end in time.
@@ -470,7 +477,7 @@ mod tests {
                 }
                 false
             });
-            End::of(slot, mpsc::channel().1).close_archive(true).unwrap();
+            End::of(slot, mpsc::channel().1, None).close_archive(true).unwrap();
             asking.join().unwrap()
         };
         assert!((0..50).any(is_seen));
@@ -496,7 +503,7 @@ mod tests {
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {
             let ending = Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false };
-            End::of(Slot::default(), inbox).close(ending, server).unwrap();
+            End::of(Slot::default(), inbox, None).close(ending, server).unwrap();
             done.send(()).unwrap();
         });
         ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");

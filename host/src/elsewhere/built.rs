@@ -9,10 +9,10 @@ use std::sync::Arc;
 use lockbox::control::Traffic;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-pub use lockbox_remote::Bucket;
+pub use lockbox_remote::{Access, Bucket};
 use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
 
-use super::{Patience, Remote, Telling};
+use super::{Ending, Patience, Remote, Telling};
 
 impl Remote {
     fn options(&self) -> Options {
@@ -50,8 +50,15 @@ pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<Arc<d
     lockbox_remote::change(&address(name)?, &how.options(), take_over)
 }
 
-pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Result<(Arc<dyn Storage>, Telling)> {
-    let (storage, asking) = lockbox_remote::open_apart(command, &address(name)?, &how.options())?;
+pub(super) fn open_apart(
+    command: &mut Command,
+    name: &Path,
+    how: &Remote,
+    access: Access,
+) -> Result<(Arc<dyn Storage>, Telling, Ending)> {
+    let (storage, asking) = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
+    let asking = Arc::new(asking);
+    let ending = asking.clone();
     let telling = move || {
         let told = asking.traffic()?;
         Some(Traffic {
@@ -63,7 +70,7 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote) -> Re
             offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
         })
     };
-    Ok((Arc::new(storage), Arc::new(telling)))
+    Ok((Arc::new(storage), Arc::new(telling), Arc::new(move || ending.end())))
 }
 
 /// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.

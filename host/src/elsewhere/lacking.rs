@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-use super::{Remote, Telling};
+use super::{Ending, Remote, Telling};
 
 /// Whether this is the address of an archive and not the path of one.
 pub fn is_elsewhere(name: &Path) -> bool {
@@ -31,8 +31,20 @@ pub(super) fn change(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Ar
     Err(lacking())
 }
 
-pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote) -> Result<(Arc<dyn Storage>, Telling)> {
+pub(super) fn open_apart(
+    _command: &mut Command,
+    _name: &Path,
+    _how: &Remote,
+    _access: Access,
+) -> Result<(Arc<dyn Storage>, Telling, Ending)> {
     Err(lacking())
+}
+
+/// What nobody does here.
+#[derive(Clone, Copy)]
+pub enum Access {
+    Read,
+    Write { take_over: bool },
 }
 
 /// What nobody has here.

@@ -67,17 +67,21 @@ impl Remote {
 /// Tells what was asked of a server, at once or not at all.
 pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 
+/// Ends the process that asks, which says to the store that nobody writes there any more.
+pub type Ending = Arc<dyn Fn() + Send + Sync>;
+
 /// Where an archive is, and what is open of one that is no file of this host.
 pub struct Place {
     path: PathBuf,
     elsewhere: Option<Arc<dyn Storage>>,
     telling: Option<Telling>,
+    ending: Option<Ending>,
 }
 
 impl Place {
     /// A file, which whoever opens the archive opens.
     pub fn file(path: &Path) -> Place {
-        Place { path: path.to_owned(), elsewhere: None, telling: None }
+        Place { path: path.to_owned(), elsewhere: None, telling: None, ending: None }
     }
 
     /// What is at an address, opened for reading.
@@ -100,9 +104,19 @@ impl Place {
     ///
     /// # Errors
     /// As of [`Place::at`], and of starting the process.
-    pub fn apart(command: &mut Command, address: &Path, how: &Remote) -> Result<Place> {
-        let (storage, telling) = open_apart(command, address, how)?;
-        Ok(Place { elsewhere: Some(storage), telling: Some(telling), ..Place::file(address) })
+    pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<Place> {
+        let (storage, telling, ending) = open_apart(command, address, how, access)?;
+        Ok(Place { elsewhere: Some(storage), telling: Some(telling), ending: Some(ending), ..Place::file(address) })
+    }
+
+    /// What ends the process of its own, where there is one.
+    pub fn ending(&self) -> Option<Ending> {
+        self.ending.clone()
+    }
+
+    /// Whether the archive could be changed there: a single file of a server cannot.
+    pub fn can_be_changed(&self) -> bool {
+        self.elsewhere.as_ref().is_none_or(|storage| storage.ordered())
     }
 
     /// What was asked of the server, where a process of its own asks.
@@ -144,7 +158,8 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 }
 
 pub use built::{
-    Bucket, archives, check_writable, collect, directory, examine, fetch, is_elsewhere, kept, probe, remove_kept, write,
+    Access, Bucket, archives, check_writable, collect, directory, examine, fetch, is_elsewhere, kept, probe,
+    remove_kept, write,
 };
 use built::{change, open, open_apart};
 

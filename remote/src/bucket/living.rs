@@ -5,14 +5,15 @@
 //!     and with nothing but the bucket.
 //! LIVING-2  A barrier that fails leaves the archive as the last one made it, or as this one was to make it. The second can only be when the store did not say what
 //!     became of the record, which the same bytes were sent for as long as there was time: that is told. In either case nothing is written from then on, so no later
-//!     record can build upon one that nobody knows of.
+//!     record can build upon one that nobody knows of. For who insists (a mount) there is no such end: the barrier waits with the frozen record until the store has said
+//!     what became of it, or until this process goes.
 //! LIVING-3  Once another writer came no barrier succeeds, and the archive is the other one's: it can still be read as it was.
 //! LIVING-4  Who goes takes back what no barrier covered, and says in a last record that nobody writes here any more. That nobody heard it costs nothing but a question:
 //!     the next writer on another machine has to say that it takes over.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
@@ -25,14 +26,23 @@ use super::session::Session;
 use super::staged::Staged;
 use super::store::Store;
 use crate::Options;
+use crate::traffic::{Counted, Counts, Traffic};
+
+/// How often a writer removes what has been dead for a day, and how much then: as much as the busiest one makes dead.
+const CLEANED: Duration = Duration::from_secs(60);
+const CLEANED_AT_ONCE: usize = 32;
 
 /// Blocks that who goes writes anew because little of their objects is needed, beside as many as it wrote: 64 MiB.
 const GATHERED: u64 = 64 << 8;
 
 /// See above.
 pub(crate) struct Living {
-    staged: Staged,
+    pub(super) staged: Staged,
+    store: Arc<Store>,
     session: Mutex<Session>,
+    /// When dead objects were looked for last.
+    pub(super) cleaned: Mutex<Instant>,
+    counts: Arc<Counts>,
 }
 
 impl Living {
@@ -41,22 +51,34 @@ impl Living {
     /// # Errors
     /// As of [`crate::change`].
     pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Living> {
-        let store = Arc::new(Store::new(objects, name, options.timeout));
-        let mut session = Session::open_known(store, Owner::here(), take_over)?;
+        let counts = Arc::new(Counts::default());
+        let objects = Counted { counts: counts.clone(), inner: objects };
+        let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
+        let mut session = Session::open_known(store.clone(), Owner::here(), take_over)?;
         if session.length() == 0 {
             let (map, name) = (session.map().clone(), session.store.name.clone());
             session.commit(map, Vec::new(), 0, Kind::Close)?;
             return Err(Error::NotArchive(format!("{name}: a writer came and has not committed anything yet")));
         }
         session.clean();
-        let staged = Staged::new(&session, options, false)?;
-        Ok(Living { staged, session: Mutex::new(session) })
+        Living::of(session, options, counts)
     }
 
-    #[cfg(test)]
-    pub(super) fn of(session: Session, options: &Options) -> Result<Living> {
+    pub(super) fn of(session: Session, options: &Options, counts: Arc<Counts>) -> Result<Living> {
         let staged = Staged::new(&session, options, false)?;
-        Ok(Living { staged, session: Mutex::new(session) })
+        let (store, cleaned) = (session.store.clone(), Mutex::new(Instant::now()));
+        Ok(Living { staged, store, session: Mutex::new(session), cleaned, counts })
+    }
+
+    /// From now on a barrier waits for as long as the store does not answer, and what was written with it: nobody is told that it failed who could be told later that it
+    /// succeeded. Reads go on.
+    pub(crate) fn insist(&self) {
+        self.store.insist();
+    }
+
+    /// What was asked of the store.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.counts.traffic(0)
     }
 
     /// LIVING-2: what is known after a failure.
@@ -70,13 +92,13 @@ impl Living {
         }
     }
 
-    /// LIVING-4
-    fn go(&mut self) {
-        let session = self.session.get_mut();
+    /// LIVING-4. A barrier that waits for the store makes its last attempts.
+    pub(crate) fn go(&self) {
+        self.store.hurry();
+        let session = &mut *self.session.lock();
         if session.is_over() {
             return;
         }
-        session.store.hurry();
         if self.staged.is_committed() {
             let most = GATHERED + self.staged.written();
             let gathered = self.staged.gather_sparse(session.most_runs(), most);
@@ -135,7 +157,14 @@ impl Storage for Living {
             self.staged.gather_sparse(session.most_runs(), u64::MAX)?;
         }
         let done = self.staged.commit(&mut session, Kind::Commit);
-        done.map_err(|error| Living::told(&session, error))
+        done.map_err(|error| Living::told(&session, error))?;
+        let mut cleaned = self.cleaned.lock();
+        if cleaned.elapsed() >= CLEANED {
+            *cleaned = Instant::now();
+            // What is in the way is met by the next one.
+            let _ = session.clean_some(CLEANED_AT_ONCE);
+        }
+        Ok(())
     }
 
     fn ordered(&self) -> bool {
@@ -143,6 +172,8 @@ impl Storage for Living {
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        // What is on its way cannot be read from the store yet.
+        let _session = self.session.lock();
         self.staged.evict(offset, length)
     }
 

@@ -348,11 +348,17 @@ impl Session {
     /// Removes what durable records have called dead for longer than the grace. By the store's clock; one that went back removes nothing.
     /// What cannot be removed now is left for the next writer. Gives how many are removed, and what was in the way.
     pub(super) fn clean(&mut self) -> (u64, Option<Trouble>) {
+        self.clean_some(usize::MAX)
+    }
+
+    /// The same of so many at most.
+    pub(super) fn clean_some(&mut self, most: usize) -> (u64, Option<Trouble>) {
         let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return (0, None) };
         let is_due = |dead: &Dead| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
-        let due: Vec<Id> = self.dead.iter().filter(|dead| is_due(dead)).map(|dead| dead.id).collect();
+        let due: Vec<Id> = self.dead.iter().filter(|dead| is_due(dead)).map(|dead| dead.id).take(most).collect();
         let (left, trouble) = self.store.remove(&self.incarnation, &due, None);
-        self.dead.retain(|dead| !is_due(dead) || left.contains(&dead.id));
+        let gone: HashSet<Id> = due.iter().filter(|id| !left.contains(id)).copied().collect();
+        self.dead.retain(|dead| !gone.contains(&dead.id));
         ((due.len() - left.len()) as u64, trouble)
     }
 

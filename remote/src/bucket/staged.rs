@@ -37,6 +37,9 @@ const SENDING: usize = 4;
 /// Most blocks that a record itself has: 4 MiB.
 const INLINE: usize = 4 << 8;
 
+/// Blocks that are written before what is read ahead is that, too: 256 MiB.
+const SINCE_BASE: u64 = 256 << 8;
+
 type Block = [u8; BLOCK as usize];
 
 /// See above.
@@ -45,6 +48,8 @@ pub(crate) struct Staged {
     options: Options,
     /// One after the other: a block of which a part is written is read before, and nothing goes up while the base is made anew.
     writing: Mutex<()>,
+    /// Blocks that are written before the base is made anew.
+    pub(super) most_since_base: u64,
 }
 
 struct Shared {
@@ -63,8 +68,9 @@ struct State {
     last: BTreeMap<u64, Box<Block>>,
     /// Whether anything was changed that no record has.
     touched: bool,
-    /// Blocks that were written since the writer came.
+    /// Blocks that were written since the writer came, and how many of them the base has.
     written: u64,
+    based: u64,
     /// What was laid into the map while a record was on its way.
     late: Option<RangeSet<u64>>,
     /// The pages of what is going up.
@@ -115,6 +121,7 @@ impl Staged {
                 last: BTreeMap::new(),
                 touched: empty,
                 written: 0,
+                based: 0,
                 late: None,
                 sending: HashMap::new(),
                 made: Vec::new(),
@@ -126,32 +133,37 @@ impl Staged {
             }),
             sent: Condvar::new(),
         });
-        let staged = Staged { shared, options: options.clone(), writing: Mutex::new(()) };
+        let staged = Staged { shared, options: options.clone(), writing: Mutex::new(()), most_since_base: SINCE_BASE };
         staged.rebase()?;
         Ok(staged)
     }
 
-    /// From now on all is read from the store, ahead of whoever reads one after the other.
+    /// From now on all is read from the store, ahead of whoever reads one after the other. Nobody writes meanwhile.
     fn rebase(&self) -> Result<()> {
         self.settle(true)?;
-        let mut state = self.shared.state.lock();
-        if state.base.is_some() && state.changed.is_empty() {
-            return Ok(());
-        }
+        let (map, length, written) = {
+            let state = self.shared.state.lock();
+            if state.base.is_some() && state.changed.is_empty() {
+                return Ok(());
+            }
+            (state.map.clone(), state.length, state.written)
+        };
         let reading = Reading {
             store: self.shared.store.clone(),
             incarnation: self.shared.incarnation,
-            map: state.map.clone(),
-            length: state.length,
+            map,
+            length,
             sequence: self.shared.sequence.clone(),
             tag: super::store::hex(&random()?),
         };
         // Nobody comes back to a moment that is in the making.
         let options = Options { cache_bytes: Some(0), ..self.options.clone() };
-        state.base = match state.length {
+        let base = match length {
             0 => None,
             _ => Some(Arc::new(RemoteFile::counting(Box::new(reading), self.shared.store.name.clone(), &options)?)),
         };
+        let mut state = self.shared.state.lock();
+        (state.base, state.based) = (base, written);
         state.changed = RangeSet::new();
         state.last.clear();
         Ok(())
@@ -285,7 +297,22 @@ impl Staged {
         }
         state.made.retain(|id| !cut.made.contains(id));
         self.shared.sequence.store(session.sequence(), Ordering::Release);
+        let is_old = state.written - state.based >= self.most_since_base && kind == Kind::Commit;
+        drop(state);
+        if is_old {
+            self.look_ahead_again();
+        }
         Ok(())
+    }
+
+    /// What was written by now is read ahead of, too, as far as nobody writes just now. Without that it is read all the same.
+    fn look_ahead_again(&self) {
+        let _writing = self.writing.lock();
+        if self.shared.state.lock().dirty.is_empty()
+            && let Err(error) = self.rebase()
+        {
+            tracing::debug!(%error, "what was written is not read ahead of yet");
+        }
     }
 
     /// STAGED-1
@@ -517,7 +544,11 @@ impl Storage for Staged {
     }
 
     fn will_need(&self, offset: u64, length: u64) {
-        let base = self.shared.state.lock().base.clone();
+        let state = self.shared.state.lock();
+        let blocks = offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK);
+        // Of what was changed since it has other bytes.
+        let base = state.base.clone().filter(|_| !blocks.is_empty() && !state.changed.overlaps(&blocks));
+        drop(state);
         if let Some(base) = base {
             base.will_need(offset, length);
         }

@@ -20,6 +20,8 @@ pub(super) const MARKER: &str = "lockbox";
 const TAIL: u64 = 256 << 10;
 /// Objects that are looked through: four thousand lists, some minutes of them.
 const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
+/// From one round of attempts of who insists to the next.
+const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 32;
@@ -32,6 +34,8 @@ pub(crate) struct Store {
     pub(super) timeout: Option<Duration>,
     /// Whoever asks is on the way out: nothing is asked twice.
     hurries: AtomicBool,
+    /// What is to be made is sent until the store has decided.
+    insists: AtomicBool,
 }
 
 /// What became of an object that somebody wanted to make.
@@ -45,12 +49,17 @@ pub(super) enum Outcome {
 
 impl Store {
     pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
-        Store { objects, name, timeout, hurries: AtomicBool::new(false) }
+        Store { objects, name, timeout, hurries: AtomicBool::new(false), insists: AtomicBool::new(false) }
     }
 
     /// From now on nothing that fails is tried again.
     pub(super) fn hurry(&self) {
         self.hurries.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on an object that is to be made is sent until the store has said what became of it, or somebody hurries.
+    pub(super) fn insist(&self) {
+        self.insists.store(true, Ordering::Relaxed);
     }
 
     /// A call that may be repeated.
@@ -81,7 +90,18 @@ impl Store {
     /// # Errors
     /// Those of requests. After one it is not known whether the object is or will be there.
     pub(super) fn create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
-        let created = self.ask(&mut |objects| objects.create(name, bytes)).map_err(|trouble| self.told(trouble))?;
+        let created = loop {
+            match self.ask(&mut |objects| objects.create(name, bytes)) {
+                // Who is refused may be let in again: credentials are renewed, and a network that asks for a password ends.
+                Err(Trouble::Passing(why) | Trouble::Refused(why))
+                    if self.insists.load(Ordering::Relaxed) && !self.hurries.load(Ordering::Relaxed) =>
+                {
+                    tracing::warn!("{}: nothing is durable until the server answers: {why}", self.name);
+                    thread::sleep(AGAIN);
+                }
+                created => break created.map_err(|trouble| self.told(trouble))?,
+            }
+        };
         match created {
             Created::Made(date) => Ok(Outcome::Made(date)),
             Created::Exists => {

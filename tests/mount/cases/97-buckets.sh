@@ -55,7 +55,6 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     back_up "$URL" "$WORK/back.lbx" | shows 'everything'
     back_up "$URL" "$WORK/back.lbx" | shows 'what changed'
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/back.lbx" more)" later
-    expect 2 'can only be read' lockbox add --passfile "$PASSFILE" "$URL" "$WORK/src/tree"
     expect 2 'a web server can only be read' back_up "$BOX" https://example.org/a.lbx
     expect 2 'No such file' lockbox ls --passfile "$PASSFILE" "$URL/none"
     expect 11 'named by its path' lockbox ls --passfile "$PASSFILE" "file://$BOX"

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
@@ -89,7 +90,8 @@ fn what_a_barrier_said_is_read_by_a_fresh_machine_and_nothing_else_is() {
             // Checkpoints now and then.
             session.least_changes = 20 * dice.below(30) as usize;
             session.clean();
-            let storage = Living::of(session, &options()).unwrap();
+            let mut storage = Living::of(session, &options(), Arc::default()).unwrap();
+            storage.staged.most_since_base = dice.below(4) * 500;
             let mut now = durable.clone();
             for _ in 0..4 + dice.below(8) {
                 for _ in 0..dice.below(12) {
@@ -313,14 +315,11 @@ fn who_was_taken_over_from_between_any_two_requests_commits_nothing_more() {
         let theirs = theirs.lock().clone();
         drop(opened);
         if let Some(theirs) = theirs {
-            match done {
-                Err(error) => {
-                    assert!(matches!(error, Error::InUse(_)), "request {end}: {error}");
-                    fenced += 1;
-                    assert!(found(&world) == theirs, "request {end}: it wrote over the other one");
-                }
-                // The other one came when nothing was left to commit, or before this one came, which took over.
-                Ok(()) => {}
+            // Else the other one came when nothing was left to commit, or before this one, which took over.
+            if let Err(error) = done {
+                assert!(matches!(error, Error::InUse(_)), "request {end}: {error}");
+                fenced += 1;
+                assert!(found(&world) == theirs, "request {end}: it wrote over the other one");
             }
         }
     }
@@ -562,6 +561,40 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
 }
 
 #[test]
+fn who_insists_waits_for_the_stores_word_and_who_hurries_does_not() {
+    for carried_out in [false, true] {
+        let world = World::new(1, 0);
+        made(&world, 3);
+        let (objects, asked) = counting(&world, u64::MAX, How::Dies);
+        drop(Living::open(objects, NAME.into(), &options(), true).unwrap());
+        let coming = asked.load(Ordering::Relaxed) - 1;
+        // An outage of so many attempts, of which the first carries segments.
+        let (objects, asked) = counting(&world, coming, How::Away(40, carried_out));
+        let storage = Living::open(objects, NAME.into(), &options(), true).unwrap();
+        storage.insist();
+        storage.write_at(0, &vec![9; 20 << 20]).unwrap();
+        storage.barrier().unwrap();
+        assert!(asked.load(Ordering::Relaxed) >= coming + 40 && found(&world) == vec![9; 20 << 20]);
+        // Without an end to the outage: whoever goes makes the last attempts.
+        world.with(|state| state.away = true);
+        storage.write_at(0, &[7; 4096]).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| storage.barrier());
+            let before = asked.load(Ordering::Relaxed);
+            while asked.load(Ordering::Relaxed) < before + 3 {
+                std::thread::yield_now();
+            }
+            storage.go();
+            let told = waiting.join().unwrap().unwrap_err();
+            assert!(told.to_string().contains("is not known"), "{told}");
+        });
+        world.with(|state| state.away = false);
+        assert!(storage.barrier().is_err());
+        assert!(found(&world) == vec![9; 20 << 20]);
+    }
+}
+
+#[test]
 fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
     for least_changes in [0, 1 << 20] {
         let world = World::new(1, 0);
@@ -583,7 +616,7 @@ fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
         let store = Arc::new(Store::new(objects, NAME.into(), options().timeout));
         let mut session = Session::open_known(store, somebody(), true).unwrap();
         session.least_changes = least_changes;
-        let storage = Arc::new(Living::of(session, &options()).unwrap());
+        let storage = Arc::new(Living::of(session, &options(), Arc::default()).unwrap());
         cell.set(Arc::downgrade(&storage)).unwrap();
         storage.write_at(0, &[0xC0; 4096]).unwrap();
         storage.barrier().unwrap();
@@ -603,12 +636,39 @@ fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
     }
 }
 
+#[test]
+fn what_is_dead_for_a_day_is_removed_while_the_writer_stays() {
+    let world = World::new(1, 0);
+    made(&world, 3);
+    let mut storage = living(&world, 1).unwrap();
+    let records =
+        |world: &World| world.with(|state| state.objects.keys().filter(|name| name.contains("/log/")).count());
+    let commit = |storage: &Living, byte: u8| {
+        storage.write_at(0, &[byte; 4096]).unwrap();
+        storage.barrier().unwrap();
+    };
+    (1..=50).for_each(|byte| commit(&storage, byte));
+    world.with(|state| state.clock += GRACE + 60);
+    commit(&storage, 51);
+    let before = records(&world);
+    assert!(before > 50, "{before}");
+    // As if a minute had passed.
+    for byte in 52..56 {
+        *storage.cleaned.get_mut() -= Duration::from_secs(61);
+        commit(&storage, byte);
+    }
+    let after = records(&world);
+    assert!(before - after > 40, "{before} {after}");
+    drop(storage);
+    assert_eq!(found(&world)[..4096], [55; 4096]);
+}
+
 /// The store itself is not asked before somebody asks the storage.
 #[test]
 fn a_store_that_is_away_at_the_end_is_asked_once() {
     let world = World::new(1, 0);
     made(&world, 3);
-    let patient = crate::Options { timeout: Some(std::time::Duration::from_secs(600)), ..options() };
+    let patient = crate::Options { timeout: Some(Duration::from_secs(600)), ..options() };
     let storage = Living::open(world.store(1), NAME.into(), &patient, true).unwrap();
     storage.write_at(0, &[1; 4096]).unwrap();
     world.with(|state| state.away = true);

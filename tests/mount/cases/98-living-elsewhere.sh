@@ -1,0 +1,125 @@
+# Mounts of archives that live in a store and are written to: a directory (file://), and a store that speaks S3 (store.py).
+# shellcheck shell=bash disable=SC2317,SC2164
+
+# An archive at $URL, and options for mounts of it in $OPTIONS.
+prepare_directory() {
+    export XDG_CACHE_HOME=$WORK/cache
+    URL=file://$WORK/store
+    OPTIONS=passfile=$PASSFILE
+    REMOTE=()
+    lockbox create --passfile "$PASSFILE" --kdf-memory 1 --kdf-passes 1 --weak-kdf "$URL"
+    mkdir "$WORK/dir"
+}
+
+serve_store() {
+    store.py "$PORT" "$WORK/objects" 2>"$WORK/store.log" &
+    SERVER=$!
+    BACKGROUND+=("$SERVER")
+    await 10 bash -c "(: >/dev/tcp/127.0.0.1/$PORT) 2>/dev/null"
+}
+
+prepare_store() {
+    export XDG_CACHE_HOME=$WORK/cache AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_REGION=x
+    PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
+    serve_store
+    # Of this case alone: a daemon of the machine is found by it.
+    URL=s3://bucket/notes-$PORT
+    OPTIONS=passfile=$PASSFILE,allow-http,allow-private,timeout=1s
+    REMOTE=(--remote allow-http,allow-private,timeout=1s)
+    lockbox create --passfile "$PASSFILE" "${REMOTE[@]}" --kdf-memory 1 --kdf-passes 1 --weak-kdf "$URL"
+    mkdir "$WORK/dir"
+}
+
+# What a machine finds that has nothing but the store.
+found() {
+    rm -rf "$WORK/cache"
+    lockbox cat --passfile "$PASSFILE" "${REMOTE[@]}" "$URL" "$1"
+}
+
+case_a_mount_writes_to_an_archive_that_lives_in_a_store() {
+    local where
+    for where in directory store; do
+        prepare_$where
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+        cp -r "$(dirname "$0")/cases" "$WORK/dir/tree"
+        head -c 30000000 /dev/urandom >"$WORK/large"
+        dd if="$WORK/large" of="$WORK/dir/large" bs=1M conv=fsync status=none
+        # What fsync said is durable is found by a fresh machine while the mount lives.
+        found large | cmp - "$WORK/large"
+        expect 13 'serves it at' lockbox mkdir --passfile "$PASSFILE" "${REMOTE[@]}" "$URL:/other"
+        rm "$WORK/dir/tree/97-buckets.sh"
+        lockbox snapshot create "$WORK/dir" kept
+        lockbox umount "$WORK/dir"
+        # Nobody is there any more when the unmount has returned.
+        lockbox mkdir --passfile "$PASSFILE" "${REMOTE[@]}" "$URL:/other"
+        lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+        cmp "$WORK/large" "$WORK/dir/large"
+        [[ -d $WORK/dir/other && ! -e $WORK/dir/tree/97-buckets.sh ]] || fail "the tree is another one"
+        lockbox umount "$WORK/dir"
+        # For reading, beside each other.
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,ro"
+        ! touch "$WORK/dir/new" 2>/dev/null || fail "it can be written"
+        lockbox umount "$WORK/dir"
+        rmdir "$WORK/dir"
+    done
+}
+
+case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
+    prepare_directory
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    echo mine >"$WORK/dir/mine"
+    sync "$WORK/dir/mine"
+    lockbox mkdir --take-over --passfile "$PASSFILE" "$URL:/theirs"
+    ! { echo lost >"$WORK/dir/lost" && sync "$WORK/dir/lost"; } 2>/dev/null || fail "it was written"
+    same "$(cat "$WORK/dir/mine")" mine
+    await 20 bash -c "lockbox status '$WORK/dir' | grep -q 'read-only because .*another writer took over'"
+    expect 2 'another writer took over' lockbox umount "$WORK/dir"
+    same "$(lockbox ls --passfile "$PASSFILE" "$URL" | tr '\n' ' ')" 'mine theirs '
+    # The other way round: a mount that takes over.
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    mkdir "$WORK/dir2"
+    expect 13 'take-over goes on in its place' mount.lockbox "$URL" "$WORK/dir2" -o "$OPTIONS"
+    lockbox umount "$WORK/dir"
+}
+
+case_what_a_mount_in_a_store_acknowledged_survives_the_death_of_its_daemon() {
+    local i
+    prepare_directory
+    for i in $(seq 1 "${KILLS:-10}"); do
+        # Its process on this machine is known to be gone.
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+        echo "$i" >"$WORK/dir/file$i"
+        sync "$WORK/dir/file$i"
+        echo "$i" >"$WORK/dir/not-synced"
+        kill -9 "$(lockbox status --json "$WORK/dir" | python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])')"
+        await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+        same "$(found "file$i")" "$i"
+    done
+    lockbox check --full --passfile "$PASSFILE" "$URL"
+}
+
+case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
+    local writer
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    echo before >"$WORK/dir/before"
+    sync "$WORK/dir/before"
+    kill "$SERVER"
+    wait "$SERVER" || true
+    # A program that wants its data durable waits; what is here is read meanwhile.
+    { echo during >"$WORK/dir/during" && sync "$WORK/dir/during" && : >"$WORK/done"; } &
+    writer=$!
+    BACKGROUND+=("$writer")
+    await 30 bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
+    same "$(cat "$WORK/dir/before")" before
+    sleep 3
+    [[ ! -e $WORK/done ]] || fail "success without the store's word"
+    serve_store
+    wait "$writer"
+    [[ -e $WORK/done ]]
+    same "$(found during)" during
+    lockbox umount "$WORK/dir"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+}

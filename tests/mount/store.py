@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""A store that speaks as much S3 as lockbox asks for: store.py PORT DIRECTORY. Objects are files there, so that another run goes on with them."""
+
+import os
+import pathlib
+import sys
+import urllib.parse
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from xml.sax.saxutils import escape
+
+PLACE = pathlib.Path(sys.argv[2])
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def asked(self):
+        url = urllib.parse.urlsplit(self.path)
+        key = urllib.parse.unquote(url.path).removeprefix("/bucket").lstrip("/")
+        return key, PLACE / urllib.parse.quote(key, safe=""), dict(urllib.parse.parse_qsl(url.query))
+
+    def answer(self, status, body=b"", **fields):
+        self.send_response_only(status)
+        self.send_header("Date", formatdate(usegmt=True))
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in fields.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self):
+        _, file, _ = self.asked()
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.headers["If-None-Match"] == "*"
+        new = PLACE / f".{os.urandom(8).hex()}"
+        new.write_bytes(body)
+        try:
+            os.link(new, file)
+            status = 200
+        except FileExistsError:
+            status = 412
+        new.unlink()
+        self.answer(status)
+
+    def do_DELETE(self):
+        _, file, _ = self.asked()
+        file.unlink(missing_ok=True)
+        self.answer(204)
+
+    def do_GET(self):
+        key, file, query = self.asked()
+        if not key:
+            return self.list(query)
+        if not file.exists():
+            return self.answer(404)
+        whole = file.read_bytes()
+        first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+        start = int(first) if first else max(len(whole) - int(last), 0)
+        end = min(int(last) + 1, len(whole)) if first else len(whole)
+        if start >= len(whole):
+            return self.answer(416)
+        self.answer(206, whole[start:end], Content_Range=f"bytes {start}-{end - 1}/{len(whole)}")
+
+    def list(self, query):
+        names = sorted(urllib.parse.unquote(file.name) for file in PLACE.iterdir() if not file.name.startswith("."))
+        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        found = [name for name in names if name.startswith(prefix) and name > after][: int(query.get("max-keys", 1000))]
+        size = lambda name: (PLACE / urllib.parse.quote(name, safe="")).stat().st_size
+        rows = "".join(f"<Contents><Key>{escape(name)}</Key><Size>{size(name)}</Size></Contents>" for name in found)
+        self.answer(200, f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{rows}</ListBucketResult>'.encode())
+
+
+PLACE.mkdir(exist_ok=True)
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
