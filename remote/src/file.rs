@@ -24,7 +24,7 @@ use crate::source::{Source, Trouble, Version};
 use crate::traffic::{Counted, Counts, Traffic};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); to the end of a slot.
-const START: u64 = (385u64 * 4096).next_multiple_of(SLOT);
+pub(crate) const START: u64 = (385u64 * 4096).next_multiple_of(SLOT);
 /// Least slots of a request of somebody who waits: a page of file data has 33 blocks and begins anywhere.
 const LEAST: u64 = 4;
 /// Most slots of one request.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use lockbox::{Error, Result};
 
@@ -97,10 +98,9 @@ pub(super) fn fill(
     out: &mut [u8],
 ) -> std::result::Result<(), Trouble> {
     out.fill(0);
-    for fetch in fetches(parts) {
-        let mut bytes = vec![0; usize::try_from(fetch.blocks * BLOCK).unwrap_or_default()];
-        store.blocks(incarnation, sequence, &fetch.place, &mut bytes)?;
-        for (blocks, at) in fetch.parts {
+    let fetches = fetches(parts);
+    for (fetch, bytes) in fetches.iter().zip(fetched(store, incarnation, sequence, &fetches)?) {
+        for (blocks, at) in &fetch.parts {
             let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
             let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);
             let from = from + (place.start - blocks.start * BLOCK) as usize;
@@ -110,6 +110,47 @@ pub(super) fn fill(
         }
     }
     Ok(())
+}
+
+/// What each of them brings, several under way at once.
+fn fetched(
+    store: &Store,
+    incarnation: &Incarnation,
+    sequence: &AtomicU64,
+    fetches: &[Fetch],
+) -> std::result::Result<Vec<Vec<u8>>, Trouble> {
+    let fetch = |fetch: &Fetch| {
+        let mut bytes = vec![0; usize::try_from(fetch.blocks * BLOCK).unwrap_or_default()];
+        store.blocks(incarnation, sequence, &fetch.place, &mut bytes).map(|()| bytes)
+    };
+    if let [one] = fetches {
+        return Ok(vec![fetch(one)?]);
+    }
+    let brought: Vec<OnceLock<_>> = fetches.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some((fetch_of, place)) = {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            fetches.get(number).zip(brought.get(number))
+        } {
+            let answer = fetch(fetch_of);
+            // The others are asked for in vain.
+            let failed = answer.is_err();
+            let _ = place.set(answer);
+            if failed {
+                next.store(fetches.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..fetches.len().min(store.at_once) {
+            // Without them it takes longer.
+            let _ = thread::Builder::new().name("fetch".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    // One that was not asked for is there only beside one that failed.
+    brought.into_iter().filter_map(OnceLock::into_inner).collect()
 }
 
 /// One request: so many blocks of an object from a place on, and which blocks of the archive are among them at which of the object's.

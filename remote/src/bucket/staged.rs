@@ -28,7 +28,7 @@ use super::place::{Entry, Id, Place};
 use super::session::{Inline, Session, placed, random};
 use super::store::Store;
 use crate::Options;
-use crate::file::{RemoteFile, patiently, told_later};
+use crate::file::{RemoteFile, START, patiently, told_later};
 
 /// Blocks that gather before they go up: 8 MiB.
 const SEGMENT: usize = 8 << 8;
@@ -228,6 +228,27 @@ impl Staged {
                 return Err(error);
             }
         }
+    }
+
+    /// What every opening reads is written anew when it lies in more objects than this: each commit puts a block of it into another one.
+    pub(super) fn gather_start(&self, most_objects: usize) -> Result<()> {
+        let runs: Vec<Range<u64>> = {
+            let state = self.shared.state.lock();
+            let parts = state.map.parts(0..START / BLOCK);
+            let objects: HashSet<Id> = parts.iter().filter_map(|part| part.place.map(|place| place.id)).collect();
+            if objects.len() <= most_objects {
+                return Ok(());
+            }
+            parts.into_iter().filter(|part| part.place.is_some()).map(|part| part.blocks).collect()
+        };
+        let mut buffer = Vec::new();
+        for run in runs {
+            let bytes = run.start * BLOCK..(run.end * BLOCK).min(self.len()?);
+            buffer.resize((bytes.end - bytes.start) as usize, 0);
+            self.read_at(bytes.start, &mut buffer)?;
+            self.write_at(bytes.start, &buffer)?;
+        }
+        Ok(())
     }
 
     /// Objects of which less than half is needed go: what is needed of them is written anew, of so many blocks at most, those first that have the least. With more than so

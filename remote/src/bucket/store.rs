@@ -22,6 +22,8 @@ const TAIL: u64 = 256 << 10;
 const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 /// From one round of attempts of who insists to the next.
 const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
+/// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
+const AT_ONCE: usize = 16;
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 32;
@@ -32,6 +34,8 @@ pub(crate) struct Store {
     /// For messages.
     pub(super) name: String,
     pub(super) timeout: Option<Duration>,
+    /// Objects that one read asks for at once.
+    pub(super) at_once: usize,
     /// Whoever asks is on the way out: nothing is asked twice.
     hurries: AtomicBool,
     /// What is to be made is sent until the store has decided.
@@ -49,7 +53,14 @@ pub(super) enum Outcome {
 
 impl Store {
     pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
-        Store { objects, name, timeout, hurries: AtomicBool::new(false), insists: AtomicBool::new(false) }
+        Store {
+            objects,
+            name,
+            timeout,
+            at_once: AT_ONCE,
+            hurries: AtomicBool::new(false),
+            insists: AtomicBool::new(false),
+        }
     }
 
     /// From now on nothing that fails is tried again.

@@ -663,6 +663,41 @@ fn what_is_dead_for_a_day_is_removed_while_the_writer_stays() {
     assert_eq!(found(&world)[..4096], [55; 4096]);
 }
 
+#[test]
+fn an_opening_asks_for_few_objects_however_many_commits_there_were() {
+    let world = World::new(1, 0);
+    let mut wanted = made(&world, 100);
+    wanted.resize(400 * 4096, 0);
+    let requests = |world: &Arc<World>| {
+        spent(world);
+        drop(open(world.store(9), NAME.into(), &options()).unwrap().unwrap());
+        spent(world).len()
+    };
+    for session in 0..30_usize {
+        let storage = living(&world, 1).unwrap();
+        storage.set_len(400 * 4096).unwrap();
+        for commit in 0..4 {
+            let (block, byte) = ((session * 4 + commit) % 64, session as u8 + 100);
+            storage.write_at(block as u64 * 4096, &[byte; 4096]).unwrap();
+            wanted[block * 4096..(block + 1) * 4096].fill(byte);
+            storage.barrier().unwrap();
+        }
+        drop(storage);
+        // Marker, list and record.
+        let asked = requests(&world);
+        assert!(asked <= 3 + 16, "{asked} in session {session}");
+        assert!(found(&world) == wanted);
+    }
+    // A writer who stays does not gather it, and whoever reads beside it asks for all at once.
+    let storage = living(&world, 1).unwrap();
+    for block in 0..64_usize {
+        storage.write_at(block as u64 * 4096, &[77; 4096]).unwrap();
+        wanted[block * 4096..(block + 1) * 4096].fill(77);
+        storage.barrier().unwrap();
+    }
+    assert!(requests(&world) > 60 && found(&world) == wanted);
+}
+
 /// The store itself is not asked before somebody asks the storage.
 #[test]
 fn a_store_that_is_away_at_the_end_is_asked_once() {
