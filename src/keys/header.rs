@@ -305,17 +305,19 @@ pub(crate) fn write_copy(
     storage.barrier()
 }
 
-/// Whether anything was ever written where the copies are.
+/// Whether a header was ever finished there. Who was killed while it wrote the first copy left the beginning of one with zeros behind, and zeros where the second
+/// copy goes; no header that was finished comes to look like that.
 pub(crate) fn is_begun(storage: &dyn Storage) -> Result<bool> {
     let length = storage.len()?;
-    for start in HEADER_START.map(|block| block * BLOCK) {
-        let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];
-        storage.read_at(start, &mut bytes)?;
-        if bytes.iter().any(|&byte| byte != 0) {
-            return Ok(true);
-        }
+    let [first, second] = [copy_bytes(storage, length, 0)?, copy_bytes(storage, length, 1)?];
+    let is_empty = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+    if !is_empty(&second) {
+        return Ok(true);
     }
-    Ok(false)
+    let ends_empty = || first.len() == HEADER_BYTES && is_empty(&first[HEADER_BYTES - BLOCK as usize..]);
+    // It begins as one, and is not whole.
+    let is_torn = || ends_empty() && matches!(header::decode(&first, 0), Err(Error::Damaged(_)));
+    Ok(!is_empty(&first) && !is_torn())
 }
 
 /// The bytes of a copy, with its MAC.

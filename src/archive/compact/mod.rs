@@ -9,9 +9,9 @@
 //!     live tree and each snapshot; what a moment shares with the one before is read once (`compare.rs` says why that is enough).
 //! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
 //!     of the old file's name, fsync of the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it.
-//!     The next run removes that one when it has no header (COMPACT-2), when the archive goes on from its newest commit, or when it shows byte for
-//!     byte what the archive shows, as after a kill between header and exchange. Anything else may be what another program put there; also the
-//!     old file after a rekey, which nobody can open any more who has the new key alone.
+//!     The next run removes that one when it has no header (COMPACT-2) or the beginning of one, when the archive goes on from its newest commit, or when
+//!     it shows byte for byte what the archive shows, as after a kill between header and exchange. Anything else may be what another program put
+//!     there; also the old file after a rekey, which nobody can open any more who has the new key alone.
 //! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 
 pub(super) mod compare;

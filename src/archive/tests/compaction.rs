@@ -10,8 +10,9 @@ use super::passphrase;
 use super::sample::{Expected, expected, expected_in, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::error::{Error, Refusal, Result};
+use crate::format::header::HEADER_BYTES;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
-use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
+use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Creator, FileSystem};
 use crate::keys::{self, SeenOptions, UnlockedKey};
 
@@ -178,7 +179,16 @@ fn only_what_is_unfinished_or_in_the_archive_already_is_swept() {
     let finished = fs::read(place.path()).unwrap();
     go_on(&place.path(), 4);
     let worked_in = fs::read(place.path()).unwrap();
+    // Two blocks of the first copy were written when it was killed.
+    let mut torn = finished.clone();
+    torn[8192..HEADER_BYTES].fill(0);
+    let second = (HEADER_START[1] * BLOCK) as usize;
+    torn[second..second + HEADER_BYTES].fill(0);
+    let mut without_magic = torn.clone();
+    without_magic[0] ^= 1;
     for (what, content, swept) in [
+        ("killed within its header", &torn[..], true),
+        ("something else of the same shape", &without_magic[..], false),
         ("finished, and not put in the archive's place", &finished[..], true),
         ("finished, and worked in since", &worked_in[..], false),
         ("empty", &[][..], true),
