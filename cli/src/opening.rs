@@ -101,15 +101,17 @@ fn serves_for_writing(address: &Path) -> bool {
     matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
 }
 
-/// For what is done to files alone.
+/// For what changes files alone.
 pub(crate) fn only_files(archive: &Path) -> Result<(), Failure> {
-    match elsewhere::is_elsewhere(archive) {
-        true => Err(Failure::other(format!(
-            "{}: that is not done at an address yet, only to the file of an archive",
-            shown(archive)
-        ))),
-        false => Ok(()),
+    if !elsewhere::is_elsewhere(archive) {
+        return Ok(());
     }
+    elsewhere::check_writable(archive).map_err(|error| Failure::at(archive, &error))?;
+    Err(not_elsewhere(archive))
+}
+
+fn not_elsewhere(archive: &Path) -> Failure {
+    Failure::other(format!("{}: that is not done at an address yet, only to the file of an archive", shown(archive)))
 }
 
 /// What opens archives, whichever they are
@@ -258,7 +260,9 @@ impl ArchiveArgs {
     /// The key of an archive that may not open as a whole any more.
     pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
         let path = &self.archive;
-        only_files(path)?;
+        if elsewhere::is_elsewhere(path) {
+            return Err(not_elsewhere(path));
+        }
         FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
         lockbox_host::unlock_damaged(path, &self.opening.sources, &self.opening.limit.limits())
     }

@@ -69,8 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         names = sorted(urllib.parse.unquote(file.name) for file in PLACE.iterdir() if not file.name.startswith("."))
         prefix, after = query.get("prefix", ""), query.get("start-after", "")
         found = [name for name in names if name.startswith(prefix) and name > after][: int(query.get("max-keys", 1000))]
-        size = lambda name: (PLACE / urllib.parse.quote(name, safe="")).stat().st_size
-        rows = "".join(f"<Contents><Key>{escape(name)}</Key><Size>{size(name)}</Size></Contents>" for name in found)
+        sizes = [(PLACE / urllib.parse.quote(name, safe="")).stat().st_size for name in found]
+        rows = "".join(f"<Contents><Key>{escape(name)}</Key><Size>{size}</Size></Contents>" for name, size in zip(found, sizes))
         self.answer(200, f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{rows}</ListBucketResult>'.encode())
 
 

@@ -107,7 +107,7 @@ impl Store {
                 Err(Trouble::Passing(why) | Trouble::Refused(why))
                     if self.insists.load(Ordering::Relaxed) && !self.hurries.load(Ordering::Relaxed) =>
                 {
-                    tracing::warn!("{}: nothing is durable until the server answers: {why}", self.name);
+                    tracing::warn!("{}: nothing is durable until the store answers: {why}", self.name);
                     thread::sleep(AGAIN);
                 }
                 created => break created.map_err(|trouble| self.told(trouble))?,
