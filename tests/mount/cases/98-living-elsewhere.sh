@@ -31,6 +31,11 @@ prepare_store() {
     mkdir "$WORK/dir"
 }
 
+# The daemon of the mount: the end of a case finds only those of files below $WORK.
+daemon_there() {
+    lockbox status --json "$WORK/dir" | python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
+}
+
 # What a machine finds that has nothing but the store.
 found() {
     rm -rf "$WORK/cache"
@@ -93,7 +98,7 @@ case_what_a_mount_in_a_store_acknowledged_survives_the_death_of_its_daemon() {
         echo "$i" >"$WORK/dir/file$i"
         sync "$WORK/dir/file$i"
         echo "$i" >"$WORK/dir/not-synced"
-        kill -9 "$(lockbox status --json "$WORK/dir" | python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])')"
+        kill -9 "$(daemon_there)"
         await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
         same "$(found "file$i")" "$i"
     done
@@ -104,6 +109,7 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     local writer
     prepare_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    BACKGROUND+=("$(daemon_there)")
     echo before >"$WORK/dir/before"
     sync "$WORK/dir/before"
     kill "$SERVER"
