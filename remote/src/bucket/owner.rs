@@ -24,7 +24,7 @@ impl Owner {
             machine: hash("machine", &machine),
             boot: hash("boot", &named("/proc/sys/kernel/random/boot_id")),
             process,
-            started: started(process).unwrap_or(0),
+            started: seen(process).map_or(0, |seen| seen.started),
         }
     }
 
@@ -33,8 +33,8 @@ impl Owner {
         self.machine != [0; 16]
             && self.machine == other.machine
             && (self.boot != other.boot
-                || match started(other.process) {
-                    Some(started) => started != other.started,
+                || match seen(other.process) {
+                    Some(seen) => seen.has_ended || seen.started != other.started,
                     // A process of another user may be hidden, but not from a signal.
                     None => !is_there(other.process),
                 })
@@ -50,11 +50,27 @@ fn hash(what: &str, name: &str) -> [u8; 16] {
     short
 }
 
-/// When a process was started, in ticks; None when there is none of the number (proc_pid_stat(5), field 22).
-fn started(process: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name of the program, in parentheses, may have anything.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+/// What /proc says of a process (proc_pid_stat(5)).
+struct Seen {
+    /// In ticks.
+    started: u64,
+    /// It does nothing any more, and is there until whoever started it, or took that one's place, asks how it ended: in a container perhaps never.
+    has_ended: bool,
+}
+
+impl Seen {
+    fn of(stat: &str) -> Option<Seen> {
+        // The name of the program, in parentheses, may have anything. What follows begins with field 3.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        // The first thread may have ended before the others.
+        let has_ended = matches!(*fields.first()?, "Z" | "X") && fields.get(17)?.parse::<u64>().ok()? <= 1;
+        Some(Seen { started: fields.get(19)?.parse().ok()?, has_ended })
+    }
+}
+
+/// None when there is none of the number.
+fn seen(process: u32) -> Option<Seen> {
+    Seen::of(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
 /// Whether there is a process of the number, whoever may see it.
@@ -65,6 +81,8 @@ fn is_there(process: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+
     use super::*;
 
     #[test]
@@ -84,5 +102,21 @@ mod tests {
         assert!(!is_there(ended.id()));
         let nameless = Owner { machine: [0; 16], ..here };
         assert!(!nameless.survives(&Owner { boot: [3; 16], ..nameless.clone() }));
+    }
+    #[test]
+    fn a_writer_that_ended_and_that_nobody_asked_about_is_gone() {
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        waitid(WaitId::Pid(Pid::from_child(&ended)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        let here = Owner { machine: [1; 16], boot: [2; 16], ..Owner::here() };
+        let started = seen(ended.id()).unwrap().started;
+        assert!(is_there(ended.id()), "its number is not given to another one yet");
+        assert!(here.survives(&Owner { process: ended.id(), started, ..here.clone() }));
+        ended.wait().unwrap();
+        let stat = |state: &str, threads: u32| {
+            format!("7 (a) b) {state} 1 7 7 0 -1 4 0 0 0 0 1 2 3 4 20 0 {threads} 0 1234 0")
+        };
+        assert!(Seen::of(&stat("Z", 1)).is_some_and(|seen| seen.has_ended && seen.started == 1234));
+        assert!(Seen::of(&stat("Z", 2)).is_some_and(|seen| !seen.has_ended), "another thread goes on");
+        assert!(Seen::of(&stat("S", 1)).is_some_and(|seen| !seen.has_ended));
     }
 }
