@@ -59,9 +59,14 @@ pub fn session_config(threads: usize) -> Config {
 
 /// Two loops at least: an fsync keeps one of them. More would let more programs share a commit, but each costs some 10 MiB beside
 /// `memory=` (4 loops made 110 MiB of 64, 2 made 89), which is promised to stay within 32.
-pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+///
+/// Of an archive that is elsewhere each read of what is not here and each fsync keeps one for as long as its server takes, and the others are for what is here.
+pub fn default_threads(elsewhere: bool) -> usize {
+    let least = if elsewhere { LOOPS_ELSEWHERE } else { 2 };
+    std::thread::available_parallelism().map_or(least, |n| n.get().max(least))
 }
+
+const LOOPS_ELSEWHERE: usize = 8;
 
 /// How far the kernel reads ahead on a mount. Only root may change it.
 pub struct ReadAhead(fs::File);

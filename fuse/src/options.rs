@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Failure;
-use crate::{fstab, kernel, schedule};
+use crate::{fstab, schedule};
 
 /// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -48,7 +48,7 @@ pub struct Options {
     pub compress: bool,
     /// Keep access times, noted when something is opened for reading.
     pub access_times: bool,
-    pub threads: usize,
+    pub threads: Option<usize>,
     /// Seconds that a busy mount is served after the order to stop.
     pub stop_timeout: u64,
     pub log: Option<PathBuf>,
@@ -113,7 +113,7 @@ impl Default for Options {
             pack: open.pack,
             compress: open.compress,
             access_times: false,
-            threads: kernel::default_threads(),
+            threads: None,
             stop_timeout: 60,
             log: None,
             kdf_limit: None,
@@ -217,7 +217,7 @@ impl Options {
             "sync" => self.sync = parse_sync(value)?,
             "memory" => self.memory = parse_size(name, value, MIN_MEMORY)?,
             "size-limit" => self.size_limit = Some(parse_size(name, value, MIN_SIZE_LIMIT)?),
-            "threads" => self.threads = parse_number(name, value, 1, 256)? as usize,
+            "threads" => self.threads = Some(parse_number(name, value, 1, 256)? as usize),
             "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
             "pack" => self.pack = parse_switch(name, value)?,
             "compress" => self.compress = parse_switch(name, value)?,
@@ -295,7 +295,10 @@ impl fmt::Display for Options {
         };
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
-        write!(f, ",compress={},threads={}", switch(self.compress), self.threads)?;
+        write!(f, ",compress={}", switch(self.compress))?;
+        if let Some(threads) = self.threads {
+            write!(f, ",threads={threads}")?;
+        }
         if self.stop_timeout != Options::default().stop_timeout {
             write!(f, ",stop_timeout={}", self.stop_timeout)?;
         }
@@ -432,7 +435,7 @@ mod tests {
         assert_eq!(options.sync_profile(), SyncProfile::Never);
         assert!(!options.pack);
         assert!(options.compress);
-        assert_eq!(options.threads, 3);
+        assert_eq!(options.threads, Some(3));
         assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
     }
 

@@ -225,10 +225,11 @@ fn start(
     };
     let Options { access_times, threads, snapshot_dir: asked, .. } = task.options;
     let manner = Manner { profile, access_times, snapshot_dir: snapshot_dir(&fs, asked) };
-    let pace = Pace::new(threads, connection.try_clone().map_err(thread_failed)?);
+    let loops = threads.unwrap_or_else(|| kernel::default_threads(elsewhere::is_elsewhere(task.archive())));
+    let pace = Pace::new(loops, connection.try_clone().map_err(thread_failed)?);
     let adapter = Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, manner, pace)
         .map_err(thread_failed)?;
-    let config = kernel::session_config(threads);
+    let config = kernel::session_config(loops);
     let session = fuser::Session::from_fd(adapter, connection, SessionACL::All, config)
         .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
     cache.connect(session.notifier());

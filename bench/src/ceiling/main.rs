@@ -26,7 +26,7 @@ use std::os::unix::fs::MetadataExt;
 struct Arguments {
     directory: PathBuf,
     /// Event loops
-    #[arg(long, default_value_t = kernel::default_threads())]
+    #[arg(long, default_value_t = kernel::default_threads(false))]
     threads: usize,
 }
 

@@ -89,7 +89,8 @@ Options:
   pack=on|off, compress=on|off How new data is stored
   atime=off|open               Access times: as they are set (default), or
                                noted when something is opened for reading
-  threads=N                    Event loops (default: processors, at least 2)
+  threads=N                    Event loops (default: processors, at least 2, and
+                               8 of an archive at an address)
   passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
   keyfile=FILE, identity=FILE, recovery-code=FILE, passfile-any,
   keyring-cache=TIME

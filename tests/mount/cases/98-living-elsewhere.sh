@@ -105,9 +105,17 @@ case_what_a_mount_in_a_store_acknowledged_survives_the_death_of_its_daemon() {
     lockbox check --full --passfile "$PASSFILE" "$URL"
 }
 
+# Whether a process waits in the kernel for what it reads.
+waits_for_pages() {
+    grep -q 'folio\|page\|fuse' "/proc/$1/wchan"
+}
+
 case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
-    local writer
+    local writer reader part code=0 readers=()
     prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    head -c 8M /dev/urandom >"$WORK/dir/large"
+    lockbox umount "$WORK/dir"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     BACKGROUND+=("$(daemon_there)")
     echo before >"$WORK/dir/before"
@@ -120,10 +128,23 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     BACKGROUND+=("$writer")
     await 30 bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
     same "$(cat "$WORK/dir/before")" before
+    # Those who read what is not here wait as well, and keep nobody else from an answer.
+    for part in 1 3 5; do
+        dd if="$WORK/dir/large" of=/dev/null bs=1M skip="$part" count=1 status=none 2>/dev/null &
+        readers+=("$!")
+    done
+    BACKGROUND+=("${readers[@]}")
+    for reader in "${readers[@]}"; do
+        await 30 waits_for_pages "$reader"
+    done
+    timeout 20 stat "$WORK/dir/missing" >/dev/null 2>&1 || code=$?
+    same "$code" 1
     sleep 3
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
     serve_store
     wait "$writer"
+    # They may have given up meanwhile.
+    wait "${readers[@]}" || true
     [[ -e $WORK/done ]]
     same "$(found during)" during
     lockbox umount "$WORK/dir"
