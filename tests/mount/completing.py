@@ -67,6 +67,8 @@ function fish_greeting; end
 set -g fish_autosuggestion_enabled 0
 bind \\cx\\cp 'commandline | string collect >$LINE.new; mv $LINE.new $LINE'
 """)
+    # Where they are, fish begins no process that makes them and writes here after the shell has ended.
+    os.makedirs(os.path.join(place, "fish", "generated_completions"))
     return ["fish", "-i"], dict(environment, XDG_CONFIG_HOME=place, XDG_DATA_HOME=place)
 
 
