@@ -58,7 +58,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &mut |progress| {
             match progress {
                 RescueProgress::Scanning(done, total) => bar.bytes("searched", *done, *total),
-                RescueProgress::Writing(progress) => bar.copied("rescued", progress),
+                RescueProgress::Writing(progress, objects) => {
+                    bar.expect(*objects);
+                    bar.copied("rescued", progress);
+                }
             }
             interrupt.check()
         },

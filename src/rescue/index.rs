@@ -205,6 +205,11 @@ impl LeafIndex {
         Ok(index)
     }
 
+    /// How many objects there are of which something is left.
+    pub(super) fn objects(&self) -> u64 {
+        (self.inodes.len() + self.data.len()) as u64
+    }
+
     /// With what the snapshot's root leads to, and nothing else (KEPT-1), in the place of all other leaves, of pages that no leaf describes, and of the
     /// log, which belongs to the live tree. Its generation is the newest then: which commits came later is no matter to it.
     ///

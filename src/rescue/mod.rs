@@ -24,7 +24,7 @@ use std::sync::Arc;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
 use crate::exchange::stage::{self, Stage};
-use crate::exchange::{LeftOut, Problem, Progress};
+use crate::exchange::{Amount, LeftOut, Problem, Progress};
 use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
@@ -109,7 +109,8 @@ pub enum Later {
 pub enum RescueProgress<'a> {
     /// (bytes scanned, bytes of the archive)
     Scanning(u64, u64),
-    Writing(Progress<'a>),
+    /// With all objects of which something is left, named or not.
+    Writing(Progress<'a>, Amount),
 }
 
 /// What was rescued.

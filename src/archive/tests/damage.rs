@@ -15,7 +15,7 @@ use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, 
 use crate::fs::{RenameMode, mode};
 use crate::pager::Pager;
 use crate::rescue::scan::{open_found, scan};
-use crate::rescue::{Later, RescueOptions, RescueState, rescue_from};
+use crate::rescue::{Later, RescueOptions, RescueProgress, RescueState, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
 const B: usize = BLOCK as usize;
@@ -48,6 +48,18 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     let mut told = Vec::new();
+    // What is passed never is less than before, nor more than there is.
+    let mut far = 0;
+    let progress = &mut |progress: &RescueProgress<'_>| {
+        if let RescueProgress::Writing(progress, all) = progress {
+            assert!(
+                far <= progress.passed.files && progress.passed.files <= all.files,
+                "{what}: {progress:?} of {all:?}"
+            );
+            far = progress.passed.files;
+        }
+        Ok(())
+    };
     let options = RescueOptions { to: to.clone(), partial: true, privileges: false, snapshot: None };
     let report = rescue_from(
         Arc::new(MemoryStorage::from_contents(bytes)),
@@ -58,7 +70,7 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
             told.push((item.state, item.path.to_vec(), item.ino, item.generation, item.older || item.unproved));
             Ok(())
         },
-        &mut |_| Ok(()),
+        progress,
     )
     .unwrap();
     assert!(report.problems.is_empty(), "{what}: {:?}", report.problems);

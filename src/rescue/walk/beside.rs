@@ -4,13 +4,12 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
 
+use super::super::RescueState;
 use super::super::index::Version;
 use super::super::object::Object;
 use super::super::write::{self, Source};
-use super::super::{RescueProgress, RescueState};
 use super::Walk;
 use crate::error::{Error, Result};
-use crate::exchange::Progress;
 use crate::exchange::host::host_error;
 use crate::format::Ino;
 use crate::fs::mode;
@@ -63,9 +62,9 @@ impl Walk<'_> {
         }
         self.open_special(special)?;
         let Some(host) = &special.host else { return Ok(()) };
+        let tell = self.telling();
         let (path, left, progress) = (&self.path[..], &mut self.report.left, &mut self.progress);
-        let (files, before) = (self.report.files, self.report.bytes);
-        let written = &mut |bytes| progress(&RescueProgress::Writing(Progress::copied(files, before + bytes, path)));
+        let written = &mut |bytes| progress(&tell(path, bytes));
         let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
         let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
         made.metadata

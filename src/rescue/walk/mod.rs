@@ -15,7 +15,7 @@ use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, is_root};
 use crate::exchange::stage::{Stage, identity_of, link_again, open_again};
 use crate::exchange::walk::{self, Step};
-use crate::exchange::{Problem, Progress};
+use crate::exchange::{Amount, Problem, Progress};
 use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
@@ -37,6 +37,8 @@ pub(super) struct Walk<'a> {
     report: RescueReport,
     /// Inodes that were dealt with: 16 bytes each.
     pub(super) seen: HashSet<u64>,
+    /// How many there are at most, to tell how far the work is.
+    objects: u64,
     /// The first copy of a file with several names: its path, and which one it is.
     links: HashMap<u64, (Vec<u8>, Identity)>,
     /// Names of inodes of which nothing but data is left.
@@ -125,6 +127,7 @@ pub(super) fn run(
         left: LeftOut::extracting(options.privileges),
         ..RescueReport::default()
     };
+    let objects = index.objects();
     let mut walk = Walk {
         index,
         pager,
@@ -134,6 +137,7 @@ pub(super) fn run(
         progress,
         report,
         seen: HashSet::new(),
+        objects,
         links: HashMap::new(),
         undescribed: BTreeMap::new(),
         closed: Vec::new(),
@@ -296,6 +300,18 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// What is told while so many bytes of the file at a path are written.
+    fn telling(&self) -> impl Fn(&[u8], u64) -> RescueProgress<'_> + use<> {
+        let (files, before) = (self.report.files, self.report.bytes);
+        // Names are met as well of which nothing else is left.
+        let (passed, all) = (self.objects.min(self.seen.len() as u64), self.objects);
+        let objects = |files| Amount { files, bytes: 0 };
+        move |path, bytes| {
+            let progress = Progress { files, bytes: before + bytes, passed: objects(passed), path };
+            RescueProgress::Writing(progress, objects(all))
+        }
+    }
+
     /// Deals with one object; a directory is made and returned, its entries follow.
     fn entry(
         &mut self,
@@ -305,8 +321,8 @@ impl Walk<'_> {
         named_type: Option<u8>,
         named: Generation,
     ) -> Result<Option<(Remains, Directory)>> {
-        let (files, before) = (self.report.files, self.report.bytes);
-        (self.progress)(&RescueProgress::Writing(Progress::copied(files, before, &self.path)))?;
+        let tell = self.telling();
+        (self.progress)(&tell(&self.path, 0))?;
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
@@ -316,8 +332,7 @@ impl Walk<'_> {
                 return walk.try_directory(object, version, ino);
             }
             let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
-            let written =
-                &mut |bytes| progress(&RescueProgress::Writing(Progress::copied(files, before + bytes, path)));
+            let written = &mut |bytes| progress(&tell(path, bytes));
             let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
             made = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
