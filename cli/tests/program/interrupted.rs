@@ -512,10 +512,16 @@ fn a_copy_shows_how_much_of_what_there_is_it_has_passed() {
             command.stdin(fs::File::open(place.path("a.tar")).unwrap());
             Shown::start(&mut command)
         };
-        let mut shown = run(&[]);
-        assert!(shown.until(|text| text.contains(of)), "{arguments:?}: {}", shown.text);
-        let (code, text) = shown.end();
-        assert_eq!(code, 0, "{arguments:?}: {text}");
-        assert!(!text.contains("100 % of 32 MiB)"), "{arguments:?}: {text}");
+        // Where there is nothing to copy it may end before anything is counted.
+        let tries = if arguments.contains(&"--mirror") { 50 } else { 1 };
+        let is_shown = (0..tries).any(|_| {
+            let mut shown = run(&[]);
+            let is_shown = shown.until(|text| text.contains(of));
+            let (code, text) = shown.end();
+            assert_eq!(code, 0, "{arguments:?}: {text}");
+            assert!(!text.contains("100 % of 32 MiB)"), "{arguments:?}: {text}");
+            is_shown
+        });
+        assert!(is_shown, "{arguments:?}");
     }
 }
