@@ -48,6 +48,7 @@ pub struct Options {
     pub compress: bool,
     /// Keep access times, noted when something is opened for reading.
     pub access_times: bool,
+    /// Event loops; as many as suit the place of the archive when nobody says ([`crate::kernel::default_threads`]).
     pub threads: Option<usize>,
     /// Seconds that a busy mount is served after the order to stop.
     pub stop_timeout: u64,

@@ -225,7 +225,7 @@ fn start(
     };
     let Options { access_times, threads, snapshot_dir: asked, .. } = task.options;
     let manner = Manner { profile, access_times, snapshot_dir: snapshot_dir(&fs, asked) };
-    let loops = threads.unwrap_or_else(|| kernel::default_threads(elsewhere::is_elsewhere(task.archive())));
+    let loops = threads.unwrap_or_else(|| kernel::default_threads(false));
     let pace = Pace::new(loops, connection.try_clone().map_err(thread_failed)?);
     let adapter = Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, manner, pace)
         .map_err(thread_failed)?;

@@ -17,7 +17,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
-use lockbox_fuse::{daemon, fetcher, former, hidden, kept, mount, remount, session, unmounter};
+use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
@@ -225,6 +225,8 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let made = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
     hidden::check(&point, &archive, &options)?;
+    // The status tells them.
+    options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
     // Before the passphrase is asked for and worked on for a second.
     if place.is_elsewhere() {
         if !options.read_only && !place.can_be_changed() {
