@@ -284,7 +284,6 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-/// Names the holder of an archive when its daemon can be asked.
 /// What kept somebody from coming to an archive at an address.
 fn elsewhere_in_use(address: &Path, error: Error) -> Failure {
     match &error {
@@ -296,6 +295,7 @@ fn elsewhere_in_use(address: &Path, error: Error) -> Failure {
     }
 }
 
+/// Names the holder of an archive when its daemon can be asked.
 fn in_use(task: &Task, error: Error) -> Failure {
     match error {
         Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),

@@ -227,12 +227,15 @@ fn an_output_that_is_full_is_no_space_left() {
         assert!(ended.complaint.ends_with("No space left on device\n"), "{arguments:?} {ended:?}");
     }
     // A limit on the size of files is a full disk.
-    for arguments in ["backup a.lbx b.lbx", "compact a.lbx", "header backup a.lbx a.hdr", "key rekey a.lbx"] {
+    let limited = |arguments: &str| {
         let mut shell = Command::new("sh");
         shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass")).stdin(Stdio::null());
         shell.env("XDG_RUNTIME_DIR", place.path("")).env("XDG_STATE_HOME", place.path("state"));
         let script = format!("trap '' XFSZ; ulimit -f 64; exec \"$0\" {arguments}");
-        let ended = end(shell.args(["-c", &script, env!("CARGO_BIN_EXE_lockbox")]));
+        end(shell.args(["-c", &script, env!("CARGO_BIN_EXE_lockbox")]))
+    };
+    for arguments in ["backup a.lbx b.lbx", "compact a.lbx", "header backup a.lbx a.hdr", "key rekey a.lbx"] {
+        let ended = limited(arguments);
         assert_eq!(ended.code, 14, "{arguments} {ended:?}");
         for made in ["b.lbx", "a.hdr"] {
             assert!(!place.path(made).exists(), "{arguments} left {made}");
@@ -248,11 +251,7 @@ fn an_output_that_is_full_is_no_space_left() {
         ("export-tar a.lbx >a.tar", ""),
         ("cat a.lbx one >copy", ""),
     ] {
-        let mut shell = Command::new("sh");
-        shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass")).stdin(Stdio::null());
-        shell.env("XDG_RUNTIME_DIR", place.path("")).env("XDG_STATE_HOME", place.path("state"));
-        let script = format!("trap '' XFSZ; ulimit -f 64; exec \"$0\" {arguments}");
-        let ended = end(shell.args(["-c", &script, env!("CARGO_BIN_EXE_lockbox")]));
+        let ended = limited(arguments);
         assert_eq!(ended.code, 14, "{arguments} {ended:?}");
         assert!(place.path(there).exists(), "{arguments} {ended:?}");
     }

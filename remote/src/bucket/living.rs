@@ -58,8 +58,8 @@ impl Living {
         let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
         let mut session = Session::open_known(store.clone(), Owner::here(), take_over)?;
         if session.length() == 0 {
-            let (map, name) = (session.map().clone(), session.store.name.clone());
-            session.commit(map, Vec::new(), 0, Kind::Close)?;
+            session.close()?;
+            let name = &store.name;
             return Err(Error::NotArchive(format!("{name}: a writer came and has not committed anything yet")));
         }
         session.clean();
@@ -111,8 +111,7 @@ impl Living {
         }
         let (made, sending) = self.staged.abandon();
         if session.take_back(made, sending, Instant::now() + RETREAT) {
-            let (map, length) = (session.map().clone(), session.length());
-            let _ = session.commit(map, Vec::new(), length, Kind::Close);
+            let _ = session.close();
         }
     }
 }

@@ -39,7 +39,7 @@ use lockbox::{Error, Result};
 pub(crate) use self::directory::Directory;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
 pub(crate) use self::inventory::{archives, examine};
-use self::layout::{Kind, Owner};
+use self::layout::Owner;
 pub(crate) use self::living::Living;
 use self::moment::{Moment, Reading};
 pub(crate) use self::objects::Objects;
@@ -175,8 +175,7 @@ impl Drop for Bucket {
         }
         self.session.store.hurry();
         if self.take_back() {
-            let (map, length) = (self.session.map().clone(), self.session.length());
-            let _ = self.session.commit(map, Vec::new(), length, Kind::Close);
+            let _ = self.session.close();
         }
     }
 }

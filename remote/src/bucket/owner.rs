@@ -103,6 +103,7 @@ mod tests {
         let nameless = Owner { machine: [0; 16], ..here };
         assert!(!nameless.survives(&Owner { boot: [3; 16], ..nameless.clone() }));
     }
+
     #[test]
     fn a_writer_that_ended_and_that_nobody_asked_about_is_gone() {
         let mut ended = std::process::Command::new("true").spawn().unwrap();

@@ -302,6 +302,14 @@ impl Session {
         self.fenced || self.undecided.is_some() || self.newest.kind == Kind::Close
     }
 
+    /// Says in a record of its own that nobody writes here any more; the archive is as it was.
+    ///
+    /// # Errors
+    /// As of [`Session::commit`].
+    pub(super) fn close(&mut self) -> Result<()> {
+        self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Close)
+    }
+
     /// Has the store decide about the record that was sent last.
     ///
     /// # Errors
@@ -377,7 +385,7 @@ impl Session {
             // The record that says it first is dated by its own answer, and that stands in the next one: the day of what was found begins now.
             self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Commit)?;
         }
-        self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Close)?;
+        self.close()?;
         if let Some(trouble) = trouble {
             return Err(self.store.told(trouble));
         }

@@ -120,7 +120,7 @@ impl Destination {
         let entry = HostEntry::of(&directory.join("lockbox"))
             .map_err(|e| Error::io(format!("cannot look at {}", directory.display()), e))?;
         // Whole or not: nobody was to have it.
-        replace::remove_leftovers(&entry, PASSING, &|_| Ok(true));
+        replace::remove_leftovers(&entry, PASSING, &mut |_| Ok(true));
         Ok(Beside(replace::Beside::new(&entry, PASSING, &SystemEnvironment)?))
     }
 
@@ -131,7 +131,7 @@ impl Destination {
     pub fn beside(&self) -> Result<Beside> {
         self.old.as_ref().map_or(Ok(()), check_links)?;
         // Without a header it is nothing yet (BACKUP-3).
-        let others = replace::remove_leftovers(&self.entry, UNFINISHED, &|left| Ok(!header::is_begun(&*left)?));
+        let others = replace::remove_leftovers(&self.entry, UNFINISHED, &mut |left| Ok(!header::is_begun(&*left)?));
         for name in others {
             tracing::warn!(
                 name,

@@ -159,11 +159,9 @@ pub(super) fn rewrite(
         old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
     }
     let target = prepare(&header, key)?;
-    let watch = std::cell::RefCell::new(&mut *step);
-    let superseded = |left| {
-        is_superseded(left, key, &old, &mut |done| (watch.borrow_mut())(CompactStep::Verifying { done, total: used }))
-    };
-    for name in replace::remove_leftovers(file.entry(), UNFINISHED, &superseded) {
+    let superseded =
+        &mut |left| is_superseded(left, key, &old, &mut |done| step(CompactStep::Verifying { done, total: used }));
+    for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
         tracing::warn!(
             name,
             "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \

@@ -132,7 +132,7 @@ fn prefix(entry: &HostEntry, what: &str) -> Vec<u8> {
 pub(in crate::archive) fn remove_leftovers(
     entry: &HostEntry,
     what: &str,
-    superseded: &dyn Fn(Arc<FileStorage>) -> Result<bool>,
+    superseded: &mut dyn FnMut(Arc<FileStorage>) -> Result<bool>,
 ) -> Vec<String> {
     let prefix = prefix(entry, what);
     let mut others = Vec::new();
