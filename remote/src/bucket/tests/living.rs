@@ -14,7 +14,7 @@ use super::super::session::{GRACE, Session};
 use super::super::store::Store;
 use super::super::{Bucket, Directory, open};
 use super::simulated::{Dice, World};
-use super::{options, seed, somebody};
+use super::{Compared, options, seed, somebody};
 use crate::Names;
 use crate::source::Trouble;
 
@@ -53,29 +53,16 @@ fn change(dice: &mut Dice, storage: &dyn Storage, now: &mut Vec<u8>) -> Result<(
     let length = 1 + if dice.one_in(8) { dice.below(6 << 20) } else { dice.below(30_000) };
     let aligned = if dice.one_in(3) { 1 } else { 4096 };
     let offset = dice.below(3 << 20) / aligned * aligned;
-    let end = (offset + length) as usize;
+    let mut compared = Compared { storage, now };
     match dice.below(10) {
-        0 => {
-            storage.punch(offset, length)?;
-            let range = (offset as usize).min(now.len())..end.min(now.len());
-            now[range].fill(0);
-        }
-        1 => {
-            storage.set_len(offset + 4096)?;
-            now.resize(offset as usize + 4096, 0);
-        }
-        2 => {
-            storage.allocate(offset, length)?;
-            now.resize(now.len().max(end), 0);
-        }
+        0 => compared.punch(offset, length),
+        1 => compared.set_len(offset + 4096),
+        2 => compared.allocate(offset, length),
         _ => {
             let data: Vec<u8> = (0..length).map(|_| dice.below(256) as u8).collect();
-            storage.write_at(offset, &data)?;
-            now.resize(now.len().max(end), 0);
-            now[offset as usize..end].copy_from_slice(&data);
+            compared.write(offset, &data)
         }
     }
-    Ok(())
 }
 
 #[test]

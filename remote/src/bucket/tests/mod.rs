@@ -14,6 +14,9 @@ mod vectors;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockbox::Result;
+use lockbox::storage::Storage;
+
 use self::simulated::World;
 use super::layout::Owner;
 use super::store::Store;
@@ -30,6 +33,41 @@ fn store(world: &Arc<World>, actor: u64) -> Arc<Store> {
     // One after the other, in an order that a seed gives.
     store.at_once = 1;
     Arc::new(store)
+}
+
+/// A storage that is changed, and the bytes that it has to have.
+struct Compared<'a> {
+    storage: &'a dyn Storage,
+    now: &'a mut Vec<u8>,
+}
+
+impl Compared<'_> {
+    fn punch(&mut self, offset: u64, length: u64) -> Result<()> {
+        self.storage.punch(offset, length)?;
+        let all = self.now.len();
+        self.now[(offset as usize).min(all)..((offset + length) as usize).min(all)].fill(0);
+        Ok(())
+    }
+
+    fn set_len(&mut self, length: u64) -> Result<()> {
+        self.storage.set_len(length)?;
+        self.now.resize(length as usize, 0);
+        Ok(())
+    }
+
+    fn allocate(&mut self, offset: u64, length: u64) -> Result<()> {
+        self.storage.allocate(offset, length)?;
+        self.now.resize(self.now.len().max((offset + length) as usize), 0);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        self.storage.write_at(offset, data)?;
+        let (start, end) = (offset as usize, offset as usize + data.len());
+        self.now.resize(self.now.len().max(end), 0);
+        self.now[start..end].copy_from_slice(data);
+        Ok(())
+    }
 }
 
 /// Of a machine that has no name: nobody is known to be gone.

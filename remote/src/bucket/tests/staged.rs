@@ -9,7 +9,7 @@ use super::super::layout::Owner;
 use super::super::session::{GRACE, Session};
 use super::super::{Bucket, open};
 use super::simulated::{Dice, World};
-use super::{options, seed, somebody, store};
+use super::{Compared, options, seed, somebody, store};
 
 fn bucket(world: &Arc<World>) -> Bucket {
     Bucket::open(world.store(1), "s3://b/p".into(), &options(), true).unwrap()
@@ -67,23 +67,14 @@ fn change(dice: &mut Dice, staged: &dyn Storage, now: &mut Vec<u8>) {
     };
     let aligned = if dice.one_in(2) { 4096 } else { 1 };
     let offset = dice.below(6 << 20) / aligned * aligned;
-    let end = (offset + length) as usize;
+    let mut compared = Compared { storage: staged, now };
     match dice.below(12) {
-        0 => {
-            staged.punch(offset, length).unwrap();
-            let range = (offset as usize).min(now.len())..end.min(now.len());
-            now[range].fill(0);
-        }
-        1 => {
-            staged.set_len(offset).unwrap();
-            now.resize(offset as usize, 0);
-        }
-        2 => {
-            staged.allocate(offset, length).unwrap();
-            now.resize(now.len().max(end), 0);
-        }
+        0 => compared.punch(offset, length).unwrap(),
+        1 => compared.set_len(offset).unwrap(),
+        2 => compared.allocate(offset, length).unwrap(),
         3 => staged.evict(0, u64::MAX).unwrap(),
         4 => {
+            let now = compared.now;
             let mut bytes = vec![1; (length as usize).min(now.len().saturating_sub(offset as usize))];
             if !bytes.is_empty() {
                 staged.read_at(offset, &mut bytes).unwrap();
@@ -93,9 +84,7 @@ fn change(dice: &mut Dice, staged: &dyn Storage, now: &mut Vec<u8>) {
         _ => {
             let most = if dice.one_in(5) { 1 } else { 256 };
             let data: Vec<u8> = (0..length).map(|_| dice.below(most) as u8).collect();
-            staged.write_at(offset, &data).unwrap();
-            now.resize(now.len().max(end), 0);
-            now[offset as usize..end].copy_from_slice(&data);
+            compared.write(offset, &data).unwrap();
         }
     }
 }
