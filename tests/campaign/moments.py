@@ -170,7 +170,9 @@ class Campaign:
         self.did[what] = self.did.get(what, 0) + 1
 
     def follow(self, source, target):
-        self.run("rsync", "-aHXS", "--checksum", "--delete", source + "/", target + "/")
+        # Anew: rsync leaves names linked that are not any more when their content is the same.
+        shutil.rmtree(target)
+        self.run("cp", "-a", "--sparse=always", source, target)
 
     def compare(self, name, way):
         self.compared += 1
