@@ -31,9 +31,13 @@ const WANTED: [InitFlags; 9] = [
     InitFlags::FUSE_DONT_MASK,
 ];
 
-/// Answers the kernel's INIT.
-pub fn negotiate(config: &mut KernelConfig) {
-    for flags in WANTED {
+/// Answers the kernel's INIT. `follows`: what is shown changes without the kernel's doing (KERNEL-13).
+pub fn negotiate(config: &mut KernelConfig, follows: bool) {
+    let wanted = WANTED.map(|flags| match flags {
+        InitFlags::FUSE_WRITEBACK_CACHE if follows => InitFlags::FUSE_AUTO_INVAL_DATA,
+        flags => flags,
+    });
+    for flags in wanted {
         // An error says that this kernel does not offer it: then it goes without.
         let _ = config.add_capabilities(flags);
     }

@@ -12,6 +12,7 @@ pub mod errno;
 pub mod exit;
 pub mod fetcher;
 mod filter;
+mod follow;
 pub mod former;
 pub mod fstab;
 pub mod hidden;

@@ -26,6 +26,9 @@ const MIN_SIZE_LIMIT: u64 = 8 << 20;
 /// A year, so that a mistyped number is not taken for never.
 const MAX_IDLE: u64 = 366 * 86_400;
 
+/// Less often a reader could miss what is removed a day after it is needed no more.
+const MAX_FOLLOW: Duration = Duration::from_secs(3600);
+
 /// Everything that `-o` can say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
@@ -76,6 +79,8 @@ pub struct Options {
     pub remote: Remote,
     /// Write there although another machine seems to.
     pub take_over: bool,
+    /// How often an archive that is written elsewhere is looked at for what is new while it is used; None for never.
+    pub follow: Option<Duration>,
 }
 
 /// `snapshot-dir=`: whether the root has a directory of the snapshots.
@@ -130,6 +135,7 @@ impl Default for Options {
             snapshots: Keep::default(),
             remote: Remote::default(),
             take_over: false,
+            follow: Some(Duration::from_secs(1)),
         }
     }
 }
@@ -226,6 +232,7 @@ impl Options {
             "sandbox" => self.sandbox = parse_switch(name, value)?,
             "atime" => self.access_times = parse_atime(value)?,
             "idle" => self.idle = parse_idle(value)?,
+            "follow" => self.follow = parse_follow(value)?,
             "snapshot" => self.snapshot = Some(parse_name(name, value)?),
             "snapshot-dir" | "snapshot_dir" => self.snapshot_dir = parse_snapshot_dir(name, value)?,
             "snapshots" if value == "off" => self.snapshots = Keep::default(),
@@ -326,6 +333,12 @@ impl fmt::Display for Options {
         if self.snapshots != Keep::default() {
             write!(f, ",snapshots={}", schedule::words(&self.snapshots))?;
         }
+        if self.follow != Options::default().follow {
+            match self.follow {
+                Some(time) => write!(f, ",follow={}s", time.as_secs())?,
+                None => f.write_str(",follow=off")?,
+            }
+        }
         match &self.snapshot {
             Some(name) => write!(f, ",snapshot={name}"),
             None => Ok(()),
@@ -367,6 +380,15 @@ fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
         _ => Err(Failure::usage(format!(
             "idle= takes a time such as 90s, 10m or 2h, a year at most, or off, not '{value}'"
         ))),
+    }
+}
+
+/// A time, or `off` for never.
+fn parse_follow(value: &str) -> Result<Option<Duration>, Failure> {
+    match (value, quantity::time(value)) {
+        ("off", _) => Ok(None),
+        (_, Some(time)) if (Duration::from_secs(1)..=MAX_FOLLOW).contains(&time) => Ok(Some(time)),
+        _ => Err(Failure::usage(format!("follow= takes a time from 1s to 1h, or off, not '{value}'"))),
     }
 }
 

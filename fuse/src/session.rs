@@ -24,8 +24,8 @@ use std::time::{Duration, SystemTime};
 
 use fuser::SessionACL;
 use lockbox::Error;
-use lockbox::archive::{Archive, Keep};
-use lockbox::control;
+use lockbox::archive::{Archive, Keep, OpenOptions};
+use lockbox::control::{self, SocketName};
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
 use lockbox_host::elsewhere::{self, Access};
@@ -35,12 +35,13 @@ use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::adapter::{Activity, Adapter, Manner, snapshot_dir};
+use crate::adapter::{Activity, Adapter, Followed, Manner, Shown, snapshot_dir};
 use crate::answers::{Answers, Living};
 use crate::callers::Callers;
 use crate::ending::{Attached, End, Event, Place, Slot};
 use crate::exit::{Failure, Mounting};
 use crate::fetcher;
+use crate::follow::{self, Follow};
 use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
@@ -71,7 +72,7 @@ pub fn serve(
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let path = task.archive();
-    let (host, place) = if elsewhere::is_elsewhere(path) {
+    let (host, mut place) = if elsewhere::is_elsewhere(path) {
         let Options { read_only, take_over, .. } = task.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
         let fetched = fetcher::start(path, &task.options.remote, access, &Target::of(&task.options));
@@ -92,6 +93,11 @@ pub fn serve(
     let archive = archive.map_err(|e| in_use(task, e))?;
     let info = archive.info()?;
     let mut notices = info.notices();
+    let follow = task.options.follow.filter(|_| task.options.snapshot.is_none());
+    let follow = follow.zip(place.take_following()).map(|(every, following)| {
+        let (key, options) = (key.copy(), OpenOptions { read_only: true, ..options });
+        Follow { following, every, key, options, seen }
+    });
     let fs = Arc::clone(archive.file_system());
     let witness = Arc::clone(archive.witness());
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
@@ -99,18 +105,25 @@ pub fn serve(
     let (events, inbox) = mpsc::channel();
     let mut end = End::of(Arc::clone(&slot), inbox, place.ending());
     let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let host = Host { directory: host, telling: place.telling() };
+    let host = Host { directory: host, telling: place.telling(), follow };
     let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
-            let (fs, cache, place) = (Arc::clone(&fs), Arc::clone(&running.cache), Arc::clone(&running.place));
-            notices.extend(suspend::start(suspend::Target { fs, cache, place, events: events.clone() }, bus));
+            let (cache, place) = (Arc::clone(&running.cache), Arc::clone(&running.place));
+            let showing: suspend::Showing = match running.shown.clone() {
+                Some(shown) => Arc::new(move || shown.file_systems()),
+                None => {
+                    let fs = Arc::clone(&fs);
+                    Arc::new(move || vec![Arc::clone(&fs)])
+                }
+            };
+            notices.extend(suspend::start(suspend::Target { showing, cache, place, events: events.clone() }, bus));
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");
         }
         ready(&notices)?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
-        let Running { server, place, cache, activity, schedule } = running;
+        let Running { server, place, cache, activity, schedule, shown: _ } = running;
         let scheduled = schedule.zip(moments::of(&slot));
         let _ticker = (!task.options.read_only)
             .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile(), scheduled))
@@ -136,6 +149,8 @@ struct Host {
     /// Of the archive's file, when it is one of this host.
     directory: Option<OwnedFd>,
     telling: Option<elsewhere::Telling>,
+    /// Of one that is shown as it is written elsewhere.
+    follow: Option<Follow>,
 }
 
 struct Running {
@@ -144,6 +159,8 @@ struct Running {
     cache: Arc<KernelCache>,
     activity: Arc<Activity>,
     schedule: Option<Arc<Schedule>>,
+    /// Of a mount that follows.
+    shown: Option<Arc<Shown>>,
 }
 
 /// What is there before the mount is.
@@ -161,8 +178,13 @@ struct Prepared {
 }
 
 fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
-    let name = daemons::socket_name(task.archive())
-        .map_err(|e| Failure::other(format!("cannot look at {}: {e}", task.archive().display())))?;
+    let archive = task.archive();
+    let reads_elsewhere = task.options.read_only && elsewhere::is_elsewhere(archive);
+    let name = match reads_elsewhere {
+        true => Ok(SocketName::of_reader(archive.as_os_str(), task.point())),
+        false => daemons::socket_name(archive),
+    };
+    let name = name.map_err(|e| Failure::other(format!("cannot look at {}: {e}", archive.display())))?;
     let listening = control::listen(&daemons::ready_directory()?, &name)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
@@ -188,10 +210,10 @@ fn start(
     events: &Sender<Event>,
     end: &mut End,
 ) -> Result<Running, Failure> {
-    let Host { directory: host, telling } = host;
+    let Host { directory: host, telling, follow } = host;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
-    let (cache, activity) = (Arc::new(KernelCache::default()), Arc::new(Activity::default()));
+    let (cache, activity) = (Arc::new(KernelCache::of(follow.is_some())), Arc::new(Activity::default()));
     let profile = task.options.sync_profile();
     let Prepared { listening, unmounter, callers, own_status, namespace, watch, seen } = prepare(task, host.as_ref())?;
     let mount = Mount {
@@ -230,17 +252,20 @@ fn start(
     let adapter = Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, manner, pace)
         .map_err(thread_failed)?;
     let config = kernel::session_config(loops);
-    let session = fuser::Session::from_fd(adapter, connection, SessionACL::All, config)
-        .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
-    cache.connect(session.notifier());
     let ended = events.clone();
-    end.loops_start();
-    thread::Builder::new()
-        .name("session".into())
-        .spawn(move || {
-            let _ = ended.send(Event::Ended(session.run()));
-        })
-        .map_err(thread_failed)?;
+    let shown = match follow {
+        None => {
+            serve_requests(adapter, connection, config, &cache, ended, end)?;
+            None
+        }
+        Some(follow) => {
+            let shown = Arc::new(Shown::new(adapter, asked));
+            serve_requests(Followed(Arc::clone(&shown)), connection, config, &cache, ended, end)?;
+            follow::start(follow, Arc::clone(&shown), Arc::clone(slot), Arc::clone(&activity))
+                .map_err(thread_failed)?;
+            Some(shown)
+        }
+    };
     place.look().map_err(|e| Failure::mount(format!("{} does not answer: {e}", task.point().display())))?;
     if let Some(read_ahead) = read_ahead {
         let _ = read_ahead.raise();
@@ -259,7 +284,29 @@ fn start(
             }
         })
         .map_err(thread_failed)?;
-    Ok(Running { server, place, cache, activity, schedule })
+    Ok(Running { server, place, cache, activity, schedule, shown })
+}
+
+/// Starts the event loops.
+fn serve_requests(
+    filesystem: impl fuser::Filesystem + Send + Sync + 'static,
+    connection: OwnedFd,
+    config: fuser::Config,
+    cache: &KernelCache,
+    events: Sender<Event>,
+    end: &mut End,
+) -> Result<(), Failure> {
+    let session = fuser::Session::from_fd(filesystem, connection, SessionACL::All, config)
+        .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
+    cache.connect(session.notifier());
+    end.loops_start();
+    thread::Builder::new()
+        .name("session".into())
+        .spawn(move || {
+            let _ = events.send(Event::Ended(session.run()));
+        })
+        .map_err(|e| Failure::system(format!("cannot start a thread: {e}")))?;
+    Ok(())
 }
 
 /// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.

@@ -25,9 +25,12 @@ const DROPPING: Duration = Duration::from_secs(2);
 /// Between attempts to reach a bus that went away.
 const RECONNECT: Duration = Duration::from_secs(30);
 
+/// All that is shown of an archive: one file system, or those of its moments.
+pub(crate) type Showing = Arc<dyn Fn() -> Vec<Arc<FileSystem>> + Send + Sync>;
+
 /// What is locked.
 pub(crate) struct Target {
-    pub(crate) fs: Arc<FileSystem>,
+    pub(crate) showing: Showing,
     pub(crate) cache: Arc<KernelCache>,
     pub(crate) place: Arc<Place>,
     pub(crate) events: Sender<Event>,
@@ -111,20 +114,19 @@ impl Target {
         tracing::warn!("the archive is in use and stays mounted while the machine sleeps; its content is saved");
         let flushed = self.place.flush();
         thread::sleep(ARRIVAL);
-        let saved = flushed.map_err(|e| e.to_string()).and(self.commit());
-        if !self.cache.drop_all_pages(self.fs.newest_inode().0, Instant::now() + DROPPING) {
+        let all = (self.showing)();
+        let commit = || all.iter().try_for_each(|fs| fs.make_durable().map_err(|e| e.to_string()));
+        let saved = flushed.map_err(|e| e.to_string()).and(commit());
+        let newest = all.iter().map(|fs| fs.newest_inode().0).max().unwrap_or_default();
+        if !self.cache.drop_all_pages(newest, Instant::now() + DROPPING) {
             tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
         }
         // Pages that were written since, or by maps, came when they were dropped.
-        let saved = saved.and(if self.fs.is_dirty() { self.commit() } else { Ok(()) });
-        self.fs.forget_plaintext();
+        let saved = saved.and(if all.iter().any(|fs| fs.is_dirty()) { commit() } else { Ok(()) });
+        all.iter().for_each(|fs| fs.forget_plaintext());
         if let Err(error) = saved {
             tracing::error!("not everything was saved before the machine slept: {error}");
         }
-    }
-
-    fn commit(&self) -> Result<(), String> {
-        self.fs.make_durable().map_err(|e| e.to_string())
     }
 }
 

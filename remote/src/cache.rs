@@ -1,10 +1,11 @@
 //! What was read of an archive elsewhere, kept on disk from one mount to the next.
 //!
 //! One file for an archive, of a fixed size that it never outgrows: a head, a table, and places for slots. A slot has eight places that it may
-//! lie in, and takes the one that was used longest ago. An entry of the table names the slot and has a sum of it; a slot whose sum is wrong,
-//! after a crash or on a bad disk, is one that is not there. The key in the head names the address, the version and the commits of the
-//! archive: under another one the cache is empty. What lies in it is as sealed as on the server, so it needs no secret. The file is named by a
-//! hash of the address, which stands behind the head for those who list what is kept.
+//! lie in, and takes the one that was used longest ago. An entry of the table names the slot and has a sum of it and of its label; a slot whose sum
+//! is wrong, after a crash, on a bad disk, or because it is of another version that has other bytes there, is one that is not there. The key in the head
+//! names the address and the lineage of the versions whose labels may be compared, or the one version and its commits of a file that has none: under another key the cache
+//! is empty. What lies in it is as sealed as on the server, so it needs no secret. The file is named by a hash of the address, which stands behind the head for those who
+//! list what is kept.
 //!
 //! Nothing depends on it: a disk that is full or fails, a directory that others can write to, or a file that somebody else uses turn it off.
 
@@ -20,11 +21,12 @@ use rustix::fs::{AtFlags, Mode, OFlags, openat};
 use sha2::{Digest, Sha256};
 
 use crate::shelf::SLOT;
+use crate::source::Label;
 
 const MAGIC: [u8; 8] = *b"lbxcache";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEAD: u64 = 4096;
-/// Number of the slot plus one in little-endian order, and 24 bytes of SHA-256 over number and content.
+/// Number of the slot plus one in little-endian order, and 24 bytes of SHA-256 over number, label and content.
 const ENTRY: u64 = 32;
 /// Places that a slot may lie in.
 const WAYS: u64 = 8;
@@ -120,13 +122,13 @@ impl Cache {
         Ok(Some(Cache { file, places, table, off: AtomicBool::new(false), hits: AtomicU64::new(0) }))
     }
 
-    /// Fills `out` with the slot when it is there and whole.
-    pub(crate) fn get(&self, slot: u64, out: &mut [u8]) -> bool {
+    /// Fills `out` with the slot when it is there, whole, and of this label.
+    pub(crate) fn get(&self, slot: u64, label: &Label, out: &mut [u8]) -> bool {
         let Some(place) = self.table.lock().find(self.set(slot), slot) else { return false };
         let mut entry = [0; ENTRY as usize];
         let read = self.file.read_exact_at(&mut entry, HEAD + place * ENTRY);
         let read = read.and_then(|()| self.file.read_exact_at(out, self.place(place)));
-        let whole = read.is_ok() && entry == self::entry(slot, out);
+        let whole = read.is_ok() && entry == self::entry(slot, label, out);
         if whole {
             self.hits.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -136,7 +138,7 @@ impl Cache {
     }
 
     /// Keeps the slot. Readers of the place that it takes find a wrong sum, or the old slot with its sum.
-    pub(crate) fn put(&self, slot: u64, bytes: &[u8]) {
+    pub(crate) fn put(&self, slot: u64, label: &Label, bytes: &[u8]) {
         if self.off.load(Ordering::Relaxed) || bytes.len() as u64 > SLOT {
             return;
         }
@@ -144,7 +146,7 @@ impl Cache {
         let mut table = self.table.lock();
         let place = table.take(self.set(slot), slot);
         let written = self.file.write_all_at(bytes, self.place(place));
-        let written = written.and_then(|()| self.file.write_all_at(&entry(slot, bytes), HEAD + place * ENTRY));
+        let written = written.and_then(|()| self.file.write_all_at(&entry(slot, label, bytes), HEAD + place * ENTRY));
         if let Err(error) = written {
             table.forget(place, slot);
             self.off.store(true, Ordering::Relaxed);
@@ -220,8 +222,8 @@ fn length(places: u64) -> u64 {
     HEAD + places * (ENTRY + SLOT)
 }
 
-fn entry(slot: u64, bytes: &[u8]) -> [u8; ENTRY as usize] {
-    let sum = Sha256::new().chain_update(slot.to_le_bytes()).chain_update(bytes).finalize();
+fn entry(slot: u64, label: &Label, bytes: &[u8]) -> [u8; ENTRY as usize] {
+    let sum = Sha256::new().chain_update(slot.to_le_bytes()).chain_update(label).chain_update(bytes).finalize();
     let mut entry = [0; ENTRY as usize];
     entry[..8].copy_from_slice(&(slot + 1).to_le_bytes());
     entry[8..].copy_from_slice(&sum[..24]);
@@ -276,6 +278,8 @@ pub(crate) fn private(path: &Path) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
+    const LABEL: Label = [7; 32];
+
     fn slot(number: u64) -> Vec<u8> {
         (0..SLOT).map(|at| (at.wrapping_mul(31) ^ number) as u8).collect()
     }
@@ -286,7 +290,7 @@ mod tests {
 
     fn has(cache: &Cache, number: u64) -> bool {
         let mut out = vec![0; SLOT as usize];
-        let found = cache.get(number, &mut out);
+        let found = cache.get(number, &LABEL, &mut out);
         assert!(!found || out == slot(number), "slot {number} is not what was put");
         found
     }
@@ -295,17 +299,29 @@ mod tests {
     fn what_was_kept_is_there_after_a_restart_and_not_under_another_key() {
         let place = tempfile::tempdir().unwrap();
         let cache = open(place.path(), 1, 8 << 20);
-        (0..20).for_each(|number| cache.put(number, &slot(number)));
-        cache.put(77, &slot(77)[..1000]);
+        (0..20).for_each(|number| cache.put(number, &LABEL, &slot(number)));
+        cache.put(77, &LABEL, &slot(77)[..1000]);
         assert!(Cache::try_open(&place.path().join("c"), "a", [1; 32], Some(8 << 20)).unwrap().is_none(), "it is used");
         drop(cache);
         let cache = open(place.path(), 1, 8 << 20);
         assert!((0..20).all(|number| has(&cache, number)) && !has(&cache, 20));
         let mut short = vec![0; 1000];
-        assert!(cache.get(77, &mut short) && short == slot(77)[..1000]);
+        assert!(cache.get(77, &LABEL, &mut short) && short == slot(77)[..1000]);
         drop(cache);
         let cache = open(place.path(), 2, 8 << 20);
         assert!((0..20).all(|number| !has(&cache, number)));
+    }
+
+    #[test]
+    fn a_slot_of_another_version_is_one_that_is_not_there() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = open(place.path(), 1, 8 << 20);
+        cache.put(3, &LABEL, &slot(3));
+        assert!(!cache.get(3, &[8; 32], &mut vec![0; SLOT as usize]));
+        cache.put(3, &[8; 32], &slot(4));
+        let mut out = vec![0; SLOT as usize];
+        assert!(cache.get(3, &[8; 32], &mut out) && out == slot(4));
+        assert!(!has(&cache, 3));
     }
 
     #[test]
@@ -314,7 +330,7 @@ mod tests {
         let most = 4 << 20;
         let cache = open(place.path(), 1, most);
         for number in 0..1000 {
-            cache.put(number, &slot(number));
+            cache.put(number, &LABEL, &slot(number));
             assert!(has(&cache, number));
             assert!(has(&cache, 0), "after {number}");
         }
@@ -328,7 +344,7 @@ mod tests {
     fn a_torn_slot_is_not_there() {
         let place = tempfile::tempdir().unwrap();
         let cache = open(place.path(), 1, 1 << 20);
-        cache.put(5, &slot(5));
+        cache.put(5, &LABEL, &slot(5));
         let at = (0..cache.places).find(|at| cache.table.lock().slots[*at as usize] == 6).unwrap();
         let places: Vec<u64> =
             [HEAD + at * ENTRY, HEAD + at * ENTRY + 31, cache.place(at), cache.place(at) + SLOT - 1].into();

@@ -1,7 +1,8 @@
 //! A process that fetches for another one, over sockets between the two.
 //!
 //! The daemon of a mount has the keys and, in its sandbox, reaches no network; this process reaches the network and has no key. It is given an
-//! address and as many sockets as there may be readers at once, and lends the file on each. It ends when the other side is gone.
+//! address and as many sockets as there may be readers at once, and lends the file on each; on one more it is asked for what came after, which it lends on sockets of its own
+//! making: the other process may make none. It ends when the other side is gone.
 
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -25,12 +26,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::Options;
 use crate::address::Address;
-use crate::bucket::Living;
-use crate::file::RemoteFile;
+use crate::bucket::{Follower, Living};
 use crate::traffic::Traffic;
 
 /// Readers that are served at once.
-const SOCKETS: usize = 16;
+const LENT: usize = 16;
+/// With the one for news.
+const SOCKETS: usize = LENT + 1;
 
 #[derive(Serialize, Deserialize)]
 struct Task {
@@ -50,9 +52,13 @@ pub enum Access {
 }
 
 /// What the process has open.
-enum Served {
-    Read(Arc<RemoteFile>),
-    Write(Arc<Living>),
+struct Served {
+    storage: Arc<dyn Storage>,
+    telling: Box<dyn Fn() -> Traffic>,
+    /// Of what is read and has later moments.
+    follower: Option<Follower>,
+    /// What is written to.
+    living: Option<Arc<Living>>,
 }
 
 impl Served {
@@ -60,33 +66,37 @@ impl Served {
         let address = Address::parse(task.address.as_ref())?;
         let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
         match task.access {
-            Access::Read => crate::open_file(&address, &task.options).map(|file| Served::Read(Arc::new(file))),
-            Access::Write { take_over } => {
-                let living = crate::open_living(&address, &task.options, take_over)?;
-                living.insist();
-                Ok(Served::Write(Arc::new(living)))
+            Access::Read => {
+                let (file, follower) = crate::open_file(&address, &task.options)?;
+                Ok(Served { telling: Box::new(file.telling()), storage: file, follower, living: None })
             }
-        }
-    }
-
-    fn storage(&self) -> Arc<dyn Storage> {
-        match self {
-            Served::Read(file) => file.clone(),
-            Served::Write(living) => living.clone(),
-        }
-    }
-
-    fn traffic(&self) -> Traffic {
-        match self {
-            Served::Read(file) => file.traffic(),
-            Served::Write(living) => living.traffic(),
+            Access::Write { take_over } => {
+                let living = Arc::new(crate::open_living(&address, &task.options, take_over)?);
+                living.insist();
+                let telling = living.clone();
+                let telling = Box::new(move || telling.traffic());
+                Ok(Served { storage: living.clone(), telling, follower: None, living: Some(living) })
+            }
         }
     }
 }
 
 #[derive(Serialize, Deserialize)]
 enum Opened {
-    Here { ordered: bool },
+    /// `moment` for a file that has later ones.
+    Here {
+        ordered: bool,
+        moment: Option<u64>,
+    },
+    Failed(u32, String),
+}
+
+/// What is answered to whoever has a moment.
+#[derive(Serialize, Deserialize)]
+enum Newer {
+    None,
+    /// The sockets come with it.
+    Moment(u64),
     Failed(u32, String),
 }
 
@@ -166,7 +176,41 @@ fn line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
-/// The archive's file there, by a process of its own: `command`, which calls [`serve`] with its standard input.
+/// Asks the other process whether the archive has gone on.
+pub struct News {
+    socket: UnixStream,
+    /// Of what was taken last.
+    moment: u64,
+    /// Does not keep the process.
+    fetching: Weak<Kept>,
+}
+
+impl News {
+    /// Has `take` what the archive is now, when that is something new. What it does not take it is given again. Whether it took something.
+    ///
+    /// # Errors
+    /// Those of requests and that of `take`; `Io` when the process is gone.
+    pub fn look(&mut self, take: &mut dyn FnMut(Arc<dyn Storage>) -> Result<()>) -> Result<bool> {
+        let gone = |error: io::Error| Error::io("the process that fetches has ended", error);
+        (&self.socket).write_all(&self.moment.to_le_bytes()).map_err(gone)?;
+        let (first, sockets) = receive(&self.socket, LENT).map_err(gone)?;
+        let mut line = vec![first];
+        // Nothing comes behind it.
+        BufReader::new(&self.socket).take(1 << 20).read_until(b'\n', &mut line).map_err(gone)?;
+        match serde_json::from_slice(&line).map_err(|error| gone(error.into()))? {
+            Newer::None => Ok(false),
+            Newer::Failed(code, sentence) => Err(error_of(code, sentence)),
+            Newer::Moment(moment) => {
+                let kept = self.fetching.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
+                take(Arc::new(Borrowed::new(sockets, false)?.ordered().kept_by(kept)))?;
+                self.moment = moment;
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// The archive's file there, by a process of its own: `command`, which calls [`serve`] with its standard input. With what asks for later moments of one that has them.
 ///
 /// # Errors
 /// As [`crate::open`]; `Io` when the process cannot be started.
@@ -175,18 +219,20 @@ pub fn open_apart(
     address: &Address,
     options: &Options,
     access: Access,
-) -> Result<(Borrowed, Asking)> {
+) -> Result<(Borrowed, Asking, Option<News>)> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
     let fetching = Arc::new(Fetching { control: Arc::new(control), child: Mutex::new(child) });
-    let (sockets, ordered, asking) = introduce(&fetching.control, address, options, access)?;
+    let Introduced { sockets, ordered, asking, news } = introduce(&fetching.control, address, options, access)?;
     let asking = Asking { fetching: Arc::downgrade(&fetching), ..asking };
     let borrowed = Borrowed::new(sockets, access != Access::Read)?;
-    Ok((if ordered { borrowed.ordered() } else { borrowed }.kept_by(Kept(fetching)), asking))
+    let kept = Arc::new(Kept(fetching));
+    let news = news.map(|(socket, moment)| News { socket, moment, fetching: Arc::downgrade(&kept) });
+    Ok((if ordered { borrowed.ordered() } else { borrowed }.kept_by(kept), asking, news))
 }
 
-/// Ends the process with the storage.
+/// Ends the process with the last storage.
 struct Kept(Arc<Fetching>);
 
 impl Drop for Kept {
@@ -195,37 +241,55 @@ impl Drop for Kept {
     }
 }
 
-/// Says what is to be opened, and returns when it is: the sockets that it is read by, whether it is ordered, and one to ask.
-fn introduce(
-    control: &Arc<UnixStream>,
-    address: &Address,
-    options: &Options,
-    access: Access,
-) -> Result<(Vec<UnixStream>, bool, Asking)> {
-    let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
-    let pairs: Vec<_> = (0..SOCKETS).map(|_| UnixStream::pair()).collect::<io::Result<_>>().map_err(cannot)?;
-    let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-    let theirs: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
-    let task = Task { address: address.text(), options: options.clone(), access };
-    let mut line = serde_json::to_vec(&task).map_err(|error| cannot(error.into()))?;
+/// What is there when both processes know each other.
+struct Introduced {
+    /// By which the file is read.
+    sockets: Vec<UnixStream>,
+    ordered: bool,
+    asking: Asking,
+    /// To ask for later moments, and the number of the first.
+    news: Option<(UnixStream, u64)>,
+}
+
+fn pairs(count: usize) -> io::Result<(Vec<UnixStream>, Vec<UnixStream>)> {
+    let pairs: Vec<_> = (0..count).map(|_| UnixStream::pair()).collect::<io::Result<_>>()?;
+    Ok(pairs.into_iter().unzip())
+}
+
+/// Sends a line, with sockets for the other side.
+fn send(stream: &UnixStream, told: &impl Serialize, sockets: &[UnixStream]) -> io::Result<()> {
+    let mut line = serde_json::to_vec(told)?;
     line.push(b'\n');
+    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
     let mut parts = SendAncillaryBuffer::new(&mut space);
-    parts.push(SendAncillaryMessage::ScmRights(&theirs));
+    if !sockets.is_empty() && !parts.push(SendAncillaryMessage::ScmRights(&sockets)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     // One byte brings the sockets; the rest is a stream.
-    let sent = sendmsg(&**control, &[IoSlice::new(&line[..1])], &mut parts, SendFlags::NOSIGNAL);
-    sent.map_err(|error| cannot(error.into()))?;
-    (&**control).write_all(&line[1..]).map_err(cannot)?;
+    sendmsg(stream, &[IoSlice::new(&line[..1])], &mut parts, SendFlags::NOSIGNAL)?;
+    (&*stream).write_all(&line[1..])
+}
+
+/// Says what is to be opened, and returns when it is.
+fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options, access: Access) -> Result<Introduced> {
+    let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
+    let (mut ours, theirs) = pairs(SOCKETS).map_err(cannot)?;
+    let task = Task { address: address.text(), options: options.clone(), access };
+    send(control, &task, &theirs).map_err(cannot)?;
+    drop(theirs);
+    let news = ours.split_off(LENT).pop();
     let mut answer = String::new();
     BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
     match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-        Opened::Here { ordered } => {
+        Opened::Here { ordered, moment } => {
             control
                 .set_read_timeout(Some(TELLING))
                 .and_then(|()| control.set_write_timeout(Some(TELLING)))
                 .map_err(cannot)?;
             let (control, fetching) = (Arc::downgrade(control), Weak::new());
-            Ok((ours, ordered, Asking { control, fetching, asked: Mutex::new(0) }))
+            let asking = Asking { control, fetching, asked: Mutex::new(0) };
+            Ok(Introduced { sockets: ours, ordered, asking, news: news.zip(moment) })
         }
         Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
     }
@@ -236,56 +300,86 @@ fn introduce(
 /// # Errors
 /// When what comes is no task. What keeps the file from being opened is told to the other side.
 pub fn serve(control: UnixStream) -> io::Result<()> {
-    let (first, sockets) = receive(&control)?;
+    let (first, mut sockets) = receive(&control, SOCKETS)?;
     let mut line = vec![first];
     BufReader::new(&control).take(1 << 20).read_until(b'\n', &mut line)?;
     let task: Task = serde_json::from_slice(&line)?;
-    let opened = Served::open(&task);
-    let answer = match &opened {
-        Ok(served) => Opened::Here { ordered: served.storage().ordered() },
+    let Served { storage, telling, follower, living } = match Served::open(&task) {
+        Ok(served) => served,
         Err(error) => {
-            let (code, sentence) = code_of(error);
-            Opened::Failed(code, sentence)
+            let (code, sentence) = code_of(&error);
+            return send(&control, &Opened::Failed(code, sentence), &[]);
         }
     };
-    let mut line = serde_json::to_vec(&answer)?;
-    line.push(b'\n');
-    (&control).write_all(&line)?;
-    let Ok(served) = opened else { return Ok(()) };
-    for socket in sockets {
-        let storage = served.storage();
-        thread::Builder::new().name("serve".into()).spawn(move || lend(&*storage, socket))?;
+    let moment = follower.as_ref().map(Follower::moment);
+    send(&control, &Opened::Here { ordered: storage.ordered(), moment }, &[])?;
+    let news = sockets.pop();
+    serve_on(&storage, sockets)?;
+    // A moment that nobody reads any more is let go.
+    drop(storage);
+    if let Some((follower, news)) = follower.zip(news) {
+        thread::Builder::new().name("follow".into()).spawn(move || follow(follower, news))?;
     }
     // Until the other side is gone.
     let mut asked = [0];
     while matches!((&control).read(&mut asked), Ok(1)) {
-        let mut line = serde_json::to_vec(&Told { asked: asked[0], traffic: served.traffic() })?;
-        line.push(b'\n');
         // Who does not wait for the answer may be gone.
-        if (&control).write_all(&line).is_err() {
+        if send(&control, &Told { asked: asked[0], traffic: telling() }, &[]).is_err() {
             break;
         }
     }
     // Whatever still asks is let down: the last word is that nobody writes any more.
-    if let Served::Write(living) = &served {
+    if let Some(living) = living {
         living.go();
     }
     Ok(())
 }
 
-/// The first byte of the task, and the sockets that came with it.
-fn receive(control: &UnixStream) -> io::Result<(u8, Vec<UnixStream>)> {
+fn serve_on(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {
+    for socket in sockets {
+        let storage = storage.clone();
+        thread::Builder::new().name("serve".into()).spawn(move || lend(&*storage, socket))?;
+    }
+    Ok(())
+}
+
+/// Answers whoever has a moment of the archive, until that asks no more.
+fn follow(mut follower: Follower, news: UnixStream) {
+    let mut shown = [0; 8];
+    while (&news).read_exact(&mut shown).is_ok() {
+        let looked = follower.look().and_then(|()| {
+            if follower.moment() <= u64::from_le_bytes(shown) {
+                return Ok((Newer::None, Vec::new()));
+            }
+            let cannot = |error| Error::io("cannot lend what is new", error);
+            let (ours, theirs) = pairs(LENT).map_err(cannot)?;
+            let file: Arc<dyn Storage> = follower.file().clone();
+            serve_on(&file, ours).map_err(cannot)?;
+            Ok((Newer::Moment(follower.moment()), theirs))
+        });
+        let (told, sockets) = looked.unwrap_or_else(|error| {
+            let (code, sentence) = code_of(&error);
+            (Newer::Failed(code, sentence), Vec::new())
+        });
+        if send(&news, &told, &sockets).is_err() {
+            return;
+        }
+    }
+}
+
+/// The first byte of a line, and the sockets that came with it: so many, or none.
+fn receive(stream: &UnixStream, count: usize) -> io::Result<(u8, Vec<UnixStream>)> {
     let mut first = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
     let mut parts = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(control, &mut [IoSliceMut::new(&mut first)], &mut parts, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut first)], &mut parts, RecvFlags::CMSG_CLOEXEC)?;
     let mut sockets = Vec::new();
     for part in parts.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = part {
             sockets.extend(rights.map(UnixStream::from));
         }
     }
-    if received.bytes == 1 && !sockets.is_empty() {
+    if received.bytes == 1 && (sockets.is_empty() || sockets.len() == count) {
         Ok((first[0], sockets))
     } else {
         Err(io::ErrorKind::InvalidData.into())
@@ -310,7 +404,8 @@ mod tests {
         let serving = thread::spawn(|| serve(theirs));
         let control = Arc::new(ours);
         let address = Address::parse(format!("file://{}", place.path().display()).as_ref()).unwrap().unwrap();
-        let (sockets, ordered, asking) = introduce(&control, &address, &options, Access::Read).unwrap();
+        let Introduced { sockets, ordered, asking, .. } =
+            introduce(&control, &address, &options, Access::Read).unwrap();
         assert!(ordered);
         let borrowed = Borrowed::new(sockets, false).unwrap();
         let before = asking.traffic().unwrap();

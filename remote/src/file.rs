@@ -48,7 +48,7 @@ struct Inner {
     timeout: Option<Duration>,
     version: Version,
     start: Vec<u8>,
-    cache: Option<Cache>,
+    cache: Option<Arc<Cache>>,
     shelf: Mutex<Shelf>,
     arrived: Condvar,
     queue: Mutex<Queue>,
@@ -91,26 +91,44 @@ impl RemoteFile {
             // Without a tag nobody knows whether what lies there is of this version.
             options.cache_bytes != Some(0) && version.tag.is_some()
         });
-        let cache = cache
-            .and_then(|directory| Cache::open(directory, &name, key(&name, &version, &start), options.cache_bytes));
-        let inner = Inner {
-            source,
-            name,
-            timeout: options.timeout,
-            version,
-            start,
-            cache,
-            shelf: Mutex::new(Shelf::new()),
-            arrived: Condvar::new(),
-            queue: Mutex::default(),
-            queued: Condvar::new(),
-            counts,
-        };
-        Ok(RemoteFile { inner: Arc::new(inner) })
+        let key = || key(&name, source.lineage(), &version, &start);
+        let cache = cache.and_then(|directory| Cache::open(directory, &name, key(), options.cache_bytes));
+        let (cache, timeout) = (cache.map(Arc::new), options.timeout);
+        Ok(RemoteFile::with(Inner { cache, ..Inner::new(source, name, timeout, version, start, counts) }))
     }
 
+    fn with(inner: Inner) -> RemoteFile {
+        RemoteFile { inner: Arc::new(inner) }
+    }
+
+    /// The file in a later version of the same lineage, of which the start is known. What of it has the label that it had is not asked for again. Who reads this
+    /// version goes on.
+    pub(crate) fn succeeded(&self, source: Box<dyn Source>, version: Version, start: Vec<u8>) -> RemoteFile {
+        let old = &*self.inner;
+        let source = Box::new(Counted { counts: old.counts.clone(), inner: source });
+        let name = old.name.clone();
+        let new = Inner::new(source, name, old.timeout, version, start, old.counts.clone());
+        let shelf = old.shelf.lock().kept(|slot| {
+            let range = new.slot_bytes(&(slot..slot + 1));
+            old.slot_bytes(&(slot..slot + 1)) == range && old.source.label(range.clone()) == new.source.label(range)
+        });
+        RemoteFile::with(Inner { cache: old.cache.clone(), shelf: Mutex::new(shelf), ..new })
+    }
+
+    /// What is in memory of the file's start.
+    pub(crate) fn start(&self) -> &[u8] {
+        &self.inner.start
+    }
+
+    #[cfg(test)]
     pub(crate) fn traffic(&self) -> Traffic {
-        self.inner.counts.traffic(self.inner.cache.as_ref().map_or(0, Cache::hits))
+        self.telling()()
+    }
+
+    /// Tells what was asked of the server for this file and those that succeed it, and keeps none of them.
+    pub(crate) fn telling(&self) -> impl Fn() -> Traffic + use<> {
+        let (counts, cache) = (self.inner.counts.clone(), self.inner.cache.clone());
+        move || counts.traffic(cache.as_ref().map_or(0, |cache| cache.hits()))
     }
 
     /// Has slots fetched by the threads for that. A hint: what does not fit is passed over.
@@ -171,6 +189,30 @@ fn fetch_ahead(inner: &Weak<Inner>) {
 }
 
 impl Inner {
+    /// Without a cache on disk.
+    fn new(
+        source: Box<dyn Source>,
+        name: String,
+        timeout: Option<Duration>,
+        version: Version,
+        start: Vec<u8>,
+        counts: Arc<Counts>,
+    ) -> Inner {
+        Inner {
+            source,
+            name,
+            timeout,
+            version,
+            start,
+            cache: None,
+            shelf: Mutex::new(Shelf::new()),
+            arrived: Condvar::new(),
+            queue: Mutex::default(),
+            queued: Condvar::new(),
+            counts,
+        }
+    }
+
     /// Behind the last slot.
     fn end(&self) -> u64 {
         self.version.length.div_ceil(SLOT)
@@ -211,7 +253,7 @@ impl Inner {
         let cache = self.cache.as_ref()?;
         let place = self.slot_bytes(&(slot..slot + 1));
         let mut bytes = vec![0; (place.end - place.start) as usize];
-        cache.get(slot, &mut bytes).then(|| bytes.into())
+        cache.get(slot, &self.source.label(place), &mut bytes).then(|| bytes.into())
     }
 
     fn request(&self, slots: &Range<u64>, timeout: Option<Duration>) -> Result<Vec<Slot>> {
@@ -221,7 +263,9 @@ impl Inner {
         answered.map_err(|trouble| told_later(&self.name, trouble))?;
         let fetched: Vec<Slot> = bytes.chunks(SLOT as usize).map(Slot::from).collect();
         if let Some(cache) = &self.cache {
-            slots.clone().zip(&fetched).for_each(|(slot, bytes)| cache.put(slot, bytes));
+            for (slot, bytes) in slots.clone().zip(&fetched) {
+                cache.put(slot, &self.source.label(self.slot_bytes(&(slot..slot + 1))), bytes);
+            }
         }
         Ok(fetched)
     }
@@ -331,15 +375,23 @@ pub(crate) fn read_only() -> Error {
     Error::ReadOnly("an archive on a server can only be read".into())
 }
 
-/// What a cache is for: the address, its version, and the commits that the start of the file names. The last is for servers whose tags stay
-/// the same when a file is changed twice within a second.
-fn key(name: &str, version: &Version, start: &[u8]) -> crate::cache::Key {
+/// What a cache is for: the address, and the lineage of versions whose slots have labels. Of a file that has none, its version, and the commits that its start names: the last
+/// is for servers whose tags stay the same when a file is changed twice within a second.
+fn key(name: &str, lineage: Option<&[u8]>, version: &Version, start: &[u8]) -> crate::cache::Key {
     let mut hash = Sha256::new();
-    for part in [name.as_bytes(), version.tag.as_deref().unwrap_or_default().as_bytes(), start] {
+    let mut part = |part: &[u8]| {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
+    };
+    part(name.as_bytes());
+    if let Some(lineage) = lineage {
+        part(b"lineage");
+        part(lineage);
+    } else {
+        part(version.tag.as_deref().unwrap_or_default().as_bytes());
+        part(start);
+        part(&version.length.to_le_bytes());
     }
-    hash.update(version.length.to_le_bytes());
     hash.finalize().into()
 }
 

@@ -142,6 +142,7 @@ mod tests {
     use super::*;
     use crate::cache::Cache;
     use crate::shelf::SLOT;
+    use crate::source::Label;
 
     const ONE: &str = "https://example.org/one.lbx";
     const OTHER: &str = "s3://bucket/other";
@@ -152,7 +153,7 @@ mod tests {
 
     fn fill(place: &Path, address: &str, slots: u64) -> Cache {
         let cache = Cache::open(place, address, [1; 32], Some(8 << 20)).unwrap();
-        (0..slots).for_each(|number| cache.put(number, &vec![number as u8; SLOT as usize]));
+        (0..slots).for_each(|number| cache.put(number, &Label::default(), &vec![number as u8; SLOT as usize]));
         cache
     }
 
@@ -204,10 +205,10 @@ mod tests {
         assert!(removed[0].1 && removed[0].0.address.as_deref() == Some(ONE), "{removed:?}");
         let has = |cache: &Cache, slot: u64| {
             let mut out = vec![0; SLOT as usize];
-            cache.get(slot, &mut out) && out == vec![slot as u8; SLOT as usize]
+            cache.get(slot, &Label::default(), &mut out) && out == vec![slot as u8; SLOT as usize]
         };
         assert!((0..5).all(|slot| has(&reader, slot)));
-        reader.put(9, &vec![9; SLOT as usize]);
+        reader.put(9, &Label::default(), &vec![9; SLOT as usize]);
         assert!(has(&reader, 9));
         // Somebody else begins with an empty one.
         let next = Cache::open(place.path(), ONE, [1; 32], Some(8 << 20)).unwrap();

@@ -38,8 +38,8 @@ use serde::{Deserialize, Serialize};
 
 pub use address::Address;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
-use bucket::{Directory, Living, Objects, S3};
-pub use fetcher::{Access, Asking, open_apart, serve};
+use bucket::{Directory, Follower, Living, Objects, S3};
+pub use fetcher::{Access, Asking, News, open_apart, serve};
 use file::RemoteFile;
 pub use finding::Finding;
 pub use kept::{Kept, kept, remove_kept};
@@ -79,18 +79,19 @@ impl Default for Options {
 /// `Invalid` for an address that needs an option; `Io` when there is no archive (of the kind `NotFound`), and when the server refuses,
 /// cannot do what is needed, or does not answer in time; `Damaged` for objects in a bucket that do not belong together.
 pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(open_file(address, options)?))
+    Ok(open_file(address, options)?.0)
 }
 
-fn open_file(address: &Address, options: &Options) -> Result<RemoteFile> {
+/// With who goes on when the archive's writer does: that of a single file never does.
+fn open_file(address: &Address, options: &Options) -> Result<(Arc<RemoteFile>, Option<Follower>)> {
     if let Some(objects) = objects(address, options, None)?
-        && let Some(file) = bucket::open(objects, address.to_string(), options)?
+        && let Some(follower) = bucket::open(objects, address.to_string(), options)?
     {
-        return Ok(file);
+        return Ok((follower.file().clone(), Some(follower)));
     }
     match address {
         Address::Directory(_) => Err(Error::request(format!("cannot open {address}"), std::io::ErrorKind::NotFound)),
-        Address::Web(_) | Address::Bucket { .. } => RemoteFile::open(address, options),
+        Address::Web(_) | Address::Bucket { .. } => Ok((Arc::new(RemoteFile::open(address, options)?), None)),
     }
 }
 

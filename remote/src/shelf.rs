@@ -43,6 +43,16 @@ impl Shelf {
         Shelf { slots: LruCache::new(KEPT), coming: HashSet::new(), streams: Vec::new() }
     }
 
+    /// A shelf with those slots that `keeps` says are the same there.
+    pub(crate) fn kept(&self, keeps: impl Fn(u64) -> bool) -> Shelf {
+        let mut kept = Shelf::new();
+        // The one that was used last is put last.
+        for (slot, bytes) in self.slots.iter().rev().filter(|(slot, _)| keeps(**slot)) {
+            kept.slots.put(*slot, Arc::clone(bytes));
+        }
+        kept
+    }
+
     pub(crate) fn get(&mut self, slot: u64) -> Option<Slot> {
         self.slots.get(&slot).cloned()
     }
@@ -134,6 +144,22 @@ mod tests {
             assert!(most < slot + 1 + MOST_AHEAD + PART);
         }
         assert!((610..780).all(|slot| asked.contains(&slot)));
+    }
+
+    #[test]
+    fn what_is_kept_is_dropped_in_the_order_of_its_use() {
+        let mut shelf = Shelf::new();
+        let slot: Slot = vec![0; 4].into();
+        let all = 0..KEPT.get() as u64;
+        assert_eq!(shelf.claim(all.clone()), all);
+        shelf.arrived(all.clone(), &vec![slot.clone(); KEPT.get()]);
+        assert!(shelf.get(0).is_some());
+        let mut kept = shelf.kept(|slot| slot != 7);
+        assert!(kept.get(7).is_none() && kept.claim(7..8) == (7..8));
+        // One takes the place of the one that is not kept, the next one that of the least used.
+        kept.arrived(7..8, std::slice::from_ref(&slot));
+        kept.arrived(2000..2001, &[slot]);
+        assert!(kept.get(0).is_some() && kept.get(1).is_none() && kept.get(2).is_some());
     }
 
     #[test]

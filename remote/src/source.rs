@@ -1,6 +1,7 @@
 //! What a server is asked for, and what it may answer.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One version of a file, as its server told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,9 @@ impl Trouble {
     }
 }
 
+/// Names the bytes of a part of a file: equal labels of equal ranges mean equal bytes.
+pub(crate) type Label = [u8; 32];
+
 /// A file of a server.
 pub(crate) trait Source: Send + Sync {
     /// The first `count` bytes, or all of a shorter file, of whatever version is there now.
@@ -54,6 +58,38 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
+    /// What all versions of the file have in common whose labels may be compared. None for a file of which nothing is known to be the same in two versions: it has one label.
+    fn lineage(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// The label of a range.
+    fn label(&self, _range: Range<u64>) -> Label {
+        Label::default()
+    }
+
     /// The bytes of a range inside of the file, in `out`, when it still has this version.
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble>;
+}
+
+impl<S: Source + ?Sized> Source for Arc<S> {
+    fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble> {
+        (**self).first(count)
+    }
+
+    fn whole(&self) -> bool {
+        (**self).whole()
+    }
+
+    fn lineage(&self) -> Option<&[u8]> {
+        (**self).lineage()
+    }
+
+    fn label(&self, range: Range<u64>) -> Label {
+        (**self).label(range)
+    }
+
+    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
+        (**self).range(version, range, out)
+    }
 }

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::source::{Source, Trouble, Version};
+use crate::source::{Label, Source, Trouble, Version};
 
 type Answer<T> = Result<T, Trouble>;
 
@@ -96,6 +96,14 @@ impl<T: Source + ?Sized> Source for Counted<T> {
 
     fn whole(&self) -> bool {
         self.inner.whole()
+    }
+
+    fn lineage(&self) -> Option<&[u8]> {
+        self.inner.lineage()
+    }
+
+    fn label(&self, range: Range<u64>) -> Label {
+        self.inner.label(range)
     }
 
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Answer<()> {

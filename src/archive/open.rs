@@ -40,7 +40,21 @@ impl Archive {
         options: &OpenOptions,
         seen_options: &SeenOptions,
     ) -> Result<Archive> {
-        Archive::open_at(site.into(), key, options, seen_options, None)
+        Archive::open_at(site.into(), key, options, seen_options, None, None)
+    }
+
+    /// The same once more, of an archive that has gone on where it is: compared with what its `witness` saw, who may not be able any more to open what is remembered.
+    ///
+    /// # Errors
+    /// As of [`Archive::open_seen`].
+    pub fn open_again<'a>(
+        site: impl Into<Site<'a>>,
+        key: &UnlockedKey,
+        options: &OpenOptions,
+        seen_options: &SeenOptions,
+        witness: &Witness,
+    ) -> Result<Archive> {
+        Archive::open_at(site.into(), key, options, seen_options, Some(witness.looked()), None)
     }
 
     /// With the name of a snapshot, what that shows takes the place of the newest state.
@@ -49,6 +63,7 @@ impl Archive {
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
+        looked: Option<Looked>,
         snapshot: Option<&[u8]>,
     ) -> Result<Archive> {
         if options.memory < LEAST_MEMORY {
@@ -71,7 +86,7 @@ impl Archive {
         let volume_options =
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
         let sequence = header.framing().sequence;
-        let looked = Looked::at(seen_options, &key.volume_key, &key.archive);
+        let looked = looked.unwrap_or_else(|| Looked::at(seen_options, &key.volume_key, &key.archive));
         let mark = looked.mark();
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
         let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options, options.read_only)?;

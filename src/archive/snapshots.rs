@@ -48,7 +48,7 @@ impl Archive {
         if !options.read_only {
             return Err(Error::invalid("a snapshot can only be read"));
         }
-        Archive::open_at(site.into(), key, options, seen, Some(name)).map_err(|error| named(error, name))
+        Archive::open_at(site.into(), key, options, seen, None, Some(name)).map_err(|error| named(error, name))
     }
 
     /// The moments that the archive keeps, for whoever works on them beside other users of the archive.

@@ -335,8 +335,20 @@ impl SocketName {
 
     /// Of an archive at an address. A hash, because a socket's path has room for about 100 bytes.
     pub fn of_address(address: &OsStr) -> SocketName {
+        SocketName::of_hash(Sha256::new().chain_update(address.as_encoded_bytes()))
+    }
+
+    /// Of a mount that reads an archive at an address: it is in nobody's way, and there may be several.
+    pub fn of_reader(address: &OsStr, point: &Path) -> SocketName {
+        let point = point.as_os_str().as_encoded_bytes();
+        SocketName::of_hash(
+            Sha256::new().chain_update(address.as_encoded_bytes()).chain_update([0]).chain_update(point),
+        )
+    }
+
+    fn of_hash(hash: Sha256) -> SocketName {
         let mut name = String::with_capacity(37);
-        for byte in &Sha256::digest(address.as_encoded_bytes())[..16] {
+        for byte in &hash.finalize()[..16] {
             // Writing to a String never fails.
             let _ = write!(name, "{byte:02x}");
         }

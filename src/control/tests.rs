@@ -101,6 +101,8 @@ fn each_file_and_address_has_a_name_of_its_own() {
     assert_eq!(a, link, "the same file by another name");
     let at = |address: &str| SocketName::of_address(address.as_ref());
     assert_ne!(at("s3://bucket/a"), at("s3://bucket/b"));
+    let reader = |point: &str| SocketName::of_reader("s3://bucket/a".as_ref(), Path::new(point));
+    assert!(reader("/mnt/a") != reader("/mnt/b") && reader("/mnt/a") != at("s3://bucket/a"));
     let long = at(&format!("https://example.com/{}", "a/".repeat(500)));
     for name in [a, b, long] {
         let path = socket_path(Path::new("/run/user/4294967295"), &name);

@@ -117,6 +117,11 @@ impl FileSystem {
         self.volume.lay(&logged, pieces.len(), &mut |view| self.staging.restore(&pieces, view, reserved.take()))
     }
 
+    /// Whether nothing can be changed.
+    pub fn read_only(&self) -> bool {
+        self.volume.read_only()
+    }
+
     /// Whether the last session left something to be reclaimed: what was unlinked while it was open, or cut off.
     pub(crate) fn has_left_over(&self) -> Result<bool> {
         self.reclaim.has_left_over()

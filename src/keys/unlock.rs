@@ -30,6 +30,11 @@ impl UnlockedKey {
         Ok(header)
     }
 
+    /// For another one who opens the archive again and again.
+    pub fn copy(&self) -> UnlockedKey {
+        UnlockedKey { archive: self.archive, volume_key: SecretKey::new(*self.volume_key.bytes()) }
+    }
+
     /// 48 bytes for a private pipe between two processes: archive id, volume key.
     pub fn to_bytes(&self) -> zeroize::Zeroizing<Vec<u8>> {
         // Allocated at once: a vector that grows leaves copies behind.

@@ -93,7 +93,7 @@ fn time(time: TimeOrNow) -> SystemTime {
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::negotiate(config);
+        kernel::negotiate(config, false);
         Ok(())
     }
 

@@ -1,25 +1,40 @@
 //! Notes that the mount is used: whether a request came, and how many handles are open.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Two look, each for itself: who ends an idle mount, and who follows a writer.
+const BOTH: u8 = IDLE | FOLLOWED;
+const IDLE: u8 = 1;
+const FOLLOWED: u8 = 2;
 
 /// What idleness is judged by. Noting costs a request one load, unless somebody has looked since the last one.
 #[derive(Default)]
 pub struct Activity {
-    used: AtomicBool,
+    /// Who has not seen yet that a request came.
+    used: AtomicU8,
     files: AtomicU64,
     directories: AtomicU64,
 }
 
 impl Activity {
     pub fn note(&self) {
-        if !self.used.load(Ordering::Relaxed) {
-            self.used.store(true, Ordering::Relaxed);
+        if self.used.load(Ordering::Relaxed) != BOTH {
+            self.used.store(BOTH, Ordering::Relaxed);
         }
     }
 
     /// Whether anything was noted since the last call.
     pub fn take_used(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed)
+        self.take(IDLE)
+    }
+
+    /// The same for who follows a writer.
+    pub fn take_followed(&self) -> bool {
+        self.take(FOLLOWED)
+    }
+
+    fn take(&self, bit: u8) -> bool {
+        self.used.fetch_and(!bit, Ordering::Relaxed) & bit != 0
     }
 
     pub fn open_files(&self) -> u64 {

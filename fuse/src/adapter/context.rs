@@ -3,17 +3,19 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fuser::{INodeNo, ReplyAttr, ReplyEntry};
+use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
 use lockbox::Result;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
 use super::activity::Activity;
+use super::handle;
 use super::open_directories::OpenDirectories;
+use super::snapshots::snapshot_dir;
 use super::syncs::Syncs;
 use crate::callers::Callers;
-use crate::convert::{GENERATION, ino};
+use crate::convert::{GENERATION, ino, notes_access, writes};
 use crate::errno::errno;
-use crate::kernel_cache::{FOR_EVER, KernelCache};
+use crate::kernel_cache::KernelCache;
 use crate::options::SnapshotDir;
 use crate::pace::{InFlight, Pace};
 
@@ -35,14 +37,15 @@ pub struct Adapter {
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself. None for one that is no file of
     /// this host, to which nothing is written.
     host: Option<OwnedFd>,
-    pub(super) callers: Callers,
+    pub(super) callers: Arc<Callers>,
     pub(super) profile: SyncProfile,
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
     pub(super) snapshot_dir: SnapshotDir,
-    pub(super) open_directories: OpenDirectories,
+    pub(super) open_directories: Arc<OpenDirectories>,
     pub(super) pace: Arc<Pace>,
-    pub(super) syncs: Syncs,
+    /// None where nothing is written.
+    pub(super) syncs: Option<Syncs>,
 }
 
 impl Adapter {
@@ -57,16 +60,17 @@ impl Adapter {
         manner: Manner,
         pace: Pace,
     ) -> std::io::Result<Adapter> {
-        let open_directories = OpenDirectories::default();
+        let open_directories = Arc::default();
         let pace = Arc::new(pace);
-        let syncs = Syncs::start(Arc::clone(&fs), Arc::clone(&pace))?;
+        let writes = !fs.read_only();
+        let syncs = writes.then(|| Syncs::start(Arc::clone(&fs), Arc::clone(&pace), host.is_none())).transpose()?;
         let Manner { profile, access_times, snapshot_dir } = manner;
         Ok(Adapter {
             fs,
             cache,
             activity,
             host,
-            callers,
+            callers: Arc::new(callers),
             profile,
             access_times,
             snapshot_dir,
@@ -74,6 +78,35 @@ impl Adapter {
             pace,
             syncs,
         })
+    }
+
+    /// The same for another moment of the archive, which shares all that is not the archive's: for one that is no file of this host and only read.
+    pub(super) fn showing(&self, fs: Arc<FileSystem>, asked: SnapshotDir) -> Adapter {
+        Adapter {
+            snapshot_dir: snapshot_dir(&fs, asked),
+            fs,
+            cache: Arc::clone(&self.cache),
+            activity: Arc::clone(&self.activity),
+            host: None,
+            callers: Arc::clone(&self.callers),
+            open_directories: Arc::clone(&self.open_directories),
+            pace: Arc::clone(&self.pace),
+            syncs: None,
+            ..*self
+        }
+    }
+
+    /// Opens a file of the live tree, as open(2) is answered.
+    pub(super) fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
+        self.fs.open(ino(number))?;
+        self.activity.file_opened();
+        if writes(flags) {
+            self.cache.begin_writing(number);
+        }
+        if notes_access(flags) {
+            self.note_access(number);
+        }
+        Ok((handle(flags), self.cache.opened()))
     }
 
     /// A request that somebody's use of the mount makes.
@@ -93,7 +126,10 @@ impl Adapter {
 
     pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
         match result {
-            Ok(a) => reply.entry_with_ttls(&self.cache.lifetime(a.ino.0), &FOR_EVER, &self.cache.told(&a), GENERATION),
+            Ok(a) => {
+                let (attributes, name) = (self.cache.lifetime(a.ino.0), self.cache.believed());
+                reply.entry_with_ttls(&attributes, &name, &self.cache.told(&a), GENERATION);
+            }
             Err(error) => reply.error(errno(&error)),
         }
     }

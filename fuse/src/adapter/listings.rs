@@ -10,7 +10,6 @@ use lockbox::{Error, Result};
 use super::context::Adapter;
 use super::reply::full;
 use crate::convert::{self, GENERATION, ino, notes_access};
-use crate::kernel_cache::FOR_EVER;
 
 impl Adapter {
     pub(super) fn begin_listing(&self, directory: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
@@ -90,7 +89,8 @@ impl Adapter {
                 self.cache.invalidate_attributes(INodeNo(a.ino.0));
             }
             let name = OsStr::from_bytes(entry.name);
-            is_full = reply.add(INodeNo(a.ino.0), entry.cookie, name, &FOR_EVER, &self.cache.told(a), GENERATION);
+            let lifetime = self.cache.believed();
+            is_full = reply.add(INodeNo(a.ino.0), entry.cookie, name, &lifetime, &self.cache.told(a), GENERATION);
             full(is_full)
         });
         let is_whole = or_the_others(listed, any, directory)?;

@@ -8,6 +8,7 @@ mod activity;
 mod caller;
 mod content;
 mod context;
+mod followed;
 mod listings;
 mod open_directories;
 mod privileges;
@@ -18,6 +19,7 @@ mod syncs;
 
 pub use activity::Activity;
 pub use context::{Adapter, Manner};
+pub use followed::{Followed, Shown};
 pub use snapshots::snapshot_dir;
 
 use std::cell::RefCell;
@@ -27,7 +29,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::convert::{GENERATION, ino, notes_access, writes};
+use crate::convert::{GENERATION, ino, writes};
 use crate::errno::errno;
 use crate::kernel_cache::FOR_EVER;
 use crate::pace::LONG_BYTES;
@@ -64,7 +66,7 @@ fn creator(request: &Request, umask: u32) -> Creator {
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::negotiate(config);
+        kernel::negotiate(config, self.cache.follows);
         Ok(())
     }
 
@@ -78,7 +80,10 @@ impl fuser::Filesystem for Adapter {
         }
         match self.cache.check_open(parent).and_then(|()| self.fs.lookup(ino(parent), name.as_bytes())) {
             // KERNEL-5.
-            Err(Error::NotFound) => reply.entry_with_ttls(&FOR_EVER, &FOR_EVER, &convert::no_attributes(), GENERATION),
+            Err(Error::NotFound) => {
+                let lifetime = self.cache.believed();
+                reply.entry_with_ttls(&lifetime, &lifetime, &convert::no_attributes(), GENERATION);
+            }
             found => self.reply_entry(found, reply),
         }
     }
@@ -281,17 +286,8 @@ impl fuser::Filesystem for Adapter {
         if let Some(kept) = self.kept(number) {
             return kept.open(flags, reply);
         }
-        match self.fs.open(ino(number)) {
-            Ok(()) => {
-                self.activity.file_opened();
-                if writes(flags) {
-                    self.cache.begin_writing(number);
-                }
-                if notes_access(flags) {
-                    self.note_access(number);
-                }
-                reply.opened(handle(flags), FopenFlags::FOPEN_KEEP_CACHE);
-            }
+        match self.open_file(number, flags) {
+            Ok((handle, flags)) => reply.opened(handle, flags),
             Err(error) => reply.error(errno(&error)),
         }
     }

@@ -103,7 +103,10 @@ impl Adapter {
     /// Replies when everything done so far is durable, which what a snapshot shows is by itself.
     pub(super) fn make_durable(&self, number: INodeNo, reply: ReplyEmpty) {
         let in_flight = self.begin();
-        if is_live(number.0) { self.syncs.answer(&in_flight, reply) } else { reply.ok() }
+        match &self.syncs {
+            Some(syncs) if is_live(number.0) => syncs.answer(&in_flight, reply),
+            _ => reply.ok(),
+        }
     }
 
     /// Whether the name is that of `.snapshots`.

@@ -2,7 +2,8 @@
 //!
 //! A commit serves all who came before it began, but only as many can come as there are loops to take their requests. So one
 //! caller at a time is led by the loop that took its request, which costs no hand-over; who comes meanwhile is counted in and
-//! left to a thread, which leads commit after commit until nobody is left.
+//! left to a thread, which leads commit after commit until nobody is left. Where a commit waits for a store elsewhere, perhaps for as long as that is away, a hand-over is nothing
+//! beside it and a loop is: there the thread leads all of them.
 //!
 //! # Rules
 //! 1  A caller is counted in by the loop that took its request: the commit that serves it begins afterwards, and sees all that
@@ -48,16 +49,18 @@ pub(super) struct Syncs {
     fs: Arc<FileSystem>,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
+    /// Commits wait for another machine.
+    elsewhere: bool,
 }
 
 impl Syncs {
     /// # Errors
     /// Those of starting a thread.
-    pub(super) fn start(fs: Arc<FileSystem>, pace: Arc<Pace>) -> std::io::Result<Syncs> {
+    pub(super) fn start(fs: Arc<FileSystem>, pace: Arc<Pace>, elsewhere: bool) -> std::io::Result<Syncs> {
         let queue = Arc::new(Queue::default());
         let (of_thread, its_queue) = (Arc::clone(&fs), Arc::clone(&queue));
         let thread = thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue, &pace))?;
-        Ok(Syncs { fs, queue, thread: Some(thread) })
+        Ok(Syncs { fs, queue, thread: Some(thread), elsewhere })
     }
 
     /// Replies when everything done so far is durable; the loop may be back at the kernel's queue long before.
@@ -68,8 +71,12 @@ impl Syncs {
         };
         {
             let mut state = self.queue.state.lock();
-            if state.lead != Lead::Nobody {
+            if self.elsewhere || state.lead != Lead::Nobody {
                 state.waiting.push((begun, reply));
+                if state.lead == Lead::Nobody {
+                    state.lead = Lead::Thread;
+                    self.queue.called.notify_one();
+                }
                 return;
             }
             state.lead = Lead::Loop;

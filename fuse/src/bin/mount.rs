@@ -113,6 +113,8 @@ Options:
                                and not listed)
   snapshots=hourly:N,daily:N,weekly:N,monthly:N,yearly:N | off
                                Take snapshots by itself, and keep so many
+  follow=TIME|off              How often a mount for reading of an archive at an
+                               address looks for what others wrote (default 1s)
   take-over                    Write to an archive at an address although another
                                machine seems to be writing there
   nofail                       A missing archive is no failure

@@ -10,7 +10,7 @@ use lockbox::Result;
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem};
 
-use super::{FOR_EVER, KernelCache};
+use super::KernelCache;
 use crate::convert;
 
 impl KernelCache {
@@ -21,7 +21,7 @@ impl KernelCache {
 
     /// How long the kernel may keep attributes that come with another answer: it asks for those of an inode with writers when it wants them.
     pub(crate) fn lifetime(&self, ino: u64) -> Duration {
-        if self.writers.has(ino) { Duration::ZERO } else { FOR_EVER }
+        if self.writers.has(ino) { Duration::ZERO } else { self.believed() }
     }
 
     /// What GETATTR is answered, and how long the kernel may keep it unless it is told otherwise.
@@ -32,7 +32,7 @@ impl KernelCache {
         if !keeps {
             self.invalidate_attributes(ino);
         }
-        Ok((FileAttr { blocks, ..convert::attributes(&a) }, if keeps { FOR_EVER } else { Duration::ZERO }))
+        Ok((FileAttr { blocks, ..convert::attributes(&a) }, if keeps { self.believed() } else { Duration::ZERO }))
     }
 
     /// What CREATE is answered of a file that it made, or found, and opened.

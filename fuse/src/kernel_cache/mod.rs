@@ -41,6 +41,9 @@
 //!     alone, so a program that asks for neither would write on for ever, and all of it would be lost. But for each write(2) it wants to know the mode of the
 //!     file, by the handle of who writes. So after a refusal it is made to ask, and whoever can only write is answered with the reason for as long as there
 //!     is one. Handles that also read are passed over: read(2) asks in the same way.
+//! KERNEL-13  What is written elsewhere changes a mount that follows it without the kernel's doing, and nobody tells it what of it. So there it believes names, and that there is
+//!     none, and attributes for a second, and leaves size and times to us, unlike KERNEL-1: nothing is written there, so none of 2, 3, 5 and 8 applies. Pages of a file are dropped
+//!     when it is seen to have another size or mtime, and by each open(2), since both can be set back. Its number names the same file in all moments, for numbers are given once.
 
 mod attributes;
 mod built;
@@ -56,7 +59,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use fuser::Notifier;
+use fuser::{FopenFlags, Notifier};
 
 use unlinked::Unlinked;
 use views::Views;
@@ -64,6 +67,9 @@ use writers::Writers;
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
+/// How long it believes what may change without its doing (KERNEL-13).
+const FOLLOWED: Duration = Duration::from_secs(1);
 
 /// What is known of one mount's caches in the kernel, and the way to tell it what is wrong there.
 #[derive(Default)]
@@ -73,11 +79,28 @@ pub struct KernelCache {
     pub(crate) views: Views,
     /// A directory that answers no question; 0 for none (KERNEL-11).
     hidden: AtomicU64,
+    /// Another one's changes are shown (KERNEL-13).
+    pub(crate) follows: bool,
     /// Set once the session is there.
     notifier: OnceLock<Notifier>,
 }
 
 impl KernelCache {
+    /// `follows`: of a mount that shows what is written elsewhere.
+    pub(crate) fn of(follows: bool) -> KernelCache {
+        KernelCache { follows, ..KernelCache::default() }
+    }
+
+    /// How long a name, or that there is none of it, and attributes are believed.
+    pub(crate) fn believed(&self) -> Duration {
+        if self.follows { FOLLOWED } else { FOR_EVER }
+    }
+
+    /// What the kernel is told when a file is opened.
+    pub(crate) fn opened(&self) -> FopenFlags {
+        if self.follows { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
+    }
+
     /// From now on there is somebody to tell.
     pub(crate) fn connect(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);

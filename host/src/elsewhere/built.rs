@@ -12,7 +12,7 @@ use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket};
 use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
 
-use super::{Ending, Patience, Remote, Telling};
+use super::{Apart, Following, Patience, Remote};
 
 impl Remote {
     fn options(&self) -> Options {
@@ -50,13 +50,8 @@ pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<Arc<d
     lockbox_remote::change(&address(name)?, &how.options(), take_over)
 }
 
-pub(super) fn open_apart(
-    command: &mut Command,
-    name: &Path,
-    how: &Remote,
-    access: Access,
-) -> Result<(Arc<dyn Storage>, Telling, Ending)> {
-    let (storage, asking) = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
+pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, access: Access) -> Result<Apart> {
+    let (storage, asking, news) = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
     let asking = Arc::new(asking);
     let ending = asking.clone();
     let telling = move || {
@@ -70,7 +65,13 @@ pub(super) fn open_apart(
             offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
         })
     };
-    Ok((Arc::new(storage), Arc::new(telling), Arc::new(move || ending.end())))
+    let following = news.map(|mut news| -> Following { Box::new(move |take| news.look(take)) });
+    Ok(Apart {
+        storage: Arc::new(storage),
+        telling: Arc::new(telling),
+        ending: Arc::new(move || ending.end()),
+        following,
+    })
 }
 
 /// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-use super::{Ending, Remote, Telling};
+use super::{Apart, Remote};
 
 /// Whether this is the address of an archive and not the path of one.
 pub fn is_elsewhere(name: &Path) -> bool {
@@ -31,12 +31,7 @@ pub(super) fn change(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Ar
     Err(lacking())
 }
 
-pub(super) fn open_apart(
-    _command: &mut Command,
-    _name: &Path,
-    _how: &Remote,
-    _access: Access,
-) -> Result<(Arc<dyn Storage>, Telling, Ending)> {
+pub(super) fn open_apart(_command: &mut Command, _name: &Path, _how: &Remote, _access: Access) -> Result<Apart> {
     Err(lacking())
 }
 

@@ -70,18 +70,30 @@ pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 /// Ends the process that asks, which says to the store that nobody writes there any more.
 pub type Ending = Arc<dyn Fn() + Send + Sync>;
 
+/// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
+pub type Following = Box<dyn FnMut(&mut dyn FnMut(Arc<dyn Storage>) -> Result<()>) -> Result<bool> + Send>;
+
+/// What a process of its own opened.
+struct Apart {
+    storage: Arc<dyn Storage>,
+    telling: Telling,
+    ending: Ending,
+    following: Option<Following>,
+}
+
 /// Where an archive is, and what is open of one that is no file of this host.
 pub struct Place {
     path: PathBuf,
     elsewhere: Option<Arc<dyn Storage>>,
     telling: Option<Telling>,
     ending: Option<Ending>,
+    following: Option<Following>,
 }
 
 impl Place {
     /// A file, which whoever opens the archive opens.
     pub fn file(path: &Path) -> Place {
-        Place { path: path.to_owned(), elsewhere: None, telling: None, ending: None }
+        Place { path: path.to_owned(), elsewhere: None, telling: None, ending: None, following: None }
     }
 
     /// What is at an address, opened for reading.
@@ -105,8 +117,14 @@ impl Place {
     /// # Errors
     /// As of [`Place::at`], and of starting the process.
     pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<Place> {
-        let (storage, telling, ending) = open_apart(command, address, how, access)?;
-        Ok(Place { elsewhere: Some(storage), telling: Some(telling), ending: Some(ending), ..Place::file(address) })
+        let Apart { storage, telling, ending, following } = open_apart(command, address, how, access)?;
+        let (elsewhere, telling, ending) = (Some(storage), Some(telling), Some(ending));
+        Ok(Place { elsewhere, telling, ending, following, ..Place::file(address) })
+    }
+
+    /// What asks for later moments of an archive that has them, once.
+    pub fn take_following(&mut self) -> Option<Following> {
+        self.following.take()
     }
 
     /// What ends the process of its own, where there is one.

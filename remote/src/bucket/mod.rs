@@ -14,6 +14,7 @@
 
 mod counted;
 mod directory;
+mod follower;
 mod inventory;
 mod layout;
 mod living;
@@ -37,6 +38,7 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
 pub(crate) use self::directory::Directory;
+pub(crate) use self::follower::Follower;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
 pub(crate) use self::inventory::{archives, examine};
 use self::layout::Owner;
@@ -56,11 +58,11 @@ use crate::traffic::{Counted, Counts};
 /// How long somebody who leaves without a backup waits for the removal of what went up.
 const RETREAT: Duration = Duration::from_secs(5);
 
-/// The archive whose objects these are, as its newest record says. None when there is no archive.
+/// The archive whose objects these are, as its newest record says, with who goes on from there. None when there is no archive.
 ///
 /// # Errors
 /// As [`crate::open`].
-pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<RemoteFile>> {
+pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<Follower>> {
     let counts = Arc::new(Counts::default());
     let objects = Counted { counts: counts.clone(), inner: objects };
     let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
@@ -70,13 +72,15 @@ pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -
         Err(Trouble::Refused(_)) if store.objects.hides() => return Ok(None),
         Err(trouble) => return Err(store.told(trouble)),
     };
+    let listed = follower::now();
     let moment = Moment::newest(&store, &incarnation)?.filter(|moment| moment.trailer.length > 0);
     let Some(moment) = moment else {
         let why = "a writer came and has not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
-    let reading = Reading::of(store.clone(), incarnation, &moment);
-    RemoteFile::of(Box::new(reading), store.name.clone(), options, counts).map(Some)
+    let reading = Arc::new(Reading::of(store.clone(), incarnation, &moment));
+    let file = RemoteFile::of(Box::new(reading.clone()), store.name.clone(), options, counts)?;
+    Ok(Some(Follower::of(moment, reading, file, listed)))
 }
 
 /// Removes what is needed no more, as a writer who comes, cleans and goes.

@@ -7,12 +7,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use lockbox::{Error, Result};
+use sha2::{Digest, Sha256};
 
 use super::layout::{BLOCK, Dead, Incarnation, Owner, Said, Trailer};
 use super::map::Map;
-use super::place::{Entry, Place};
+use super::place::{Entry, Id, Place};
 use super::store::{Store, hex};
-use crate::source::{Source, Trouble, Version};
+use crate::file::START;
+use crate::source::{Label, Source, Trouble, Version};
 
 /// Times that a reader begins anew because the writer went on while it looked.
 const TRIES: usize = 8;
@@ -22,6 +24,9 @@ const GAP: u64 = 16;
 /// What the newest record says.
 pub(crate) struct Moment {
     pub(super) trailer: Trailer,
+    /// What its checkpoint says, and what lies elsewhere.
+    pub(super) checkpoint: Map,
+    pub(super) changes: Vec<Entry>,
     pub(super) map: Map,
     pub(super) dead: Vec<Dead>,
     pub(super) owner: Owner,
@@ -37,7 +42,8 @@ impl Moment {
             let Some(sequence) = store.newest(incarnation)? else { return Ok(None) };
             // The newest record is never removed, so it was not the newest any more.
             let Some((trailer, said)) = store.record(incarnation, sequence)? else { continue };
-            match Moment::of(store, incarnation, trailer, said) {
+            let checkpoint = store.checkpoint(incarnation, trailer.checkpoint);
+            match checkpoint.and_then(|checkpoint| Moment::of(store, checkpoint, trailer, said)) {
                 // Who slept for a day looks for what was removed meanwhile.
                 Err(Error::Damaged(_)) if store.newest(incarnation)? != Some(sequence) => {}
                 moment => return moment.map(Some),
@@ -46,15 +52,19 @@ impl Moment {
         Err(Error::damaged(format!("{}: the newest record that is listed is not there", store.name)))
     }
 
-    fn of(store: &Store, incarnation: &Incarnation, trailer: Trailer, said: Said) -> Result<Moment> {
-        let mut map = store.checkpoint(incarnation, trailer.checkpoint)?;
+    /// Of a record, and of the map of the checkpoint that it names.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(super) fn of(store: &Store, checkpoint: Map, trailer: Trailer, said: Said) -> Result<Moment> {
+        let mut map = checkpoint.clone();
         for entry in &said.changes {
             map.lay(entry);
         }
         if map.end() > trailer.length.div_ceil(BLOCK) {
             return Err(Error::damaged(format!("{}: a map of more than the archive has", store.name)));
         }
-        Ok(Moment { trailer, map, dead: said.dead, owner: said.owner })
+        Ok(Moment { trailer, checkpoint, changes: said.changes, map, dead: said.dead, owner: said.owner })
     }
 }
 
@@ -77,8 +87,26 @@ impl Reading {
         Reading { store, incarnation, map: moment.map.clone(), length, sequence, tag }
     }
 
-    fn version(&self) -> Version {
+    pub(super) fn version(&self) -> Version {
         Version { length: self.length, tag: Some(self.tag.clone()), modified: None }
+    }
+
+    /// What [`Source::first`] gives of a file's start, of which `old` is that of an earlier moment: blocks that lie where they lay are taken from there.
+    pub(super) fn start_after(&self, before: &Reading, old: &[u8]) -> std::result::Result<Vec<u8>, Trouble> {
+        let mut start = vec![0; usize::try_from(START.min(self.length)).unwrap_or_default()];
+        let count = start.len().div_ceil(BLOCK as usize) as u64;
+        let (here, there) = (places(&self.map, count), places(&before.map, count));
+        let mut missing = Vec::new();
+        for (number, bytes) in (0..).zip(start.chunks_mut(BLOCK as usize)) {
+            let at = number as usize * BLOCK as usize;
+            match old.get(at..at + bytes.len()) {
+                Some(known) if here[number as usize] == there[number as usize] => bytes.copy_from_slice(known),
+                _ => missing.extend(self.map.parts(number..number + 1)),
+            }
+        }
+        let all = 0..start.len() as u64;
+        lay(&self.store, &self.incarnation, &self.sequence, &missing, all, &mut start)?;
+        Ok(start)
     }
 
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
@@ -86,6 +114,15 @@ impl Reading {
         let parts = self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
         fill(&self.store, &self.incarnation, &self.sequence, &parts, range, out)
     }
+}
+
+/// Where each of the first blocks is; None for one of zeros.
+fn places(map: &Map, count: u64) -> Vec<Option<(Id, u32)>> {
+    let each = |Entry { blocks, place }: Entry| {
+        let first = blocks.start;
+        blocks.map(move |block| place.map(|place| (place.id, place.at + (block - first) as u32)))
+    };
+    map.parts(0..count).into_iter().flat_map(each).collect()
 }
 
 /// The bytes of a range, whose blocks lie where `parts` says, as of the record `sequence`.
@@ -98,6 +135,18 @@ pub(super) fn fill(
     out: &mut [u8],
 ) -> std::result::Result<(), Trouble> {
     out.fill(0);
+    lay(store, incarnation, sequence, parts, range, out)
+}
+
+/// The same over what `out` has: that stays where `parts` names nothing.
+fn lay(
+    store: &Store,
+    incarnation: &Incarnation,
+    sequence: &AtomicU64,
+    parts: &[Entry],
+    range: Range<u64>,
+    out: &mut [u8],
+) -> std::result::Result<(), Trouble> {
     let fetches = fetches(parts);
     for (fetch, bytes) in fetches.iter().zip(fetched(store, incarnation, sequence, &fetches)?) {
         for (blocks, at) in &fetch.parts {
@@ -199,6 +248,33 @@ impl Source for Reading {
 
     fn whole(&self) -> bool {
         true
+    }
+
+    fn lineage(&self) -> Option<&[u8]> {
+        Some(&self.incarnation)
+    }
+
+    /// Of where its blocks are: an object never changes.
+    fn label(&self, range: Range<u64>) -> Label {
+        let mut hash = Sha256::new();
+        hash.update((range.end - range.start).to_le_bytes());
+        for Entry { blocks, place } in self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK)) {
+            hash.update((blocks.end - blocks.start).to_le_bytes());
+            match place {
+                None => hash.update([0]),
+                Some(Place { id: Id::Log(sequence), at, .. }) => {
+                    hash.update([1]);
+                    hash.update(sequence.to_le_bytes());
+                    hash.update(at.to_le_bytes());
+                }
+                Some(Place { id: Id::Segment(name) | Id::Checkpoint(name), at, .. }) => {
+                    hash.update([2]);
+                    hash.update(name);
+                    hash.update(at.to_le_bytes());
+                }
+            }
+        }
+        hash.finalize().into()
     }
 
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {

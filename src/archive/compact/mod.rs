@@ -188,7 +188,7 @@ pub(super) fn rewrite(
         // Also under the old key: a copy from before is an older one to who opens it.
         Witness::new(new.clone(), target.framing.sequence, looked, replace).remember();
         let file = options.seen.file(&target.key.volume_key, &target.key.archive);
-        Witness::new(new, target.framing.sequence, Looked { file, seen: None }, false).remember();
+        Witness::new(new, target.framing.sequence, Looked { file: file.map(Arc::new), seen: None }, false).remember();
     }
     if let Some(left) = left {
         left.tell(&file, rekeyed)?;

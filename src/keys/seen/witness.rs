@@ -15,7 +15,7 @@ use crate::txn::{Descent, Durable, Mark, Volume};
 /// What was found before the archive was opened.
 #[derive(Default)]
 pub(crate) struct Looked {
-    pub(crate) file: Option<SeenFile>,
+    pub(crate) file: Option<Arc<SeenFile>>,
     pub(crate) seen: Option<Seen>,
 }
 
@@ -29,7 +29,7 @@ impl Looked {
                 None
             })
         });
-        Looked { file, seen }
+        Looked { file: file.map(Arc::new), seen }
     }
 
     pub(crate) fn mark(&self) -> Option<&Mark> {
@@ -143,7 +143,7 @@ fn facts(seen: &Seen, volume: &Volume, time: Timestamp) -> String {
 /// Remembers an open archive for its user.
 pub struct Witness {
     volume: Arc<Volume>,
-    file: Option<SeenFile>,
+    file: Option<Arc<SeenFile>>,
     header_sequence: u64,
     saved: Mutex<Option<Seen>>,
     complained: AtomicBool,
@@ -154,6 +154,11 @@ impl Witness {
     pub(crate) fn new(volume: Arc<Volume>, header_sequence: u64, looked: Looked, replace: bool) -> Witness {
         let saved = Mutex::new(looked.seen.filter(|_| !replace));
         Witness { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
+    }
+
+    /// What whoever opens the archive once more finds, who need not be able to open the file again.
+    pub(crate) fn looked(&self) -> Looked {
+        Looked { file: self.file.clone(), seen: self.saved.lock().clone() }
     }
 
     /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4).

@@ -1,4 +1,4 @@
-# Mounts of archives that live in a store and are written to: a directory (file://), and a store that speaks S3 (store.py).
+# Mounts of archives that live in a store and are written to, and mounts that follow them: a directory (file://), and a store that speaks S3 (store.py).
 # shellcheck shell=bash disable=SC2317,SC2164
 
 # An archive at $URL, and options for mounts of it in $OPTIONS.
@@ -149,4 +149,183 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     same "$(found during)" during
     lockbox umount "$WORK/dir"
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+}
+
+case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
+    local i
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,threads=1"
+    BACKGROUND+=("$(daemon_there)")
+    for i in 1 2 3; do echo before >"$WORK/dir/$i"; done
+    sync "$WORK/dir/1"
+    kill "$SERVER"
+    wait "$SERVER" || true
+    for i in 1 2 3; do
+        { echo during >"$WORK/dir/$i" && sync "$WORK/dir/$i" && : >"$WORK/done$i"; } &
+        BACKGROUND+=($!)
+    done
+    await 30 bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
+    echo 3 >/proc/sys/vm/drop_caches
+    same "$(timeout 20 cat "$WORK/dir/2")" during
+    [[ ! -e $WORK/done1 && ! -e $WORK/done2 && ! -e $WORK/done3 ]] || fail "success without the store's word"
+    serve_store
+    for i in 1 2 3; do await 30 test -e "$WORK/done$i"; done
+    same "$(found 3)" during
+    lockbox umount "$WORK/dir"
+}
+
+# A mount of the archive at $URL for writing at $WORK/dir, and one that follows it at $WORK/reader.
+mount_both() {
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    BACKGROUND+=("$(daemon_there)")
+    mkdir -p "$WORK/reader"
+    mount.lockbox "$URL" "$WORK/reader" -o "$OPTIONS,ro,log=$WORK/reader.log"
+    BACKGROUND+=("$(daemon_at reader)")
+}
+
+daemon_at() {
+    lockbox status --json "$WORK/$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
+}
+
+shows() {
+    [[ $(cat "$WORK/reader/$1" 2>/dev/null) == "$2" ]]
+}
+
+case_a_mount_for_reading_follows_who_writes_elsewhere() {
+    local where tail pages
+    for where in directory store; do
+        prepare_$where
+        mkdir -p "$WORK/reader"
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+        mkdir "$WORK/dir/sub"
+        echo one >"$WORK/dir/file"
+        head -c 3000000 /dev/zero >"$WORK/dir/large"
+        touch -d @1000000000 "$WORK/dir/large"
+        sync "$WORK/dir/large"
+        lockbox umount "$WORK/dir"
+        mount_both
+        shows file one
+        [[ ! -e $WORK/reader/new ]]
+        same "$(stat -c %Y "$WORK/reader/large")" 1000000000
+        cmp "$WORK/dir/large" "$WORK/reader/large"
+        # What is new, changed and gone, also where a program asked before.
+        echo two >"$WORK/dir/new"
+        echo one and more >>"$WORK/dir/file"
+        rmdir "$WORK/dir/sub"
+        sync "$WORK/dir/file"
+        await 20 shows new two
+        # A name that was asked for is believed for a second.
+        await 20 shows file $'one\none and more'
+        await 20 test ! -e "$WORK/reader/sub"
+        # Of the same size and with the time that it had.
+        exec 7<"$WORK/reader/large"
+        printf xyz | dd of="$WORK/dir/large" bs=1 seek=1500000 conv=notrunc status=none
+        touch -d @1000000000 "$WORK/dir/large"
+        echo three >"$WORK/dir/new"
+        sync "$WORK/dir/large" "$WORK/dir/new"
+        await 20 shows new three
+        await 20 cmp -s "$WORK/dir/large" "$WORK/reader/large"
+        exec 7<&-
+        # Who has a file open reads what is added to it, and all of it when it is gone.
+        tail -f -c +1 "$WORK/reader/file" >"$WORK/tail" &
+        tail=$!
+        BACKGROUND+=("$tail")
+        echo added >>"$WORK/dir/file"
+        sync "$WORK/dir/file"
+        await 20 grep -q added "$WORK/tail"
+        kill "$tail"
+        exec 7<"$WORK/reader/large"
+        pages=$(sha256sum <"$WORK/dir/large")
+        rm "$WORK/dir/large"
+        echo four >"$WORK/dir/new"
+        sync "$WORK/dir/new"
+        await 20 shows new four
+        await 20 test ! -e "$WORK/reader/large"
+        echo 3 >/proc/sys/vm/drop_caches
+        same "$(stat -L -c %s /dev/fd/7)" 3000000
+        same "$(sha256sum <&7)" "$pages"
+        exec 7<&-
+        # Beside both, somebody who wants one moment, and one who may be anywhere.
+        lockbox snapshot create "$WORK/dir" kept
+        mkdir "$WORK/fixed"
+        mount.lockbox "$URL" "$WORK/fixed" -o "$OPTIONS,ro,follow=off"
+        await 20 test -d "$WORK/reader/.snapshots/kept"
+        echo five >"$WORK/dir/new"
+        sync "$WORK/dir/new"
+        await 20 shows new five
+        same "$(cat "$WORK/fixed/new")" four
+        same "$(cat "$WORK/reader/.snapshots/kept/new")" four
+        expect 1 'Read-only file system' touch "$WORK/reader/mine"
+        lockbox umount "$WORK/fixed"
+        # Nothing was wrong, and nothing is left of the moments that were.
+        [[ ! -s $WORK/reader.log ]] || fail "$(cat "$WORK/reader.log")"
+        lockbox umount "$WORK/reader"
+        lockbox umount "$WORK/dir"
+        rmdir "$WORK/dir" "$WORK/fixed"
+        rm -rf "$WORK/cache"
+    done
+}
+
+case_a_follower_shows_moments_in_their_order_and_lets_go_of_them() {
+    local i first second before after
+    prepare_directory
+    mount_both
+    for i in 1 2; do echo 0 >"$WORK/dir/$i"; done
+    sync "$WORK/dir/1" "$WORK/dir/2"
+    await 20 shows 2 0
+    before=$(ls "/proc/$(daemon_at reader)/fd" | wc -l)
+    # The first is always as new as the second.
+    {
+        for i in $(seq 1 100000); do
+            echo "$i" >"$WORK/dir/1" && sync "$WORK/dir/1"
+            echo "$i" >"$WORK/dir/2" && sync "$WORK/dir/2"
+            [[ ! -e $WORK/enough ]] || break
+        done
+        : >"$WORK/ended"
+    } &
+    BACKGROUND+=($!)
+    second=0
+    while [[ $second -lt 40 ]]; do
+        second=$(cat "$WORK/reader/2")
+        first=$(cat "$WORK/reader/1")
+        # A file that is written over is empty for a moment.
+        [[ -z $first || -z $second || $first -ge $second ]] || fail "$first of the first file, and then was $second of the second"
+        second=${second:-0}
+    done
+    : >"$WORK/enough"
+    await 20 test -e "$WORK/ended"
+    await 20 shows 2 "$(cat "$WORK/dir/2")"
+    after=$(ls "/proc/$(daemon_at reader)/fd" | wc -l)
+    [[ $after -le $((before + 40)) ]] || fail "$before descriptors, and then $after"
+    # A writer that was killed is followed by the next one, and so is that.
+    kill -9 "$(daemon_there)"
+    await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    BACKGROUND+=("$(daemon_there)")
+    echo later >"$WORK/dir/1"
+    sync "$WORK/dir/1"
+    await 20 shows 1 later
+    [[ ! -s $WORK/reader.log ]] || fail "$(cat "$WORK/reader.log")"
+    lockbox umount "$WORK/reader"
+    lockbox umount "$WORK/dir"
+}
+
+case_a_follower_stays_at_its_moment_while_the_store_is_away_and_goes_on_by_itself() {
+    prepare_store
+    mount_both
+    echo before >"$WORK/dir/file"
+    sync "$WORK/dir/file"
+    await 20 shows file before
+    kill "$SERVER"
+    wait "$SERVER" || true
+    await 30 grep -q 'cannot be shown, so it stays as it was: .*does not answer' "$WORK/reader.log"
+    shows file before
+    serve_store
+    echo after >"$WORK/dir/file"
+    sync "$WORK/dir/file"
+    await 60 shows file after
+    await 20 grep -q 'is followed again' "$WORK/reader.log"
+    same "$(wc -l <"$WORK/reader.log")" 2
+    lockbox umount "$WORK/reader"
+    lockbox umount "$WORK/dir"
 }

@@ -80,7 +80,7 @@ fn write_golden_bucket() {
 #[test]
 fn the_golden_bucket_has_the_bytes_of_its_archive_and_lacks_nothing() {
     let bytes = archive();
-    let file = open(directory(None), "file:///golden".into(), &options()).unwrap().unwrap();
+    let file = open(directory(None), "file:///golden".into(), &options()).unwrap().unwrap().file().clone();
     let mut read = vec![0; file.len().unwrap() as usize];
     file.read_at(0, &mut read).unwrap();
     assert!(read == bytes);

@@ -28,7 +28,7 @@ fn whole(storage: &dyn Storage) -> Vec<u8> {
 
 /// What somebody finds who has nothing but the bucket.
 fn found(world: &Arc<World>) -> Vec<u8> {
-    whole(&open(world.store(9), NAME.into(), &options()).unwrap().unwrap())
+    whole(&**open(world.store(9), NAME.into(), &options()).unwrap().unwrap().file())
 }
 
 fn living(world: &Arc<World>, actor: u64) -> Result<Living> {
@@ -497,7 +497,7 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     ));
     drop(storage);
     bucket.publish().unwrap();
-    let read = || -> Arc<dyn Storage> { Arc::new(open(objects(), NAME.into(), &options()).unwrap().unwrap()) };
+    let read = || -> Arc<dyn Storage> { open(objects(), NAME.into(), &options()).unwrap().unwrap().file().clone() };
     // Neither log nor ring is sent before it says something.
     let sent: u64 = {
         let listed = objects().list("", "", 1000).unwrap();

@@ -1,5 +1,6 @@
 //! The bucket's invariants on a simulated store.
 
+mod follower;
 mod golden;
 mod hooked;
 mod inventory;

@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
+use super::super::follower::now;
 use super::super::layout::{BLOCK, Kind, encode_segment};
 use super::super::moment::{Moment, Reading};
+use super::super::open;
 use super::super::place::{Entry, Id, Place};
 use super::super::session::{GRACE, Inline, Session, random};
 use super::simulated::{Dice, World};
-use super::{seed, somebody, store};
+use super::{options, seed, somebody, store};
 use crate::source::{Source, Trouble};
 
 const BLOCKS: u64 = 12;
@@ -27,6 +31,7 @@ struct Truth {
     commits: u64,
     reads: u64,
     removed: u64,
+    followed: u64,
 }
 
 impl Truth {
@@ -88,6 +93,40 @@ fn look(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) -> Option<View> {
         }
     }
     Some(view)
+}
+
+/// Goes on with whoever writes: its moments come in order, and each has what was acknowledged when it was looked for.
+fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
+    let begun = world.with(|state| state.clock);
+    let is_late = || world.with(|state| state.clock) - begun >= GRACE;
+    let mut follower = match open(world.store(actor), "s3://b/p".into(), &options()) {
+        Ok(Some(follower)) => follower,
+        Err(lockbox::Error::Damaged(why)) if !is_late() => panic!("{why}"),
+        _ => return,
+    };
+    let mut last = 0;
+    for _ in 0..4 {
+        let acknowledged = truth.lock().acknowledged;
+        // As long as the machine was awake in the store's time.
+        let passed = Duration::from_secs(world.with(|state| state.clock) - begun);
+        match follower.look_at(now() + passed) {
+            Ok(()) => {}
+            Err(lockbox::Error::Damaged(why)) if !is_late() => panic!("{why}"),
+            Err(_) => continue,
+        }
+        let mut bytes = vec![0; (BLOCKS * BLOCK) as usize];
+        follower.file().read_at(0, &mut bytes).unwrap();
+        let mut view = View::default();
+        for (found, block) in view.iter_mut().zip(bytes.chunks(BLOCK as usize)) {
+            *found = u64::from_le_bytes(block[..8].try_into().unwrap());
+        }
+        let mut truth = truth.lock();
+        truth.followed += 1;
+        assert_eq!(truth.attempts[&view[0]].0, view, "parts of two commits");
+        assert!(truth.follows(view[0], acknowledged), "{acknowledged} was acknowledged, {} is found", view[0]);
+        assert!(truth.follows(view[0], last), "{last} was shown, then {}", view[0]);
+        last = view[0];
+    }
 }
 
 fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) {
@@ -172,20 +211,20 @@ fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) 
     }
 }
 
-fn schedule(seed: u64) -> (u64, u64, u64) {
+fn schedule(seed: u64) -> Truth {
     let faults = [0, 10, 25, 60][(seed % 4) as usize];
     let world = World::new(seed, faults);
     let truth = Mutex::new(Truth::default());
     let mut actors: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::new();
-    for actor in 1..=4 {
+    for actor in 1..=5 {
         let (world, truth) = (&world, &truth);
         let mut dice = Dice::of(seed.wrapping_add(actor << 40));
         actors.push(Box::new(move || {
             for _ in 0..3 {
-                if actor == 4 {
-                    look(world, actor, truth);
-                } else {
-                    write(world, actor, truth, &mut dice);
+                match actor {
+                    4 => drop(look(world, actor, truth)),
+                    5 => follow(world, actor, truth),
+                    _ => write(world, actor, truth, &mut dice),
                 }
             }
         }));
@@ -196,7 +235,7 @@ fn schedule(seed: u64) -> (u64, u64, u64) {
     let found = look(&world, 9, &truth);
     let truth = truth.into_inner();
     assert!(found.is_some() || truth.acknowledged == 0);
-    (truth.commits, truth.reads, truth.removed)
+    truth
 }
 
 /// `SCHEDULES` says how many; `SEED` is the first one's.
@@ -204,14 +243,17 @@ fn schedule(seed: u64) -> (u64, u64, u64) {
 fn what_was_acknowledged_is_found_by_a_fresh_reader_in_every_order_of_requests() {
     let first = seed(1);
     let count = std::env::var("SCHEDULES").map_or(2_000, |count| count.parse().unwrap());
-    let (mut commits, mut reads, mut removed) = (0, 0, 0);
+    let (mut commits, mut reads, mut removed, mut followed) = (0, 0, 0, 0);
     for seed in first..first + count {
         let played = std::panic::catch_unwind(|| schedule(seed));
-        let (more, others, gone) = played.unwrap_or_else(|_| panic!("the schedule of SEED={seed}"));
-        commits += more;
-        reads += others;
-        removed += gone;
+        let truth = played.unwrap_or_else(|_| panic!("the schedule of SEED={seed}"));
+        commits += truth.commits;
+        reads += truth.reads;
+        removed += truth.removed;
+        followed += truth.followed;
     }
-    println!("{count} schedules, {commits} commits, {reads} reads, {removed} objects removed");
-    assert!(commits > count && reads > count && removed > 0);
+    println!(
+        "{count} schedules, {commits} commits, {reads} reads, {followed} moments followed, {removed} objects removed"
+    );
+    assert!(commits > count && reads > count && followed > count && removed > 0);
 }

@@ -22,7 +22,7 @@ fn whole(storage: &dyn Storage) -> Vec<u8> {
 }
 
 fn published(world: &Arc<World>) -> Vec<u8> {
-    whole(&open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap())
+    whole(&**open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap().file())
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn no_length_that_readers_refuse_is_made_durable() {
     staged.write_at(longest - 1, &[1]).unwrap();
     staged.set_len(longest).unwrap();
     one.publish().unwrap();
-    let file = open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap();
+    let file = open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap().file().clone();
     let mut last = [0];
     file.read_at(longest - 1, &mut last).unwrap();
     assert_eq!((file.len().unwrap(), last), (longest, [1]));
@@ -292,12 +292,12 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
         world.with(|state| state.objects.get_mut(name).unwrap().truncate(kept.len() / 2));
         let read = opened(&world).and_then(|file| {
             let mut all = vec![0; 12 << 20];
-            file.map_or(Ok(()), |file| file.read_at(0, &mut all))
+            file.map_or(Ok(()), |follower| follower.file().read_at(0, &mut all))
         });
         world.with(|state| state.objects.remove(name));
         let missing = opened(&world).and_then(|file| {
             let mut all = vec![0; 12 << 20];
-            file.map_or(Ok(()), |file| file.read_at(0, &mut all))
+            file.map_or(Ok(()), |follower| follower.file().read_at(0, &mut all))
         });
         if *name != oldest(&names) {
             assert!(matches!(read, Err(Error::Damaged(_))), "{name} {read:?}");

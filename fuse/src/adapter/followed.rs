@@ -1,0 +1,252 @@
+//! Serves an archive that is written elsewhere, of which newer moments come while it is mounted.
+//!
+//! # Invariants
+//! MOMENT-1  A request is answered from one moment, from its beginning to its end.
+//! MOMENT-2  A later request is answered from the same moment or a newer one, whoever makes it. So what is open shows what is written to it elsewhere, as a file of this host shows what
+//!     other programs write; and of several files no more is promised than that none goes back.
+//! MOMENT-3  What is open and gone from the newest moment is answered from the last one in which it was, as an unlinked file can be read by those who have it open. Of such moments
+//!     [`HELD`] are held at most, for each has memory of its own: what is open of older ones is stale (ESTALE).
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use lockbox::Error;
+use lockbox::fs::FileSystem;
+use parking_lot::{Mutex, RwLock};
+
+use super::context::Adapter;
+use crate::convert::ino;
+use crate::errno::errno;
+use crate::kernel;
+use crate::kernel_cache::views::is_live;
+use crate::options::SnapshotDir;
+
+/// Moments that are held for what is open and gone.
+const HELD: usize = 4;
+
+/// A moment; they are numbered as they come.
+struct Moment {
+    adapter: Adapter,
+    number: u64,
+}
+
+/// A file or directory that is open.
+struct Opened {
+    handles: u64,
+    /// The last moment in which it was found.
+    last: Arc<Moment>,
+}
+
+/// The moments of a mount that are shown.
+pub struct Shown {
+    newest: RwLock<Arc<Moment>>,
+    open: Mutex<HashMap<u64, Opened>>,
+    /// What the option of that name asks for.
+    snapshot_dir: SnapshotDir,
+}
+
+impl Shown {
+    pub fn new(adapter: Adapter, snapshot_dir: SnapshotDir) -> Shown {
+        let newest = RwLock::new(Arc::new(Moment { adapter, number: 0 }));
+        Shown { newest, open: Mutex::default(), snapshot_dir }
+    }
+
+    fn newest(&self) -> Arc<Moment> {
+        Arc::clone(&self.newest.read())
+    }
+
+    /// From now on requests are answered from this moment.
+    pub fn go_on(&self, fs: Arc<FileSystem>) {
+        let before = self.newest();
+        let adapter = before.adapter.showing(fs, self.snapshot_dir);
+        *self.newest.write() = Arc::new(Moment { adapter, number: before.number + 1 });
+        let open: Vec<u64> = self.open.lock().keys().copied().collect();
+        for number in open {
+            self.serving(INodeNo(number));
+        }
+        self.hold_few();
+    }
+
+    /// Lets go of all but the newest of the moments that are held for what is gone.
+    fn hold_few(&self) {
+        let newest = self.newest();
+        let mut open = self.open.lock();
+        let mut held: Vec<u64> = open.values().map(|opened| opened.last.number).collect();
+        held.sort_unstable();
+        held.dedup();
+        held.retain(|number| *number != newest.number);
+        let least = held.len().checked_sub(HELD).and_then(|at| held.get(at)).copied().unwrap_or_default();
+        open.values_mut().filter(|opened| opened.last.number < least).for_each(|opened| opened.last = newest.clone());
+    }
+
+    /// All moments that are shown.
+    pub fn file_systems(&self) -> Vec<Arc<FileSystem>> {
+        let newest = self.newest();
+        let open = self.open.lock();
+        let mut moments: Vec<&Arc<Moment>> = open.values().map(|opened| &opened.last).chain([&newest]).collect();
+        moments.sort_unstable_by_key(|moment| moment.number);
+        moments.dedup_by_key(|moment| moment.number);
+        moments.iter().map(|moment| Arc::clone(&moment.adapter.fs)).collect()
+    }
+
+    /// The moment that a request about this inode is answered from.
+    fn serving(&self, number: INodeNo) -> Arc<Moment> {
+        let newest = self.newest();
+        let last = self.open.lock().get(&number.0).map(|opened| Arc::clone(&opened.last));
+        let Some(last) = last.filter(|last| last.number < newest.number) else { return newest };
+        // Without the lock: it may have to be fetched.
+        if let Err(Error::NotFound | Error::Stale) = newest.adapter.fs.attributes(ino(number)) {
+            return last;
+        }
+        if let Some(opened) = self.open.lock().get_mut(&number.0)
+            && opened.last.number < newest.number
+        {
+            opened.last = Arc::clone(&newest);
+        }
+        newest
+    }
+
+    fn opened(&self, number: INodeNo, moment: &Arc<Moment>) {
+        let mut open = self.open.lock();
+        let opened = open.entry(number.0).or_insert_with(|| Opened { handles: 0, last: Arc::clone(moment) });
+        opened.handles += 1;
+        if opened.last.number < moment.number {
+            opened.last = Arc::clone(moment);
+        }
+    }
+
+    fn closed(&self, number: INodeNo) {
+        let mut open = self.open.lock();
+        if let Some(opened) = open.get_mut(&number.0) {
+            opened.handles -= 1;
+            if opened.handles == 0 {
+                open.remove(&number.0);
+            }
+        }
+    }
+}
+
+/// Serves to the kernel what is shown.
+pub struct Followed(pub Arc<Shown>);
+
+/// Requests about an inode, which is their first argument.
+macro_rules! answered {
+    ($($request:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[allow(clippy::too_many_arguments)]
+        fn $request(&self, request: &Request, number: INodeNo, $($argument: $type),*) {
+            self.0.serving(number).adapter.$request(request, number, $($argument),*);
+        }
+    )*};
+}
+
+impl fuser::Filesystem for Followed {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        kernel::negotiate(config, true);
+        Ok(())
+    }
+
+    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let moment = self.0.serving(number);
+        if !is_live(number.0) {
+            return moment.adapter.open(request, number, flags, reply);
+        }
+        let _in_flight = moment.adapter.begin();
+        match moment.adapter.open_file(number, flags) {
+            Ok((handle, flags)) => {
+                self.0.opened(number, &moment);
+                reply.opened(handle, flags);
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn release(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        flags: OpenFlags,
+        owner: Option<LockOwner>,
+        flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let moment = self.0.serving(number);
+        if is_live(number.0) {
+            self.0.closed(number);
+        }
+        moment.adapter.release(request, number, handle, flags, owner, flush, reply);
+    }
+
+    fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let moment = self.0.serving(number);
+        let _in_flight = moment.adapter.begin();
+        match moment.adapter.begin_listing(number, flags) {
+            Ok(handle) => {
+                if is_live(number.0) {
+                    self.0.opened(number, &moment);
+                }
+                reply.opened(handle, fuser::FopenFlags::empty());
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn releasedir(&self, request: &Request, number: INodeNo, handle: FileHandle, flags: OpenFlags, reply: ReplyEmpty) {
+        if is_live(number.0) {
+            self.0.closed(number);
+        }
+        self.0.newest().adapter.releasedir(request, number, handle, flags, reply);
+    }
+
+    answered! {
+        lookup(name: &OsStr, reply: ReplyEntry);
+        forget(lookups: u64);
+        getattr(handle: Option<FileHandle>, reply: ReplyAttr);
+        readlink(reply: ReplyData);
+        read(handle: FileHandle, offset: u64, size: u32, flags: OpenFlags, owner: Option<LockOwner>, reply: ReplyData);
+        flush(handle: FileHandle, owner: LockOwner, reply: ReplyEmpty);
+        fsync(handle: FileHandle, only_data: bool, reply: ReplyEmpty);
+        readdir(handle: FileHandle, offset: u64, reply: ReplyDirectory);
+        readdirplus(handle: FileHandle, offset: u64, reply: ReplyDirectoryPlus);
+        fsyncdir(handle: FileHandle, only_data: bool, reply: ReplyEmpty);
+        statfs(reply: ReplyStatfs);
+        getxattr(name: &OsStr, size: u32, reply: ReplyXattr);
+        listxattr(size: u32, reply: ReplyXattr);
+        lseek(handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek);
+        ioctl(handle: FileHandle, flags: IoctlFlags, order: u32, input: &[u8], size: u32, reply: ReplyIoctl);
+        copy_file_range(
+            source: FileHandle, from: u64, target: INodeNo, to_handle: FileHandle, to: u64, length: u64,
+            flags: CopyFileRangeFlags, reply: ReplyWrite
+        );
+        // All of these are refused, with the same words as on any mount for reading.
+        setattr(
+            mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size: Option<u64>, atime: Option<TimeOrNow>,
+            mtime: Option<TimeOrNow>, ctime: Option<SystemTime>, handle: Option<FileHandle>, crtime: Option<SystemTime>,
+            chgtime: Option<SystemTime>, bkuptime: Option<SystemTime>, flags: Option<BsdFileFlags>, reply: ReplyAttr
+        );
+        mknod(name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry);
+        mkdir(name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry);
+        symlink(name: &OsStr, target: &Path, reply: ReplyEntry);
+        unlink(name: &OsStr, reply: ReplyEmpty);
+        rmdir(name: &OsStr, reply: ReplyEmpty);
+        rename(name: &OsStr, to: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty);
+        link(parent: INodeNo, name: &OsStr, reply: ReplyEntry);
+        create(name: &OsStr, mode: u32, umask: u32, flags: i32, reply: ReplyCreate);
+        write(
+            handle: FileHandle, offset: u64, data: &[u8], how: WriteFlags, flags: OpenFlags, owner: Option<LockOwner>,
+            reply: ReplyWrite
+        );
+        setxattr(name: &OsStr, value: &[u8], flags: i32, position: u32, reply: ReplyEmpty);
+        removexattr(name: &OsStr, reply: ReplyEmpty);
+        fallocate(handle: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty);
+    }
+}

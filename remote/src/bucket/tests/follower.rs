@@ -1,0 +1,204 @@
+//! Readers that go on with a writer: each moment is one that was, they come in order, and what is kept from one to the next is right.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::Error;
+use lockbox::storage::Storage;
+
+use super::super::follower::now;
+use super::super::session::GRACE;
+use super::super::{Bucket, Follower, Living, open};
+use super::simulated::{Dice, World};
+use super::{Compared, options, seed};
+use crate::Options;
+use crate::file::RemoteFile;
+
+const NAME: &str = "s3://b/p";
+const MIB: u64 = 1 << 20;
+
+fn whole(storage: &dyn Storage) -> Vec<u8> {
+    let mut bytes = vec![0; storage.len().unwrap() as usize];
+    storage.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn living(world: &Arc<World>) -> Living {
+    Living::open(world.store(1), NAME.into(), &options(), true).unwrap()
+}
+
+fn made(world: &Arc<World>, bytes: &[u8]) {
+    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
+    bucket.fresh().unwrap().write_at(0, bytes).unwrap();
+    bucket.publish().unwrap();
+}
+
+fn follower(world: &Arc<World>, options: &Options) -> Follower {
+    open(world.store(2), NAME.into(), options).unwrap().unwrap()
+}
+
+fn change(dice: &mut Dice, compared: &mut Compared<'_>) {
+    // Above and below the end of what is fetched at the opening.
+    let (offset, length) = (dice.below(4 * MIB) & !4095, 1 + dice.below(40_000));
+    match dice.below(10) {
+        0 => compared.punch(offset, length).unwrap(),
+        1 => compared.set_len(offset.max(64 << 10)).unwrap(),
+        2 => compared.allocate(offset, length).unwrap(),
+        _ => {
+            let data: Vec<u8> = (0..length).map(|_| dice.below(256) as u8).collect();
+            compared.write(offset, &data).unwrap();
+        }
+    }
+}
+
+#[test]
+fn each_moment_is_what_its_writer_made_durable_and_older_ones_stay_what_they_were() {
+    let first = seed(1);
+    for seed in first..first + 12 {
+        let place = tempfile::tempdir().unwrap();
+        let cached = Options {
+            cache_directory: Some(place.path().to_owned()),
+            cache_bytes: Some([0, MIB, 16 * MIB][(seed % 3) as usize]),
+            ..options()
+        };
+        let mut dice = Dice::of(seed);
+        let world = World::new(seed, 0);
+        let mut now = vec![3; 3 * MIB as usize];
+        made(&world, &now);
+        let mut follower = follower(&world, &cached);
+        let mut seen: Vec<(Arc<RemoteFile>, Vec<u8>)> = Vec::new();
+        for _ in 0..3 {
+            let living = living(&world);
+            for _ in 0..dice.below(20) {
+                for _ in 0..1 + dice.below(4) {
+                    change(&mut dice, &mut Compared { storage: &living, now: &mut now });
+                }
+                living.barrier().unwrap();
+                // Some are passed over.
+                if dice.one_in(3) {
+                    continue;
+                }
+                follower.look().unwrap();
+                assert!(whole(&**follower.file()) == now, "SEED={seed}");
+                seen.push((follower.file().clone(), now.clone()));
+                let (file, was) = &seen[dice.below(seen.len() as u64) as usize];
+                assert!(whole(&**file) == *was, "SEED={seed}: a moment that was");
+            }
+        }
+        drop(follower);
+        // The next reader has what was kept on disk of moments before.
+        assert!(whole(&**self::follower(&world, &cached).file()) == now, "SEED={seed}");
+    }
+}
+
+fn asked(world: &World) -> Vec<String> {
+    let all: Vec<String> = world.with(|state| std::mem::take(&mut state.requests));
+    let words = |line: &String| line.split(' ').nth(2).map(str::to_owned);
+    all.iter().filter(|line| line.split(' ').nth(1) == Some("2")).filter_map(words).collect()
+}
+
+#[test]
+fn nothing_new_costs_one_request_and_what_did_not_change_none() {
+    let world = World::new(1, 0);
+    let mut now = vec![3; 6 * MIB as usize];
+    made(&world, &now);
+    let mut follower = follower(&world, &options());
+    assert!(whole(&**follower.file()) == now);
+    asked(&world);
+    follower.look().unwrap();
+    assert_eq!(asked(&world), ["get"]);
+    let living = living(&world);
+    // A record that says only that somebody came is no new moment.
+    let (before, moment) = (follower.file().clone(), follower.moment());
+    follower.look().unwrap();
+    assert!(Arc::ptr_eq(&before, follower.file()) && follower.moment() == moment);
+    assert_eq!(asked(&world), ["get", "list"]);
+    // One page at the file's start, which is fetched at once; one behind it, which is fetched when it is read.
+    let mut compared = Compared { storage: &living, now: &mut now };
+    compared.write(4096, &[5; 4096]).unwrap();
+    compared.write(5 * MIB, &[6; 4096]).unwrap();
+    living.barrier().unwrap();
+    asked(&world);
+    follower.look().unwrap();
+    assert!(follower.moment() > moment);
+    assert_eq!(asked(&world), ["get", "list", "get"]);
+    let behind = |file: &RemoteFile| {
+        let mut bytes = vec![0; 4 * MIB as usize];
+        file.read_at(2 * MIB, &mut bytes).unwrap();
+        bytes
+    };
+    assert!(behind(follower.file()) == now[2 * MIB as usize..]);
+    // The piece of 64 KiB in which the second one lies is of two objects now.
+    assert_eq!(asked(&world), ["get", "get"]);
+    // Who reads the moment before has what it had.
+    assert!(behind(&before) == vec![3; 4 * MIB as usize]);
+    assert_eq!(asked(&world), Vec::<String>::new());
+}
+
+#[test]
+fn who_slept_for_days_goes_on_with_the_newest_and_what_is_gone_is_stale() {
+    let world = World::new(1, 0);
+    let mut now = vec![3; 6 * MIB as usize];
+    made(&world, &now);
+    let living = living(&world);
+    let mut follower = follower(&world, &options());
+    let before = follower.file().clone();
+    for day in 1..4 {
+        Compared { storage: &living, now: &mut now }.write(0, &vec![day; 6 * MIB as usize]).unwrap();
+        living.barrier().unwrap();
+        world.with(|state| state.clock += GRACE + 60);
+    }
+    drop(living);
+    drop(self::living(&world));
+    // It does not see that the next number was taken.
+    follower.look_at(now_plus(60)).unwrap();
+    assert!(Arc::ptr_eq(&before, follower.file()), "the record behind the one that it read is still there");
+    follower.look_at(now_plus(4 * GRACE)).unwrap();
+    assert!(whole(&**follower.file()) == now);
+    let stale = before.read_at(5 * MIB, &mut [0; 4096]).unwrap_err();
+    let is_stale = |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle);
+    assert!(is_stale(&stale), "{stale}");
+}
+
+fn now_plus(seconds: u64) -> Duration {
+    now() + Duration::from_secs(seconds)
+}
+
+#[test]
+fn a_record_of_another_history_and_a_store_that_went_back_are_told_and_not_followed() {
+    let world = World::new(1, 0);
+    let mut now = vec![3; 2 * MIB as usize];
+    made(&world, &now);
+    let living = living(&world);
+    let mut step = |byte: u8| {
+        Compared { storage: &living, now: &mut now }.write(MIB, &[byte; 4096]).unwrap();
+        living.barrier().unwrap();
+    };
+    step(4);
+    let old = world.with(|state| state.objects.clone());
+    step(5);
+    let mut follower = follower(&world, &options());
+    step(6);
+    let newest = |objects: &std::collections::BTreeMap<String, Vec<u8>>| {
+        objects.keys().find(|name| name.contains("/log/")).unwrap().clone()
+    };
+    let new = world.with(|state| state.objects.clone());
+    let moment = follower.moment();
+    // The store of before this follower's moment, where another writer goes on.
+    world.with(|state| state.objects = old.clone());
+    assert!(matches!(follower.look_at(now_plus(2 * 3600)), Err(Error::Damaged(_))));
+    let other_one = self::living(&world);
+    Compared { storage: &other_one, now: &mut vec![0; MIB as usize] }.write(MIB, &[7; 4096]).unwrap();
+    other_one.barrier().unwrap();
+    let other = world.with(|state| state.objects[&newest(&state.objects)].clone());
+    // Its record under a number that follows.
+    world.with(|state| {
+        state.objects = new.clone();
+        state.objects.insert(newest(&new), other);
+    });
+    assert!(matches!(follower.look(), Err(Error::Damaged(_))));
+    assert_eq!(follower.moment(), moment);
+    world.with(|state| state.objects = new);
+    follower.look().unwrap();
+    assert!(follower.moment() > moment);
+}
