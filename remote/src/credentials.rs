@@ -115,6 +115,8 @@ fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<&'a str, &'a str>> 
 
 /// How long an answer is taken for the newest: those that expire are valid for a quarter of an hour at least.
 const FRESH: Duration = Duration::from_secs(600);
+/// Least time between two looks for others, when a store refuses those that are given.
+const ANEW: Duration = Duration::from_secs(2);
 /// Longest output of a program.
 const MAX_OUTPUT: u64 = 64 << 10;
 
@@ -145,8 +147,28 @@ impl Credentials {
 
     /// Those of now; a program may have to be run for them.
     pub(crate) fn get(&self) -> std::result::Result<Option<Arc<rusty_s3::Credentials>>, Trouble> {
+        self.newer_than(FRESH)
+    }
+
+    /// What `ask` is answered with those of now; and when they are refused, with others if there are any: they may have expired, and been renewed by somebody else.
+    pub(crate) fn with<T>(
+        &self,
+        ask: impl Fn(Option<&rusty_s3::Credentials>) -> std::result::Result<T, Trouble>,
+    ) -> std::result::Result<T, Trouble> {
+        let credentials = self.get()?;
+        let answer = ask(credentials.as_deref());
+        if let Err(Trouble::Refused(_)) = &answer {
+            let others = self.newer_than(ANEW)?;
+            if others != credentials {
+                return ask(others.as_deref());
+            }
+        }
+        answer
+    }
+
+    fn newer_than(&self, age: Duration) -> std::result::Result<Option<Arc<rusty_s3::Credentials>>, Trouble> {
         let mut given = self.given.lock();
-        if let Some(given) = given.as_ref().filter(|given| given.at.elapsed() < FRESH) {
+        if let Some(given) = given.as_ref().filter(|given| given.at.elapsed() < age) {
             return Ok(given.credentials.clone());
         }
         let place = Place::of_environment().map_err(|error| Trouble::Refused(error.to_string()))?;

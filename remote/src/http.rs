@@ -83,9 +83,11 @@ impl Http {
     ) -> std::result::Result<Response<Body>, Trouble> {
         match &self.place {
             Target::Bucket { bucket, key, credentials } => {
-                let credentials = credentials.get()?;
-                let action = bucket.get_object(credentials.as_deref(), key);
-                let response = self.send(&action.sign(SIGNED_FOR), range, version)?;
+                let response = credentials.with(|credentials| {
+                    let response = self.send(&bucket.get_object(credentials, key).sign(SIGNED_FOR), range, version)?;
+                    // Any other answer is for whoever asks.
+                    refusal(&response).map_or(Ok(response), Err)
+                })?;
                 if response.status().is_redirection() {
                     return Err(Trouble::Refused(
                         "the bucket is in another region; AWS_REGION names the one to ask".into(),
@@ -186,6 +188,9 @@ pub(crate) struct Answer {
 impl Answer {
     pub(crate) fn of(response: &Response<Body>, start: u64, most: u64) -> std::result::Result<Answer, Trouble> {
         let (status, headers) = (response.status(), response.headers());
+        if let Some(trouble) = refusal(response) {
+            return Err(trouble);
+        }
         match status {
             StatusCode::PARTIAL_CONTENT => {}
             StatusCode::OK => {
@@ -196,9 +201,6 @@ impl Answer {
             StatusCode::RANGE_NOT_SATISFIABLE if start > 0 => return Err(Trouble::Changed),
             StatusCode::RANGE_NOT_SATISFIABLE => return Err(Trouble::Unusable("the file there is empty".into())),
             StatusCode::NOT_FOUND | StatusCode::GONE => return Err(Trouble::Gone),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-                return Err(Trouble::Refused(format!("it refuses to serve the file (status {})", status.as_u16())));
-            }
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
                 return Err(Trouble::Passing(format!("status {}", status.as_u16())));
             }
@@ -226,6 +228,13 @@ impl Answer {
         };
         Ok(Answer { version, end })
     }
+}
+
+/// When the answer is that this user may not.
+fn refusal(response: &Response<Body>) -> Option<Trouble> {
+    let status = response.status();
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED)
+        .then(|| Trouble::Refused(format!("it refuses to serve the file (status {})", status.as_u16())))
 }
 
 pub(crate) fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""A store that speaks as much S3 as lockbox asks for: store.py PORT DIRECTORY. Objects are files there, so that another run goes on with them."""
+"""A store that speaks as much S3 as lockbox asks for: store.py PORT DIRECTORY. Objects are files there, so that another run goes on with them.
+
+Whose name stands in the file .refused there is let in no more."""
 
 import os
 import pathlib
@@ -17,6 +19,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+    def parse_request(self):
+        if not super().parse_request():
+            return False
+        refused = PLACE / ".refused"
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        if refused.exists() and query.get("X-Amz-Credential", "").split("/")[0] in refused.read_text().split():
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.answer(403)
+            return False
+        return True
 
     def asked(self):
         url = urllib.parse.urlsplit(self.path)

@@ -71,9 +71,33 @@ fn limit(bytes: u64) -> Option<Duration> {
 impl Objects for S3 {
     fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
         let hash = STANDARD.encode(Md5::digest(bytes));
-        let credentials = self.credentials.get()?;
-        let url = creation(&self.bucket, credentials.as_deref(), &self.key(name), &hash);
-        let request = self.agent.put(url.as_str()).header(header::IF_NONE_MATCH, "*").header(CONTENT_MD5, &hash);
+        self.credentials.with(|credentials| self.create_as(credentials, name, bytes, &hash))
+    }
+
+    /// From those who may not list.
+    fn hides(&self) -> bool {
+        true
+    }
+
+    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
+        self.credentials.with(|credentials| self.get_as(credentials, name, part))
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        self.credentials.with(|credentials| self.list_as(credentials, prefix, after, most))
+    }
+
+    fn remove(&self, name: &str) -> Answer<()> {
+        self.credentials.with(|credentials| self.remove_as(credentials, name))
+    }
+}
+
+type Signer<'a> = Option<&'a rusty_s3::Credentials>;
+
+impl S3 {
+    fn create_as(&self, credentials: Signer<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
+        let url = creation(&self.bucket, credentials, &self.key(name), hash);
+        let request = self.agent.put(url.as_str()).header(header::IF_NONE_MATCH, "*").header(CONTENT_MD5, hash);
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
         match response.status() {
@@ -89,19 +113,14 @@ impl Objects for S3 {
         }
     }
 
-    /// From those who may not list.
-    fn hides(&self) -> bool {
-        true
-    }
-
-    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
+    fn get_as(&self, credentials: Signer<'_>, name: &str, part: Part) -> Answer<Vec<u8>> {
         let (range, most) = match part {
             Part::All(most) => (format!("bytes=0-{most}"), most),
             Part::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
             Part::Last(most) => (format!("bytes=-{most}"), most),
         };
-        let (key, credentials) = (self.key(name), self.credentials.get()?);
-        let url = self.bucket.get_object(credentials.as_deref(), &key).sign(SIGNED_FOR);
+        let key = self.key(name);
+        let url = self.bucket.get_object(credentials, &key).sign(SIGNED_FOR);
         let request = self.agent.get(url.as_str()).header(header::RANGE, range);
         let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
@@ -131,9 +150,8 @@ impl Objects for S3 {
         body(response, most)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        let credentials = self.credentials.get()?;
-        let mut action = self.bucket.list_objects_v2(credentials.as_deref());
+    fn list_as(&self, credentials: Signer<'_>, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        let mut action = self.bucket.list_objects_v2(credentials);
         action.with_prefix(self.key(prefix));
         action.with_max_keys(most.min(LISTED));
         if !after.is_empty() {
@@ -158,9 +176,9 @@ impl Objects for S3 {
         listed.collect()
     }
 
-    fn remove(&self, name: &str) -> Answer<()> {
-        let (key, credentials) = (self.key(name), self.credentials.get()?);
-        let url = self.bucket.delete_object(credentials.as_deref(), &key).sign(SIGNED_FOR);
+    fn remove_as(&self, credentials: Signer<'_>, name: &str) -> Answer<()> {
+        let key = self.key(name);
+        let url = self.bucket.delete_object(credentials, &key).sign(SIGNED_FOR);
         let request = self.agent.delete(url.as_str()).config().timeout_global(limit(0)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
         match response.status() {
