@@ -188,6 +188,10 @@ fn as_json(found: &Found) -> Value {
             "disk_hits": remote.disk_hits,
             "offline_since": remote.offline_since.map(moment),
         })),
+        "follows": status.follows.as_ref().map(|follows| json!({
+            "committed": moment(follows.committed),
+            "failure": follows.failure,
+        })),
     })
 }
 
@@ -239,11 +243,13 @@ fn state(served: &Served, reader: Reader) -> String {
     if let Some(since) = status.remote.and_then(|remote| remote.offline_since) {
         state += &format!(", its server does not answer since {}", reader.time(Timestamp { seconds: since, nanos: 0 }));
     }
+    let stays = status.follows.as_ref().and_then(|follows| follows.failure.as_ref());
     let snapshot = status.schedule.as_ref().and_then(|schedule| schedule.failure.as_ref());
     let troubles = [
         ("read-only because", status.latched.as_ref()),
         ("when mounted:", status.fallback.as_ref()),
         ("snapshot failed:", snapshot),
+        ("stays as it was because", stays),
     ];
     for (what, why) in troubles {
         state.extend(why.map(|why| format!("; {what} {why}")));
@@ -345,6 +351,10 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
             format!("{} in memory, {} on disk", count(remote.memory_hits, "piece"), remote.disk_hits),
         ));
         lines.extend(remote.offline_since.map(|since| ("No answer since", time(since))));
+    }
+    if let Some(follows) = &status.follows {
+        lines.push(("Follows, and shows", format!("the commit of {}", time(follows.committed))));
+        lines.extend(follows.failure.clone().map(|failure| ("Stays because", failure)));
     }
     lines.extend(status.latched.clone().map(|reason| ("Read-only because", reason)));
     lines.extend(status.fallback.clone().map(|sentence| ("When mounted", sentence)));

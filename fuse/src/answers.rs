@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use lockbox::Result;
 use lockbox::archive::{Archive, Moments};
-use lockbox::control::{Caches, Client, Request, Response, Status};
+use lockbox::control::{Caches, Client, Follows, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
 use lockbox_host::elsewhere::Telling;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use crate::adapter::Activity;
 use crate::backups;
 use crate::ending::{Event, Place, Slot};
+use crate::follow::Failing;
 use crate::kernel_cache::KernelCache;
 use crate::moments;
 use crate::restores::{self, Turns};
@@ -35,6 +36,8 @@ pub(crate) struct Living {
     pub(crate) namespace: u64,
     /// None for an archive that is a file of this host.
     pub(crate) telling: Option<Telling>,
+    /// Of a mount that follows.
+    pub(crate) following: Option<Failing>,
 }
 
 /// What the answers are taken from.
@@ -192,6 +195,11 @@ impl Answers {
             latched: usage.latched,
             fallback: usage.fallback,
             remote: None,
+            follows: self
+                .living
+                .following
+                .as_ref()
+                .map(|failing| Follows { committed: fs.committed().seconds, failure: failing.lock().clone() }),
         }
     }
 }

@@ -12,6 +12,7 @@ use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{SeenOptions, UnlockedKey};
 use lockbox::storage::{Site, Storage};
 use lockbox_host::elsewhere::Following;
+use parking_lot::Mutex;
 
 use crate::adapter::{Activity, Shown};
 use crate::ending::Slot;
@@ -53,15 +54,24 @@ impl Looks {
     }
 }
 
+/// Why what is new cannot be shown; None while it can.
+pub(crate) type Failing = Arc<Mutex<Option<String>>>;
+
 /// Starts the thread, which ends with the process or the mount.
-pub(crate) fn start(follow: Follow, shown: Arc<Shown>, slot: Slot, activity: Arc<Activity>) -> std::io::Result<()> {
-    thread::Builder::new().name("follow".into()).spawn(move || run(follow, &shown, &slot, &activity)).map(drop)
+pub(crate) fn start(
+    follow: Follow,
+    shown: Arc<Shown>,
+    slot: Slot,
+    activity: Arc<Activity>,
+    failing: Failing,
+) -> std::io::Result<()> {
+    let run = move || run(follow, &shown, &slot, &activity, &failing);
+    thread::Builder::new().name("follow".into()).spawn(run).map(drop)
 }
 
-fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity) {
+fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity, failing: &Mutex<Option<String>>) {
     let Follow { following, every, key, options, seen } = &mut follow;
     let mut looks = Looks::new(*every, since_boot());
-    let mut told = String::new();
     // A use that came in between counts for the next look.
     let mut used = false;
     loop {
@@ -76,18 +86,16 @@ fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity) {
             return;
         }
         looks.looked(since_boot(), looked.is_err());
-        match looked {
-            Ok(_) if told.is_empty() => {}
-            Ok(_) => {
-                tracing::warn!("the archive is followed again");
-                told.clear();
+        let failure = looked.err().map(|error| error.to_string());
+        let mut failing = failing.lock();
+        match (&*failing, &failure) {
+            (Some(_), None) => tracing::warn!("the archive is followed again"),
+            (before, Some(why)) if before.as_ref() != Some(why) => {
+                tracing::warn!("what is new in the archive cannot be shown, so it stays as it was: {why}");
             }
-            Err(error) if error.to_string() == told => {}
-            Err(error) => {
-                told = error.to_string();
-                tracing::warn!("what is new in the archive cannot be shown, so it stays as it was: {told}");
-            }
+            _ => {}
         }
+        *failing = failure;
     }
 }
 

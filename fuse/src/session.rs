@@ -41,7 +41,7 @@ use crate::callers::Callers;
 use crate::ending::{Attached, End, Event, Place, Slot};
 use crate::exit::{Failure, Mounting};
 use crate::fetcher;
-use crate::follow::{self, Follow};
+use crate::follow::{self, Failing, Follow};
 use crate::former;
 use crate::idle::{self, Watcher};
 use crate::journal::Target;
@@ -233,6 +233,7 @@ fn start(
     // A mount for reading changes nothing.
     let keep = if task.options.read_only { Keep::default() } else { task.options.snapshots };
     let schedule = Schedule::new(keep, || Timestamp::from_system(SystemTime::now())).map(Arc::new);
+    let failing = follow.as_ref().map(|_| Failing::default());
     let server = {
         let living = Living {
             activity: Arc::clone(&activity),
@@ -241,6 +242,7 @@ fn start(
             schedule: schedule.clone(),
             namespace,
             telling,
+            following: failing.clone(),
         };
         let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
         listening.serve(move |request, client| answers.respond(&request, client))?
@@ -253,16 +255,16 @@ fn start(
         .map_err(thread_failed)?;
     let config = kernel::session_config(loops);
     let ended = events.clone();
-    let shown = match follow {
+    let shown = match follow.zip(failing) {
         None => {
             serve_requests(adapter, connection, config, &cache, ended, end)?;
             None
         }
-        Some(follow) => {
+        Some((follow, failing)) => {
             let shown = Arc::new(Shown::new(adapter, asked));
             serve_requests(Followed(Arc::clone(&shown)), connection, config, &cache, ended, end)?;
-            follow::start(follow, Arc::clone(&shown), Arc::clone(slot), Arc::clone(&activity))
-                .map_err(thread_failed)?;
+            let (slot, activity) = (Arc::clone(slot), Arc::clone(&activity));
+            follow::start(follow, Arc::clone(&shown), slot, activity, failing).map_err(thread_failed)?;
             Some(shown)
         }
     };
@@ -289,7 +291,7 @@ fn start(
 
 /// Starts the event loops.
 fn serve_requests(
-    filesystem: impl fuser::Filesystem + Send + Sync + 'static,
+    filesystem: impl fuser::Filesystem + 'static,
     connection: OwnedFd,
     config: fuser::Config,
     cache: &KernelCache,

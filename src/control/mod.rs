@@ -213,10 +213,15 @@ impl Response {
         let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
         match self {
             Response::Status(status) => {
-                let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, .. } =
+                let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, follows, .. } =
                     &mut **status;
+                let failure = follows.iter_mut().flat_map(|it| &mut it.failure);
                 let schedule = schedule.iter_mut().flat_map(|it| iter::once(&mut it.rules).chain(&mut it.failure));
-                let texts = [archive, archive_id, mount_point, options].into_iter().chain(latched).chain(fallback);
+                let texts = [archive, archive_id, mount_point, options]
+                    .into_iter()
+                    .chain(latched)
+                    .chain(fallback)
+                    .chain(failure);
                 texts.chain(schedule).for_each(cut);
             }
             Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
@@ -280,6 +285,18 @@ pub struct Status {
     pub fallback: Option<String>,
     /// What was asked of the server of an archive that is no file of this host; None for a file, and where the process that asks does not tell.
     pub remote: Option<Traffic>,
+    /// Of a mount that shows what is written elsewhere.
+    pub follows: Option<Follows>,
+}
+
+/// Of which commit a mount is that follows a writer elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Follows {
+    /// When it was made, in seconds since 1970.
+    pub committed: i64,
+    /// Why what is newer cannot be shown.
+    pub failure: Option<String>,
 }
 
 /// What was asked of a server since the mount began, as lockbox-remote counts it.

@@ -1,7 +1,7 @@
 //! fsync and the periodic commit.
 
 use crate::error::{Error, Result};
-use crate::format::Generation;
+use crate::format::{Generation, Timestamp};
 use crate::fs::extents::FRAME;
 use crate::fs::{FileSystem, SyncProfile};
 use crate::txn::{Volume, WantedCommit};
@@ -109,6 +109,11 @@ impl FileSystem {
     /// The newest durable commit.
     pub fn generation(&self) -> Generation {
         self.volume.durable().generation
+    }
+
+    /// When it was made.
+    pub fn committed(&self) -> Timestamp {
+        self.volume.durable().time
     }
 
     /// Whether something was accepted that no commit has begun to make durable.

@@ -357,11 +357,13 @@ case_a_follower_stays_at_its_moment_while_the_store_is_away_and_goes_on_by_itsel
     wait "$SERVER" || true
     await 30 grep -q 'cannot be shown, so it stays as it was: .*does not answer' "$WORK/reader.log"
     shows file before
+    lockbox status "$WORK/reader" | grep 'stays as it was because .*does not answer' >/dev/null
     serve_store
     echo after >"$WORK/dir/file"
     sync "$WORK/dir/file"
     await 60 shows file after
     await 20 grep -q 'is followed again' "$WORK/reader.log"
+    same "$(lockbox status --json "$WORK/reader" | python3 -c 'import json, sys; print(json.load(sys.stdin)["follows"]["failure"])')" None
     same "$(wc -l <"$WORK/reader.log")" 2
     lockbox umount "$WORK/reader"
     lockbox umount "$WORK/dir"
