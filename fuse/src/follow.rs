@@ -111,6 +111,10 @@ fn show(
     let Some(witness) = witness else { return Ok(()) };
     let archive = Archive::open_again(Site::Opened(&storage), key, options, seen, &witness)?;
     let fs = Arc::clone(archive.file_system());
+    // For the status, which asks nobody.
+    if let Err(error) = fs.look_at_snapshots() {
+        tracing::debug!("the snapshots cannot be counted: {error}");
+    }
     let before = {
         let mut slot = slot.lock();
         // Else the mount has ended.

@@ -23,7 +23,7 @@ pub const REMOTE: [(&str, Takes); 4] = [
 ];
 
 /// All others. What is written with a dash and with an underscore stands here as the manual has it.
-pub const MOUNT: [(&str, Takes); 46] = [
+pub const MOUNT: [(&str, Takes); 47] = [
     ("ro", Takes::Nothing),
     ("rw", Takes::Nothing),
     ("allow_other", Takes::Nothing),
@@ -55,6 +55,7 @@ pub const MOUNT: [(&str, Takes); 46] = [
     ("snapshot", Takes::Text),
     ("snapshot-dir", Takes::OneOf(&["shown", "hidden", "off"])),
     ("snapshots", Takes::OneOf(&["hourly:24", "daily:7", "weekly:4", "monthly:12", "yearly:5", "off"])),
+    ("follow", Takes::OneOf(&["1s", "1m", "off"])),
     ("take-over", Takes::Nothing),
     ("nofail", Takes::Nothing),
     ("over-archive", Takes::Nothing),

@@ -42,8 +42,16 @@ struct Moment {
 /// A file or directory that is open.
 struct Opened {
     handles: u64,
-    /// The last moment in which it was found.
-    last: Arc<Moment>,
+    /// The last moment in which it was found; None when that was let go of.
+    last: Option<Arc<Moment>>,
+}
+
+impl Opened {
+    fn found(&mut self, moment: &Arc<Moment>) {
+        if self.last.as_ref().is_none_or(|last| last.number < moment.number) {
+            self.last = Some(Arc::clone(moment));
+        }
+    }
 }
 
 /// The moments of a mount that are shown.
@@ -78,21 +86,24 @@ impl Shown {
 
     /// Lets go of all but the newest of the moments that are held for what is gone.
     fn hold_few(&self) {
-        let newest = self.newest();
+        let newest = self.newest().number;
         let mut open = self.open.lock();
-        let mut held: Vec<u64> = open.values().map(|opened| opened.last.number).collect();
+        let lasts = open.values().filter_map(|opened| opened.last.as_ref());
+        let mut held: Vec<u64> = lasts.map(|last| last.number).filter(|number| *number < newest).collect();
         held.sort_unstable();
         held.dedup();
-        held.retain(|number| *number != newest.number);
-        let least = held.len().checked_sub(HELD).and_then(|at| held.get(at)).copied().unwrap_or_default();
-        open.values_mut().filter(|opened| opened.last.number < least).for_each(|opened| opened.last = newest.clone());
+        if let Some(least) = held.len().checked_sub(HELD).and_then(|at| held.get(at)) {
+            let is_old = |last: &mut Arc<Moment>| last.number < *least;
+            open.values_mut().for_each(|opened| drop(opened.last.take_if(is_old)));
+        }
     }
 
     /// All moments that are shown.
     pub fn file_systems(&self) -> Vec<Arc<FileSystem>> {
         let newest = self.newest();
         let open = self.open.lock();
-        let mut moments: Vec<&Arc<Moment>> = open.values().map(|opened| &opened.last).chain([&newest]).collect();
+        let lasts = open.values().filter_map(|opened| opened.last.as_ref());
+        let mut moments: Vec<&Arc<Moment>> = lasts.chain([&newest]).collect();
         moments.sort_unstable_by_key(|moment| moment.number);
         moments.dedup_by_key(|moment| moment.number);
         moments.iter().map(|moment| Arc::clone(&moment.adapter.fs)).collect()
@@ -101,27 +112,23 @@ impl Shown {
     /// The moment that a request about this inode is answered from.
     fn serving(&self, number: INodeNo) -> Arc<Moment> {
         let newest = self.newest();
-        let last = self.open.lock().get(&number.0).map(|opened| Arc::clone(&opened.last));
+        let last = self.open.lock().get(&number.0).and_then(|opened| opened.last.clone());
         let Some(last) = last.filter(|last| last.number < newest.number) else { return newest };
         // Without the lock: it may have to be fetched.
         if let Err(Error::NotFound | Error::Stale) = newest.adapter.fs.attributes(ino(number)) {
             return last;
         }
-        if let Some(opened) = self.open.lock().get_mut(&number.0)
-            && opened.last.number < newest.number
-        {
-            opened.last = Arc::clone(&newest);
+        if let Some(opened) = self.open.lock().get_mut(&number.0) {
+            opened.found(&newest);
         }
         newest
     }
 
     fn opened(&self, number: INodeNo, moment: &Arc<Moment>) {
         let mut open = self.open.lock();
-        let opened = open.entry(number.0).or_insert_with(|| Opened { handles: 0, last: Arc::clone(moment) });
+        let opened = open.entry(number.0).or_insert_with(|| Opened { handles: 0, last: None });
         opened.handles += 1;
-        if opened.last.number < moment.number {
-            opened.last = Arc::clone(moment);
-        }
+        opened.found(moment);
     }
 
     fn closed(&self, number: INodeNo) {
@@ -248,5 +255,141 @@ impl fuser::Filesystem for Followed {
         setxattr(name: &OsStr, value: &[u8], flags: i32, position: u32, reply: ReplyEmpty);
         removexattr(name: &OsStr, reply: ReplyEmpty);
         fallocate(handle: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
+    use lockbox::crypto::Passphrase;
+    use lockbox::format::{Ino, ROOT_INO};
+    use lockbox::fs::SyncProfile;
+    use lockbox::keys::{self, UnlockedKey};
+
+    use super::*;
+    use crate::adapter::{Activity, Manner};
+    use crate::callers::Callers;
+    use crate::kernel_cache::KernelCache;
+    use crate::moments::tests::CREATOR;
+    use crate::pace::Pace;
+
+    /// An archive, and copies of it as it was.
+    struct Written {
+        place: tempfile::TempDir,
+        key: UnlockedKey,
+        copies: u32,
+    }
+
+    fn opened(path: &Path, key: &UnlockedKey, read_only: bool) -> Archive {
+        loop {
+            match Archive::open(path, key, &OpenOptions { read_only, ..OpenOptions::default() }) {
+                // A process that another test begins has what was open here, with its lock, until it executes.
+                Err(Error::InUse(_)) => std::thread::yield_now(),
+                opened => return opened.unwrap(),
+            }
+        }
+    }
+
+    impl Written {
+        fn new() -> Written {
+            let place = tempfile::tempdir().unwrap();
+            let (path, passphrase) = (place.path().join("a.lbx"), Passphrase::new(b"a passphrase".to_vec()));
+            Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
+            Written { key: keys::unlock(&path, &passphrase).unwrap(), place, copies: 0 }
+        }
+
+        fn change(&self, change: impl FnOnce(&FileSystem)) {
+            let archive = opened(&self.place.path().join("a.lbx"), &self.key, false);
+            change(archive.file_system());
+            archive.close().unwrap();
+        }
+
+        fn moment(&mut self) -> Arc<FileSystem> {
+            let path = self.place.path().join(format!("{}.lbx", self.copies));
+            std::fs::copy(self.place.path().join("a.lbx"), &path).unwrap();
+            self.copies += 1;
+            Arc::clone(opened(&path, &self.key, true).file_system())
+        }
+    }
+
+    fn make(fs: &FileSystem, name: &str) -> INodeNo {
+        let file = fs.create_and_open(ROOT_INO, name.as_bytes(), 0o644, CREATOR).unwrap().ino;
+        fs.write(file, 0, name.as_bytes()).unwrap();
+        fs.release(file).unwrap();
+        INodeNo(file.0)
+    }
+
+    fn shown(fs: Arc<FileSystem>) -> Shown {
+        let (cache, activity) = (Arc::new(KernelCache::of(true)), Arc::new(Activity::default()));
+        let manner = Manner { profile: SyncProfile::Periodic, access_times: false, snapshot_dir: SnapshotDir::Hidden };
+        let (nobody, queue) = UnixStream::pair().unwrap();
+        let pace = Pace::new(1, OwnedFd::from(queue));
+        let adapter = Adapter::new(fs, cache, activity, None, Callers::over(nobody), manner, pace).unwrap();
+        Shown::new(adapter, SnapshotDir::Hidden)
+    }
+
+    impl Shown {
+        fn open(&self, number: INodeNo) {
+            self.opened(number, &self.serving(number));
+        }
+
+        /// The number of the moment that answers, and what it has there.
+        fn read(&self, number: INodeNo) -> (u64, Option<Vec<u8>>) {
+            let moment = self.serving(number);
+            (moment.number, moment.adapter.fs.read(Ino(number.0), 0, 100).ok())
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_of_the_newest_moment_and_what_is_open_and_gone_of_its_last() {
+        let mut written = Written::new();
+        let (mut stays, mut goes) = (INodeNo(0), INodeNo(0));
+        written.change(|fs| (stays, goes) = (make(fs, "stays"), make(fs, "goes")));
+        let shown = shown(written.moment());
+        [stays, goes, goes].iter().for_each(|number| shown.open(*number));
+        written.change(|fs| fs.write(Ino(goes.0), 0, b"more of it").unwrap());
+        shown.go_on(written.moment());
+        assert_eq!(shown.read(goes), (1, Some(b"more of it".to_vec())));
+        written.change(|fs| {
+            fs.unlink(ROOT_INO, b"goes").unwrap();
+            fs.write(Ino(stays.0), 0, b"STAYS").unwrap();
+        });
+        shown.go_on(written.moment());
+        shown.go_on(written.moment());
+        assert_eq!(shown.read(stays), (3, Some(b"STAYS".to_vec())));
+        assert_eq!(shown.read(goes), (1, Some(b"more of it".to_vec())), "it is open, and was last there in that");
+        assert_eq!(shown.file_systems().len(), 2);
+        shown.closed(goes);
+        assert_eq!(shown.read(goes).0, 1, "one handle is left");
+        shown.closed(goes);
+        assert_eq!(shown.read(goes), (3, None));
+        assert_eq!(shown.file_systems().len(), 1, "nobody keeps the moments that were");
+    }
+
+    #[test]
+    fn of_the_moments_that_are_held_the_oldest_goes() {
+        let mut written = Written::new();
+        let count = HELD as u64 + 2;
+        let mut files = Vec::new();
+        written.change(|fs| files.extend((0..count).map(|number| make(fs, &number.to_string()))));
+        let shown = shown(written.moment());
+        files.iter().for_each(|file| shown.open(*file));
+        for number in 0..count {
+            written.change(|fs| fs.unlink(ROOT_INO, number.to_string().as_bytes()).unwrap());
+            shown.go_on(written.moment());
+            assert!(shown.file_systems().len() <= HELD + 1);
+        }
+        for (number, file) in (0..).zip(&files) {
+            // The file of this number was last in the moment of this number.
+            let wanted = if number < count - HELD as u64 {
+                (count, None)
+            } else {
+                (number, Some(number.to_string().into_bytes()))
+            };
+            assert_eq!(shown.read(*file), wanted);
+        }
     }
 }
