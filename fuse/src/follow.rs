@@ -10,8 +10,7 @@ use std::time::Duration;
 use lockbox::Result;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{SeenOptions, UnlockedKey};
-use lockbox::storage::{Site, Storage};
-use lockbox_host::elsewhere::Following;
+use lockbox_host::elsewhere::{Following, Place};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, Shown};
@@ -81,7 +80,7 @@ fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity, fail
             continue;
         }
         used = false;
-        let looked = following(&mut |storage| show(storage, key, (options, seen), shown, slot));
+        let looked = following(&mut |place| show(place, key, (options, seen), shown, slot));
         if slot.lock().is_none() {
             return;
         }
@@ -100,7 +99,7 @@ fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity, fail
 }
 
 fn show(
-    storage: Arc<dyn Storage>,
+    place: &Place,
     key: &UnlockedKey,
     (options, seen): (&OpenOptions, &SeenOptions),
     shown: &Shown,
@@ -109,7 +108,7 @@ fn show(
     // What it remembers of the archive is out of the sandbox's reach by now.
     let witness = slot.lock().as_ref().map(|current| Arc::clone(current.witness()));
     let Some(witness) = witness else { return Ok(()) };
-    let archive = Archive::open_again(Site::Opened(&storage), key, options, seen, &witness)?;
+    let archive = Archive::open_again(place.site(), key, options, seen, &witness)?;
     let fs = Arc::clone(archive.file_system());
     // For the status, which asks nobody.
     if let Err(error) = fs.look_at_snapshots() {

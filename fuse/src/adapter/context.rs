@@ -10,7 +10,6 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use super::activity::Activity;
 use super::handle;
 use super::open_directories::OpenDirectories;
-use super::snapshots::snapshot_dir;
 use super::syncs::Syncs;
 use crate::callers::Callers;
 use crate::convert::{GENERATION, ino, notes_access, writes};
@@ -36,7 +35,7 @@ pub struct Adapter {
     pub(super) activity: Arc<Activity>,
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself. None for one that is no file of
     /// this host, to which nothing is written.
-    host: Option<OwnedFd>,
+    pub(super) host: Option<OwnedFd>,
     pub(super) callers: Arc<Callers>,
     pub(super) profile: SyncProfile,
     /// Opening for reading is noted as access.
@@ -78,22 +77,6 @@ impl Adapter {
             pace,
             syncs,
         })
-    }
-
-    /// The same for another moment of the archive, which shares all that is not the archive's: for one that is no file of this host and only read.
-    pub(super) fn showing(&self, fs: Arc<FileSystem>, asked: SnapshotDir) -> Adapter {
-        Adapter {
-            snapshot_dir: snapshot_dir(&fs, asked),
-            fs,
-            cache: Arc::clone(&self.cache),
-            activity: Arc::clone(&self.activity),
-            host: None,
-            callers: Arc::clone(&self.callers),
-            open_directories: Arc::clone(&self.open_directories),
-            pace: Arc::clone(&self.pace),
-            syncs: None,
-            ..*self
-        }
     }
 
     /// Opens a file of the live tree, as open(2) is answered.

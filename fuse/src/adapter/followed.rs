@@ -24,6 +24,7 @@ use lockbox::fs::FileSystem;
 use parking_lot::{Mutex, RwLock};
 
 use super::context::Adapter;
+use super::snapshots::snapshot_dir;
 use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel;
@@ -32,6 +33,24 @@ use crate::options::SnapshotDir;
 
 /// Moments that are held for what is open and gone.
 const HELD: usize = 4;
+
+impl Adapter {
+    /// The same for another moment of the archive, which shares all that is not the archive's: for one that is no file of this host and only read.
+    fn showing(&self, fs: Arc<FileSystem>, asked: SnapshotDir) -> Adapter {
+        Adapter {
+            snapshot_dir: snapshot_dir(&fs, asked),
+            fs,
+            cache: Arc::clone(&self.cache),
+            activity: Arc::clone(&self.activity),
+            host: None,
+            callers: Arc::clone(&self.callers),
+            open_directories: Arc::clone(&self.open_directories),
+            pace: Arc::clone(&self.pace),
+            syncs: None,
+            ..*self
+        }
+    }
+}
 
 /// A moment; they are numbered as they come.
 struct Moment {

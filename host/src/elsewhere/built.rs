@@ -12,7 +12,7 @@ use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket};
 use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
 
-use super::{Apart, Following, Patience, Remote};
+use super::{Apart, Following, Patience, Place, Remote};
 
 impl Remote {
     fn options(&self) -> Options {
@@ -65,7 +65,10 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
             offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
         })
     };
-    let following = news.map(|mut news| -> Following { Box::new(move |take| news.look(take)) });
+    let name = name.to_owned();
+    let following = news.map(|mut news| -> Following {
+        Box::new(move |take| news.look(&mut |storage| take(&Place { elsewhere: Some(storage), ..Place::file(&name) })))
+    });
     Ok(Apart {
         storage: Arc::new(storage),
         telling: Arc::new(telling),

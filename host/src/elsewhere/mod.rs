@@ -71,7 +71,7 @@ pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 pub type Ending = Arc<dyn Fn() + Send + Sync>;
 
 /// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
-pub type Following = Box<dyn FnMut(&mut dyn FnMut(Arc<dyn Storage>) -> Result<()>) -> Result<bool> + Send>;
+pub type Following = Box<dyn FnMut(&mut dyn FnMut(&Place) -> Result<()>) -> Result<bool> + Send>;
 
 /// What a process of its own opened.
 struct Apart {
