@@ -2,7 +2,7 @@
 #   OUTAGE   seconds that the server is away under a writer (5)
 #   KILLS    how often the daemon is killed under one (3)
 #   EACH     steps that are acknowledged before a kill, at most (20)
-#   TURNS    how often the archive changes hands between two machines (4)
+#   TURNS    how often the archive changes hands between two machines, which a third one watches (4)
 #   SEED     what is done at random
 #   PARTS    what of it ("programs outage kills turns")
 # shellcheck shell=bash disable=SC2153,SC2154
@@ -10,7 +10,7 @@ OUTAGE=${OUTAGE:-5} KILLS=${KILLS:-3} EACH=${EACH:-20} TURNS=${TURNS:-4} SEED=${
 RANDOM=$SEED
 OPTIONS=passfile=$WORK/pass,allow-http,allow-private,timeout=2s
 HOLDERS=() WRITER=
-acknowledged=0 outages=0 deaths=0 turns=0
+acknowledged=0 outages=0 deaths=0 turns=0 watched=0
 
 # Root, and what mounts and machines are made of.
 can_mount() {
@@ -315,8 +315,8 @@ kills() {
 
 # machine NAME NUMBER: one with a name, a number, a network and mounts of its own. Its processes are those of this one, which shows nobody's death: it has another number.
 machine() {
-    # Of the networks for measurements, two for each port: several may run at once.
-    local name=$1 home=$WORK/$1 link=lb$2-$$ at=$(((2 * PORT + $2) % 32768))
+    # Of the networks for measurements, three for each port: several may run at once.
+    local name=$1 home=$WORK/$1 link=lb$2-$$ at=$(((3 * PORT + $2) % 32768))
     local net=198.$((18 + at / 16384)).$((at / 64 % 256)) last=$((at % 64 * 4))
     local here=$net.$((last + 1)) there=$net.$((last + 2))
     mkdir -p "$home/dir" "$home/state" "$home/cache"
@@ -350,17 +350,26 @@ refused() {
     [[ $code == 13 ]] && grep -q "a writer on $2 has it open.*take-over goes on in its place" "$WORK/said" || fail "$1 came with $code: $(cat "$WORK/said")"
 }
 
+# sees DIRECTORY NOTES: whether all that was acknowledged is there.
+sees() {
+    "${ON[@]}" timeout 120 "$TESTS/acknowledged.py" read "$1" "$2" >"$WORK/said" 2>&1
+}
+
 # turns URL: two machines that take over from each other: from one that sleeps, one that is busy, one that is cut off from the network, and one that died.
+# A third one follows all of them.
 turns() {
     local i a=left b=right swap how hows=(dead asleep busy cut) notes=$WORK/turns.notes cut=$WORK/cut.notes link pid others
     machine left 1
     machine right 2
+    machine watcher 3
     stop
     start
     rm -f "$notes"
     create_at "$1"
     on left
     timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/left/dir" -o "$OPTIONS"
+    on watcher
+    timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/watcher/dir" -o "$OPTIONS,ro,log=$WORK/watcher/log"
     for ((i = 1; i <= TURNS; i++)); do
         how=${hows[i % 4]}
         [[ $a == left ]] && link=lb1-$$ || link=lb2-$$
@@ -415,11 +424,17 @@ turns() {
         all_there "$WORK/$b/dir" "$notes"
         fresh "$1"
         all_there "$WORK/found" "$notes"
+        on watcher
+        await 60 sees "$WORK/watcher/dir" "$notes"
+        watched=$((watched + 1))
         swap=$a a=$b b=$swap
         turns=$((turns + 1))
     done
     on $a
     timeout 120 "${ON[@]}" lockbox umount "$WORK/$a/dir" || fail "the last unmount"
+    on watcher
+    timeout 120 "${ON[@]}" lockbox umount "$WORK/watcher/dir" || fail "the unmount of who watches"
+    [[ ! -s $WORK/watcher/log ]] || fail "who watches was told: $(cat "$WORK/watcher/log")"
     ON=()
     fresh "$1"
     all_there "$WORK/found" "$notes"
@@ -444,5 +459,5 @@ mounts() {
 }
 
 told_of_mounts() {
-    echo "mounts on versitygw $VERSION: $MOUNTS rounds of $PARTS; $outages times without a server for $OUTAGE s, $deaths daemons killed, $turns times taken over; $acknowledged steps were acknowledged, and all of them read by processes that had nothing but the store"
+    echo "mounts on versitygw $VERSION: $MOUNTS rounds of $PARTS; $outages times without a server for $OUTAGE s, $deaths daemons killed, $turns times taken over, which $watched times a third machine saw; $acknowledged steps were acknowledged, and all of them read by processes that had nothing but the store"
 }
