@@ -48,6 +48,9 @@ pub(super) struct State {
     pub(super) away: bool,
     pub(super) keeps: bool,
     pub(super) requests: Vec<String>,
+    /// Bytes of objects that were sent to be made, and that were asked for and came.
+    pub(super) sent: u64,
+    pub(super) came: u64,
     /// Actors that are not done; whose turn it is.
     actors: Vec<u64>,
     turn: Option<u64>,
@@ -68,6 +71,8 @@ impl World {
             away: false,
             keeps: false,
             requests: Vec::new(),
+            sent: 0,
+            came: 0,
             actors: Vec::new(),
             turn: None,
             turns: 0,
@@ -238,6 +243,7 @@ impl Seen {
 impl Objects for Seen {
     fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble> {
         self.request(format!("create {name}"), |state, fault| {
+            state.sent += bytes.len() as u64;
             match fault {
                 Fault::Lost => return Err(Trouble::Gone),
                 Fault::Late => {
@@ -261,6 +267,7 @@ impl Objects for Seen {
                 Part::Range(offset, count) => offset.min(length)..(offset + count).min(length),
                 Part::Last(most) => length.saturating_sub(most)..length,
             };
+            state.came += range.end - range.start;
             Ok(bytes[range.start as usize..range.end as usize].to_vec())
         })
     }

@@ -1,0 +1,238 @@
+"""What remote.sh measures: SCRATCH VERSITYGW ROUNDS."""
+
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+from far import RATE, Far, Mounted, fill, forget, lockbox, read_through
+
+scratch, versitygw, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+SIZE = int(os.environ.get("SIZE_MIB", "1024"))
+FILES = int(os.environ.get("FILES", "1000000"))
+CREATE = ["--weak-kdf", "--kdf-memory", "1", "--passfile", f"{scratch}/passphrase"]
+THERE = ["--remote", "allow-http,allow-private", "--passfile", f"{scratch}/passphrase"]
+found, goals = {}, {}
+
+
+def note(row, value, goal=None):
+    """A goal is a comparison and a number, such as "<= 5"."""
+    found.setdefault(row, []).append(value)
+    goals[row] = goal
+
+
+def note_opening(what, told, requests, trips):
+    note(f"{what}: requests", told["requests"], requests)
+    note(f"{what}: of them one after the other", told["one_after_the_other"], trips)
+    note(f"{what}: KiB that came", told["down"] / 1024)
+    note(f"{what}: seconds at 100 ms", told["seconds"])
+
+
+def openings(url, what, requests, trips):
+    """By who knows nothing: until the mount is there, and its root is listed."""
+    far.delay(100)
+    with far.asked() as told, Mounted(far, url, "ro"):
+        pass
+    note_opening(f"cold open of {what}", told, f"<= {requests}", f"<= {trips}")
+    with Mounted(far, url, "ro") as mounted:
+        with far.asked() as told:
+            os.listdir(mounted.point)
+        note(f"then its root is listed: requests ({what})", told["requests"])
+
+
+def fsyncs(point, size, count, delay):
+    """Writes of so many bytes, each made durable, in round trips."""
+    far.delay(delay)
+    places, latencies, requests, data = random.Random(1), [], [], os.urandom(size)
+    file = os.open(f"{point}/synced", os.O_RDWR | os.O_CREAT, 0o600)
+    if os.fstat(file).st_size == 0:
+        os.write(file, bytes(16 << 20))
+        os.fsync(file)
+    for _ in range(count):
+        os.pwrite(file, data, places.randrange((16 << 20) - size >> 12) << 12)
+        with far.asked() as told:
+            os.fsync(file)
+        latencies.append(told["seconds"] * 1000 / delay)
+        requests.append(told["requests"])
+    os.close(file)
+    latencies.sort()
+    what = f"fsync of {size >> 10} KiB at {delay} ms"
+    small = size == 4096
+    note(f"{what}: requests, most", max(requests), "<= 1")
+    note(f"{what}: p50, round trips", latencies[count // 2], "<= 1.25" if small else None)
+    note(f"{what}: p99, round trips", latencies[int(count * 0.99)], "<= 2" if small else None)
+
+
+def pages(url):
+    """4 KiB here and there in the large file, of a mount that knows nothing yet."""
+    far.delay(100)
+    with Mounted(far, url, "ro") as mounted:
+        places = random.Random(2)
+        file = os.open(f"{mounted.point}/large", os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        asked = []
+        for _ in range(24):
+            with far.asked() as told:
+                os.pread(file, 4096, places.randrange(SIZE << 8) << 12)
+            asked.append((told["one_after_the_other"], told["requests"]))
+        os.close(file)
+    note("cold page, tree unknown: round trips", asked[0][0], "<= 4")
+    note("cold page, tree unknown: requests", asked[0][1])
+    note("cold page, tree known: round trips", statistics.median(one for one, _ in asked[8:]), "<= 1")
+    note("cold page, tree known: requests", statistics.median(one for _, one in asked[8:]))
+
+
+def random_reads(point, size, count):
+    """MiB a second."""
+    places, began = random.Random(3), time.monotonic()
+    file = os.open(f"{point}/large", os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    for _ in range(count):
+        os.pread(file, size, places.randrange((SIZE << 20) // size) * size)
+    os.close(file)
+    return size * count / (1 << 20) / (time.monotonic() - began)
+
+
+def warm(archive, cache=None):
+    """What is read again after all was forgotten but what is on disk."""
+    forget()
+    rates = {}
+    with Mounted(far, archive, "ro", cache) as mounted, far.asked() as told:
+        os.listdir(mounted.point)
+        # The first pages of the tree.
+        random_reads(mounted.point, 65536, 16)
+        far.tell("reset")
+        rates["sequential"] = read_through(f"{mounted.point}/large")
+        forget()
+        for size, count in (65536, 1024), (262144, 512), (1 << 20, 256):
+            rates[f"random {size >> 10} KiB"] = random_reads(mounted.point, size, count)
+            forget()
+    return rates, told
+
+
+def large(number):
+    """An archive that lives there, from its making to its reading, and the same of one that lies here."""
+    url, local = f"s3://bucket/large{number}", f"{scratch}/local.lbx"
+    memory, cache = {}, f"{scratch}/cache"
+    far.delay(20)
+    lockbox("create", *CREATE, "--remote", "allow-http,allow-private", url)
+    with Mounted(far, url) as mounted:
+        with far.asked() as told:
+            fill(f"{mounted.point}/large", SIZE)
+        note("bulk write at 20 ms: share of the link", told["up"] / (1 << 20) / told["seconds"] / RATE, ">= 0.8")
+        note("bulk write: bytes sent / bytes of data", told["up"] / (SIZE << 20), "<= 1.02")
+        note("bulk write: bytes sent / sealed pages (33/32 of the data)", told["up"] / (SIZE << 20) * 32 / 33, "<= 1.02")
+        memory["in"] = mounted.memory()
+        fsyncs(mounted.point, 4096, 200, 20)
+        fsyncs(mounted.point, 4096, 40, 100)
+        fsyncs(mounted.point, 1 << 20, 20, 20)
+        fsyncs(mounted.point, 7 << 19, 20, 20)
+        far.delay(20)
+    openings(url, "a bucket", 5, 4)
+    pages(url)
+    for delay in 100, 20:
+        shutil.rmtree(cache, ignore_errors=True)
+        os.mkdir(cache)
+        far.delay(delay)
+        forget()
+        with Mounted(far, url, "ro", cache) as mounted:
+            with far.asked() as told:
+                read_through(f"{mounted.point}/large")
+            memory["out"] = max(memory.get("out", 0), mounted.memory())
+        note(f"sequential read at {delay} ms: share of the link", told["down"] / (1 << 20) / told["seconds"] / RATE, ">= 0.8")
+        note(f"sequential read at {delay} ms: bytes that came / bytes of data", told["down"] / (SIZE << 20))
+    lockbox("create", *CREATE, local)
+    with Mounted(far, local) as mounted:
+        fill(f"{mounted.point}/large", SIZE)
+        here = mounted.memory()
+    with Mounted(far, local, "ro") as mounted:
+        read_through(f"{mounted.point}/large")
+        note("memory above a local mount, MiB out", memory["out"] - mounted.memory(), "<= 64")
+    note("memory above a local mount, MiB in", memory["in"] - here, "<= 64")
+    rates, told = warm(url, cache)
+    beside, _ = warm(local)
+    note("warm read: requests", told["requests"], "<= 0")
+    for what, rate in rates.items():
+        note(f"warm read, {what}: ratio to a local archive", rate / beside[what], ">= 0.9")
+    os.unlink(local)
+    shutil.rmtree(f"{scratch}/store/bucket/large{number}")
+
+
+def plain(number):
+    """An archive that is one file there."""
+    local = f"{scratch}/plain.lbx"
+    lockbox("create", *CREATE, local)
+    with Mounted(far, local) as mounted:
+        fill(f"{mounted.point}/large", 64)
+    put = ["curl", "--silent", "--show-error", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "key:secret"]
+    put += ["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--upload-file", local]
+    subprocess.run([*put, f"{far.endpoint}/bucket/plain{number}.lbx"], check=True)
+    os.unlink(local)
+    openings(f"s3://bucket/plain{number}.lbx", "a plain file", 8, 5)
+
+
+def push():
+    """Some files of many are changed, and a backup brings that up."""
+    local, url, tree = f"{scratch}/many.lbx", "s3://bucket/many", f"{scratch}/tree"
+    lockbox("create", *CREATE, local)
+    os.mkdir(tree)
+    each = 1000
+    for directory in range(FILES // each):
+        os.mkdir(f"{tree}/{directory}")
+        for number in range(each):
+            with open(f"{tree}/{directory}/{number}", "xb") as file:
+                file.write(b"%d %d\n" % (directory, number))
+    lockbox("add", "--passfile", f"{scratch}/passphrase", local, tree, stdout=subprocess.DEVNULL)
+    shutil.rmtree(tree)
+    far.delay(20)
+    with far.asked() as told:
+        lockbox("backup", *THERE, local, url, stdout=subprocess.DEVNULL)
+    print(f"{FILES} files: the first backup took {told}; {os.path.getsize(local) >> 20} MiB", file=sys.stderr)
+    places = random.Random(4)
+    for size in (64 << 10, 4096):
+        for _ in range(rounds):
+            with Mounted(far, local) as mounted:
+                for _ in range(100):
+                    name = f"{mounted.point}/tree/{places.randrange(FILES // each)}/{places.randrange(each)}"
+                    with open(name, "wb") as file:
+                        file.write(os.urandom(size))
+            with far.asked() as told:
+                lockbox("backup", *THERE, local, url, stdout=subprocess.DEVNULL)
+            what = f"push of 100 files of {size >> 10} KiB among {FILES}"
+            note(f"{what}: bytes sent / bytes of these files", told["up"] / (100 * size), "<= 3")
+            note(f"{what}: requests", told["requests"])
+            note(f"{what}: seconds, without the time of its bytes", told["seconds"] - told["up"] / (RATE * (1 << 20)), "<= 2")
+
+
+def table():
+    print("| | goal | median | least and most | |\n|---|---:|---:|---:|---|")
+    for row, values in found.items():
+        median, goal = statistics.median(values), goals[row]
+        reached = ""
+        if goal:
+            compared, number = goal.split()
+            reached = "reached" if (median <= float(number) if compared == "<=" else median >= float(number)) else "**missed**"
+        shown = [f"{value:.2f}" if value < 10 and value != int(value) else f"{value:.0f}" for value in (median, min(values), max(values))]
+        print(f"| {row} | {goal or ''} | {shown[0]} | {shown[1]} to {shown[2]} | {reached} |")
+
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+far = Far(scratch, versitygw)
+parts = os.environ.get("PARTS", "large plain push").split()
+try:
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", file=sys.stderr)
+        if "large" in parts:
+            large(number)
+        if "plain" in parts:
+            plain(number)
+    if "push" in parts:
+        push()
+    table()
+finally:
+    subprocess.run(["lockbox", "umount", f"{scratch}/mounted"], stderr=subprocess.DEVNULL, timeout=60, check=False)
+    far.close()
