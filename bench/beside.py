@@ -1,13 +1,12 @@
 """What remote.sh measures with `--beside`: SCRATCH VERSITYGW ROUNDS CANDIDATE... ; lockbox and other encrypted folders in the same store behind the same link.
 
-A step is done when all of it is in the store, by what the candidate tells: lockbox and s3backer by fsync, rclone by its count of uploads (its fsync tells nothing).
+A step is done when all of it is in the store: for lockbox when sync(1) returns, for s3backer when it counts no dirty block any more, and for rclone when the server has
+the objects, since their fsync tells nothing of that.
 """
 
-import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -47,7 +46,7 @@ class Lockbox:
         self.mounted = Mounted(far, self.url)
         self.point = self.mounted.point
 
-    def synced(self):
+    def synced(self, _):
         run("sync", "-f", self.point)
 
     def close(self):
@@ -58,7 +57,7 @@ class Rclone:
     """`rclone mount` of `crypt`, with a cache on disk, since files could only be written from their start to their end without, and no delay before an upload."""
 
     def __init__(self, number):
-        self.number, self.point, self.mounted = number, f"{scratch}/rclone", None
+        self.number, self.point, self.mounted, self.before = number, f"{scratch}/rclone", None, []
 
     def make(self):
         os.makedirs(self.point, exist_ok=True)
@@ -71,22 +70,25 @@ class Rclone:
         self.open()
 
     def open(self):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.rc = f"127.0.0.1:{free.getsockname()[1]}"
         self.cache = f"{scratch}/rclone.cache"
         words = ["rclone", "mount", "crypt:", self.point, "--config", f"{scratch}/rclone.conf", "--vfs-cache-mode", "full", "--vfs-write-back", "0s", "--cache-dir", self.cache]
-        self.mounted = subprocess.Popen([*words, "--rc", "--rc-no-auth", "--rc-addr", self.rc], stderr=open(f"{scratch}/rclone.log", "ab"))
+        self.mounted = subprocess.Popen(words, stderr=open(f"{scratch}/rclone.log", "ab"))
         until(lambda: os.path.ismount(self.point) or self.mounted.poll() is not None)
         if self.mounted.poll() is not None:
             raise OSError("rclone ended")
 
-    def synced(self):
-        def done():
-            told = subprocess.run(["rclone", "rc", "--url", f"http://{self.rc}/", "vfs/stats"], check=True, capture_output=True).stdout
-            told = json.loads(told)["diskCache"]
-            return told["uploadsInProgress"] == told["uploadsQueued"] == 0
+    def objects(self):
+        """What the server has of it: name, length and when it came."""
+        found = []
+        for directory, _, names in os.walk(f"{scratch}/store/bucket/rclone{self.number}"):
+            found += [(name, *os.stat(f"{directory}/{name}")[6:9:2]) for name in names]
+        return sorted(found)
 
-        until(done, 600)
+    def synced(self, files):
+        """So many new objects, each as a whole: the server gives them their names at the end."""
+        before = set(self.before)
+        until(lambda: len([one for one in self.objects() if one not in before]) >= files, 600)
+        self.before = self.objects()
 
     def close(self):
         run("umount", self.point)
@@ -111,8 +113,8 @@ class S3backer:
         self.mount()
 
     def attach(self):
-        words = ["s3backer", "-f", f"--baseURL={far.endpoint}/", "--accessId=key", "--accessKey=secret", "--authVersion=aws4", f"--region={KEYS['AWS_REGION']}"]
-        words += ["--size=2g", "--blockSize=128k", f"--prefix=s3backer{self.number}/", "--listBlocks", "bucket", self.device]
+        words = ["s3backer", "-f", f"--baseURL={far.endpoint}/", "--accessId=key", "--accessKey=secret", "--authVersion=aws4"]
+        words += ["--size=2g", "--blockSize=128k", f"--prefix=s3backer{self.number}/", "--statsFilename=stats", "--listBlocks", "bucket", self.device]
         self.mounted = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=open(f"{scratch}/s3backer.log", "ab"))
         until(lambda: os.path.ismount(self.device) or self.mounted.poll() is not None)
         if self.mounted.poll() is not None:
@@ -126,16 +128,23 @@ class S3backer:
         run("mount", "-o", "loop", f"{self.device}/file", self.disk)
         self.mount()
 
-    def synced(self):
+    def synced(self, _):
+        run("sync", "-f", self.point)
         run("sync", "-f", self.disk)
-        with open(f"{self.device}/file", "rb") as file:
-            os.fsync(file.fileno())
+
+        def dirty():
+            with open(f"{self.device}/stats", encoding="utf-8") as file:
+                return [line.split()[1] for line in file if line.startswith("block_cache_dirty_ratio")]
+
+        until(lambda: dirty() == ["0.0000"], 600)
 
     def close(self):
         run("umount", self.point)
-        run("umount", self.disk)
+        # It ends a moment after its mount.
+        until(lambda: subprocess.run(["umount", self.disk], stderr=subprocess.DEVNULL, check=False).returncode == 0)
         run("umount", self.device)
         self.mounted.wait(120)
+
 
 KINDS = {"lockbox": Lockbox, "rclone": Rclone, "s3backer": S3backer}
 
@@ -153,7 +162,7 @@ def measure(name, number):
         for number in range(COUNT):
             with open(f"{one.point}/small/{number}", "wb") as file:
                 file.write(b"%4d" % number * 256)
-        one.synced()
+        one.synced(COUNT)
 
     def small_out():
         for number in range(COUNT):
@@ -163,13 +172,13 @@ def measure(name, number):
 
     def large_in():
         fill(f"{one.point}/large", SIZE)
-        one.synced()
+        one.synced(1)
 
     def edit():
         with open(f"{one.point}/large", "r+b", buffering=0) as file:
             file.seek(SIZE << 19)
             file.write(os.urandom(4096))
-        one.synced()
+        one.synced(1)
 
     def opened():
         one.open()
@@ -204,6 +213,8 @@ def table():
         print(f"| {what} | " + " | ".join(cells) + " |")
 
 
+# rclone 1.60 does not start with it.
+os.environ.pop("AWS_CA_BUNDLE", None)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 far = Far(scratch, versitygw)
 far.delay(20)

@@ -29,7 +29,7 @@ class Far:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         keys = {"ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"]}
-        command = [versitygw, "--quiet", "--port", f"127.0.0.1:{port}", "posix", f"{scratch}/store"]
+        command = [versitygw, "--quiet", "--keep-alive", "--port", f"127.0.0.1:{port}", "posix", f"{scratch}/store"]
         self.server = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
         while True:
             try:

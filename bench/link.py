@@ -4,7 +4,7 @@ link.py SERVER_PORT [MIB_A_SECOND]; prints the port that it listens at, on the l
   delay MS      the round trip from now on; half of it each way
   reset         forgets what was counted
   report        JSON: requests by kind, bytes up and down, connections, and of the requests how many followed one after the other
-  requests      JSON: each one with its connection, its milliseconds since the reset, its method, its path and the bytes of its body
+  requests      JSON: each one with its connection, its milliseconds since the reset, its method, its path, its range and the bytes of its body
 
 Each direction has the rate for all connections together (default 119, a gigabit a second). The bytes are left alone, since signatures cover them. A connection costs
 no round trip of its own: those that are opened are counted instead. Whoever sends is held back as by a link with a queue of five milliseconds.
@@ -97,13 +97,14 @@ class Requests:
             length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             self.body = int(length[1]) if length else 0
             path, _, query = target.partition("?")
+            part = re.search(rb"(?i)\r\nrange: *([^\r]*)", head)
             if method == "GET" and ("list-type=" in query or "delimiter=" in query or path.count("/") < 2):
                 method = "LIST"
             self.interval = [self.began, float("inf")]
             with self.seen.lock:
                 self.seen.kinds[method] += 1
                 self.seen.intervals.append(self.interval)
-                self.seen.names.append((self.connection, method, path, self.body))
+                self.seen.names.append((self.connection, method, path, part and part[1].decode("ascii"), self.body))
 
     def answered(self):
         if self.interval:

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Measures archives in an object store behind a link of 20 and 100 ms and 1 Gbit/s: requests, bytes and times beside what they are to be.
 #
-#   bench/remote.sh     needs root, python3 and curl; prints a table of medians
+#   bench/remote.sh [--beside]   needs root, python3 and curl; prints a table of medians
+#
+#   --beside  measures lockbox, rclone with crypt, and gocryptfs on s3backer in turn instead (beside.py); needs rclone, s3backer, gocryptfs and e2fsprogs
 #
 #   ROUNDS    rounds (default 3)                      PROGRAMS   directory with the programs (default target/release, built)
 #   DISK      directory on the disk to measure        VERSITYGW  the server (default: what tests/campaign/versitygw.sh builds in target/)
 #   SIZE_MIB  of the large file (default 1024)        FILES      of the archive that is pushed (default 1000000)
-#   PARTS     what of it (default "large plain push")
+#   PARTS     what of it (default "large plain push") ONLY       candidates beside lockbox (default "lockbox rclone s3backer"), with SMALL files (1000)
 #
 # The server and the link (link.py) run on this machine, and take their share of its processors: requests and bytes are exact, times are at most as good as a quiet
 # machine makes them.
@@ -16,9 +18,27 @@ export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=place.sh
 source "$here/place.sh"
-take_place remote python3 curl
+needed=(python3 curl) script=remote.py
+case ${1-} in
+    '') ;;
+    --beside)
+        read -ra candidates <<<"${ONLY:-lockbox rclone s3backer}"
+        needed=(python3) script=beside.py
+        for name in "${candidates[@]}"; do
+            case $name in
+                rclone) needed+=(rclone) ;;
+                s3backer) needed+=(s3backer gocryptfs mkfs.ext4) ;;
+            esac
+        done
+        ;;
+    *)
+        echo "bench/remote.sh: unknown argument '$1'" >&2
+        exit 2
+        ;;
+esac
+take_place remote "${needed[@]}"
 kept=${CARGO_TARGET_DIR:-$repository/target}/versitygw-v1.8.0
 [[ -n ${VERSITYGW-} ]] || KEPT=$kept BUILD_ONLY=1 PROGRAMS=$programs "$repository/tests/campaign/versitygw.sh"
 echo "$(nproc) processors; load before $(cut -d' ' -f1-3 /proc/loadavg)" >&2
-python3 "$here/remote.py" "$scratch" "${VERSITYGW:-$kept/versitygw}" "${ROUNDS:-3}"
+python3 "$here/$script" "$scratch" "${VERSITYGW:-$kept/versitygw}" "${ROUNDS:-3}" ${candidates[@]+"${candidates[@]}"}
 echo "load after $(cut -d' ' -f1-3 /proc/loadavg)" >&2
