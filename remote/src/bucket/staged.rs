@@ -73,7 +73,7 @@ struct State {
     based: u64,
     /// What was laid into the map while a record was on its way.
     late: Option<RangeSet<u64>>,
-    /// The pages of what is going up.
+    /// What is going up: segments, which begin with their pages.
     sending: HashMap<Id, Arc<Vec<u8>>>,
     /// What went up, or may have, and no record names yet.
     made: Vec<Id>,
@@ -209,7 +209,9 @@ impl Staged {
                 state.lay(&Entry { blocks: run, place: Some(Place { id, blocks: count, at }) });
                 at += length;
             }
-            state.sending.insert(id, Arc::new(pages));
+            drop(pages);
+            let bytes = Arc::new(bytes);
+            state.sending.insert(id, bytes.clone());
             let shared = self.shared.clone();
             let sent = thread::Builder::new().name("send".into()).spawn(move || {
                 let made = Session::make_segment(&shared.store, &shared.incarnation, &id, &bytes);
@@ -241,14 +243,50 @@ impl Staged {
             }
             parts.into_iter().filter(|part| part.place.is_some()).map(|part| part.blocks).collect()
         };
-        let mut buffer = Vec::new();
-        for run in runs {
-            let bytes = run.start * BLOCK..(run.end * BLOCK).min(self.len()?);
-            buffer.resize((bytes.end - bytes.start) as usize, 0);
-            self.read_at(bytes.start, &mut buffer)?;
-            self.write_at(bytes.start, &buffer)?;
+        self.write_anew(&runs)
+    }
+
+    /// Writes blocks anew as they are. The store is asked for all of them at once, neighbours in an object together, and nobody writes meanwhile: what is newer stays.
+    fn write_anew(&self, runs: &[Range<u64>]) -> Result<()> {
+        let _writing = self.writing.lock();
+        let (mut numbers, mut parts, mut near) = (Vec::new(), Vec::new(), Vec::new());
+        {
+            let state = self.shared.state.lock();
+            // What was written since goes up by itself.
+            let rest = runs.iter().flat_map(|run| run.clone()).filter(|number| !state.dirty.contains_key(number));
+            for number in rest {
+                let Some(place) = state.map.parts(number..number + 1).first().and_then(|part| part.place) else {
+                    continue;
+                };
+                let from = (u64::from(place.at) * BLOCK) as usize;
+                match state.sending.get(&place.id) {
+                    Some(bytes) => near.push((number, bytes[from..from + BLOCK as usize].to_vec())),
+                    None => {
+                        // As if they were neighbours, which is where they are put.
+                        let at = numbers.len() as u64;
+                        parts.push(Entry { blocks: at..at + 1, place: Some(place) });
+                        numbers.push(number);
+                    }
+                }
+            }
         }
-        Ok(())
+        let Shared { store, incarnation, sequence, .. } = &*self.shared;
+        let mut brought = vec![0; numbers.len() * BLOCK as usize];
+        let range = 0..brought.len() as u64;
+        let filled =
+            patiently(store.timeout, &mut || fill(store, incarnation, sequence, &parts, range.clone(), &mut brought));
+        filled.map_err(|trouble| told_later(&store.name, trouble))?;
+        let mut state = self.shared.state.lock();
+        let far = numbers.into_iter().zip(brought.chunks_exact(BLOCK as usize));
+        let near = near.iter().map(|(number, block)| (*number, &block[..]));
+        for (number, block) in far.chain(near) {
+            let mut whole = Box::new([0; BLOCK as usize]);
+            whole.copy_from_slice(block);
+            state.put(number, whole);
+        }
+        let is_full = state.dirty.len() >= SEGMENT;
+        drop(state);
+        if is_full { self.send() } else { Ok(()) }
     }
 
     /// Objects of which less than half is needed go: what is needed of them is written anew, of so many blocks at most, those first that have the least. With more than so
@@ -274,19 +312,20 @@ impl Staged {
                 .map(|entry| entry.blocks)
                 .collect()
         };
-        let mut buffer = Vec::new();
+        // In parts that fit.
+        let (mut runs, mut blocks) = (Vec::new(), 0);
         for run in sparse {
-            // In parts that fit.
             for start in (run.start..run.end).step_by(SEGMENT) {
-                let end = run.end.min(start + SEGMENT as u64);
-                buffer.resize(((end - start) * BLOCK) as usize, 0);
-                let length = self.shared.state.lock().length;
-                let bytes = ((end * BLOCK).min(length) - start * BLOCK) as usize;
-                self.read_at(start * BLOCK, &mut buffer[..bytes])?;
-                self.write_at(start * BLOCK, &buffer[..bytes])?;
+                let part = start..run.end.min(start + SEGMENT as u64);
+                if blocks + part.end - part.start > SEGMENT as u64 {
+                    self.write_anew(&std::mem::take(&mut runs))?;
+                    blocks = 0;
+                }
+                blocks += part.end - part.start;
+                runs.push(part);
             }
         }
-        Ok(())
+        self.write_anew(&runs)
     }
 
     /// Makes the archive what was written here: durable when this returns, all of it or nothing. The writer is gone then.
@@ -544,14 +583,19 @@ impl Storage for Staged {
                 base.read_at(part.start, there)?;
             }
         }
-        for part in far {
-            let range = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
-            let into = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
+        // All at once: what many records have is one round trip away, not one for each.
+        if let (Some(first), Some(last)) = (far.first(), far.last()) {
+            let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
+            let mut brought = vec![0; (range.end - range.start) as usize];
             let Shared { store, incarnation, sequence, .. } = &*self.shared;
-            let parts = std::slice::from_ref(&part);
             let filled =
-                patiently(store.timeout, &mut || fill(store, incarnation, sequence, parts, range.clone(), into));
+                patiently(store.timeout, &mut || fill(store, incarnation, sequence, &far, range.clone(), &mut brought));
             filled.map_err(|trouble| told_later(&store.name, trouble))?;
+            for part in &far {
+                let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
+                let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
+                out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&brought[from]);
+            }
         }
         for (number, bytes, from) in pieces {
             let start = number * BLOCK;

@@ -623,6 +623,75 @@ fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
     }
 }
 
+/// A store in which something happens while somebody waits for a part of an object.
+struct Meeting {
+    objects: Box<dyn Objects>,
+    meet: Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>,
+}
+
+impl Objects for Meeting {
+    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+        self.objects.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        let got = self.objects.get(name, part);
+        if matches!(part, Part::Range(..)) {
+            let meet = self.meet.lock().take();
+            meet.into_iter().for_each(|meet| meet());
+        }
+        got
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+        self.objects.list(prefix, after, most)
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+        self.objects.remove(name)
+    }
+}
+
+/// A barrier of an archive in too many pieces writes blocks anew as they are, beside whoever writes.
+#[test]
+fn what_is_written_anew_takes_nothing_back() {
+    let world = World::new(1, 0);
+    // Longer than the start that is in memory.
+    let mut now = vec![7; 600 * 4096];
+    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
+    bucket.fresh().unwrap().write_at(0, &now).unwrap();
+    bucket.publish().unwrap();
+    let meet: Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>> = Arc::default();
+    let objects = Box::new(Meeting { objects: world.store(2), meet: meet.clone() });
+    let store = Arc::new(Store::new(objects, NAME.into(), options().timeout));
+    let mut session = Session::open_known(store, somebody(), true).unwrap();
+    // Eight runs are too many.
+    session.most_checkpoint = 8 * 2 * 20;
+    let storage = Arc::new(Living::of(session, &options(), Arc::default()).unwrap());
+    for block in (0..20_usize).step_by(2) {
+        storage.write_at(block as u64 * 4096, &[0xA0; 4096]).unwrap();
+        now[block * 4096..(block + 1) * 4096].fill(0xA0);
+    }
+    let (writes, written) = std::sync::mpsc::channel();
+    let writer = storage.clone();
+    *meet.lock() = Some(Box::new(move || {
+        let (done, is_done) = std::sync::mpsc::channel();
+        let writing = std::thread::spawn(move || {
+            writer.write_at(551 * 4096, &[0xB0; 4096]).unwrap();
+            let _ = done.send(());
+        });
+        // Before the old bytes are written again, if it can.
+        let _ = is_done.recv_timeout(Duration::from_millis(300));
+        writes.send(writing).unwrap();
+    }));
+    storage.barrier().unwrap();
+    written.try_recv().expect("nothing was written anew").join().unwrap();
+    now[551 * 4096..552 * 4096].fill(0xB0);
+    assert!(whole(&*storage) == now);
+    storage.barrier().unwrap();
+    assert!(found(&world) == now);
+}
+
 #[test]
 fn what_is_dead_for_a_day_is_removed_while_the_writer_stays() {
     let world = World::new(1, 0);
