@@ -72,13 +72,14 @@ class Far:
 class Mounted:
     """A mount, of an archive there or here, with a cache of its own unless one is given."""
 
-    def __init__(self, far, archive, options="", cache=None):
+    def __init__(self, far, archive, options="", cache=None, room=None):
         self.point = f"{far.scratch}/mounted"
         os.makedirs(self.point, exist_ok=True)
         self.own = None if cache else tempfile.mkdtemp(dir=far.scratch)
         words = f"passfile={far.scratch}/passphrase" + (",allow-http,allow-private" if ":" in archive else "")
         command = ["mount.lockbox", archive, self.point, "-o", f"{words},{options}" if options else words]
-        subprocess.run(command, check=True, timeout=300, env={**os.environ, "XDG_CACHE_HOME": cache or self.own})
+        enter = room and room.enter
+        subprocess.run(command, check=True, timeout=300, env={**os.environ, "XDG_CACHE_HOME": cache or self.own}, preexec_fn=enter)
 
     def __enter__(self):
         return self
@@ -97,6 +98,34 @@ class Mounted:
             with open(f"/proc/{pid}/status", encoding="ascii") as file:
                 total += sum(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
         return total / 1024
+
+
+class Room:
+    """A control group with so many MiB of memory, whichever version the machine has."""
+
+    def __init__(self, mebibytes):
+        first = "/sys/fs/cgroup/memory"
+        self.is_first = os.path.exists(f"{first}/memory.limit_in_bytes")
+        self.path = f"{first if self.is_first else '/sys/fs/cgroup'}/lockbox-bench-{os.getpid()}"
+        os.mkdir(self.path)
+        self.put("memory.limit_in_bytes" if self.is_first else "memory.max", mebibytes << 20)
+        with contextlib.suppress(OSError):
+            self.put("memory.memsw.limit_in_bytes" if self.is_first else "memory.swap.max", mebibytes << 20 if self.is_first else 0)
+
+    def put(self, name, value):
+        with open(f"{self.path}/{name}", "w", encoding="ascii") as file:
+            file.write(str(value))
+
+    def enter(self):
+        self.put("cgroup.procs", os.getpid())
+
+    def killed(self):
+        """How many of its processes were killed for want of memory."""
+        with open(f"{self.path}/{'memory.oom_control' if self.is_first else 'memory.events'}", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+
+    def close(self):
+        os.rmdir(self.path)
 
 
 def lockbox(*words, **options):

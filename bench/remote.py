@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from far import RATE, Far, Mounted, fill, forget, lockbox, read_through
+from far import RATE, Far, Mounted, Room, fill, forget, lockbox, read_through
 
 scratch, versitygw, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 SIZE = int(os.environ.get("SIZE_MIB", "1024"))
@@ -219,6 +219,45 @@ def push():
             note(f"{what}: seconds, without the time of its bytes", told["seconds"] - told["up"] / (RATE * (1 << 20)), "<= 2")
 
 
+def little():
+    """Many gigabytes go in and out through a mount that has 256 MiB of memory for all of it."""
+    url, room, size = "s3://bucket/little", Room(256), int(os.environ.get("GIB", "10")) << 10
+    far.delay(0)
+    lockbox("create", *CREATE, *THERE[:2], url)
+    for options in "rw", "ro":
+        with Mounted(far, url, options, room=room) as mounted:
+            if options == "rw":
+                fill(f"{mounted.point}/large", size)
+            else:
+                read_through(f"{mounted.point}/large")
+            memory = mounted.memory()
+        note(f"{size >> 10} GiB {'in' if options == 'rw' else 'out'} with 256 MiB: killed", room.killed(), "<= 0")
+        note(f"{size >> 10} GiB {'in' if options == 'rw' else 'out'} with 256 MiB: most that its processes held, MiB", memory)
+    room.close()
+
+
+def overwrites():
+    """Random overwrites: what is sent, the writer's last words included, and what the store has in the end."""
+    url, size, times = "s3://bucket/overwrites", 1024, int(os.environ.get("GIB", "10"))
+    far.delay(0)
+    lockbox("create", *CREATE, *THERE[:2], url)
+    with Mounted(far, url) as mounted:
+        fill(f"{mounted.point}/large", size)
+    for piece, share in (131072, 1), (4096, 16):
+        places, data, written = random.Random(5), os.urandom(piece), (times << 30) // share
+        with far.asked() as told:
+            for _ in range(4):
+                with Mounted(far, url) as mounted:
+                    file = os.open(f"{mounted.point}/large", os.O_RDWR)
+                    for _ in range(written // piece // 4):
+                        os.pwrite(file, data, places.randrange((size << 20) // piece) * piece)
+                    os.fsync(file)
+                    os.close(file)
+        what = f"{written >> 20} MiB of random overwrites by {piece >> 10} KiB in {size >> 10} GiB"
+        note(f"{what}: bytes sent / bytes written", told["up"] / written, "<= 2.2" if share == 1 else None)
+        note(f"{what}: requests", told["requests"])
+
+
 def table():
     print("| | goal | median | least and most | |\n|---|---:|---:|---:|---|")
     for row, values in found.items():
@@ -241,8 +280,9 @@ try:
             large(number)
         if "plain" in parts:
             plain(number)
-    if "push" in parts:
-        push()
+    for part in push, little, overwrites:
+        if part.__name__ in parts:
+            part()
     table()
 finally:
     subprocess.run(["lockbox", "umount", f"{scratch}/mounted"], stderr=subprocess.DEVNULL, timeout=60, check=False)

@@ -8,7 +8,8 @@
 #   ROUNDS    rounds (default 3)                      PROGRAMS   directory with the programs (default target/release, built)
 #   DISK      directory on the disk to measure        VERSITYGW  the server (default: what tests/campaign/versitygw.sh builds in target/)
 #   SIZE_MIB  of the large file (default 1024)        FILES      of the archive that is pushed (default 1000000)
-#   PARTS     what of it (default "large plain push") ONLY       candidates beside lockbox (default "lockbox rclone s3backer"), with SMALL files (1000)
+#   PARTS     what of it (default "large plain push"; also "little", GIB (10) in and out with 256 MiB of memory, and "overwrites", as many at random)
+#   ONLY      candidates of --beside (default "lockbox rclone s3backer"), with SMALL files of 1 KiB (1000) and one of SIZE_MIB (256)
 #
 # The server and the link (link.py) run on this machine, and take their share of its processors: requests and bytes are exact, times are at most as good as a quiet
 # machine makes them.

@@ -1,6 +1,8 @@
 //! What an archive in a store costs, as far as it is exact: requests and bytes. `bench/remote.sh` measures the rest beside it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use lockbox::archive::{Archive, CreateOptions, OpenOptions};
 use lockbox::crypto::Passphrase;
@@ -10,12 +12,16 @@ use lockbox::format::ROOT_INO;
 use lockbox::fs::{Creator, mode};
 use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
 use lockbox::storage::Storage;
+use parking_lot::{Condvar, Mutex};
 
 use super::super::living::Living;
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::Session;
 use super::super::{Bucket, open};
 use super::simulated::{Dice, World};
 use super::{options, somebody, store};
+use crate::file::RemoteFile;
+use crate::source::{Source, Trouble, Version};
 
 const NAME: &str = "s3://b/p";
 /// Of a page of file data: a head and 128 KiB.
@@ -71,6 +77,48 @@ fn spent(world: &World) -> Spent {
     })
 }
 
+/// A store that answers requests for parts of objects when so many are there together: whoever asks for one after the other is not answered.
+struct Together {
+    objects: Box<dyn Objects>,
+    count: Arc<AtomicUsize>,
+    here: Mutex<usize>,
+    come: Condvar,
+}
+
+impl Together {
+    fn of(objects: Box<dyn Objects>, count: Arc<AtomicUsize>) -> Box<dyn Objects> {
+        Box::new(Together { objects, count, here: Mutex::new(0), come: Condvar::new() })
+    }
+}
+
+impl Objects for Together {
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble> {
+        self.objects.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
+        if matches!(part, Part::Range(..)) {
+            let count = self.count.load(Ordering::Relaxed);
+            let mut here = self.here.lock();
+            *here += usize::from(count > 0);
+            self.come.notify_all();
+            let is_alone = |here: &mut usize| *here < count;
+            if self.come.wait_while_for(&mut here, is_alone, Duration::from_secs(20)).timed_out() {
+                return Err(Trouble::Refused("the others did not come".into()));
+            }
+        }
+        self.objects.get(name, part)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
+        self.objects.list(prefix, after, most)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Trouble> {
+        self.objects.remove(name)
+    }
+}
+
 /// An archive in the store with one file of noise.
 fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
@@ -94,33 +142,108 @@ fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     key
 }
 
-/// Goals: at most 5 requests for an opening; 4 round trips for a page of a tree that nobody knows, one of a tree that is known.
+/// Goals: 5 requests at most and 4 round trips to open it, 4 for a page of a tree that nobody knows, one for a page of a tree that is known.
 #[test]
-fn an_archive_in_a_store_is_opened_with_few_requests_and_a_page_costs_one() {
+fn an_archive_in_a_store_is_opened_in_four_turns_and_a_page_costs_one() {
     let world = World::new(1, 0);
     let key = archive(&world, 64 << 20);
     let storage = reader(&world);
+    // The marker, a list, the newest record, and each object in which the file's start lies: one when it was brought there as a whole, 16 at most after its writers.
     let opening = spent(&world);
-    // The marker, a list, the newest record, and what the file begins with.
     assert_eq!((opening.lists, opening.creations, opening.others), (1, 0, 0));
-    assert!(opening.reads <= 4, "{opening:?}");
-    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let archive = Archive::open(&storage, &key, &reading).unwrap();
+    let start = opening.reads - 2;
+    assert!((2..=16).contains(&start), "{opening:?}");
+    open(Together::of(world.store(8), Arc::new(start.into())), NAME.into(), &options()).unwrap().unwrap();
+    spent(&world);
+    let archive = Archive::open(&storage, &key, &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
     let fs = archive.file_system();
-    let opened = spent(&world);
     let ino = resolve(fs, b"large").unwrap().ino;
+    let opened = spent(&world);
+    assert!(opened.reads <= 4 && opened.lists == 0, "{opened:?}");
     let mut bytes = Vec::new();
     let mut page = |at: u64| {
         bytes.clear();
         fs.read_into(ino, at, 4096, &mut bytes).unwrap();
-        spent(&world).reads
+        spent(&world)
     };
     let unknown = page(20 << 20);
-    println!("{opened:?}, then {unknown}");
-    for at in [50 << 20, 3 << 20, 40 << 20, 11 << 20] {
-        let known = page(at);
-        println!("{known}");
+    assert!(unknown.reads <= 4, "{unknown:?}");
+    // 64 MiB lie in eight segments and some records: a page that ends in another one than it begins in needs two requests, side by side.
+    let known: Vec<usize> = [50, 3, 40, 11, 33, 58, 27].into_iter().map(|at| page(at << 20).reads).collect();
+    assert!(
+        known.iter().filter(|reads| **reads > 1).count() <= 2 && known.iter().all(|reads| *reads <= 3),
+        "{known:?}"
+    );
+}
+
+/// What a writer who goes brings together (the start of the archive, of which each of its records has some) is asked for at once, not one after the other.
+#[test]
+fn who_goes_asks_for_all_of_the_start_at_once() {
+    let gone = |count: usize| {
+        let world = World::new(1, 0);
+        let mut wanted = vec![1; 100 * 4096];
+        let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
+        bucket.fresh().unwrap().write_at(0, &wanted).unwrap();
+        bucket.publish().unwrap();
+        let now = Arc::new(AtomicUsize::new(0));
+        let storage = Living::open(Together::of(world.store(1), now.clone()), NAME.into(), &options(), true).unwrap();
+        for number in 0..20_usize {
+            storage.write_at(number as u64 * 4096 * 2, &[number as u8 + 2; 4096]).unwrap();
+            wanted[number * 8192..number * 8192 + 4096].fill(number as u8 + 2);
+            storage.barrier().unwrap();
+        }
+        spent(&world);
+        now.store(count, Ordering::Relaxed);
+        // What it wrote itself is read in the same way.
+        let mut found = vec![0; wanted.len()];
+        storage.read_at(0, &mut found).unwrap();
+        assert!(found == wanted);
+        let read = spent(&world);
+        assert_eq!((read.reads, read.creations), (19, 0));
+        drop(storage);
+        let going = spent(&world);
+        let storage = reader(&world);
+        assert_eq!(spent(&world).reads, 3, "it was not brought together");
+        let mut found = vec![0; wanted.len()];
+        storage.read_at(0, &mut found).unwrap();
+        assert!(found == wanted);
+        going
+    };
+    let going = gone(0);
+    // Twenty records, and the one of before.
+    assert_eq!((going.creations, going.reads, going.lists, going.others), (1, 21, 0, 0));
+    assert_eq!(gone(16), going);
+}
+
+/// Goal: 8 requests at most to open an archive that is one file of a server, and 5 round trips.
+#[test]
+fn an_archive_that_is_one_file_is_opened_with_few_requests() {
+    struct Plain(Vec<u8>);
+    impl Source for Plain {
+        fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble> {
+            let version = Version { length: self.0.len() as u64, tag: None, modified: None };
+            Ok((version, self.0[..self.0.len().min(count as usize)].to_vec()))
+        }
+
+        fn range(&self, _: &Version, range: std::ops::Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
+            out.copy_from_slice(&self.0[range.start as usize..range.end as usize]);
+            Ok(())
+        }
     }
+    let world = World::new(1, 0);
+    let key = archive(&world, 16 << 20);
+    let storage = reader(&world);
+    let mut bytes = vec![0; storage.len().unwrap() as usize];
+    storage.read_at(0, &mut bytes).unwrap();
+    let file = Arc::new(RemoteFile::counting(Box::new(Plain(bytes)), "https://host/a.lbx".into(), &options()).unwrap());
+    assert_eq!(file.traffic().reads, 1);
+    let storage: Arc<dyn Storage> = file.clone();
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let archive = Archive::open(&storage, &key, &reading).unwrap();
+    resolve(archive.file_system(), b"large").unwrap();
+    let opened = file.traffic().reads;
+    // The start of the file, and what of the tree lies side by side.
+    assert!(opened <= 3, "{opened}");
 }
 
 /// Goal: one request up to 4 MiB.
@@ -134,13 +257,14 @@ fn a_sync_of_an_archive_is_one_request() {
     let ino = resolve(fs, b"large").unwrap().ino;
     let mut dice = Dice::of(2);
     for size in [1, 4096, 4096, 4096, 1 << 20, 7 << 19] {
-        let at = dice.below((8 << 20) - size);
+        // Whole pages, or a piece of one: of a page that is written in part the rest is read.
+        let at = dice.below(((8 << 20) - size) >> 17) << 17;
         fs.write(ino, at, &noise(&mut dice, size as usize)).unwrap();
         spent(&world);
         fs.sync().unwrap();
         let sync = spent(&world);
-        println!("{size}: {sync:?}");
         assert_eq!((sync.creations, sync.reads, sync.lists, sync.others), (1, 0, 0, 0), "{size}: {sync:?}");
+        assert!(sync.sent < size * 34 / 32 + (64 << 10), "{size}: {sync:?}");
     }
     fs.sync().unwrap();
     assert_eq!(spent(&world), Spent::default());
@@ -166,7 +290,7 @@ fn what_is_written_goes_up_once_and_with_little_beside_it() {
     assert_eq!((written.creations, written.reads, written.lists, written.others), (9, 0, 0, 0));
 }
 
-/// Goal for random overwrites, what goes up when writers go included: at most 2.2 times what was written. And what stays is at most three times what is needed.
+/// Goal for random overwrites, what goes up when writers go included: at most 2.2 times what was written. Of what stays at least half is needed.
 #[test]
 fn random_overwrites_send_little_more_than_twice_what_was_written() {
     let world = World::new(1, 0);
@@ -192,9 +316,8 @@ fn random_overwrites_send_little_more_than_twice_what_was_written() {
         drop(storage);
         let session = Session::open(store(&world, 7), somebody(), true).unwrap();
         let needed: u64 = session.map().sized().map(|(_, blocks)| u64::from(blocks)).sum();
-        println!("{needed} {}", session.map().live());
+        assert!(needed <= session.map().live() * 2, "{needed} blocks for {}", session.map().live());
     }
     let sent = world.with(|state| state.sent);
-    println!("{} of {written}", sent as f64 / written as f64);
-    assert!(sent * 10 <= written * 22);
+    assert!(sent * 10 <= written * 22, "{sent} bytes for {written}");
 }
