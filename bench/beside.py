@@ -140,18 +140,16 @@ class S3backer:
 
     def close(self):
         run("umount", self.point)
-        # It ends a moment after its mount.
+        # Whoever serves a mount ends a moment after it.
         until(lambda: subprocess.run(["umount", self.disk], stderr=subprocess.DEVNULL, check=False).returncode == 0)
-        run("umount", self.device)
+        until(lambda: subprocess.run(["umount", self.device], stderr=subprocess.DEVNULL, check=False).returncode == 0)
         self.mounted.wait(120)
 
 
 KINDS = {"lockbox": Lockbox, "rclone": Rclone, "s3backer": S3backer}
 
 
-def measure(name, number):
-    one = KINDS[name](number)
-
+def measure(one, name):
     def step(what, work):
         with far.asked() as told:
             work()
@@ -191,12 +189,15 @@ def measure(name, number):
         step(what, work)
 
 
-def clear():
+def clear(one=None):
     """Whatever a candidate left."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         points = [line.split()[4] for line in file]
     for point in reversed([point for point in points if point.startswith(f"{scratch}/")]):
         subprocess.run(["umount", "-l", point], check=False)
+    if isinstance(getattr(one, "mounted", None), subprocess.Popen):
+        one.mounted.kill()
+        one.mounted.wait()
 
 
 def table():
@@ -222,11 +223,12 @@ try:
     for number in range(rounds):
         for name in names:
             print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr)
+            one = KINDS[name](number)
             try:
-                measure(name, number)
+                measure(one, name)
             except (OSError, ValueError, subprocess.SubprocessError):
                 traceback.print_exc()
-                clear()
+                clear(one)
     table()
 finally:
     clear()
