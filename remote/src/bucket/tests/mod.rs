@@ -1,7 +1,7 @@
 //! The bucket's invariants on a simulated store.
 
-mod follower;
 mod figures;
+mod follower;
 mod golden;
 mod hooked;
 mod inventory;
