@@ -43,7 +43,7 @@ fn noise(dice: &mut Dice, bytes: usize) -> Vec<u8> {
 }
 
 fn reader(world: &Arc<World>) -> Arc<dyn Storage> {
-    Arc::new(open(world.store(9), NAME.into(), &options()).unwrap().unwrap())
+    open(world.store(9), NAME.into(), &options()).unwrap().unwrap().file().clone()
 }
 
 fn writer(world: &Arc<World>) -> Arc<dyn Storage> {
