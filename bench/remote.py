@@ -293,7 +293,8 @@ try:
     for part in push, little, overwrites:
         if part.__name__ in parts:
             part()
-    table()
 finally:
+    # What was measured until something failed, too.
+    table()
     subprocess.run(["lockbox", "umount", f"{scratch}/mounted"], stderr=subprocess.DEVNULL, timeout=60, check=False)
     far.close()
