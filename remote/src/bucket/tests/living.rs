@@ -623,10 +623,12 @@ fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
     }
 }
 
+type Meet = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
 /// A store in which something happens while somebody waits for a part of an object.
 struct Meeting {
     objects: Box<dyn Objects>,
-    meet: Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>,
+    meet: Meet,
 }
 
 impl Objects for Meeting {
@@ -661,7 +663,7 @@ fn what_is_written_anew_takes_nothing_back() {
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
     bucket.fresh().unwrap().write_at(0, &now).unwrap();
     bucket.publish().unwrap();
-    let meet: Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>> = Arc::default();
+    let meet = Meet::default();
     let objects = Box::new(Meeting { objects: world.store(2), meet: meet.clone() });
     let store = Arc::new(Store::new(objects, NAME.into(), options().timeout));
     let mut session = Session::open_known(store, somebody(), true).unwrap();
