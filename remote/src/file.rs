@@ -19,7 +19,7 @@ use crate::Options;
 use crate::address::Address;
 use crate::cache::Cache;
 use crate::http::Http;
-use crate::shelf::{KEPT, SLOT, Shelf, Slot};
+use crate::shelf::{KEPT, PART, SLOT, Shelf, Slot};
 use crate::source::{Source, Trouble, Version};
 use crate::traffic::{Counted, Counts, Traffic};
 
@@ -322,12 +322,17 @@ impl Storage for RemoteFile {
         Ok(())
     }
 
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn will_need(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.inner.version.length);
         if end > self.inner.start.len() as u64 && offset < end {
             let first = offset / SLOT;
-            // More would not be there any more when it is read.
-            self.expect(std::iter::once(first..end.div_ceil(SLOT).min(first + KEPT.get() as u64)));
+            // More would not be there any more when it is read. In parts, for several threads.
+            let end = end.div_ceil(SLOT).min(first + KEPT.get() as u64);
+            self.expect((first..end).step_by(PART as usize).map(|start| start..end.min(start + PART)));
         }
     }
 
@@ -504,7 +509,7 @@ mod tests {
         while brought < KEPT.get() as u64 {
             let (slots, coming) = hears.recv().unwrap();
             brought += slots;
-            assert!(coming <= MOST as usize, "{coming} slots are under way");
+            assert!(coming <= FETCHERS * PART as usize, "{coming} slots are under way");
         }
         assert_eq!(brought, KEPT.get() as u64);
     }

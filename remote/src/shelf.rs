@@ -16,7 +16,7 @@ pub(crate) const KEPT: NonZeroUsize = NonZeroUsize::new(768).unwrap();
 const LEAST_AHEAD: u64 = 4;
 const MOST_AHEAD: u64 = 384;
 /// Slots of one request ahead: 1 MiB, so that a connection's start costs little and many are under way side by side.
-const PART: u64 = 16;
+pub(crate) const PART: u64 = 16;
 /// How many are watched for reading one after the other.
 const STREAMS: usize = 16;
 

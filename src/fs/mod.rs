@@ -3,9 +3,10 @@
 //! # The parts
 //! [`FileSystem`] owns them, and its operations (`ops`) call them; each has its own locks and knows only those before it:
 //! `staging` (data that no extent names yet), `writeout` (staged data into extents), `pressure` (how much may be staged), `reclaim` (open handles, and
-//! what nobody can reach); `repack` (pages of small files written anew) and `closing` stand beside them. All know `extents`, `inode` and the volume.
+//! what nobody can reach); `repack` (pages of small files written anew), `ahead` (reading ahead on archives of other machines) and `closing` stand beside them. All know `extents`, `inode` and the volume.
 
 pub(crate) mod acl;
+mod ahead;
 mod check;
 mod closing;
 mod directory;
@@ -38,6 +39,7 @@ use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino};
 use crate::txn::{Finding, Volume};
+use ahead::Ahead;
 use check::StructureCounts;
 use closing::Closing;
 use pressure::Pressure;
@@ -60,6 +62,8 @@ pub struct FileSystem {
     reclaim: Arc<Reclaim>,
     repack: Repack,
     closing: Closing,
+    /// Where the archive is on another machine.
+    ahead: Option<Ahead>,
 }
 
 impl FileSystem {
@@ -70,6 +74,7 @@ impl FileSystem {
         name_key: [u8; 16],
         options: FsOptions,
     ) -> Result<Arc<FileSystem>> {
+        let ahead = volume.is_far().then(Ahead::default);
         let staging = Arc::new(Staging::new(volume.clone()));
         let write_out = Arc::new(WriteOut::new(volume.clone(), staging.clone(), options));
         let fs = Arc::new(FileSystem {
@@ -83,6 +88,7 @@ impl FileSystem {
             staging,
             write_out,
             closing: Closing::default(),
+            ahead,
         });
         if fs.volume.read_only() {
             fs.lay_log()?;

@@ -14,6 +14,8 @@ use crate::format::BLOCK;
 #[derive(Default)]
 pub(crate) struct CountingStorage {
     pub(crate) memory: MemoryStorage,
+    /// As a storage of another machine.
+    far: bool,
     requests: AtomicU64,
     bytes: AtomicU64,
     blocks: Mutex<BTreeMap<u64, u64>>,
@@ -23,6 +25,11 @@ pub(crate) struct CountingStorage {
 impl CountingStorage {
     pub(crate) fn from_contents(bytes: Vec<u8>) -> CountingStorage {
         CountingStorage { memory: MemoryStorage::from_contents(bytes), ..CountingStorage::default() }
+    }
+
+    /// The same as a storage of another machine, or not.
+    pub(crate) fn at(far: bool) -> CountingStorage {
+        CountingStorage { far, ..CountingStorage::default() }
     }
 
     /// (requests, bytes) since the last call.
@@ -54,6 +61,10 @@ impl Storage for CountingStorage {
         touched.for_each(|block| *blocks.entry(block).or_default() += 1);
         drop(blocks);
         self.memory.read_at(offset, out)
+    }
+
+    fn is_far(&self) -> bool {
+        self.far
     }
 
     fn will_need(&self, offset: u64, length: u64) {

@@ -159,6 +159,11 @@ impl Storage for Borrowed {
         Ok(())
     }
 
+    /// Why else would it be lent.
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn will_need(&self, offset: u64, length: u64) {
         let _ = self.order(NEED, offset, length);
     }

@@ -50,6 +50,11 @@ pub trait Storage: Send + Sync {
     /// fails by it, and what is then read is read and verified all the same.
     fn will_need(&self, _offset: u64, _length: u64) {}
 
+    /// Whether a read takes a way to another machine and back, so that it pays to ask for much that is likely to be read.
+    fn is_far(&self) -> bool {
+        false
+    }
+
     /// Writes all of `data`, growing the storage when needed.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
 

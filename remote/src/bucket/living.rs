@@ -131,6 +131,10 @@ impl Storage for Living {
         self.staged.read_at(offset, out)
     }
 
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn will_need(&self, offset: u64, length: u64) {
         self.staged.will_need(offset, length);
     }

@@ -608,6 +608,10 @@ impl Storage for Staged {
         Ok(())
     }
 
+    fn is_far(&self) -> bool {
+        true
+    }
+
     fn will_need(&self, offset: u64, length: u64) {
         let state = self.shared.state.lock();
         let blocks = offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK);

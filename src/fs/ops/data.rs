@@ -64,6 +64,9 @@ impl FileSystem {
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
         let out = room(buffer, (range.end - range.start) as usize);
         let whole = overlay.parts.iter().any(|(at, part)| *at == offset && part.len() == out.len());
+        if let Some(ahead) = &self.ahead {
+            expect(&self.volume, view, ino, &inode, ahead.behind(ino, &range))?;
+        }
         if !whole {
             read_published(&self.volume, view, ino, &inode, &range, out)?;
         }
@@ -320,6 +323,18 @@ pub(super) fn read_published(
         volume.read_data(&mapped.extent.page, start, &mut out[place])?;
     }
     out[filled..].fill(0);
+    Ok(())
+}
+
+/// Tells the medium which pages a range of the file has.
+fn expect(volume: &Volume, view: View<'_>, ino: Ino, inode: &InodeValue, range: Range<u64>) -> Result<()> {
+    let mut pages = Vec::new();
+    let visible = range.start..range.end.min(inode.trim).min(inode.size);
+    extents::visit(view, ino, visible, &mut |mapped| {
+        pages.push(mapped.extent.page);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    volume.expect_pages(pages.iter());
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Model tests of the file system.
 
 mod acl;
+mod ahead;
 mod bulk;
 mod crash;
 mod data;

@@ -104,6 +104,33 @@ impl Pager {
         add(0..0);
     }
 
+    /// The same for pages that are likely to be read soon, in any order: neighbours are named together, also with a little between them.
+    pub(crate) fn expect_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
+        let named = pages.filter(|pointer| self.check_place(pointer).is_ok());
+        let mut places: Vec<Range<u64>> =
+            named.map(|pointer| pointer.run.offset()..pointer.run.offset() + pointer.run.bytes()).collect();
+        places.sort_unstable_by_key(|place| place.start);
+        let mut wanted: Range<u64> = 0..0;
+        for place in places {
+            if place.start <= wanted.end + BETWEEN && !wanted.is_empty() {
+                wanted.end = wanted.end.max(place.end);
+                continue;
+            }
+            if !wanted.is_empty() {
+                self.storage.will_need(wanted.start, wanted.end - wanted.start);
+            }
+            wanted = place;
+        }
+        if !wanted.is_empty() {
+            self.storage.will_need(wanted.start, wanted.end - wanted.start);
+        }
+    }
+
+    /// Whether the archive is on another machine.
+    pub(crate) fn is_far(&self) -> bool {
+        self.storage.is_far()
+    }
+
     fn head(&self, pointer: &Pointer) -> Result<Arc<DataHead>> {
         if let Some(head) = self.heads.get(pointer) {
             return Ok(head);
@@ -195,6 +222,9 @@ impl Pager {
         self.cipher.open_cells(pointer, head, cells, bytes)
     }
 }
+
+/// What is rather read along than asked for apart: a node or some.
+const BETWEEN: u64 = 64 << 10;
 
 /// Where plain bytes probably lie in a page of `bytes`, as far as that can be told without its head: the page is taken for full and its cells for
 /// equally long. Exact for a full page of raw cells; else a block more on both sides.

@@ -24,6 +24,16 @@ impl Volume {
         self.medium.pager.expect_data(parts);
     }
 
+    /// As [`crate::pager::Pager::expect_pages`].
+    pub(crate) fn expect_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
+        self.medium.pager.expect_pages(pages);
+    }
+
+    /// Whether the archive is on another machine.
+    pub(crate) fn is_far(&self) -> bool {
+        self.medium.pager.is_far()
+    }
+
     /// The files whose parts lie in a packed page; None when it is a page of another kind.
     pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
         self.medium.pager.packed_items(page)

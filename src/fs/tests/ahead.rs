@@ -1,0 +1,61 @@
+//! What an archive on another machine is asked for before it is read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::support::{CREATOR, OPTIONS, create_with, open_on};
+use crate::env::{Environment, SeededEnvironment};
+use crate::format::{BLOCK, ROOT_INO};
+use crate::fs::extents::FRAME;
+use crate::storage::CountingStorage;
+
+/// Pages of a file lie in the archive in the order in which they were written out.
+#[test]
+fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobody_else_is() {
+    const FRAMES: u64 = 160;
+    for far in [true, false] {
+        let storage = Arc::new(CountingStorage::at(far));
+        let environment = Arc::new(SeededEnvironment::new(77));
+        let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
+        let file = fs.create_and_open(ROOT_INO, b"file", 0o644, CREATOR).unwrap().ino;
+        let dice = SeededEnvironment::new(78);
+        let mut order: Vec<(u64, u64)> = (0..FRAMES).map(|number| (dice.next_u64(), number)).collect();
+        order.sort_unstable();
+        for (at, (_, number)) in order.into_iter().enumerate() {
+            let mut page = vec![0; FRAME as usize];
+            dice.fill_random(&mut page).unwrap();
+            fs.write(file, number * FRAME, &page).unwrap();
+            // Nodes lie between what each commit wrote.
+            if at % 16 == 15 {
+                fs.sync().unwrap();
+            }
+        }
+        fs.release(file).unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        let fs = open_on(storage.clone(), environment);
+        storage.take_hints();
+        let mut named: Vec<Range<u64>> = Vec::new();
+        let (mut expected, mut unexpected) = (0, 0);
+        for number in 0..FRAMES {
+            storage.take_blocks();
+            fs.read(file, number * FRAME, FRAME as usize).unwrap();
+            // The first reads show that somebody reads on.
+            for block in storage.take_blocks().keys().filter(|_| number >= 4) {
+                let is_known = named.iter().any(|range| range.contains(&(block * BLOCK)));
+                *if is_known { &mut expected } else { &mut unexpected } += 1;
+            }
+            named.extend(storage.take_hints());
+        }
+        let total: u64 = named.iter().map(|range| range.end - range.start).sum();
+        let page = FRAME + 2 * BLOCK;
+        if far {
+            assert!(unexpected * 20 < expected, "{unexpected} blocks came unexpected, {expected} expected");
+            // Each page ahead of its read, and once more with it.
+            assert!(total <= 2 * FRAMES * page, "{total} bytes were named");
+            assert!(named.iter().any(|range| range.end - range.start >= 4 * FRAME), "neighbours are named together");
+        } else {
+            assert!(expected == 0 && total <= FRAMES * page, "{expected} blocks were expected, {total} bytes named");
+        }
+    }
+}
