@@ -107,11 +107,10 @@ pub(crate) fn only_files(archive: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     elsewhere::check_writable(archive).map_err(|error| Failure::at(archive, &error))?;
-    Err(not_elsewhere(archive))
-}
-
-fn not_elsewhere(archive: &Path) -> Failure {
-    Failure::other(format!("{}: that is not done at an address yet, only to the file of an archive", shown(archive)))
+    Err(Failure::other(format!(
+        "{}: that is not done at an address yet, only to the file of an archive",
+        shown(archive)
+    )))
 }
 
 /// What opens archives, whichever they are
@@ -258,13 +257,15 @@ impl ArchiveArgs {
     }
 
     /// The key of an archive that may not open as a whole any more.
-    pub(crate) fn unlock_damaged(&self) -> Result<UnlockedKey, Failure> {
+    pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &Place), Failure> {
         let path = &self.archive;
-        if elsewhere::is_elsewhere(path) {
-            return Err(not_elsewhere(path));
+        let place = self.place_of(|| Place::damaged(path, self.remote()))?;
+        if !place.is_elsewhere() {
+            FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
         }
-        FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
-        lockbox_host::unlock_damaged(path, &self.opening.sources, &self.opening.limit.limits())
+        let limits = self.opening.limit.limits();
+        let key = lockbox_host::unlock_damaged(place.site(), path, &self.opening.sources, &limits)?;
+        Ok((key, place))
     }
 
     /// The key of a file that nobody else has open.
@@ -308,15 +309,24 @@ impl ArchiveArgs {
     }
 
     fn site(&self) -> Result<Site<'_>, Failure> {
+        self.place().map(Place::site)
+    }
+
+    fn place(&self) -> Result<&Place, Failure> {
+        self.place_of(|| Place::at(&self.archive, self.remote()))
+    }
+
+    /// What is open already, or what `open` does at an address.
+    fn place_of(&self, open: impl FnOnce() -> lockbox::Result<Place>) -> Result<&Place, Failure> {
         if let Some(place) = self.writing.get().or_else(|| self.place.get()) {
-            return Ok(place.site());
+            return Ok(place);
         }
         let path = &self.archive;
         let place = match elsewhere::is_elsewhere(path) {
-            true => Place::at(path, &self.opening.remote.remote).map_err(|error| Lockbox::failure(path, error))?,
+            true => open().map_err(|error| Lockbox::failure(path, error))?,
             false => Place::file(path),
         };
-        Ok(self.place.get_or_init(|| place).site())
+        Ok(self.place.get_or_init(|| place))
     }
 
     /// Comes as a writer where that is not done by a lock.

@@ -38,7 +38,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
-    let key = args.archive.unlock_damaged()?;
+    let (key, place) = args.archive.unlock_damaged()?;
     let snapshot = args.snapshot.as_ref().map(|name| name.as_bytes().to_vec());
     let options = RescueOptions { to: args.to.clone(), partial: args.partial, privileges: args.privileges, snapshot };
     let interrupt = Interrupt::watch()?;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut failed = None;
     let bar = args.archive.bar();
     let rescued = rescue::rescue(
-        path,
+        place.site(),
         &key,
         &options,
         &mut |item| {

@@ -42,11 +42,12 @@ pub fn unlock<P: Program>(
 /// # Errors
 /// As [`unlock`].
 pub fn unlock_damaged<P: Program>(
-    path: &Path,
+    site: Site<'_>,
+    name: &Path,
     sources: &Sources,
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey, Failure<P>> {
-    Door { lock: &Damaged { path, limits }, path, sources }.ask()
+    Door { lock: &Damaged { site, limits }, path: name, sources }.ask()
 }
 
 /// What secrets are tried on.
@@ -101,21 +102,21 @@ impl Lock for Whole<'_> {
 
 /// An archive of which not even the id is certain, so that nothing is kept for it.
 struct Damaged<'a> {
-    path: &'a Path,
+    site: Site<'a>,
     limits: &'a UnlockLimits,
 }
 
 impl Lock for Damaged<'_> {
     fn wants_both(&self) -> bool {
-        keys::wants_both(self.path)
+        keys::wants_both(self.site)
     }
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
-        keys::unlock_damaged(self.path, secrets, self.limits)
+        keys::unlock_damaged(self.site, secrets, self.limits)
     }
 
     fn kinds(&self) -> Vec<KeyKind> {
-        kinds_of(Site::File(self.path))
+        kinds_of(self.site)
     }
 }
 

@@ -95,6 +95,19 @@ fn open_file(address: &Address, options: &Options) -> Result<(Arc<RemoteFile>, O
     }
 }
 
+/// The archive there of which objects may be gone, as it is now: where they were are zeros.
+///
+/// # Errors
+/// As of [`open`]: what says where its objects are has to be there.
+pub fn salvage(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
+    if let Some(objects) = objects(address, options, None)?
+        && let Some(file) = bucket::salvage(objects, address.to_string(), options)?
+    {
+        return Ok(Arc::new(file));
+    }
+    open(address, options)
+}
+
 /// Comes as a writer to the archive whose objects are there, or to a place that has none yet: see [`Bucket`].
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
-use crate::storage::{FileStorage, LockMode, Site, Storage};
+use crate::storage::{LockMode, Site, Storage};
 
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {
@@ -116,11 +116,11 @@ pub fn identify<'a>(site: impl Into<Site<'a>>) -> Result<ArchiveId> {
     Ok(read_header(site)?.framing().archive)
 }
 
-/// Like [`unlock_with`] for a file that may be truncated or whose newer header copy may be forged.
-pub fn unlock_damaged(path: &Path, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
-    let storage = FileStorage::open(path, LockMode::Shared)?;
+/// Like [`unlock_with`] for an archive that may be truncated or whose newer header copy may be forged.
+pub fn unlock_damaged<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+    let storage = site.into().open(LockMode::Shared)?;
     let mut failed = None;
-    for header in Header::salvage(&storage)? {
+    for header in Header::salvage(&*storage)? {
         let opened = slots::unlock(&header, secrets, limits)
             .and_then(|opened| header.check_commitment(&opened.volume_key).map(|()| opened));
         match opened {

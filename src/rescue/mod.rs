@@ -9,6 +9,7 @@
 //!
 //! A snapshot is rescued by itself, in the place of the live tree, and told of beside it (`snapshots`).
 
+mod asked;
 mod index;
 mod log;
 mod object;
@@ -29,7 +30,8 @@ use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
-use crate::storage::{FileStorage, LockMode, Storage};
+use crate::storage::{LockMode, Site, Storage};
+use asked::Asked;
 
 /// Decompressed file data kept while pages are read.
 const CELL_CACHE: usize = 4 << 20;
@@ -168,24 +170,30 @@ impl RescueReport {
     }
 }
 
-/// Writes everything that is whole in the archive at `path` below `options.to`; `item` gets each object and what became of it;
+/// Writes everything that is whole in the archive there below `options.to`; `item` gets each object and what became of it;
 /// an error of `item` or `progress` ends the rescue, and what was rescued until then stays.
 ///
 /// # Errors
-/// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything; `Refused` and `Damaged` when there is no snapshot of the
+/// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything, requests that fail where the archive is elsewhere; `Refused` and `Damaged` when there is no snapshot of the
 /// name, or none is known. All other damage is no error: it is reported.
-pub fn rescue(
-    path: &Path,
+pub fn rescue<'a>(
+    site: impl Into<Site<'a>>,
     key: &UnlockedKey,
     options: &RescueOptions,
     item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
     progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
-    let storage = Arc::new(FileStorage::open(path, LockMode::Shared)?);
+    let site = site.into();
+    let storage = site.open(LockMode::Shared)?;
     let environment = Arc::new(SystemEnvironment);
     // Whether there is a log shows in its entries.
     let cipher = PageCipher::new(&key.volume_key, key.archive, true, environment.clone());
-    rescue_from(storage, cipher, &*environment, options, item, progress)
+    if matches!(site, Site::File(_)) {
+        return rescue_from(storage, cipher, &*environment, options, item, progress);
+    }
+    let asked = Arc::new(Asked::of(storage));
+    let rescued = rescue_from(asked.clone(), cipher, &*environment, options, item, progress);
+    asked.check().and(rescued)
 }
 
 /// [`rescue`] from any storage.

@@ -53,6 +53,9 @@ fn scan_window(
 ) -> Result<()> {
     let mut bytes = vec![0; count as usize];
     if let Err(error) = storage.read_at(at, &mut bytes) {
+        if !matches!(error, Error::Damaged(_) | Error::Io { .. }) {
+            return Err(error);
+        }
         if count == BLOCK {
             tracing::warn!(%error, block = at / BLOCK, "a block cannot be read");
             scanned.unreadable += 1;

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Storage;
+use super::{FileStorage, LockMode, Storage};
+use crate::error::Result;
 
 /// Where an archive is.
 #[derive(Clone, Copy)]
@@ -12,6 +13,19 @@ pub enum Site<'a> {
     File(&'a Path),
     /// Elsewhere: the caller has opened what holds its bytes, and sees to it that nobody writes there, or that it is noticed.
     Opened(&'a Arc<dyn Storage>),
+}
+
+impl Site<'_> {
+    /// What holds its bytes; a file is locked.
+    ///
+    /// # Errors
+    /// As of [`FileStorage::open`].
+    pub(crate) fn open(self, mode: LockMode) -> Result<Arc<dyn Storage>> {
+        Ok(match self {
+            Site::File(path) => Arc::new(FileStorage::open(path, mode)?),
+            Site::Opened(storage) => Arc::clone(storage),
+        })
+    }
 }
 
 impl<'a> From<&'a Path> for Site<'a> {

@@ -18,6 +18,7 @@ mod mirroring;
 mod older_copies;
 mod paths;
 mod privileges;
+mod renewed_elsewhere;
 mod running;
 mod sharing;
 mod snapshots;

@@ -49,6 +49,10 @@ pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
     lockbox_remote::open(&address(name)?, &how.options())
 }
 
+pub(super) fn salvage(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
+    lockbox_remote::salvage(&address(name)?, &how.options())
+}
+
 pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<Arc<dyn Storage>> {
     lockbox_remote::change(&address(name)?, &how.options(), take_over)
 }

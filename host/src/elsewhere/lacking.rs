@@ -27,6 +27,10 @@ pub(super) fn open(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
     Err(lacking())
 }
 
+pub(super) fn salvage(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
+    Err(lacking())
+}
+
 pub(super) fn change(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Arc<dyn Storage>> {
     Err(lacking())
 }

@@ -104,6 +104,14 @@ impl Place {
         open(address, how).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
     }
 
+    /// The same of what may be damaged, for who rescues it.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::salvage`].
+    pub fn damaged(address: &Path, how: &Remote) -> Result<Place> {
+        salvage(address, how).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
+    }
+
     /// The same as its writer, who goes when the place is dropped.
     ///
     /// # Errors
@@ -179,7 +187,7 @@ pub use built::{
     Access, Bucket, archives, check_writable, collect, directory, examine, fetch, is_elsewhere, kept, probe,
     remove_kept, write,
 };
-use built::{change, open, open_apart};
+use built::{change, open, open_apart, salvage};
 
 #[cfg(test)]
 mod tests {

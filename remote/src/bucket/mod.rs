@@ -25,6 +25,7 @@ mod owner;
 mod place;
 mod probe;
 mod s3;
+mod salvage;
 mod session;
 mod staged;
 mod store;
@@ -47,6 +48,7 @@ use self::moment::{Moment, Reading};
 pub(crate) use self::objects::Objects;
 pub(crate) use self::probe::probe;
 pub(crate) use self::s3::S3;
+use self::salvage::Salvage;
 use self::session::Session;
 use self::staged::Staged;
 use self::store::Store;
@@ -63,6 +65,34 @@ const RETREAT: Duration = Duration::from_secs(5);
 /// # Errors
 /// As [`crate::open`].
 pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<Follower>> {
+    let Some(Found { moment, reading, counts, listed }) = find(objects, name, options)? else { return Ok(None) };
+    let (name, reading) = (reading.store.name.clone(), Arc::new(reading));
+    let file = RemoteFile::of(Box::new(reading.clone()), name, options, counts)?;
+    Ok(Some(Follower::of(moment, reading, file, listed)))
+}
+
+/// The same of which objects may be gone, as it is now: see [`Salvage`].
+///
+/// # Errors
+/// As of [`open`].
+pub(crate) fn salvage(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<RemoteFile>> {
+    // Whoever reads the archive as a whole is not to find zeros there.
+    let options = Options { cache_bytes: Some(0), ..options.clone() };
+    let Some(Found { reading, counts, .. }) = find(objects, name, &options)? else { return Ok(None) };
+    let name = reading.store.name.clone();
+    RemoteFile::of(Box::new(Salvage::of(reading)), name, &options, counts).map(Some)
+}
+
+/// An archive as its newest record says.
+struct Found {
+    moment: Moment,
+    reading: Reading,
+    counts: Arc<Counts>,
+    /// When it was looked for.
+    listed: Duration,
+}
+
+fn find(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<Found>> {
     let counts = Arc::new(Counts::default());
     let objects = Counted { counts: counts.clone(), inner: objects };
     let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
@@ -78,9 +108,8 @@ pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -
         let why = "a writer came and has not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
-    let reading = Arc::new(Reading::of(store.clone(), incarnation, &moment));
-    let file = RemoteFile::of(Box::new(reading.clone()), store.name.clone(), options, counts)?;
-    Ok(Some(Follower::of(moment, reading, file, listed)))
+    let reading = Reading::of(store, incarnation, &moment);
+    Ok(Some(Found { moment, reading, counts, listed }))
 }
 
 /// Removes what is needed no more, as a writer who comes, cleans and goes.

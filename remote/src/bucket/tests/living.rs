@@ -18,25 +18,25 @@ use super::{Compared, options, seed, somebody};
 use crate::Names;
 use crate::source::Trouble;
 
-const NAME: &str = "s3://b/p";
+pub(super) const NAME: &str = "s3://b/p";
 
-fn whole(storage: &dyn Storage) -> Vec<u8> {
+pub(super) fn whole(storage: &dyn Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.len().unwrap() as usize];
     storage.read_at(0, &mut bytes).unwrap();
     bytes
 }
 
 /// What somebody finds who has nothing but the bucket.
-fn found(world: &Arc<World>) -> Vec<u8> {
+pub(super) fn found(world: &Arc<World>) -> Vec<u8> {
     whole(&**open(world.store(9), NAME.into(), &options()).unwrap().unwrap().file())
 }
 
-fn living(world: &Arc<World>, actor: u64) -> Result<Living> {
+pub(super) fn living(world: &Arc<World>, actor: u64) -> Result<Living> {
     Living::open(world.store(actor), NAME.into(), &options(), true)
 }
 
 /// An archive of so many blocks, each of its number.
-fn made(world: &Arc<World>, blocks: u8) -> Vec<u8> {
+pub(super) fn made(world: &Arc<World>, blocks: u8) -> Vec<u8> {
     let bytes: Vec<u8> = (1..=blocks).flat_map(|number| [number; 4096]).collect();
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
     bucket.fresh().unwrap().write_at(0, &bytes).unwrap();
@@ -44,7 +44,7 @@ fn made(world: &Arc<World>, blocks: u8) -> Vec<u8> {
     bytes
 }
 
-fn spent(world: &World) -> Vec<String> {
+pub(super) fn spent(world: &World) -> Vec<String> {
     world.with(|state| std::mem::take(&mut state.requests))
 }
 
@@ -112,7 +112,7 @@ struct Counting {
     how: How,
 }
 
-enum How {
+pub(super) enum How {
     /// The process was killed before the request.
     Dies,
     /// It was carried out, and nobody heard the answer any more.
@@ -168,7 +168,7 @@ impl Objects for Counting {
     }
 }
 
-fn counting(world: &Arc<World>, end: u64, how: How) -> (Box<dyn Objects>, Arc<AtomicU64>) {
+pub(super) fn counting(world: &Arc<World>, end: u64, how: How) -> (Box<dyn Objects>, Arc<AtomicU64>) {
     let asked = Arc::new(AtomicU64::new(0));
     (Box::new(Counting { objects: world.store(2), asked: asked.clone(), end, how }), asked)
 }

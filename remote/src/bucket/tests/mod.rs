@@ -8,6 +8,7 @@ mod inventory;
 mod leaving;
 mod living;
 mod probe;
+mod salvaged;
 mod schedules;
 mod simulated;
 mod staged;
