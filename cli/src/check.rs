@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::Interrupt;
-use crate::opening::{ArchiveArgs, MomentArgs};
+use crate::opening::{ArchiveArgs, MomentArgs, WriterArgs};
 use crate::output::{self, Output};
 
 /// Verify that an archive is sound
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// First write the copy of the header anew that is lost, altered or older than the other one
     #[arg(long)]
     repair_header: bool,
+    /// With --repair-header: go on although another machine seems to be writing to the archive at the address; what that has not committed is lost to it
+    #[arg(long, requires = "repair_header")]
+    take_over: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -79,9 +82,9 @@ fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
         return Ok((archive, interrupt, None));
     }
     let path = &args.archive.archive;
-    let key = args.archive.unlock_alone()?;
+    let (key, place) = args.archive.unlock_alone(WriterArgs::taking_over(args.take_over))?;
     let seen = args.archive.seen();
-    let repaired = keys::repair_header(path, &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
+    let repaired = keys::repair_header(place.site(), &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
     if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
         output::complain(&format!("{}: {repaired}", shown(path)));
     }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::exit::Failure;
 use crate::interrupt::{self, Interrupt};
-use crate::opening::ArchiveArgs;
+use crate::opening::{ArchiveArgs, WriterArgs, only_files};
 use crate::output::Output;
 use crate::progress::Bar;
 use crate::unlocking;
@@ -35,7 +35,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
-    let key = args.archive.unlock_alone()?;
+    only_files(path)?;
+    let (key, _) = args.archive.unlock_alone(WriterArgs::default())?;
     // Not before: a prompt for the passphrase can be left as usual.
     let watch = Watch::start(args.archive.bar())?;
     let seen = args.archive.seen();

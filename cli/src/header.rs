@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use lockbox::keys::{self, Restored};
 use lockbox::storage::HostEntry;
-use lockbox_host::elsewhere::Place;
+use lockbox_host::elsewhere::RemoteArgs;
 use lockbox_host::shown;
 
 use crate::exit::Failure;
-use crate::opening::only_files;
+use crate::opening::{self, WriterArgs};
 use crate::output;
 use crate::secrets;
 use crate::unlocking::{self, UnlockArgs};
@@ -17,27 +17,33 @@ use crate::unlocking::{self, UnlockArgs};
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Backup(BackupArgs),
-    Restore(RestoreArgs),
+    Restore(Box<RestoreArgs>),
 }
 
 /// Copy the header, which holds the keys, to a new file
 #[derive(clap::Args)]
 pub(crate) struct BackupArgs {
-    /// The archive file
+    /// The archive: a file, or an address
     archive: PathBuf,
     /// The copy, which must not exist
     file: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 /// Put a header back that was backed up
 #[derive(clap::Args)]
 pub(crate) struct RestoreArgs {
-    /// The archive file
+    /// The archive: a file, or an address
     archive: PathBuf,
     /// The copy of its header
     file: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
 }
 
 /// More than a header has.
@@ -51,9 +57,8 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 }
 
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
-    only_files(&args.archive)?;
-    let failed = |error| unlocking::failure(&Place::file(&args.archive), error);
-    let bytes = keys::backup_header(&args.archive).map_err(failed)?;
+    let place = opening::place(&args.archive, &args.remote)?;
+    let bytes = keys::backup_header(place.site()).map_err(|error| unlocking::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
             Failure::other(format!("{} exists already; it was left as it is: choose another name", shown(&args.file)))
@@ -68,14 +73,13 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
 }
 
 fn restore(args: &RestoreArgs) -> Result<(), Failure> {
-    let path = &args.archive;
-    only_files(path)?;
     let failed = |e: io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
     let mut bytes = Vec::new();
     std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
+    let place = opening::place_to_restore(&args.archive, &args.remote, args.writer)?;
     let Restored { backup, known } =
-        args.unlock.with_access(&Place::file(path), |access| keys::restore_header(path, &bytes, access))?;
-    secrets::forget_kept(path.into());
+        args.unlock.with_access(&place, |access| keys::restore_header(place.site(), &bytes, access))?;
+    secrets::forget_kept(place.site());
     output::print(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",
         false => "The header is restored.",

@@ -48,6 +48,10 @@ pub(crate) struct WriterArgs {
 }
 
 impl WriterArgs {
+    pub(crate) fn taking_over(take_over: bool) -> WriterArgs {
+        WriterArgs { take_over }
+    }
+
     /// Comes as a writer to the archive at an address.
     pub(crate) fn come(self, address: &Path, remote: &elsewhere::Remote) -> Result<Place, Failure> {
         Place::changed(address, remote, self.take_over).map_err(|error| in_use_elsewhere(address, error))
@@ -80,10 +84,19 @@ pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<Place, Failur
 
 /// An archive whose keys are changed, which nobody else has open.
 pub(crate) fn place_to_change(archive: &Path, remote: &RemoteArgs, writer: WriterArgs) -> Result<Place, Failure> {
+    let place = place_to_restore(archive, remote, writer)?;
+    match place.is_elsewhere() {
+        true => Ok(place),
+        false => probe(archive, LockMode::Exclusive).map(|()| place),
+    }
+}
+
+/// The same of one whose header may be lost.
+pub(crate) fn place_to_restore(archive: &Path, remote: &RemoteArgs, writer: WriterArgs) -> Result<Place, Failure> {
     writer.check(archive)?;
     match elsewhere::is_elsewhere(archive) {
         true => writer.come(archive, &remote.remote),
-        false => probe(archive, LockMode::Exclusive).map(|()| Place::file(archive)),
+        false => Ok(Place::file(archive)),
     }
 }
 
@@ -268,11 +281,12 @@ impl ArchiveArgs {
         Ok((key, place))
     }
 
-    /// The key of a file that nobody else has open.
-    pub(crate) fn unlock_alone(&self) -> Result<UnlockedKey, Failure> {
-        only_files(&self.archive)?;
-        probe(&self.archive, LockMode::Exclusive)?;
-        self.unlock(&self.opening.sources)
+    /// The key of an archive that nobody else writes to, and the archive.
+    pub(crate) fn unlock_alone(&self, writer: WriterArgs) -> Result<(UnlockedKey, &Place), Failure> {
+        self.probe(Some(writer))?;
+        let key = self.unlock(&self.opening.sources)?;
+        self.come(writer)?;
+        Ok((key, self.place()?))
     }
 
     fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {

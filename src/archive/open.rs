@@ -13,7 +13,7 @@ use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::seen::{self, Looked};
 use crate::keys::{LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
-use crate::storage::{FileStorage, Identity, LockMode, Site, Storage};
+use crate::storage::{FileStorage, Identity, LockMode, Site};
 use crate::txn::{self, Volume};
 
 impl Archive {
@@ -70,11 +70,10 @@ impl Archive {
             return Err(Error::invalid(format!("memory={} is below {LEAST_MEMORY} bytes", options.memory)));
         }
         let lock = if options.read_only { LockMode::Shared } else { LockMode::Exclusive };
-        let storage: Arc<dyn Storage> = match site {
-            Site::File(path) => Arc::new(FileStorage::open(path, lock)?),
-            Site::Opened(storage) if options.read_only || !storage.read_only() => Arc::clone(storage),
-            Site::Opened(_) => return Err(Error::ReadOnly("the archive can only be read where it is".into())),
-        };
+        let storage = site.open(lock)?;
+        if matches!(site, Site::Opened(_)) && !options.read_only && storage.read_only() {
+            return Err(Error::ReadOnly("the archive can only be read where it is".into()));
+        }
         let mut header = key.read_header(&*storage)?;
         if !options.read_only {
             header.check_writable()?;

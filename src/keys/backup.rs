@@ -1,6 +1,5 @@
 //! Copies the header of an archive to a file of its own, and puts such a copy back.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::change::KeyAccess;
@@ -15,7 +14,7 @@ use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing, HEADER_BYTES};
 use crate::frame::PageCipher;
-use crate::storage::{FileStorage, LockMode, Storage};
+use crate::storage::{LockMode, Site, Storage};
 use crate::txn;
 
 /// What a restored header is.
@@ -31,8 +30,8 @@ pub struct Restored {
 ///
 /// # Errors
 /// As [`super::kinds`].
-pub fn backup_header(path: &Path) -> Result<Vec<u8>> {
-    let header = read_header(path)?;
+pub fn backup_header<'a>(site: impl Into<Site<'a>>) -> Result<Vec<u8>> {
+    let header = read_header(site)?;
     Ok(header.copy_bytes().to_vec())
 }
 
@@ -41,8 +40,8 @@ pub fn backup_header(path: &Path) -> Result<Vec<u8>> {
 /// # Errors
 /// `Invalid` for what is no backup or one of another archive, `Older` when the archive's keys were changed since and that is not accepted
 /// (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
-pub fn restore_header(path: &Path, backup: &[u8], access: &KeyAccess<'_>) -> Result<Restored> {
-    let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &KeyAccess<'_>) -> Result<Restored> {
+    let storage = site.into().open(LockMode::Exclusive)?;
     let backup = read_backup(backup)?;
     let mine = backup.framing().clone();
     backup.check_writable()?;

@@ -15,7 +15,7 @@ use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
 use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
-use crate::storage::{FileStorage, LockMode, Site, Storage};
+use crate::storage::{LockMode, Site, Storage};
 
 /// What opens the archive for a change of its keys, and what that may cost.
 pub struct KeyAccess<'a> {
@@ -303,10 +303,7 @@ impl Change {
         access: &KeyAccess<'_>,
         unlock: impl FnOnce(&Header) -> Result<Vec<OpenedSlot>>,
     ) -> Result<Change> {
-        let storage: Arc<dyn Storage> = match site {
-            Site::File(path) => Arc::new(FileStorage::open(path, LockMode::Exclusive)?),
-            Site::Opened(storage) => Arc::clone(storage),
-        };
+        let storage = site.open(LockMode::Exclusive)?;
         let header = Header::read(&*storage)?;
         let opened = unlock(&header)?;
         let volume_key = &opened.first().ok_or(Error::WrongKey)?.volume_key;

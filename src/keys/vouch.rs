@@ -1,6 +1,5 @@
 //! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (HEADER-4).
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::file::read_header;
@@ -12,7 +11,7 @@ use crate::env::SystemEnvironment;
 use crate::error::Result;
 use crate::format::header::Framing;
 use crate::frame::PageCipher;
-use crate::storage::{FileStorage, LockMode, Site, Storage};
+use crate::storage::{LockMode, Site, Storage};
 use crate::txn::{self, Volume};
 
 /// With less memory than this the caches of the layers have nothing to work in; a change of the header needs no more.
@@ -57,11 +56,8 @@ pub(crate) fn check_age(site: Site<'_>, header: &Header, volume_key: &SecretKey,
     }
     let sequence = header.framing().sequence;
     let looked = Looked::at(seen, volume_key, &header.framing().archive);
-    let storage: Result<Arc<dyn Storage>> = match site {
-        Site::File(path) => FileStorage::open(path, LockMode::Shared).map(|storage| Arc::new(storage) as _),
-        Site::Opened(storage) => Ok(Arc::clone(storage)),
-    };
-    let committed = storage
+    let committed = site
+        .open(LockMode::Shared)
         .and_then(|storage| open(storage, header.framing(), volume_key, true, &looked))
         .map_or(0, |volume| volume.durable().header_sequence);
     let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
@@ -110,8 +106,8 @@ pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &S
 ///
 /// # Errors
 /// As of opening the archive for writing.
-pub fn repair_header(path: &Path, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
-    let storage = Arc::new(FileStorage::open(path, LockMode::Exclusive)?);
+pub fn repair_header<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
+    let storage = site.into().open(LockMode::Exclusive)?;
     let mut header = key.read_header(&*storage)?;
     Current::look(storage.clone(), &header, &key.volume_key, seen)?;
     header.repair(&*storage, &key.volume_key)

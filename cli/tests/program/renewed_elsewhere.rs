@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::living_elsewhere::Home;
+use crate::living_elsewhere::{CREATE, Home, homes};
 use crate::support::{names, noise};
 
 /// An archive with a file that is gone, a snapshot that shows another one, and files that are there.
@@ -24,6 +24,26 @@ fn filled(home: &Home) {
     home.good(&["snapshot", "create", &home.address, "later"]);
     home.good(&["snapshot", "rm", &home.address, "before"]);
     home.good(&["mkdir", &home.within("/empty")]);
+}
+
+#[test]
+fn a_header_is_saved_and_put_back_where_the_archive_lives() {
+    for home in homes() {
+        let (place, address) = (&home.place, home.address.as_str());
+        home.create();
+        home.good(&["header", "backup", address, "saved"]);
+        assert_eq!(fs::metadata(place.path("saved")).unwrap().len(), 132 << 10);
+        place.secret("new", "another one");
+        home.good(&["passwd", address, "--new-passfile=new", CREATE[0], CREATE[1], CREATE[2]]);
+        let older = home.run(&["header", "restore", address, "saved"]);
+        assert_eq!(older.code, 16, "{}", older.complaint);
+        let told = home.good(&["header", "restore", address, "saved", "--accept-older"]);
+        assert!(told.contains("open the archive again"), "{told}");
+        home.good(&["ls", address]);
+        assert_eq!(home.run(&["ls", address, "--passfile=new"]).code, 10);
+        assert!(home.good(&["check", "--repair-header", address]).contains("sound"));
+        home.good(&["mkdir", &home.within("/more")]);
+    }
 }
 
 fn segments(home: &Home) -> Vec<PathBuf> {
