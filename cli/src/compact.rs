@@ -3,13 +3,13 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
-use lockbox_host::elsewhere::Place;
+use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::{NO_SPACE, shown};
 use serde_json::json;
 
 use crate::exit::Failure;
 use crate::interrupt::{self, Interrupt};
-use crate::opening::{ArchiveArgs, WriterArgs, only_files};
+use crate::opening::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::progress::Bar;
 use crate::unlocking;
@@ -17,11 +17,13 @@ use crate::unlocking;
 /// What becomes of the bytes of a new file.
 const COPIED: &str = "copied and compared";
 
-/// Rewrite an archive without its free space and put the new file in its place
+/// Rewrite an archive without its free space and put the new one in its place
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
     /// Only tell how large the archive would be, about
     #[arg(long)]
     dry_run: bool,
@@ -35,15 +37,14 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive.archive;
-    only_files(path)?;
-    let (key, _) = args.archive.unlock_alone(WriterArgs::default())?;
+    let (key, place) = args.archive.unlock_alone(args.writer)?;
     // Not before: a prompt for the passphrase can be left as usual.
     let watch = Watch::start(args.archive.bar())?;
     let seen = args.archive.seen();
     let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
-    let done = Archive::compact(path, &key, &options, &mut |step| watch.step(step));
+    let done = Archive::compact(place.site(), &key, &options, &mut |step| watch.step(step));
     drop(watch);
-    let report = done.map_err(|error| failure(path, error))?;
+    let report = done.map_err(|error| failure(place, error))?;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
@@ -56,9 +57,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         let after = if args.dry_run { "about " } else { "" };
         out.line(&format!(
-            "{}: {} on the disk before, {after}{} after",
+            "{}: {} {} before, {after}{} after",
             shown(path),
             out.reader.size(report.disk_before),
+            where_it_is(path),
             out.reader.size(report.disk_after)
         ))?;
     }
@@ -87,17 +89,23 @@ impl Watch {
     }
 }
 
+/// Where the bytes are that are counted.
+pub(crate) fn where_it_is(archive: &Path) -> &'static str {
+    if elsewhere::is_elsewhere(archive) { "in the store" } else { "on the disk" }
+}
+
 /// What is said when it was not done.
-pub(crate) fn failure(path: &Path, error: Error) -> Failure {
+pub(crate) fn failure(place: &Place, error: Error) -> Failure {
+    let path = place.path();
     match error {
         Error::Interrupted(_) => interrupt::failure(&error, "the archive is as it was; the same command begins anew"),
-        Error::NoSpace(_) => Failure::new(
+        Error::NoSpace(_) if !place.is_elsewhere() => Failure::new(
             NO_SPACE,
             format!(
                 "no space left for the new file beside {}; the archive is as it was, and 'lockbox compact --dry-run' tells how much is needed",
                 shown(path)
             ),
         ),
-        error => unlocking::failure(&Place::file(path), error),
+        error => unlocking::failure(place, error),
     }
 }

@@ -114,18 +114,6 @@ fn serves_for_writing(address: &Path) -> bool {
     matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
 }
 
-/// For what changes files alone.
-pub(crate) fn only_files(archive: &Path) -> Result<(), Failure> {
-    if !elsewhere::is_elsewhere(archive) {
-        return Ok(());
-    }
-    elsewhere::check_writable(archive).map_err(|error| Failure::at(archive, &error))?;
-    Err(Failure::other(format!(
-        "{}: that is not done at an address yet, only to the file of an archive",
-        shown(archive)
-    )))
-}
-
 /// What opens archives, whichever they are
 #[derive(clap::Args, Clone)]
 pub(crate) struct OpeningArgs {

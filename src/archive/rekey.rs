@@ -1,6 +1,5 @@
 //! Writes an archive under a new volume key, and wraps that to every key slot that is kept, without the secrets of those.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::Archive;
@@ -15,6 +14,7 @@ use crate::format::header::{Framing, SLOT_EMPTY, encode};
 use crate::keys::header::{self, Header, SlotBlock, empty_slots};
 use crate::keys::slots::{self, OpenedSlot, SlotAddress};
 use crate::keys::{KeyAccess, KeyInfo, KeyKind, KeyName, UnlockedKey, listed, open_header};
+use crate::storage::Site;
 
 /// Which keys open the archive afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,13 +49,14 @@ impl Archive {
     /// # Errors
     /// As [`Archive::compact`] and [`crate::keys::unlock_with`]; `Invalid` when nothing would be kept, and when a slot is to be kept to which
     /// nothing can be wrapped: one of an unknown kind, without a description, or of a plugin that fails. Everything is as it was then.
-    pub fn rekey(
-        path: &Path,
+    pub fn rekey<'a>(
+        site: impl Into<Site<'a>>,
         access: &KeyAccess<'_>,
         options: &RekeyOptions<'_>,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<RekeyReport> {
-        let (header, opened) = open_header(path, access.secrets, &access.limits)?;
+        let site = site.into();
+        let (header, opened) = open_header(site, access.secrets, &access.limits)?;
         let (kept, dropped) = choose(&header, &opened, &options.keep)?;
         let sequence = header.framing().sequence;
         let key =
@@ -69,7 +70,7 @@ impl Archive {
             }
             target(header, &opened, &kept, access, options.prompts)
         };
-        let sizes = compact::rewrite(path, &key, &compaction, &mut prepare, step)?;
+        let sizes = compact::rewrite(site, &key, &compaction, &mut prepare, step)?;
         Ok(RekeyReport { kept, dropped, sizes })
     }
 }

@@ -1,11 +1,12 @@
 //! An archive in memory, for tests and benchmarks: a barrier does nothing, holes are known per block.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use parking_lot::RwLock;
 
 use super::image::Image;
-use super::{Storage, end_of};
+use super::{Storage, Successor, end_of};
 use crate::error::Result;
 
 /// A sparse file's content; optionally bounded, so that a full disk can be played.
@@ -109,8 +110,29 @@ impl Storage for MemoryStorage {
         Ok(self.state.read().image.next_data(offset))
     }
 
+    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+        Ok(Box::new(Next { place: self, fresh: Arc::default() }))
+    }
+
     fn read_only(&self) -> bool {
         false
+    }
+}
+
+/// What is to take a storage's place.
+struct Next<'a> {
+    place: &'a MemoryStorage,
+    fresh: Arc<MemoryStorage>,
+}
+
+impl Successor for Next<'_> {
+    fn storage(&self) -> Arc<dyn Storage> {
+        self.fresh.clone()
+    }
+
+    fn publish(self: Box<Self>) -> Result<()> {
+        self.place.state.write().image = self.fresh.state.read().image.clone();
+        Ok(())
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) use memory::MemoryStorage;
 pub use site::Site;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
@@ -35,6 +36,9 @@ use crate::error::{Error, Result};
 /// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
 /// STORAGE-4  Where [`Storage::ordered`] says so, everything between two barriers reaches the medium with the second one, all of it at once or nothing, in the
 ///     order of the barriers; what no barrier covered dies with the process. A barrier that fails may have been carried out all the same, as a whole.
+/// STORAGE-5  What is written into a [`Successor`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
+///     what is here, at once. Without that, or when it fails, here is what was here; one that fails may have been carried out all the same, as a whole. Afterwards this
+///     storage is only read, and shows what it showed.
 pub trait Storage: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
@@ -96,8 +100,28 @@ pub trait Storage: Send + Sync {
         Ok(())
     }
 
+    /// Begins what is to take the place of all that is here: an empty storage beside this one, which nobody writes to meanwhile.
+    ///
+    /// # Errors
+    /// `Unsupported` where that is no matter of the storage, as of a file, which another one can take the name of.
+    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+        Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
+    }
+
     /// Whether writes are refused by the way it was opened.
     fn read_only(&self) -> bool;
+}
+
+/// What is being written to take the place of all that a storage has (STORAGE-5). Dropped before [`Successor::publish`], it goes.
+pub trait Successor {
+    /// Where it is written. A barrier there makes nothing durable.
+    fn storage(&self) -> Arc<dyn Storage>;
+
+    /// Puts it in the place of what is there.
+    ///
+    /// # Errors
+    /// As of a barrier.
+    fn publish(self: Box<Self>) -> Result<()>;
 }
 
 /// End of a range, which the host counts in signed 64 bits.

@@ -1,16 +1,13 @@
 //! `lockbox key rekey`: writes an archive under a new volume key.
 use lockbox::archive::{Archive, KeepKeys, RekeyOptions};
 use lockbox::keys::KeyName;
-use lockbox::storage::LockMode;
 use lockbox_host::Asker;
-use lockbox_host::elsewhere::Place;
 use lockbox_host::secrets::Sources;
 use serde_json::json;
 
-use super::{KeyArgs, json_of, name_of};
+use super::{ChangeArgs, KeyArgs, json_of, name_of};
 use crate::compact::{self, Watch};
 use crate::exit::{Failure, Lockbox};
-use crate::opening;
 use crate::output::Output;
 use crate::secrets;
 
@@ -18,7 +15,7 @@ use crate::secrets;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    key: KeyArgs,
+    change: ChangeArgs,
     /// Keep only these keys, by slot or label; may be given several times
     #[arg(long, value_name = "SLOT", conflicts_with = "drop")]
     only: Vec<String>,
@@ -37,10 +34,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.key.archive;
-    opening::only_files(path)?;
-    opening::probe(path, LockMode::Exclusive)?;
-    let given = args.key.unlock.verified(&Place::file(path))?;
+    let KeyArgs { archive: path, unlock, .. } = &args.change.key;
+    let place = args.change.place()?;
+    let given = unlock.verified(&place)?;
     let prompts = Asker::<Lockbox>::prompts(&Sources::default());
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
@@ -49,13 +45,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (only, _) => KeepKeys::Only(names(only)),
     };
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
-    let watch = Watch::start(args.key.unlock.bar())?;
-    let access = args.key.unlock.access(&given.secrets);
-    let done = Archive::rekey(path, &access, &options, &mut |step| watch.step(step));
+    let watch = Watch::start(unlock.bar())?;
+    let access = unlock.access(&given.secrets);
+    let done = Archive::rekey(place.site(), &access, &options, &mut |step| watch.step(step));
     drop(watch);
-    let report = done.map_err(|error| compact::failure(path, error))?;
+    let report = done.map_err(|error| compact::failure(&place, error))?;
     if !args.dry_run {
-        secrets::forget_kept(path.into());
+        secrets::forget_kept(place.site());
     }
     let mut out = Output::new();
     if args.json {
@@ -77,9 +73,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line("Nothing was written.")?;
     } else {
         out.line(&format!(
-            "The archive has a new volume key ({} on the disk before, {} after). Copies made before still open with the old keys.",
+            "The archive has a new volume key ({} {} before, {} after). {} still open with the old keys.",
             out.reader.size(report.sizes.disk_before),
-            out.reader.size(report.sizes.disk_after)
+            compact::where_it_is(path),
+            out.reader.size(report.sizes.disk_after),
+            if place.is_elsewhere() {
+                "Copies made before, its objects of before, which stay for a day, and versions of them that the store keeps"
+            } else {
+                "Copies made before"
+            }
         ))?;
     }
     out.finish()

@@ -317,20 +317,6 @@ fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
     assert!(web.code == 2 && web.complaint.contains("a web server can only be read"), "{web:?}");
 }
 
-#[test]
-fn what_cannot_be_done_at_an_address_says_so() {
-    let home = Home::directory();
-    home.create();
-    let address = home.address.as_str();
-    let refused: [&[&str]; 2] = [&["compact", address], &["key", "rekey", address]];
-    for arguments in refused {
-        let ended = home.run(arguments);
-        assert_eq!(ended.code, 2, "{arguments:?}: {}", ended.complaint);
-        assert!(ended.complaint.contains("that is not done at an address yet"), "{arguments:?}: {}", ended.complaint);
-    }
-    home.good(&["ls", address]);
-}
-
 /// What `edit` runs: it says that it is there, and waits until it may end.
 pub(crate) fn editor(home: &Home) -> std::process::Child {
     let script = "#!/bin/sh\necho edited > \"$1\"\n: > ready\nwhile [ ! -e go ]; do sleep 0.05; done\n";

@@ -8,20 +8,23 @@
 //!     record can build upon one that nobody knows of. For who insists (a mount) there is no such end: the barrier waits with the frozen record until the store has said
 //!     what became of it, or until this process goes.
 //! LIVING-3  Once another writer came no barrier succeeds, and the archive is the other one's: it can still be read as it was.
-//! LIVING-4  Who goes takes back what no barrier covered, and says in a last record that nobody writes here any more. That nobody heard it costs nothing but a question:
+//! LIVING-4  Who goes takes back what no record names, and says in a last record that nobody writes here any more. That nobody heard it costs nothing but a question:
 //!     the next writer on another machine has to say that it takes over.
+//! LIVING-5  What is to take the place of all that is there goes up unnamed, and one record names it, with the last word of its writer (STORAGE-5): before that record it
+//!     is garbage, and what was there is needed; from then on what was there is dead, and stays for its day for whoever reads it.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::Storage;
+use lockbox::storage::{Storage, Successor};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
 use super::RETREAT;
 use super::layout::{Kind, Owner};
 use super::objects::Objects;
+use super::place::Id;
 use super::session::Session;
 use super::staged::Staged;
 use super::store::Store;
@@ -40,8 +43,11 @@ const GATHERED: u64 = 64 << 8;
 /// See above.
 pub(crate) struct Living {
     pub(super) staged: Staged,
+    options: Options,
     store: Arc<Store>,
     session: Mutex<Session>,
+    /// What was to take the place of this and did not: what went up of it, and what was being sent.
+    given_up: Mutex<(Vec<Id>, Vec<Id>)>,
     /// When dead objects were looked for last.
     pub(super) cleaned: Mutex<Instant>,
     counts: Arc<Counts>,
@@ -69,7 +75,15 @@ impl Living {
     pub(super) fn of(session: Session, options: &Options, counts: Arc<Counts>) -> Result<Living> {
         let staged = Staged::new(&session, options, false)?;
         let (store, cleaned) = (session.store.clone(), Mutex::new(Instant::now()));
-        Ok(Living { staged, store, session: Mutex::new(session), cleaned, counts })
+        Ok(Living {
+            staged,
+            options: options.clone(),
+            store,
+            session: Mutex::new(session),
+            given_up: Mutex::default(),
+            cleaned,
+            counts,
+        })
     }
 
     /// From now on a barrier waits for as long as the store does not answer, and what was written with it: nobody is told that it failed who could be told later that it
@@ -98,7 +112,12 @@ impl Living {
     pub(crate) fn go(&self) {
         self.store.hurry();
         let session = &mut *self.session.lock();
-        if session.is_over() {
+        // A record whose fate is not known may name what went up last.
+        if session.is_undecided() {
+            return;
+        }
+        let (made, sending) = std::mem::take(&mut *self.given_up.lock());
+        if !session.take_back(made, sending, Instant::now() + RETREAT) || session.is_over() {
             return;
         }
         if self.staged.is_committed() {
@@ -119,6 +138,42 @@ impl Living {
 impl Drop for Living {
     fn drop(&mut self) {
         self.go();
+    }
+}
+
+/// LIVING-5
+struct Next<'a> {
+    living: &'a Living,
+    staged: Arc<Staged>,
+    /// Whether a record may name what went up.
+    named: bool,
+}
+
+impl Successor for Next<'_> {
+    fn storage(&self) -> Arc<dyn Storage> {
+        self.staged.clone()
+    }
+
+    fn publish(mut self: Box<Self>) -> Result<()> {
+        let living = self.living;
+        let mut session = living.session.lock();
+        let done = self.staged.publish(&mut session);
+        self.named = done.is_ok() || session.is_undecided();
+        if self.named {
+            living.staged.end();
+        }
+        done.map_err(|error| Living::told(&session, error))
+    }
+}
+
+impl Drop for Next<'_> {
+    fn drop(&mut self) {
+        if !self.named {
+            let (mut made, mut sending) = self.staged.abandon();
+            let given_up = &mut *self.living.given_up.lock();
+            given_up.0.append(&mut made);
+            given_up.1.append(&mut sending);
+        }
     }
 }
 
@@ -189,6 +244,15 @@ impl Storage for Living {
 
     fn allocated(&self) -> Result<u64> {
         self.staged.allocated()
+    }
+
+    /// LIVING-5
+    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+        // What was written here goes with what is here, and not as what nobody names.
+        self.barrier()?;
+        let session = self.session.lock();
+        let staged = Arc::new(Staged::new(&session, &self.options, true)?);
+        Ok(Box::new(Next { living: self, staged, named: false }))
     }
 
     fn read_only(&self) -> bool {

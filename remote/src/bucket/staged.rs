@@ -426,6 +426,12 @@ impl Staged {
         self.shared.state.lock().is_scattered(most_runs)
     }
 
+    /// Something else has taken its place: it is only read (STAGED-3).
+    pub(super) fn end(&self) {
+        let ended = || Error::ReadOnly("the archive was written anew, and this is how it was before".into());
+        self.shared.state.lock().failed.get_or_insert_with(ended);
+    }
+
     /// Nothing of it is to be named: what went up, and what is on its way, which nobody waits for.
     pub(super) fn abandon(&self) -> (Vec<Id>, Vec<Id>) {
         let mut state = self.shared.state.lock();

@@ -1,4 +1,4 @@
-//! Rewrites an archive into a new file without free space, and puts that in its place.
+//! Rewrites an archive into a new one without free space, and puts that in its place.
 //!
 //! # Order
 //! COMPACT-1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
@@ -13,6 +13,8 @@
 //!     it shows byte for byte what the archive shows, as after a kill between header and exchange. Anything else may be what another program put
 //!     there; also the old file after a rekey, which nobody can open any more who has the new key alone.
 //! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
+//! COMPACT-6  Where the archive is no file, whoever opened its storage keeps other writers away, and the storage takes what is written for it in the place of
+//!     what it has (STORAGE-5), after COMPACT-1 to 3: there is no name, and nothing is left beside it.
 
 pub(super) mod compare;
 mod copy;
@@ -38,7 +40,7 @@ use crate::fs::FileSystem;
 use crate::keys::header::{self, Header, Slots};
 use crate::keys::seen::{self, Looked};
 use crate::keys::{SeenOptions, UnlockedKey, Witness};
-use crate::storage::{FileStorage, Storage};
+use crate::storage::{FileStorage, Site, Storage};
 use crate::txn::{self, Descent, Mark, Volume};
 
 /// What the name of an unfinished file says.
@@ -85,18 +87,18 @@ pub struct CompactReport {
 }
 
 impl Archive {
-    /// Rewrites the archive at `path` (links are followed), with its snapshots. `step` is told how far it is; when it fails, everything is left as it was.
+    /// Rewrites the archive there (links are followed), with its snapshots. `step` is told how far it is; when it fails, everything is left as it was.
     ///
     /// # Errors
     /// `InUse` while it is open elsewhere, `Refused` for a file with several names, `Damaged` when a page of the live tree or of a snapshot
-    /// does not open, `NoSpace`, `Older` and `Forked` unless they are accepted.
-    pub fn compact(
-        path: &Path,
+    /// does not open, `NoSpace`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that nothing can take the place of.
+    pub fn compact<'a>(
+        site: impl Into<Site<'a>>,
         key: &UnlockedKey,
         options: &CompactOptions,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<CompactReport> {
-        rewrite(path, key, options, &mut Target::same, step)
+        rewrite(site.into(), key, options, &mut Target::same, step)
     }
 }
 
@@ -127,40 +129,40 @@ fn copied(key: &UnlockedKey) -> UnlockedKey {
     UnlockedKey { archive: key.archive, volume_key: SecretKey::new(*key.volume_key.bytes()) }
 }
 
-/// Writes the content into a new file that `prepare` describes, once the archive may be used, and puts that in the old one's place.
+/// Writes the content into a new archive that `prepare` describes, once the archive may be used, and puts that in the old one's place.
 pub(super) fn rewrite(
+    site: Site<'_>,
+    key: &UnlockedKey,
+    options: &CompactOptions,
+    prepare: Prepare<'_>,
+    step: &mut dyn FnMut(CompactStep) -> Result<()>,
+) -> Result<CompactReport> {
+    match site {
+        Site::File(path) => rewrite_file(path, key, options, prepare, step),
+        Site::Opened(storage) => rewrite_storage(storage, key, options, prepare, step),
+    }
+}
+
+fn rewrite_file(
     path: &Path,
     key: &UnlockedKey,
     options: &CompactOptions,
-    prepare: &mut dyn FnMut(&Header, &UnlockedKey) -> Result<Target>,
+    prepare: Prepare<'_>,
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
     let file = replace::Old::open(&real)?;
-    let storage = file.storage();
     file.check_names(options.break_links)?;
-    let mut header = key.read_header(&**storage)?;
-    header.check_writable()?;
-    let looked = Looked::at(&options.seen, &key.volume_key, &key.archive);
-    let sequence = header.framing().sequence;
-    let mut old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
-    let replace = seen::judge(&old.volume, sequence, looked.seen.as_ref(), &options.seen, false)?;
-    let (length_before, disk_before) = file.sizes()?;
-    // The archive's word; who shows how far it is counts every byte twice.
-    let used = old.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
+    let mut before = Before::look(file.storage().clone(), key, &options.seen)?;
+    let sizes = file.sizes()?;
     if options.dry_run {
-        return Ok(CompactReport { length_before, disk_before, length_after: used, disk_after: used });
+        return Ok(before.estimate(sizes));
     }
-    if old.volume.lays_log() || old.has_left_over()? || old.volume.has_begun_removals()? {
-        header.repair(&**storage, &key.volume_key)?;
-        let mended = open(storage.clone(), key, header.framing(), looked.mark(), false)?;
-        mended.finish_removals(&mut || Ok(()))?;
-        mended.close()?;
-        old = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
-    }
-    let target = prepare(&header, key)?;
+    before.settle()?;
+    let target = prepare(&before.header, key)?;
+    let (old, total) = (&before.archive, before.used);
     let superseded =
-        &mut |left| is_superseded(left, key, &old, &mut |done| step(CompactStep::Verifying { done, total: used }));
+        &mut |left| is_superseded(left, key, old, &mut |done| step(CompactStep::Verifying { done, total }));
     for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
         tracing::warn!(
             name,
@@ -170,33 +172,136 @@ pub(super) fn rewrite(
     }
     let beside = replace::Beside::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
     step(CompactStep::Created)?;
-    let total = used;
-    let new = fill(&old, beside.shared(), &target, &mut |done| step(CompactStep::Copying { done, total }))?;
-    step(CompactStep::Copied)?;
-    verify(&old, beside.shared(), &target, &mut |done| step(CompactStep::Verifying { done, total }))?;
-    step(CompactStep::Verified)?;
+    let new = before.copy(beside.shared(), &target, step)?;
     beside.take_after(&file)?;
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
     write_header(beside.storage(), &target)?;
     let left = beside.replace(&file)?;
-    // From here on the file as it was before is an older copy.
-    let rekeyed = target.framing.commitment != header.framing().commitment;
-    if !rekeyed {
-        Witness::new(new, header.durable_sequence().max(target.framing.sequence), looked, replace).remember();
-    } else {
-        // Also under the old key: a copy from before is an older one to who opens it.
-        Witness::new(new.clone(), target.framing.sequence, looked, replace).remember();
-        let file = options.seen.file(&target.key.volume_key, &target.key.archive);
-        Witness::new(new, target.framing.sequence, Looked { file: file.map(Arc::new), seen: None }, false).remember();
-    }
+    let rekeyed = before.remember(new, &target, &options.seen);
     if let Some(left) = left {
         left.tell(&file, rekeyed)?;
     }
-    let (length_after, disk_after) = beside.sizes()?;
+    let after = beside.sizes()?;
     // It is done: nobody can stop it any more.
     let _ = step(CompactStep::Replaced);
-    Ok(CompactReport { length_before, disk_before, length_after, disk_after })
+    Ok(report(sizes, after))
+}
+
+/// COMPACT-6
+fn rewrite_storage(
+    storage: &Arc<dyn Storage>,
+    key: &UnlockedKey,
+    options: &CompactOptions,
+    prepare: Prepare<'_>,
+    step: &mut dyn FnMut(CompactStep) -> Result<()>,
+) -> Result<CompactReport> {
+    let sizes = |storage: &dyn Storage| Ok::<_, Error>((storage.len()?, storage.allocated()?));
+    let mut before = Before::look(storage.clone(), key, &options.seen)?;
+    let sizes_before = sizes(&**storage)?;
+    if options.dry_run {
+        return Ok(before.estimate(sizes_before));
+    }
+    before.settle()?;
+    let target = prepare(&before.header, key)?;
+    let next = storage.succeed()?;
+    step(CompactStep::Created)?;
+    let new = before.copy(next.storage(), &target, step)?;
+    step(CompactStep::Prepared)?;
+    write_header(&*next.storage(), &target)?;
+    let after = sizes(&*next.storage())?;
+    next.publish()?;
+    before.remember(new, &target, &options.seen);
+    let _ = step(CompactStep::Replaced);
+    Ok(report(sizes_before, after))
+}
+
+/// Says what the new archive is made with.
+type Prepare<'a> = &'a mut dyn FnMut(&Header, &UnlockedKey) -> Result<Target>;
+
+/// Lengths and bytes on the host.
+type Sizes = (u64, u64);
+
+fn report((length_before, disk_before): Sizes, (length_after, disk_after): Sizes) -> CompactReport {
+    CompactReport { length_before, disk_before, length_after, disk_after }
+}
+
+/// The archive that is written anew.
+struct Before<'a> {
+    storage: Arc<dyn Storage>,
+    key: &'a UnlockedKey,
+    header: Header,
+    looked: Looked,
+    /// What is remembered was contradicted, and that was accepted.
+    replace: bool,
+    archive: Arc<FileSystem>,
+    /// Bytes, by the archive's word; who shows how far it is counts every byte twice.
+    used: u64,
+}
+
+impl Before<'_> {
+    fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &SeenOptions) -> Result<Before<'a>> {
+        let header = key.read_header(&*storage)?;
+        header.check_writable()?;
+        let looked = Looked::at(seen, &key.volume_key, &key.archive);
+        let archive = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
+        let replace = seen::judge(&archive.volume, header.framing().sequence, looked.seen.as_ref(), seen, false)?;
+        let used =
+            archive.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
+        Ok(Before { storage, key, header, looked, replace, archive, used })
+    }
+
+    fn estimate(&self, sizes: Sizes) -> CompactReport {
+        report(sizes, (self.used, self.used))
+    }
+
+    /// COMPACT-1: has a session like others put in order what an unfinished one left.
+    fn settle(&mut self) -> Result<()> {
+        let old = &self.archive;
+        if old.volume.lays_log() || old.has_left_over()? || old.volume.has_begun_removals()? {
+            self.header.repair(&*self.storage, &self.key.volume_key)?;
+            let mended = self.open(false)?;
+            mended.finish_removals(&mut || Ok(()))?;
+            mended.close()?;
+            self.archive = self.open(true)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, read_only: bool) -> Result<Arc<FileSystem>> {
+        open(self.storage.clone(), self.key, self.header.framing(), self.looked.mark(), read_only)
+    }
+
+    /// COMPACT-2 and 3
+    fn copy(
+        &self,
+        storage: Arc<dyn Storage>,
+        target: &Target,
+        step: &mut dyn FnMut(CompactStep) -> Result<()>,
+    ) -> Result<Arc<Volume>> {
+        let (old, total) = (&*self.archive, self.used);
+        let new = fill(old, storage.clone(), target, &mut |done| step(CompactStep::Copying { done, total }))?;
+        step(CompactStep::Copied)?;
+        verify(old, storage, target, &mut |done| step(CompactStep::Verifying { done, total }))?;
+        step(CompactStep::Verified)?;
+        Ok(new)
+    }
+
+    /// From here on the archive as it was before is an older copy. Whether it has a new key now.
+    fn remember(self, new: Arc<Volume>, target: &Target, seen: &SeenOptions) -> bool {
+        let rekeyed = target.framing.commitment != self.header.framing().commitment;
+        if !rekeyed {
+            let sequence = self.header.durable_sequence().max(target.framing.sequence);
+            Witness::new(new, sequence, self.looked, self.replace).remember();
+        } else {
+            // Also under the old key: a copy from before is an older one to who opens it.
+            Witness::new(new.clone(), target.framing.sequence, self.looked, self.replace).remember();
+            let file = seen.file(&target.key.volume_key, &target.key.archive);
+            Witness::new(new, target.framing.sequence, Looked { file: file.map(Arc::new), seen: None }, false)
+                .remember();
+        }
+        rekeyed
+    }
 }
 
 /// Whether a file that lies where an unfinished one would has nothing that the archive lacks (COMPACT-4).
@@ -228,7 +333,7 @@ fn is_superseded(
 }
 
 /// Makes an archive of the verified content (COMPACT-4).
-fn write_header(storage: &FileStorage, target: &Target) -> Result<()> {
+fn write_header(storage: &dyn Storage, target: &Target) -> Result<()> {
     let key = &target.key.volume_key;
     for copy in 0..2 {
         header::write_copy(storage, &target.framing, &target.slots, copy, key)?;
@@ -244,7 +349,7 @@ fn write_header(storage: &FileStorage, target: &Target) -> Result<()> {
 
 /// COMPACT-1: whatever the lock, it mostly reads only.
 fn open(
-    storage: Arc<FileStorage>,
+    storage: Arc<dyn Storage>,
     key: &UnlockedKey,
     framing: &Framing,
     seen: Option<&Mark>,
@@ -258,7 +363,7 @@ fn open(
     FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), options.file_system_options())
 }
 
-fn fill(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut Watch<'_>) -> Result<Arc<Volume>> {
+fn fill(old: &FileSystem, storage: Arc<dyn Storage>, target: &Target, watch: &mut Watch<'_>) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let key = &target.key;
     let cipher = PageCipher::new(&key.volume_key, key.archive, target.framing.has_log(), environment.clone());
@@ -269,7 +374,7 @@ fn fill(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mu
 }
 
 /// COMPACT-3
-fn verify(old: &FileSystem, storage: Arc<FileStorage>, target: &Target, watch: &mut Watch<'_>) -> Result<()> {
+fn verify(old: &FileSystem, storage: Arc<dyn Storage>, target: &Target, watch: &mut Watch<'_>) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;
     let new = open(storage, &target.key, &target.framing, None, true)?;

@@ -4,6 +4,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::super::{Archive, CompactOptions, CompactStep, CreateOptions, OpenOptions};
 use super::passphrase;
@@ -14,7 +15,8 @@ use crate::format::header::HEADER_BYTES;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Creator, FileSystem};
-use crate::keys::{self, SeenOptions, UnlockedKey};
+use crate::keys::{self, Secrets, SeenOptions, UnlockLimits, UnlockedKey};
+use crate::storage::{FileStorage, LockMode, MemoryStorage, Storage};
 
 struct Place {
     directory: tempfile::TempDir,
@@ -92,6 +94,61 @@ fn a_compacted_archive_is_smaller_and_goes_on_from_the_old_one() {
     // The passphrase still opens it.
     assert!(keys::unlock(&place.path(), &passphrase("p")).is_ok());
     assert!(place.assert_whole(&place.path()) > place.generation);
+}
+
+/// As the storages of archives that are no files do it: the file in memory, with a log and an orphan that an unfinished session left.
+#[test]
+fn an_archive_that_is_no_file_is_compacted_by_its_storage_or_shows_what_it_did() {
+    let place = Place::new();
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let orphan = put(fs, ROOT_INO, b"orphan", &noise(91, 1 << 20));
+    fs.open(orphan).unwrap();
+    fs.unlink(ROOT_INO, b"orphan").unwrap();
+    put(fs, ROOT_INO, b"synced", b"1");
+    fs.sync().unwrap();
+    let content = expected(fs);
+    drop(archive);
+    let memory = Arc::new(MemoryStorage::from_contents(fs::read(place.path()).unwrap()));
+    let storage: Arc<dyn Storage> = memory.clone();
+    let whole = || {
+        let archive = Archive::open(&storage, &place.key, &OpenOptions::default()).unwrap();
+        assert!(expected(archive.file_system()) == content);
+        assert!(archive.check(true, &mut |_| {}).unwrap().findings.is_empty());
+        archive.close().unwrap();
+    };
+    let compact = |options: &CompactOptions, step: &mut dyn FnMut(CompactStep) -> Result<()>| {
+        Archive::compact(&storage, &place.key, options, step)
+    };
+    let before = memory.contents();
+    compact(&CompactOptions { dry_run: true, ..CompactOptions::default() }, &mut |_| panic!("a step")).unwrap();
+    assert!(memory.contents() == before);
+    let mut all = 0;
+    let mut stop = |at: usize| {
+        let mut steps = 0;
+        let stopped = compact(&CompactOptions::default(), &mut |step| {
+            steps += 1;
+            (steps < at || step == CompactStep::Replaced).then_some(()).ok_or(Error::Interrupted(2))
+        });
+        all = steps;
+        stopped
+    };
+    // What was left is put in order, and nothing else is done.
+    assert!(matches!(stop(1), Err(Error::Interrupted(2))));
+    let settled = memory.contents();
+    for at in [2, 3, 20, 60] {
+        assert!(matches!(stop(at), Err(Error::Interrupted(2))), "{at}");
+        assert!(memory.contents() == settled, "{at}");
+    }
+    let report = stop(usize::MAX).unwrap();
+    assert!(all > 60 && report.length_after < report.length_before, "{all} {report:?}");
+    assert_eq!(report.length_after, storage.len().unwrap());
+    whole();
+    assert!(keys::unlock_with(&storage, &Secrets::from(passphrase("p")), &UnlockLimits::default()).is_ok());
+    // What has nothing to put in its place says so, and stays.
+    let file: Arc<dyn Storage> = Arc::new(FileStorage::open(&place.path(), LockMode::Exclusive).unwrap());
+    let refused = Archive::compact(&file, &place.key, &CompactOptions::default(), &mut |_| Ok(()));
+    assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
 }
 
 /// What was synced and never committed is in the new file, whose log is as empty as that of a new archive.

@@ -12,6 +12,7 @@ mod salvaged;
 mod schedules;
 mod simulated;
 mod staged;
+mod succeeded;
 mod vectors;
 
 use std::sync::Arc;
