@@ -1,7 +1,7 @@
 //! What rewrites an archive that lives at an address as a whole, or puts a part of it back; and what is saved of a damaged one there.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
 
@@ -179,6 +179,45 @@ fn without_the_stores_word_the_archive_is_the_old_one_or_the_new_one() {
         assert_eq!(listed(&home), before);
         home.good(&["mkdir", "--take-over", &home.within("/after")]);
     }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to.join(entry.file_name())),
+            false => drop(fs::copy(entry.path(), to.join(entry.file_name())).unwrap()),
+        }
+    }
+}
+
+/// By whatever copies objects, also under a writer.
+#[test]
+fn copied_objects_are_a_copy_of_the_archive_and_copies_written_apart_are_told() {
+    let home = Home::directory();
+    filled(&home);
+    let before = listed(&home);
+    let mut child = editor(&home);
+    copy(&home.place.path("objects"), &home.place.path("copied"));
+    fs::write(home.place.path("go"), "").unwrap();
+    assert_eq!(child.wait_with_output_of().0, Some(0));
+    let other = format!("file://{}", home.place.path("copied").display());
+    let older = home.run(&["ls", "-lR", &other]);
+    assert!(older.code == 16 && older.complaint.contains("older copy"), "{older:?}");
+    let accepted = home.run(&["ls", "-lR", &other, "--accept-older"]);
+    assert_eq!((accepted.code, String::from_utf8(accepted.out).unwrap()), (0, before.0));
+    // Its writer did not say that it went.
+    home.good(&["mkdir", &format!("{other}:/theirs"), "--take-over"]);
+    home.good(&["check", "--full", &other]);
+    // Whoever has seen one of them is told of the other.
+    let apart = home.run(&["mkdir", &home.within("/ours")]);
+    assert_eq!(apart.code, 16, "{}", apart.complaint);
+    assert!(apart.complaint.contains("older copy") || apart.complaint.contains("written apart"), "{apart:?}");
+    home.good(&["ls", &other]);
+    // A new key parts them for good.
+    home.good(&["key", "rekey", &other]);
+    home.good(&["check", "--full", &other]);
+    assert_eq!(home.run(&["ls", &home.address, "--accept-fork"]).code, 0);
 }
 
 fn segments(home: &Home) -> Vec<PathBuf> {
