@@ -217,7 +217,7 @@ fn copied_objects_are_a_copy_of_the_archive_and_copies_written_apart_are_told() 
     // A new key parts them for good.
     home.good(&["key", "rekey", &other]);
     home.good(&["check", "--full", &other]);
-    assert_eq!(home.run(&["ls", &home.address, "--accept-fork"]).code, 0);
+    assert_eq!(home.run(&["ls", &home.address, "--accept-older", "--accept-fork"]).code, 0);
 }
 
 fn segments(home: &Home) -> Vec<PathBuf> {

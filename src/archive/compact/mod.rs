@@ -14,7 +14,8 @@
 //!     there; also the old file after a rekey, which nobody can open any more who has the new key alone.
 //! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
 //! COMPACT-6  Where the archive is no file, whoever opened its storage keeps other writers away, and the storage takes what is written for it in the place of
-//!     what it has (STORAGE-5), after COMPACT-1 to 3: there is no name, and nothing is left beside it.
+//!     what it has (STORAGE-5), after COMPACT-1 to 3: there is no name, and nothing is left beside it. File data comes from afar, and is read once for the
+//!     comparison, which authenticates all that a moment names.
 
 pub(super) mod compare;
 mod copy;
@@ -172,7 +173,7 @@ fn rewrite_file(
     }
     let beside = replace::Beside::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
     step(CompactStep::Created)?;
-    let new = before.copy(beside.shared(), &target, step)?;
+    let new = before.copy(beside.shared(), &target, true, step)?;
     beside.take_after(&file)?;
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
@@ -206,7 +207,7 @@ fn rewrite_storage(
     let target = prepare(&before.header, key)?;
     let next = storage.succeed()?;
     step(CompactStep::Created)?;
-    let new = before.copy(next.storage(), &target, step)?;
+    let new = before.copy(next.storage(), &target, false, step)?;
     step(CompactStep::Prepared)?;
     write_header(&*next.storage(), &target)?;
     let after = sizes(&*next.storage())?;
@@ -272,17 +273,18 @@ impl Before<'_> {
         open(self.storage.clone(), self.key, self.header.framing(), self.looked.mark(), read_only)
     }
 
-    /// COMPACT-2 and 3
+    /// COMPACT-2 and 3; with `each_page`, which the comparison reads as well, by itself before.
     fn copy(
         &self,
         storage: Arc<dyn Storage>,
         target: &Target,
+        each_page: bool,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<Arc<Volume>> {
         let (old, total) = (&*self.archive, self.used);
         let new = fill(old, storage.clone(), target, &mut |done| step(CompactStep::Copying { done, total }))?;
         step(CompactStep::Copied)?;
-        verify(old, storage, target, &mut |done| step(CompactStep::Verifying { done, total }))?;
+        verify(old, storage, target, each_page, &mut |done| step(CompactStep::Verifying { done, total }))?;
         step(CompactStep::Verified)?;
         Ok(new)
     }
@@ -374,11 +376,17 @@ fn fill(old: &FileSystem, storage: Arc<dyn Storage>, target: &Target, watch: &mu
 }
 
 /// COMPACT-3
-fn verify(old: &FileSystem, storage: Arc<dyn Storage>, target: &Target, watch: &mut Watch<'_>) -> Result<()> {
+fn verify(
+    old: &FileSystem,
+    storage: Arc<dyn Storage>,
+    target: &Target,
+    each_page: bool,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;
     let new = open(storage, &target.key, &target.framing, None, true)?;
-    let mut findings = new.volume.check_space(true, &mut |_, _| {})?;
+    let mut findings = new.volume.check_space(each_page, &mut |_, _| {})?;
     findings.extend(new.check_structure(false, &mut |_, _| {})?.1);
     if let Some(finding) = findings.first() {
         return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
