@@ -124,8 +124,12 @@ impl Living {
             let most = GATHERED + self.staged.written();
             let gathered = self.staged.gather_start(START_OBJECTS);
             let gathered = gathered.and_then(|()| self.staged.gather_sparse(session.most_runs(), most));
-            if gathered.and_then(|()| self.staged.commit(session, Kind::Close)).is_ok() || session.is_over() {
+            let closed = gathered.and_then(|()| self.staged.commit(session, Kind::Close));
+            if closed.is_ok() || session.is_over() {
                 return;
+            }
+            if let Err(error) = closed {
+                tracing::info!("{}: it is left as it was last written: {error}", self.store.name);
             }
         }
         let (made, sending) = self.staged.abandon();
