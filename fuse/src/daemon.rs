@@ -106,6 +106,8 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
         .arg(&task.point)
         // It asks nobody, and a command may hold what is nobody's business.
         .env_remove("LOCKBOX_PASSCOMMAND")
+        // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
+        .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .spawn()

@@ -189,6 +189,8 @@ impl fuser::Filesystem for Followed {
         match moment.adapter.open_file(number, flags) {
             Ok((handle, flags)) => {
                 self.0.opened(number, &moment);
+                // KERNEL-13
+                moment.adapter.cache.invalidate_attributes(number);
                 reply.opened(handle, flags);
             }
             Err(error) => reply.error(errno(&error)),

@@ -43,7 +43,8 @@
 //!     is one. Handles that also read are passed over: read(2) asks in the same way.
 //! KERNEL-13  What is written elsewhere changes a mount that follows it without the kernel's doing, and nobody tells it what of it. So there it believes names, and that there is
 //!     none, and attributes for a second, and leaves size and times to us, unlike KERNEL-1: nothing is written there, so none of 2, 3, 5 and 8 applies. Pages of a file are dropped
-//!     when it is seen to have another size or mtime, and by each open(2), since both can be set back. Its number names the same file in all moments, for numbers are given once.
+//!     when it is seen to have another size or mtime, and by each open(2), since both can be set back;
+//!     what it believes of the size is taken from it then, too, or it would cut what it reads of the new content to the length of the old. Its number names the same file in all moments, for numbers are given once.
 
 mod attributes;
 mod built;
