@@ -42,9 +42,6 @@ fn address(name: &Path) -> Result<Address> {
     })
 }
 
-/// What the allocator of glibc is told by, at the start of a process.
-const ARENAS: &str = "MALLOC_ARENA_MAX";
-
 pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
     lockbox_remote::open(&address(name)?, &how.options())
 }
@@ -59,9 +56,8 @@ pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<Arc<d
 
 pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, access: Access) -> Result<Apart> {
     // Buffers of megabytes go through each of its threads, and an allocator with an arena for each keeps them all: 350 MiB where 60 are used.
-    if std::env::var_os(ARENAS).is_none() {
-        command.env(ARENAS, "1");
-    }
+    // Whatever the daemon has itself.
+    command.env("MALLOC_ARENA_MAX", "1");
     let (storage, asking, news) = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
     let asking = Arc::new(asking);
     let ending = asking.clone();

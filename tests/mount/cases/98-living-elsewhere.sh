@@ -43,10 +43,13 @@ found() {
 }
 
 case_a_mount_writes_to_an_archive_that_lives_in_a_store() {
-    local where
+    local where fetcher
     for where in directory store; do
         prepare_$where
         mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+        # Its allocator is told to keep little, whatever the daemon's is told.
+        fetcher=$(pgrep --parent "$(daemon_there)" --full -- --fetcher)
+        tr '\0' '\n' <"/proc/$fetcher/environ" | grep -x MALLOC_ARENA_MAX=1 >/dev/null || fail "it was not told"
         cp -r "$(dirname "$0")/cases" "$WORK/dir/tree"
         head -c 30000000 /dev/urandom >"$WORK/large"
         dd if="$WORK/large" of="$WORK/dir/large" bs=1M conv=fsync status=none
