@@ -11,6 +11,7 @@
 //! newest number; by the clock that goes on while the machine sleeps, since a writer elsewhere goes on too.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockbox::{Error, Result};
@@ -135,7 +136,7 @@ impl Follower {
             && moment.changes == self.changes;
         // Of a writer that came, went, or had nothing to say.
         if is_same {
-            self.reading.sequence.store(moment.trailer.sequence, std::sync::atomic::Ordering::Release);
+            self.reading.sequence.store(moment.trailer.sequence, Ordering::Release);
             self.trailer = moment.trailer;
             return Ok(());
         }

@@ -9,22 +9,16 @@ use lockbox::storage::Storage;
 use super::super::follower::now;
 use super::super::session::GRACE;
 use super::super::{Bucket, Follower, Living, open};
+use super::living::{self, NAME, whole};
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed};
 use crate::Options;
 use crate::file::RemoteFile;
 
-const NAME: &str = "s3://b/p";
 const MIB: u64 = 1 << 20;
 
-fn whole(storage: &dyn Storage) -> Vec<u8> {
-    let mut bytes = vec![0; storage.len().unwrap() as usize];
-    storage.read_at(0, &mut bytes).unwrap();
-    bytes
-}
-
 fn living(world: &Arc<World>) -> Living {
-    Living::open(world.store(1), NAME.into(), &options(), true).unwrap()
+    living::living(world, 1).unwrap()
 }
 
 fn made(world: &Arc<World>, bytes: &[u8]) {

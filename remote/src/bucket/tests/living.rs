@@ -255,6 +255,20 @@ fn who_dies_between_any_two_requests_leaves_the_last_commit_or_the_one_that_it_w
     assert!(old > 10 && new > 2, "{old} {new}");
 }
 
+/// Another writer comes there and stays; and what it made of the archive, when it came.
+pub(super) fn overtaken(world: &Arc<World>) -> (Arc<Mutex<Option<Vec<u8>>>>, How) {
+    let theirs = Arc::new(Mutex::new(None));
+    let (other, left) = (world.clone(), theirs.clone());
+    let meet = Box::new(move || {
+        let storage = living(&other, 3).unwrap();
+        storage.write_at(4096, &[0xBB; 4096]).unwrap();
+        storage.barrier().unwrap();
+        *left.lock() = Some(found(&other));
+        std::mem::forget(storage);
+    });
+    (theirs, How::Meets(Mutex::new(Some(meet))))
+}
+
 #[test]
 fn who_was_taken_over_from_between_any_two_requests_commits_nothing_more() {
     let all = undisturbed();
@@ -262,18 +276,8 @@ fn who_was_taken_over_from_between_any_two_requests_commits_nothing_more() {
     for end in 0..all {
         let world = World::new(1, 0);
         let base = made(&world, 3);
-        // What the other one made of it, when it came.
-        let theirs = Arc::new(Mutex::new(None));
-        let (other, left) = (world.clone(), theirs.clone());
-        let meet = Box::new(move || {
-            let storage = living(&other, 3).unwrap();
-            storage.write_at(4096, &[0xBB; 4096]).unwrap();
-            storage.barrier().unwrap();
-            *left.lock() = Some(found(&other));
-            // It stays.
-            std::mem::forget(storage);
-        });
-        let (objects, _) = counting(&world, end, How::Meets(Mutex::new(Some(meet))));
+        let (theirs, how) = overtaken(&world);
+        let (objects, _) = counting(&world, end, how);
         let opened = Living::open(objects, NAME.into(), &options(), true);
         let done = match &opened {
             Ok(storage) => {

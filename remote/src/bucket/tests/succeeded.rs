@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-use parking_lot::Mutex;
 
 use super::super::living::Living;
 use super::super::session::GRACE;
 use super::super::{Examined, examine, open};
-use super::living::{How, NAME, counting, found, living, made, spent, whole};
+use super::living::{How, NAME, counting, found, living, made, overtaken, spent, whole};
 use super::options;
 use super::simulated::World;
 
@@ -127,16 +126,8 @@ fn who_was_taken_over_from_replaces_nothing_and_takes_back_what_went_up() {
     for end in 0..all {
         let world = World::new(1, 0);
         made(&world, 3);
-        let theirs = Arc::new(Mutex::new(None));
-        let (other, left) = (world.clone(), theirs.clone());
-        let meet = Box::new(move || {
-            let storage = living(&other, 3).unwrap();
-            storage.write_at(4096, &[0xBB; 4096]).unwrap();
-            storage.barrier().unwrap();
-            *left.lock() = Some(found(&other));
-            std::mem::forget(storage);
-        });
-        let (objects, _) = counting(&world, end, How::Meets(Mutex::new(Some(meet))));
+        let (theirs, how) = overtaken(&world);
+        let (objects, _) = counting(&world, end, how);
         let opened = Living::open(objects, NAME.into(), &options(), true);
         let done = opened.as_ref().map_err(Error::clone).and_then(|storage| renew(storage));
         drop(opened);
