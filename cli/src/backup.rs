@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::moments::Mounted;
-use crate::opening::{ArchiveArgs, in_use_elsewhere};
+use crate::opening::{ArchiveArgs, begin};
 use crate::output::{Output, rfc3339};
 use crate::progress::Bar;
 
@@ -137,8 +137,7 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
     {
         return Err(inside(args));
     }
-    let bucket = elsewhere::write(&args.destination, args.archive.remote(), args.take_over, source.is_ours());
-    let mut bucket = bucket.map_err(|error| in_use_elsewhere(&args.destination, error))?;
+    let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
     let there = bucket.existing().map_err(failed)?.map(Place::Elsewhere);
     let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {

@@ -54,12 +54,15 @@ impl WriterArgs {
 
     /// Comes as a writer to the archive at an address.
     pub(crate) fn come(self, address: &Path, remote: &elsewhere::Remote) -> Result<Place, Failure> {
-        Place::changed(address, remote, self.take_over).map_err(|error| in_use_elsewhere(address, error))
+        let place = Place::changed(address, remote, self.take_over);
+        let place = place.map_err(|error| in_use_elsewhere(address, error))?;
+        place.notice().into_iter().for_each(output::complain);
+        Ok(place)
     }
 
     /// Comes as a writer to a place that may have no archive yet.
     pub(crate) fn begin(self, address: &Path, remote: &elsewhere::Remote) -> Result<Bucket, Failure> {
-        elsewhere::write(address, remote, self.take_over, true).map_err(|error| in_use_elsewhere(address, error))
+        begin(address, remote, self.take_over, true)
     }
 
     /// # Errors
@@ -100,8 +103,21 @@ pub(crate) fn place_to_restore(archive: &Path, remote: &RemoteArgs, writer: Writ
     }
 }
 
+/// Comes as a writer to a place of which `is_ours` says that nobody else gives names there.
+pub(crate) fn begin(
+    address: &Path,
+    remote: &elsewhere::Remote,
+    take_over: bool,
+    is_ours: bool,
+) -> Result<Bucket, Failure> {
+    let bucket = elsewhere::write(address, remote, take_over, is_ours);
+    let bucket = bucket.map_err(|error| in_use_elsewhere(address, error))?;
+    bucket.notice().into_iter().for_each(output::complain);
+    Ok(bucket)
+}
+
 /// What kept somebody from coming as a writer.
-pub(crate) fn in_use_elsewhere(address: &Path, error: Error) -> Failure {
+fn in_use_elsewhere(address: &Path, error: Error) -> Failure {
     match &error {
         Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
         Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
@@ -210,7 +226,7 @@ impl ArchiveArgs {
         self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
-        let opened = Archive::open_for_backup(self.site()?, &key, &self.opening.seen.options());
+        let opened = Archive::open_for_backup(self.site()?, &key, &self.seen());
         Ok((self.told(opened)?, interrupt))
     }
 
@@ -283,7 +299,10 @@ impl ArchiveArgs {
 
     /// What this user remembers, for commands that open the archive in their own way.
     pub(crate) fn seen(&self) -> SeenOptions {
-        self.opening.seen.options()
+        let seen = self.opening.seen.options();
+        // What no store has is nothing that is to be found again.
+        let is_unsent = self.remote().is_unsent() && elsewhere::is_elsewhere(&self.archive);
+        SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
 
     fn open(&self, writer: Option<WriterArgs>, sources: &Sources) -> Result<Archive, Failure> {
@@ -302,7 +321,7 @@ impl ArchiveArgs {
         }
         let site = self.site()?;
         let options = OpenOptions { read_only: writer.is_none(), ..OpenOptions::default() };
-        let seen = self.opening.seen.options();
+        let seen = self.seen();
         let archive = match &moment.snapshot {
             None => Archive::open_seen(site, key, &options, &seen),
             Some(name) => Archive::open_snapshot(site, key, &options, &seen, name.as_bytes()),

@@ -1,10 +1,11 @@
-//! `lockbox remote`: what lies in a store of objects, told and kept in order without a key.
+//! `lockbox remote`: what lies in a store of objects, and what has not got there, told and kept in order without a key.
 use std::path::PathBuf;
 
 use lockbox::Error;
 use lockbox::error::Timestamp;
 use lockbox_host::elsewhere::{self, RemoteArgs};
-use lockbox_host::{DAMAGED, code};
+use lockbox_host::{DAMAGED, code, shown};
+use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -21,6 +22,7 @@ pub(crate) enum Command {
     Ls(LsArgs),
     Check(CheckArgs),
     Collect(CollectArgs),
+    Unsent(UnsentArgs),
 }
 
 /// List the archives in a bucket, or below a name or directory: size, when it was written last, state, address
@@ -71,12 +73,63 @@ pub(crate) struct CollectArgs {
     json: bool,
 }
 
+/// List what mounts of this machine wrote and no store has: size, when it was written, address, and what becomes of it
+#[derive(clap::Args)]
+pub(crate) struct UnsentArgs {
+    /// Throw away what is kept of the archive at this address
+    #[arg(long, value_name = "ADDRESS")]
+    forget: Option<PathBuf>,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Ls(args) => ls(args),
         Command::Check(args) => check(args),
         Command::Collect(args) => collect(args),
+        Command::Unsent(args) => unsent(args),
     }
+}
+
+fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
+    let found = match &args.forget {
+        None => elsewhere::unsent().map_err(|error| Failure::of("what was not sent", &error))?,
+        Some(address) => {
+            let gone = elsewhere::forget_unsent(address).map_err(|error| Failure::at(address, &error))?;
+            if gone.is_empty() {
+                return Err(Failure::other(format!("nothing is kept here of {}", shown(address))));
+            }
+            gone
+        }
+    };
+    let mut out = Output::new();
+    for unsent in found {
+        let time = Timestamp::from_system(unsent.time);
+        let state = match (args.forget.is_some(), unsent.refused, unsent.used) {
+            (true, ..) => "gone",
+            (_, true, _) => "another writer came first",
+            (_, _, true) => "a mount sends it when the store answers",
+            (_, _, false) => "the next writer here sends it",
+        };
+        if args.json {
+            out.json(&json!({
+                "address": unsent.address,
+                "file": unsent.file,
+                "bytes": unsent.bytes,
+                "written": rfc3339(time),
+                "refused": unsent.refused,
+                "in_use": unsent.used,
+            }))?;
+            continue;
+        }
+        let width = out.reader.time(Timestamp::default()).len();
+        let (size, time) = (out.reader.size(unsent.bytes), out.reader.time(time));
+        let address = display(unsent.address.as_bytes());
+        out.line(&format!("{size:>20}  {time:<width$}  {address}  ({state})"))?;
+    }
+    out.finish()
 }
 
 fn ls(args: &LsArgs) -> Result<(), Failure> {

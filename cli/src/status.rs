@@ -187,6 +187,7 @@ fn as_json(found: &Found) -> Value {
             "memory_hits": remote.memory_hits,
             "disk_hits": remote.disk_hits,
             "offline_since": remote.offline_since.map(moment),
+            "unsent": remote.unsent,
         })),
         "follows": status.follows.as_ref().map(|follows| json!({
             "committed": moment(follows.committed),
@@ -351,6 +352,7 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
             format!("{} in memory, {} on disk", count(remote.memory_hits, "piece"), remote.disk_hits),
         ));
         lines.extend(remote.offline_since.map(|since| ("No answer since", time(since))));
+        lines.extend((remote.unsent > 0).then(|| ("Kept here, not sent", size(remote.unsent))));
     }
     if let Some(follows) = &status.follows {
         lines.push(("Follows, and shows", format!("the commit of {}", time(follows.committed))));

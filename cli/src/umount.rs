@@ -255,6 +255,11 @@ fn stop(socket: &Path, status: &Status, lazy: bool, named: bool) -> Result<(), F
     };
     match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| of_its_user(&error))? {
         Response::Done => {}
+        Response::Unsent { bytes } => output::complain(&format!(
+            "{}: its store does not answer, and {} of what was written last are kept on this machine; the next mount here, or 'lockbox remote collect', sends them",
+            shown(Path::new(&status.archive)),
+            quantity::readable(bytes)
+        )),
         Response::Detached if is_left(theirs, before.as_ref()) => {
             return Err(Failure::other(format!(
                 "{}: its daemon says that it is detached, but it is not",

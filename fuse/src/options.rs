@@ -175,7 +175,7 @@ impl Options {
             }
         }
         // mount(8) says `rw` where its user said nothing.
-        self.read_only |= self.snapshot.is_some();
+        self.read_only |= self.snapshot.is_some() || self.remote.is_unsent();
         Ok(unknown)
     }
 
@@ -261,6 +261,8 @@ impl Options {
     pub fn seen_options(&self) -> SeenOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
+        // What no store has is nothing that is to be found again.
+        let directory = directory.filter(|_| !self.remote.is_unsent());
         SeenOptions { directory, accept_older: self.accept_older, accept_fork: self.accept_fork }
     }
 

@@ -38,7 +38,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use crate::adapter::{Activity, Adapter, Followed, Manner, Shown, snapshot_dir};
 use crate::answers::{Answers, Living};
 use crate::callers::Callers;
-use crate::ending::{Attached, End, Event, Place, Slot};
+use crate::ending::{Attached, Elsewhere, End, Event, Place, Slot};
 use crate::exit::{Failure, Mounting};
 use crate::fetcher;
 use crate::follow::{self, Failing, Follow};
@@ -92,7 +92,7 @@ pub fn serve(
     };
     let archive = archive.map_err(|e| in_use(task, e))?;
     let info = archive.info()?;
-    let mut notices = info.notices();
+    let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let follow = task.options.follow.filter(|_| task.options.snapshot.is_none());
     let follow = follow.zip(place.take_following()).map(|(every, following)| {
         let (key, options) = (key.copy(), OpenOptions { read_only: true, ..options });
@@ -103,7 +103,8 @@ pub fn serve(
     let slot: Slot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
-    let mut end = End::of(Arc::clone(&slot), inbox, place.ending());
+    let elsewhere = place.leaving().zip(place.ending()).map(|(leave, end)| Elsewhere { leave, end });
+    let mut end = End::of(Arc::clone(&slot), inbox, elsewhere);
     let bus = task.options.lock_on_suspend.then(suspend::connect);
     let host = Host { directory: host, telling: place.telling(), follow };
     let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {

@@ -15,11 +15,12 @@ pub enum Takes {
 const SWITCH: Takes = Takes::OneOf(&["on", "off"]);
 
 /// How the server of an archive at an address is asked; `--remote` takes these too.
-pub const REMOTE: [(&str, Takes); 4] = [
+pub const REMOTE: [(&str, Takes); 5] = [
     ("allow-http", Takes::Nothing),
     ("allow-private", Takes::Nothing),
     ("cache-size", Takes::Text),
     ("timeout", Takes::OneOf(&["30s", "5m", "hard"])),
+    ("unsent", Takes::Nothing),
 ];
 
 /// All others. What is written with a dash and with an underscore stands here as the manual has it.

@@ -2,7 +2,8 @@
 //!
 //! The daemon of a mount has the keys and, in its sandbox, reaches no network; this process reaches the network and has no key. It is given an
 //! address and as many sockets as there may be readers at once, and lends the file on each; on one more it is asked for what came after, which it lends on sockets of its own
-//! making: the other process may make none. It ends when the other side is gone.
+//! making: the other process may make none. Of an archive that is written to nothing comes after, and the end of that socket says that its writer is about to go. It ends when
+//! the other side is gone.
 
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -87,6 +88,8 @@ enum Opened {
     Here {
         ordered: bool,
         moment: Option<u64>,
+        /// What the user should know.
+        notice: Option<String>,
     },
     Failed(u32, String),
 }
@@ -135,9 +138,19 @@ pub struct Asking {
     fetching: Weak<Fetching>,
     /// The last question.
     asked: Mutex<u8>,
+    /// Of what is written to.
+    leaving: Option<UnixStream>,
 }
 
 impl Asking {
+    /// From now on what the store does not take in time is kept on this host, and barriers succeed.
+    pub fn leave(&self) {
+        if let Some(leaving) = &self.leaving {
+            // Whose other end is gone has left.
+            let _ = leaving.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Ends the process although the storage is not let go yet: nothing can be asked of that any more.
     pub fn end(&self) {
         if let Some(fetching) = self.fetching.upgrade() {
@@ -210,26 +223,32 @@ impl News {
     }
 }
 
-/// The archive's file there, by a process of its own: `command`, which calls [`serve`] with its standard input. With what asks for later moments of one that has them.
+/// What a process of its own opened.
+pub struct Apart {
+    pub storage: Borrowed,
+    pub asking: Asking,
+    /// Of an archive that is read and has later moments.
+    pub news: Option<News>,
+    /// What the user should know.
+    pub notice: Option<String>,
+}
+
+/// The archive's file there, by a process of its own: `command`, which calls [`serve`] with its standard input.
 ///
 /// # Errors
 /// As [`crate::open`]; `Io` when the process cannot be started.
-pub fn open_apart(
-    command: &mut Command,
-    address: &Address,
-    options: &Options,
-    access: Access,
-) -> Result<(Borrowed, Asking, Option<News>)> {
+pub fn open_apart(command: &mut Command, address: &Address, options: &Options, access: Access) -> Result<Apart> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
     let fetching = Arc::new(Fetching { control: Arc::new(control), child: Mutex::new(child) });
-    let Introduced { sockets, ordered, asking, news } = introduce(&fetching.control, address, options, access)?;
+    let Introduced { sockets, ordered, asking, news, notice } = introduce(&fetching.control, address, options, access)?;
     let asking = Asking { fetching: Arc::downgrade(&fetching), ..asking };
     let borrowed = Borrowed::new(sockets, access != Access::Read)?;
     let kept = Arc::new(Kept(fetching));
     let news = news.map(|(socket, moment)| News { socket, moment, fetching: Arc::downgrade(&kept) });
-    Ok((if ordered { borrowed.ordered() } else { borrowed }.kept_by(kept), asking, news))
+    let storage = if ordered { borrowed.ordered() } else { borrowed }.kept_by(kept);
+    Ok(Apart { storage, asking, news, notice })
 }
 
 /// Ends the process with the last storage.
@@ -249,6 +268,7 @@ struct Introduced {
     asking: Asking,
     /// To ask for later moments, and the number of the first.
     news: Option<(UnixStream, u64)>,
+    notice: Option<String>,
 }
 
 fn pairs(count: usize) -> io::Result<(Vec<UnixStream>, Vec<UnixStream>)> {
@@ -282,14 +302,15 @@ fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options, ac
     let mut answer = String::new();
     BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
     match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-        Opened::Here { ordered, moment } => {
+        Opened::Here { ordered, moment, notice } => {
             control
                 .set_read_timeout(Some(TELLING))
                 .and_then(|()| control.set_write_timeout(Some(TELLING)))
                 .map_err(cannot)?;
             let (control, fetching) = (Arc::downgrade(control), Weak::new());
-            let asking = Asking { control, fetching, asked: Mutex::new(0) };
-            Ok(Introduced { sockets: ours, ordered, asking, news: news.zip(moment) })
+            let (news, leaving) = if access == Access::Read { (news, None) } else { (None, news) };
+            let asking = Asking { control, fetching, asked: Mutex::new(0), leaving };
+            Ok(Introduced { sockets: ours, ordered, asking, news: news.zip(moment), notice })
         }
         Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
     }
@@ -312,13 +333,28 @@ pub fn serve(control: UnixStream) -> io::Result<()> {
         }
     };
     let moment = follower.as_ref().map(Follower::moment);
-    send(&control, &Opened::Here { ordered: storage.ordered(), moment }, &[])?;
+    let notice = living.as_ref().and_then(|living| living.notice());
+    send(&control, &Opened::Here { ordered: storage.ordered(), moment, notice }, &[])?;
     let news = sockets.pop();
     serve_on(&storage, sockets)?;
     // A moment that nobody reads any more is let go.
     drop(storage);
-    if let Some((follower, news)) = follower.zip(news) {
-        thread::Builder::new().name("follow".into()).spawn(move || follow(follower, news))?;
+    match (follower, &living, news) {
+        (Some(follower), _, Some(news)) => {
+            thread::Builder::new().name("follow".into()).spawn(move || follow(follower, news))?;
+        }
+        (None, Some(living), Some(mut leaving)) => {
+            let living = Arc::downgrade(living);
+            let wait = move || {
+                // Nothing comes but its end.
+                let _ = leaving.read(&mut [0]);
+                if let Some(living) = living.upgrade() {
+                    living.leave();
+                }
+            };
+            thread::Builder::new().name("leave".into()).spawn(wait)?;
+        }
+        _ => {}
     }
     // Until the other side is gone.
     let mut asked = [0];
@@ -423,7 +459,8 @@ mod tests {
         let (ours, silent) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         let ours = Arc::new(ours);
-        let asking = Asking { control: Arc::downgrade(&ours), fetching: Weak::new(), asked: Mutex::new(0) };
+        let asking =
+            Asking { control: Arc::downgrade(&ours), fetching: Weak::new(), asked: Mutex::new(0), leaving: None };
         assert!(asking.traffic().is_none());
         // It goes on, and its late answer is not taken for the one to the next question.
         let tell = |asked, reads| {

@@ -37,9 +37,9 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
-pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored};
+pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored, Unsent};
 use bucket::{Directory, Follower, Living, Objects, S3};
-pub use fetcher::{Access, Asking, News, open_apart, serve};
+pub use fetcher::{Access, Apart, Asking, News, open_apart, serve};
 use file::RemoteFile;
 pub use finding::Finding;
 pub use kept::{Kept, kept, remove_kept};
@@ -55,6 +55,10 @@ pub struct Options {
     pub cache_bytes: Option<u64>,
     /// Where caches lie; None for none.
     pub cache_directory: Option<PathBuf>,
+    /// Where what a store does not take is kept; None for nowhere.
+    pub spool_directory: Option<PathBuf>,
+    /// What this host kept last of the archive is read, and not what its store has.
+    pub unsent: bool,
     /// Requests may go over connections that anybody on the way can read and change.
     pub allow_http: bool,
     /// Requests may go to this machine and to networks of the house.
@@ -67,6 +71,8 @@ impl Default for Options {
             timeout: Some(Duration::from_secs(30)),
             cache_bytes: None,
             cache_directory: cache::directory(),
+            spool_directory: None,
+            unsent: false,
             allow_http: false,
             allow_private: false,
         }
@@ -82,8 +88,12 @@ pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
     Ok(open_file(address, options)?.0)
 }
 
-/// With who goes on when the archive's writer does: that of a single file never does.
+/// With who goes on when the archive's writer does: that of a single file never does, and neither does what was not sent.
 fn open_file(address: &Address, options: &Options) -> Result<(Arc<RemoteFile>, Option<Follower>)> {
+    if options.unsent {
+        let file = bucket::open_unsent(of_objects(address, options)?, address.to_string(), options)?;
+        return Ok((Arc::new(file), None));
+    }
     if let Some(objects) = objects(address, options, None)?
         && let Some(follower) = bucket::open(objects, address.to_string(), options)?
     {
@@ -114,20 +124,24 @@ pub fn salvage(address: &Address, options: &Options) -> Result<Arc<dyn Storage>>
 /// As of [`open`]; `Invalid` for a place that holds no objects; `InUse` when another writer is there, as far as is known, unless `take_over` is said;
 /// `Unsupported` for a store on which two writers could destroy each other's work.
 pub fn write(address: &Address, options: &Options, take_over: bool, names: Names) -> Result<Bucket> {
+    refuse_unsent(address, options)?;
     let objects = objects(address, options, Some(names))?.ok_or_else(|| only_read(address))?;
     Bucket::open(objects, address.to_string(), options, take_over)
 }
 
 /// Comes as a writer to the archive whose objects are there: each barrier of the storage is one record, which is durable and seen by all when that succeeds. The writer goes
-/// when the storage is let go.
+/// when the storage is let go. With what its user should know.
 ///
 /// # Errors
 /// As of [`write`]; `Io` of the kind `NotFound` where there is no archive, `NotArchive` where none was ever committed.
-pub fn change(address: &Address, options: &Options, take_over: bool) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(open_living(address, options, take_over)?))
+pub fn change(address: &Address, options: &Options, take_over: bool) -> Result<(Arc<dyn Storage>, Option<String>)> {
+    let living = open_living(address, options, take_over)?;
+    let notice = living.notice();
+    Ok((Arc::new(living), notice))
 }
 
 fn open_living(address: &Address, options: &Options, take_over: bool) -> Result<Living> {
+    refuse_unsent(address, options)?;
     let objects = objects(address, options, None)?.ok_or_else(|| only_read(address))?;
     Living::open(objects, address.to_string(), options, take_over)
 }
@@ -141,6 +155,30 @@ pub fn check_writable(address: &Address) -> Result<()> {
         Address::Web(_) => Err(only_read(address)),
         Address::Bucket { .. } | Address::Directory(_) => Ok(()),
     }
+}
+
+fn refuse_unsent(address: &Address, options: &Options) -> Result<()> {
+    if options.unsent {
+        return Err(Error::invalid(format!("{address}: what was not sent can only be read")));
+    }
+    Ok(())
+}
+
+/// What this host keeps of archives whose stores do not have it.
+///
+/// # Errors
+/// Those of the host; a directory that others own or can write to is none of ours.
+pub fn unsent(options: &Options) -> Result<Vec<Unsent>> {
+    options.spool_directory.as_deref().map_or(Ok(Vec::new()), bucket::unsent)
+}
+
+/// Throws away what this host keeps of the archive at `address`. Gives what it was.
+///
+/// # Errors
+/// As of [`unsent`]; `InUse` when a writer is there that may still send it: then nothing is removed.
+pub fn forget_unsent(address: &Address, options: &Options) -> Result<Vec<Unsent>> {
+    let name = address.to_string();
+    options.spool_directory.as_deref().map_or(Ok(Vec::new()), |directory| bucket::forget(directory, &name))
 }
 
 fn only_read(address: &Address) -> Error {

@@ -25,6 +25,8 @@ pub struct Traffic {
     pub disk_hits: u64,
     /// Since when no request was answered, in seconds since 1970; None when the last one was.
     pub offline_since: Option<u64>,
+    /// Bytes that are kept on this host because the store did not take them.
+    pub unsent: u64,
 }
 
 /// The same while it grows.
@@ -53,6 +55,7 @@ impl Counts {
             memory_hits: of(&self.memory_hits),
             disk_hits,
             offline_since: (offline > 0).then_some(offline),
+            unsent: 0,
         }
     }
 

@@ -156,10 +156,17 @@ impl Archive {
 
     /// Commits, erases free space and writes the closed record; a read-only archive is just left. Work beside its user ends before.
     pub fn close(self) -> Result<()> {
+        self.close_telling().map(drop)
+    }
+
+    /// The same, with the bytes that are now where nobody else finds them ([`kept_back`](crate::storage::Storage::kept_back)). What they made of the archive is not remembered: what is where it is to be would
+    /// be older than that.
+    pub fn close_telling(self) -> Result<u64> {
         self.fs.close()?;
-        if !self.storage.read_only() {
+        let kept_back = self.storage.kept_back()?;
+        if !self.storage.read_only() && kept_back == 0 {
             self.witness.remember();
         }
-        Ok(())
+        Ok(kept_back)
     }
 }

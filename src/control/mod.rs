@@ -112,6 +112,10 @@ pub struct Difference {
 pub enum Response {
     Status(Box<Status>),
     Done,
+    /// As `Done`; what was written last is kept on this machine, and not in the store: so many bytes.
+    Unsent {
+        bytes: u64,
+    },
     /// A busy mount is out of the tree and served until its last user is gone; then the archive is closed.
     Detached,
     Busy {
@@ -197,7 +201,7 @@ impl Response {
             }
             Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
             Response::Status(_)
-            | Response::Done | Response::Detached
+            | Response::Done | Response::Unsent { .. } | Response::Detached
             | Response::Snapshots { .. }
             | Response::Held { .. }
             | Response::BackedUp { .. }
@@ -229,6 +233,7 @@ impl Response {
             }
             // Names and paths are as long as they may be.
             Response::Done
+            | Response::Unsent { .. }
             | Response::Detached
             | Response::Snapshots { .. }
             | Response::Held { .. }
@@ -313,6 +318,8 @@ pub struct Traffic {
     pub disk_hits: u64,
     /// Since when no request was answered, in seconds since 1970; None when the last one was.
     pub offline_since: Option<i64>,
+    /// Bytes that this machine keeps because the store did not take them.
+    pub unsent: u64,
 }
 
 /// What a mount does by itself about snapshots.

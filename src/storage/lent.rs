@@ -23,6 +23,7 @@ const ALLOCATE: u32 = 5;
 const PUNCH: u32 = 6;
 const CUT: u32 = 7;
 const BARRIER: u32 = 8;
+const KEPT: u32 = 9;
 /// Most bytes of one request: four times what a page has.
 const MOST: u32 = 64 << 20;
 /// Longest sentence of a refusal.
@@ -202,6 +203,14 @@ impl Storage for Borrowed {
         if self.writable { self.order(BARRIER, 0, 0) } else { Ok(()) }
     }
 
+    fn kept_back(&self) -> Result<u64> {
+        let mut bytes = [0; 8];
+        if self.writable {
+            self.ask(&Request { order: KEPT, count: 0, first: 0, second: 0 }, &[], &mut bytes)?;
+        }
+        Ok(u64::from_le_bytes(bytes))
+    }
+
     fn ordered(&self) -> bool {
         self.ordered
     }
@@ -254,6 +263,7 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
             PUNCH => storage.punch(first, second),
             CUT => storage.set_len(first),
             BARRIER => storage.barrier(),
+            KEPT => storage.kept_back().map(|bytes| buffer.extend(bytes.to_le_bytes())),
             _ => return,
         };
         let code = done.map_or_else(
@@ -352,6 +362,7 @@ mod tests {
             borrowed.allocate(10, 10).unwrap();
             borrowed.set_len(14).unwrap();
             borrowed.barrier().unwrap();
+            assert_eq!(borrowed.kept_back().unwrap(), 0);
             let mut out = [1; 14];
             borrowed.read_at(0, &mut out).unwrap();
             assert_eq!(&out, b"01234567abcd\0\0");

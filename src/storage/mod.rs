@@ -100,6 +100,15 @@ pub trait Storage: Send + Sync {
         Ok(())
     }
 
+    /// Bytes that barriers covered and that this host alone has, of an archive that is elsewhere: who opens it there does not find them, and nobody is to be told that
+    /// they were there.
+    ///
+    /// # Errors
+    /// When nobody tells.
+    fn kept_back(&self) -> Result<u64> {
+        Ok(0)
+    }
+
     /// Begins what is to take the place of all that is here: an empty storage beside this one, which nobody writes to meanwhile.
     ///
     /// # Errors

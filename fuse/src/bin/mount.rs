@@ -349,7 +349,11 @@ fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Res
 
 /// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
 fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
-    if elsewhere::is_elsewhere(name) {
+    let is_elsewhere = elsewhere::is_elsewhere(name);
+    if options.remote.is_unsent() && !is_elsewhere {
+        return Err(Failure::usage("-o unsent is for archives at addresses"));
+    }
+    if is_elsewhere {
         return match Place::at(name, &options.remote.without_cache()) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
             opened => Ok(Some((name.to_owned(), opened.map_err(|error| Mounting::failure(name, error))?))),

@@ -46,12 +46,19 @@ pub(crate) struct End {
     place: Option<Arc<Place>>,
     /// Event loops were started: the archive is theirs until they have ended.
     loops: bool,
-    /// Ends the process that writes elsewhere, once the archive is closed: who is told that the mount has ended finds nobody there.
-    elsewhere: Option<elsewhere::Ending>,
+    elsewhere: Option<Elsewhere>,
+}
+
+/// The end of a mount whose archive is at an address.
+pub(crate) struct Elsewhere {
+    /// Before the archive is closed: nobody is left who waits for the store's word, and what it does not take is kept on this machine.
+    pub(crate) leave: elsewhere::Leaving,
+    /// Ends the process that writes there, once the archive is closed: who is told that the mount has ended finds nobody there.
+    pub(crate) end: elsewhere::Ending,
 }
 
 impl End {
-    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>, elsewhere: Option<elsewhere::Ending>) -> End {
+    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>, elsewhere: Option<Elsewhere>) -> End {
         End { slot, inbox, place: None, loops: false, elsewhere }
     }
 
@@ -89,13 +96,14 @@ impl End {
         });
         for asked in stopped.into_iter().chain(late) {
             let _ = asked.send(match &closed {
-                Ok(()) => Response::Done,
+                Ok(0) => Response::Done,
+                Ok(bytes) => Response::Unsent { bytes: *bytes },
                 Err(failure) => Response::Failed { message: failure.message.clone() },
             });
         }
         drop(inbox);
         server.finish();
-        closed
+        closed.map(drop)
     }
 
     /// Ends a mount that failed to start, however far that came. The answer is `failure`, unless the archive could not be closed either.
@@ -108,19 +116,29 @@ impl End {
         self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
     }
 
-    /// With a closed record once no event loop can change the archive any more, as none may follow that.
-    fn close_archive(&self, loops_ended: bool) -> Result<(), Failure> {
+    /// With a closed record once no event loop can change the archive any more, as none may follow that. Gives the bytes that this machine keeps because the store of an
+    /// archive at an address did not take them.
+    fn close_archive(&self, loops_ended: bool) -> Result<u64, Failure> {
+        if let Some(elsewhere) = &self.elsewhere {
+            (elsewhere.leave)();
+        }
         // Let go at once: who asks for the status meanwhile is told that the archive is being closed.
         let archive = self.slot.lock().take();
         let closed = match archive {
-            Some(archive) if loops_ended => archive.close(),
-            Some(archive) => archive.file_system().make_durable(),
-            None => Ok(()),
+            Some(archive) if loops_ended => archive.close_telling(),
+            Some(archive) => archive.file_system().make_durable().map(|()| 0),
+            None => Ok(0),
         };
-        if let Some(end) = &self.elsewhere {
-            end();
+        if let Some(elsewhere) = &self.elsewhere {
+            (elsewhere.end)();
         }
-        Ok(closed?)
+        let kept = closed?;
+        if kept > 0 {
+            tracing::warn!(
+                "the store did not take what was written last: {kept} bytes are kept on this machine for the next mount"
+            );
+        }
+        Ok(kept)
     }
 
     /// Whether the event loops end in time.

@@ -7,10 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use lockbox::control::Traffic;
+use lockbox::keys::state_directory;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket};
-use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored};
+use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
+use nix::unistd::geteuid;
 
 use super::{Apart, Following, Patience, Place, Remote};
 
@@ -21,6 +23,8 @@ impl Remote {
             allow_http: self.allow_http,
             allow_private: self.allow_private,
             cache_bytes: self.cache_bytes,
+            unsent: self.unsent,
+            spool_directory: spool_directory(),
             timeout: match self.timeout {
                 None => default.timeout,
                 Some(Patience::Until(time)) => Some(time),
@@ -29,6 +33,13 @@ impl Remote {
             ..default
         }
     }
+}
+
+/// Beside what is remembered of archives.
+fn spool_directory() -> Option<PathBuf> {
+    let variable = std::env::var_os;
+    let state = state_directory(variable("XDG_STATE_HOME"), variable("HOME"), geteuid().is_root());
+    state.map(|state| state.join("unsent"))
 }
 
 /// Whether this is the address of an archive and not the path of one.
@@ -50,7 +61,7 @@ pub(super) fn salvage(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
     lockbox_remote::salvage(&address(name)?, &how.options())
 }
 
-pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<Arc<dyn Storage>> {
+pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<(Arc<dyn Storage>, Option<String>)> {
     lockbox_remote::change(&address(name)?, &how.options(), take_over)
 }
 
@@ -58,9 +69,10 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
     // Buffers of megabytes go through each of its threads, and an allocator with an arena for each keeps them all: 350 MiB where 60 are used.
     // Whatever the daemon has itself.
     command.env("MALLOC_ARENA_MAX", "1");
-    let (storage, asking, news) = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
+    let opened = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
+    let lockbox_remote::Apart { storage, asking, news, notice } = opened;
     let asking = Arc::new(asking);
-    let ending = asking.clone();
+    let (leaving, ending) = (asking.clone(), asking.clone());
     let telling = move || {
         let told = asking.traffic()?;
         Some(Traffic {
@@ -70,6 +82,7 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
             memory_hits: told.memory_hits,
             disk_hits: told.disk_hits,
             offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
+            unsent: told.unsent,
         })
     };
     let name = name.to_owned();
@@ -79,8 +92,10 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
     Ok(Apart {
         storage: Arc::new(storage),
         telling: Arc::new(telling),
+        leaving: Arc::new(move || leaving.leave()),
         ending: Arc::new(move || ending.end()),
         following,
+        notice,
     })
 }
 
@@ -138,6 +153,22 @@ pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
         removed.append(&mut lockbox_remote::remove_kept(&options, Some(address))?);
     }
     Ok(removed)
+}
+
+/// What this host keeps of archives whose stores do not have it.
+///
+/// # Errors
+/// As of [`lockbox_remote::unsent`].
+pub fn unsent() -> Result<Vec<Unsent>> {
+    lockbox_remote::unsent(&Remote::default().options())
+}
+
+/// Throws away what this host keeps of one archive.
+///
+/// # Errors
+/// As of [`lockbox_remote::forget_unsent`].
+pub fn forget_unsent(name: &Path) -> Result<Vec<Unsent>> {
+    lockbox_remote::forget_unsent(&address(name)?, &Remote::default().options())
 }
 
 /// What is behind an address, and what it can do. `goes_on` is asked between requests.

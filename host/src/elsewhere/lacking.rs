@@ -31,7 +31,7 @@ pub(super) fn salvage(_name: &Path, _how: &Remote) -> Result<Arc<dyn Storage>> {
     Err(lacking())
 }
 
-pub(super) fn change(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Arc<dyn Storage>> {
+pub(super) fn change(_name: &Path, _how: &Remote, _take_over: bool) -> Result<(Arc<dyn Storage>, Option<String>)> {
     Err(lacking())
 }
 
@@ -50,6 +50,10 @@ pub enum Access {
 pub enum Bucket {}
 
 impl Bucket {
+    pub fn notice(&self) -> Option<&str> {
+        match *self {}
+    }
+
     pub fn existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
         match *self {}
     }
@@ -104,6 +108,28 @@ pub fn kept() -> Result<Vec<Kept>> {
 /// # Errors
 /// Always.
 pub fn remove_kept(_of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
+    Err(lacking())
+}
+
+/// What nobody keeps here.
+pub struct Unsent {
+    pub file: String,
+    pub address: String,
+    pub bytes: u64,
+    pub time: SystemTime,
+    pub refused: bool,
+    pub used: bool,
+}
+
+/// # Errors
+/// Always.
+pub fn unsent() -> Result<Vec<Unsent>> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
+pub fn forget_unsent(_name: &Path) -> Result<Vec<Unsent>> {
     Err(lacking())
 }
 

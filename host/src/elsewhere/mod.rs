@@ -24,6 +24,9 @@ pub struct Remote {
     /// Most bytes that are kept on disk.
     cache_bytes: Option<u64>,
     timeout: Option<Patience>,
+    /// What this host keeps of it is read.
+    #[serde(default)]
+    unsent: bool,
 }
 
 /// How long a read waits for a server that does not answer.
@@ -39,6 +42,11 @@ impl Remote {
         Remote { cache_bytes: Some(0), ..self.clone() }
     }
 
+    /// Whether what is read is what this host alone has.
+    pub fn is_unsent(&self) -> bool {
+        self.unsent
+    }
+
     /// Takes a word of a list of options; whether it is one of these.
     ///
     /// # Errors
@@ -47,6 +55,7 @@ impl Remote {
         match (name, value) {
             ("allow-http" | "allow_http", None) => self.allow_http = true,
             ("allow-private" | "allow_private", None) => self.allow_private = true,
+            ("unsent", None) => self.unsent = true,
             ("cache-size" | "cache_size", Some(value)) => {
                 let bytes = quantity::size(value)
                     .ok_or_else(|| format!("{name}= takes a size, such as 4G or 0, not '{value}'"))?;
@@ -70,6 +79,9 @@ pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 /// Ends the process that asks, which says to the store that nobody writes there any more.
 pub type Ending = Arc<dyn Fn() + Send + Sync>;
 
+/// Has what the store does not take in time kept on this host.
+pub type Leaving = Arc<dyn Fn() + Send + Sync>;
+
 /// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
 pub type Following = Box<dyn FnMut(&mut dyn FnMut(&Place) -> Result<()>) -> Result<bool> + Send>;
 
@@ -77,8 +89,10 @@ pub type Following = Box<dyn FnMut(&mut dyn FnMut(&Place) -> Result<()>) -> Resu
 struct Apart {
     storage: Arc<dyn Storage>,
     telling: Telling,
+    leaving: Leaving,
     ending: Ending,
     following: Option<Following>,
+    notice: Option<String>,
 }
 
 /// Where an archive is, and what is open of one that is no file of this host.
@@ -86,14 +100,17 @@ pub struct Place {
     path: PathBuf,
     elsewhere: Option<Arc<dyn Storage>>,
     telling: Option<Telling>,
+    leaving: Option<Leaving>,
     ending: Option<Ending>,
     following: Option<Following>,
+    notice: Option<String>,
 }
 
 impl Place {
     /// A file, which whoever opens the archive opens.
     pub fn file(path: &Path) -> Place {
-        Place { path: path.to_owned(), elsewhere: None, telling: None, ending: None, following: None }
+        let path = path.to_owned();
+        Place { path, elsewhere: None, telling: None, leaving: None, ending: None, following: None, notice: None }
     }
 
     /// What is at an address, opened for reading.
@@ -117,7 +134,8 @@ impl Place {
     /// # Errors
     /// As of [`lockbox_remote::change`].
     pub fn changed(address: &Path, how: &Remote, take_over: bool) -> Result<Place> {
-        change(address, how, take_over).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
+        let (storage, notice) = change(address, how, take_over)?;
+        Ok(Place { elsewhere: Some(storage), notice, ..Place::file(address) })
     }
 
     /// The same by a process of its own, which `command` starts and [`fetch`] is.
@@ -125,9 +143,20 @@ impl Place {
     /// # Errors
     /// As of [`Place::at`], and of starting the process.
     pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<Place> {
-        let Apart { storage, telling, ending, following } = open_apart(command, address, how, access)?;
-        let (elsewhere, telling, ending) = (Some(storage), Some(telling), Some(ending));
-        Ok(Place { elsewhere, telling, ending, following, ..Place::file(address) })
+        let Apart { storage, telling, leaving, ending, following, notice } = open_apart(command, address, how, access)?;
+        let (elsewhere, telling) = (Some(storage), Some(telling));
+        let (leaving, ending) = (Some(leaving), Some(ending));
+        Ok(Place { elsewhere, telling, leaving, ending, following, notice, ..Place::file(address) })
+    }
+
+    /// What the user should know of its opening.
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// What has the store's part kept on this host when it is not taken there.
+    pub fn leaving(&self) -> Option<Leaving> {
+        self.leaving.clone()
     }
 
     /// What asks for later moments of an archive that has them, once.
@@ -167,7 +196,7 @@ impl Place {
 /// `--remote LIST`, as a program's command line has it.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct RemoteArgs {
-    /// How the server of an archive at an address is asked: allow-http, allow-private, cache-size=SIZE, timeout=TIME
+    /// How the server of an archive at an address is asked: allow-http, allow-private, cache-size=SIZE, timeout=TIME, unsent
     #[arg(long, value_name = "LIST", value_parser = parse_list, default_value = "", hide_default_value = true)]
     pub remote: Remote,
 }
@@ -184,8 +213,8 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 }
 
 pub use built::{
-    Access, Bucket, archives, check_writable, collect, directory, examine, fetch, is_elsewhere, kept, probe,
-    remove_kept, write,
+    Access, Bucket, archives, check_writable, collect, directory, examine, fetch, forget_unsent, is_elsewhere, kept,
+    probe, remove_kept, unsent, write,
 };
 use built::{change, open, open_apart, salvage};
 
@@ -201,11 +230,13 @@ mod tests {
             allow_private: true,
             cache_bytes: Some(4 << 30),
             timeout: Some(Patience::Until(Duration::from_secs(120))),
+            unsent: false,
         };
         assert_eq!(all, wanted);
+        assert!(parse_list("unsent").unwrap().is_unsent());
         assert_eq!(parse_list("timeout=hard").unwrap().timeout, Some(Patience::ForEver));
         assert_eq!(parse_list("").unwrap(), Remote::default());
-        for wrong in ["allow-all", "timeout=0", "timeout=x", "cache-size=-1", "allow-http=yes"] {
+        for wrong in ["allow-all", "unsent=yes", "timeout=0", "timeout=x", "cache-size=-1", "allow-http=yes"] {
             assert!(parse_list(wrong).is_err(), "{wrong}");
         }
     }

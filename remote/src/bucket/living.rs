@@ -6,12 +6,15 @@
 //! LIVING-2  A barrier that fails leaves the archive as the last one made it, or as this one was to make it. The second can only be when the store did not say what
 //!     became of the record, which the same bytes were sent for as long as there was time: that is told. In either case nothing is written from then on, so no later
 //!     record can build upon one that nobody knows of. For who insists (a mount) there is no such end: the barrier waits with the frozen record until the store has said
-//!     what became of it, or until this process goes.
+//!     what became of it, or until this process goes, and then the record lies on this host.
 //! LIVING-3  Once another writer came no barrier succeeds, and the archive is the other one's: it can still be read as it was.
 //! LIVING-4  Who goes takes back what no record names, and says in a last record that nobody writes here any more. That nobody heard it costs nothing but a question:
 //!     the next writer on another machine has to say that it takes over.
 //! LIVING-5  What is to take the place of all that is there goes up unnamed, and one record names it, with the last word of its writer (STORAGE-5): before that record it
 //!     is garbage, and what was there is needed; from then on what was there is dead, and stays for its day for whoever reads it.
+//! LIVING-6  Whoever leaves (a mount that nobody uses any more) waits for the store once more. What that does not take then lies on this host, in the order in which the next
+//!     writer sends it (SPOOL-1 to 3), and the barrier returns: nobody is left who could tell others that it is durable. What is remembered of the archive does not have
+//!     it ([`Storage::kept_back`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,13 +24,14 @@ use lockbox::storage::{Storage, Successor};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::RETREAT;
 use super::layout::{Kind, Owner};
 use super::objects::Objects;
 use super::place::Id;
 use super::session::Session;
+use super::spool::Spool;
 use super::staged::Staged;
 use super::store::Store;
+use super::{RETREAT, for_writing};
 use crate::Options;
 use crate::traffic::{Counted, Counts, Traffic};
 
@@ -61,7 +65,7 @@ impl Living {
     pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Living> {
         let counts = Arc::new(Counts::default());
         let objects = Counted { counts: counts.clone(), inner: objects };
-        let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
+        let store = for_writing(Box::new(objects), name, options);
         let mut session = Session::open_known(store.clone(), Owner::here(), take_over)?;
         if session.length() == 0 {
             session.close()?;
@@ -92,9 +96,24 @@ impl Living {
         self.store.insist();
     }
 
+    /// From now on a barrier waits for the store once more. What it does not take is kept on this host, and the barrier has done what it can: nobody is there any more to
+    /// whom durable means more than that. The next writer here sends it (SPOOL-2).
+    pub(crate) fn leave(&self) {
+        self.store.leave();
+    }
+
+    /// What its user should know about its coming.
+    pub(crate) fn notice(&self) -> Option<String> {
+        self.session.lock().notice().map(str::to_owned)
+    }
+
     /// What was asked of the store.
     pub(crate) fn traffic(&self) -> Traffic {
-        self.counts.traffic(0)
+        Traffic { unsent: self.unsent(), ..self.counts.traffic(0) }
+    }
+
+    fn unsent(&self) -> u64 {
+        self.store.spool().map_or(0, Spool::bytes)
     }
 
     /// LIVING-2: what is known after a failure.
@@ -112,6 +131,10 @@ impl Living {
     pub(crate) fn go(&self) {
         self.store.hurry();
         let session = &mut *self.session.lock();
+        // Whoever sends what is kept here says the last word, too.
+        if self.store.spool().is_some_and(Spool::holds_back) {
+            return;
+        }
         // A record whose fate is not known may name what went up last.
         if session.is_undecided() {
             return;
@@ -248,6 +271,10 @@ impl Storage for Living {
 
     fn allocated(&self) -> Result<u64> {
         self.staged.allocated()
+    }
+
+    fn kept_back(&self) -> Result<u64> {
+        Ok(self.unsent())
     }
 
     /// LIVING-5

@@ -27,6 +27,7 @@ mod probe;
 mod s3;
 mod salvage;
 mod session;
+mod spool;
 mod staged;
 mod store;
 #[cfg(test)]
@@ -50,6 +51,9 @@ pub(crate) use self::probe::probe;
 pub(crate) use self::s3::S3;
 use self::salvage::Salvage;
 use self::session::Session;
+pub use self::spool::Unsent;
+use self::spool::{Spool, Spooled};
+pub(crate) use self::spool::{forget, unsent};
 use self::staged::Staged;
 use self::store::Store;
 use crate::Options;
@@ -81,6 +85,27 @@ pub(crate) fn salvage(objects: Box<dyn Objects>, name: String, options: &Options
     let Some(Found { reading, counts, .. }) = find(objects, name, &options)? else { return Ok(None) };
     let name = reading.store.name.clone();
     RemoteFile::of(Box::new(Salvage::of(reading)), name, &options, counts).map(Some)
+}
+
+/// The archive as a writer of this host made it and the store does not have it.
+///
+/// # Errors
+/// As of [`open`]; `Io` of the kind `NotFound` when nothing is kept, `Unsupported` when it is of an archive that is not there any more.
+pub(crate) fn open_unsent(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<RemoteFile> {
+    let nothing = || Error::request(format!("{name}: nothing is kept here"), std::io::ErrorKind::NotFound);
+    let directory = options.spool_directory.as_deref().ok_or_else(nothing)?;
+    let spool = Spool::of_last(directory, &name)?;
+    let store = Store::new(objects, name.clone(), options.timeout);
+    if !spool.is_of(&store.known()?) {
+        return Err(Error::Unsupported(format!(
+            "{name}: what is kept here is of an archive that is not there any more"
+        )));
+    }
+    // The store's cache has what the store has under the numbers that these records have.
+    let options = Options { cache_bytes: Some(0), ..options.clone() };
+    let objects = Box::new(Spooled { inner: store.objects, spool: Arc::new(spool) });
+    let found = find(objects, name.clone(), &options)?.ok_or_else(nothing)?;
+    RemoteFile::of(Box::new(found.reading), name, &options, found.counts)
 }
 
 /// An archive as its newest record says.
@@ -122,8 +147,14 @@ pub(crate) fn collect(
     options: &Options,
     take_over: bool,
 ) -> Result<Collected> {
-    let store = Arc::new(Store::new(objects, name, options.timeout));
+    let store = for_writing(objects, name, options);
     Session::open_known(store, Owner::here(), take_over)?.collect()
+}
+
+/// With what this host keeps for it.
+fn for_writing(objects: Box<dyn Objects>, name: String, options: &Options) -> Arc<Store> {
+    let spool = options.spool_directory.as_deref().and_then(|directory| Spool::open(directory, &name));
+    Arc::new(Store::new(objects, name, options.timeout).with_spool(spool))
 }
 
 /// A writer of an archive in a bucket: nobody sees any of what is written before [`Bucket::publish`].
@@ -138,10 +169,14 @@ pub struct Bucket {
 impl Bucket {
     /// Comes as a writer to the archive there, or to the empty prefix.
     pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Bucket> {
-        let store = Arc::new(Store::new(objects, name, options.timeout));
-        let mut session = Session::open(store, Owner::here(), take_over)?;
+        let mut session = Session::open(for_writing(objects, name, options), Owner::here(), take_over)?;
         session.clean();
         Ok(Bucket { session, options: options.clone(), staged: None, gone: false })
+    }
+
+    /// What its user should know about its coming.
+    pub fn notice(&self) -> Option<&str> {
+        self.session.notice()
     }
 
     /// What is there now, to be written to; None for an empty prefix.

@@ -16,6 +16,25 @@ pub(crate) enum Part {
     Last(u64),
 }
 
+impl Part {
+    /// Of an object that is here.
+    ///
+    /// # Errors
+    /// As of [`Objects::get`].
+    pub(crate) fn of(self, object: &[u8]) -> Result<Vec<u8>, Trouble> {
+        let length = object.len() as u64;
+        let range = match self {
+            Part::All(most) if length > most => {
+                return Err(Trouble::Unusable("an object there is longer than it can be".into()));
+            }
+            Part::All(_) => 0..length,
+            Part::Range(offset, count) => offset.min(length)..offset.saturating_add(count).min(length),
+            Part::Last(most) => length.saturating_sub(most)..length,
+        };
+        Ok(object[range.start as usize..range.end as usize].to_vec())
+    }
+}
+
 /// An object, as a list has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {

@@ -16,6 +16,7 @@ use super::map::Map;
 use super::moment::Moment;
 use super::objects::LISTED;
 use super::place::{Entry, Hash, Id, Place};
+use super::spool::{self, Sent as Spooled};
 use super::store::{MARKER, Outcome, Store, hex, path, unhex};
 use crate::source::Trouble;
 
@@ -59,6 +60,8 @@ pub(crate) struct Session {
     /// A record that was sent and of which the store has not said whether it is there.
     undecided: Option<Sent>,
     fenced: bool,
+    /// What its user should know about its coming.
+    notice: Option<String>,
     /// Bytes of changes after which a checkpoint is made at the earliest.
     pub(super) least_changes: usize,
     /// Bytes that a checkpoint has at most: [`MAX_CHECKPOINT`], but in tests.
@@ -95,6 +98,8 @@ impl Session {
     fn open_at(store: Arc<Store>, incarnation: Incarnation, owner: Owner, take_over: bool) -> Result<Session> {
         // Harmless where the store carries it out: the same bytes.
         store.probe(MARKER, &layout::encode_marker(&incarnation))?;
+        let sent = store.spool().map(|spool| spool::send(&store, spool, &incarnation)).transpose()?;
+        let notice = (sent == Some(Spooled::Refused)).then(|| refused(&store.name));
         for _ in 0..TRIES {
             let before = Moment::newest(&store, &incarnation)?;
             if let Some(before) = &before
@@ -106,7 +111,7 @@ impl Session {
             }
             let came = Session::come(&store, incarnation, &owner, before)?;
             if let Some(session) = came {
-                return Ok(session);
+                return Ok(Session { notice, ..session });
             }
         }
         Err(Error::InUse(format!("{}: other writers come all the time", store.name)))
@@ -140,6 +145,7 @@ impl Session {
             clock: None,
             undecided: None,
             fenced: false,
+            notice: None,
             least_changes: CHANGES,
             most_checkpoint: MAX_CHECKPOINT,
         };
@@ -316,13 +322,20 @@ impl Session {
     /// As of [`Session::commit`].
     pub(super) fn settle(&mut self) -> Result<()> {
         if self.fenced {
-            return Err(Error::InUse(format!("{}: another writer took over", self.store.name)));
+            let kept = match self.store.spool().map_or(0, spool::Spool::bytes) {
+                0 => "",
+                _ => "; what was written last is kept on this machine, see 'lockbox remote unsent'",
+            };
+            return Err(Error::InUse(format!("{}: another writer took over{kept}", self.store.name)));
         }
         let Some(sent) = &self.undecided else { return Ok(()) };
         let name = path(&self.incarnation, &Id::Log(sent.trailer.sequence));
         match self.store.create(&name, &sent.bytes)? {
             Outcome::Taken => {
                 self.fenced = true;
+                if sent.trailer.kind == Kind::Commit {
+                    self.keep_refused(&name, &sent.bytes);
+                }
                 return self.settle();
             }
             Outcome::Made(date) => self.clock = date.map(|date| (date, Instant::now())),
@@ -333,7 +346,26 @@ impl Session {
             self.made.clear();
         }
         self.date();
+        // What waited here while the store did not answer is there. Of a file that stays the next writer finds that, too.
+        if let Some(spool) = self.store.spool()
+            && let Err(error) = spool.clear()
+        {
+            tracing::debug!(%error, "what was sent is kept on");
+        }
         Ok(())
+    }
+
+    /// What another writer came before is for its user to read (SPOOL-4): whatever of it went up stays in the store for a day.
+    fn keep_refused(&self, name: &str, bytes: &[u8]) {
+        let Some(spool) = self.store.spool() else { return };
+        match spool.keep(name, bytes, false).and_then(|()| spool.refuse()) {
+            Ok(()) => tracing::warn!("{}", refused(&self.store.name)),
+            Err(error) => tracing::warn!("{}: what was written last is lost: {error}", self.store.name),
+        }
+    }
+
+    pub(super) fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
     }
 
     /// Gives what is dead since an unknown time the time that the store's clock showed last: durable records said it before. What a machine that was suspended thinks the
@@ -440,6 +472,12 @@ fn incarnation(store: &Store) -> Result<Incarnation> {
 /// What is before the first record.
 fn nothing(incarnation: Incarnation) -> Trailer {
     Trailer { incarnation, ..Trailer::default() }
+}
+
+fn refused(name: &str) -> String {
+    format!(
+        "{name}: what was written last on this machine came after another writer had taken over, and is kept here alone; 'lockbox remote unsent' tells of it"
+    )
 }
 
 fn in_use(store: &Store, before: &Moment) -> Error {

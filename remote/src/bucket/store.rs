@@ -1,6 +1,7 @@
 //! The store's four calls with patience, and the names of an archive's objects.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
 use super::objects::{Barred, Created, LISTED, Listed, Objects, Part};
 use super::place::{Hash, Id, Place};
+use super::spool::{Spool, Spooled};
 use crate::file::{patiently, told};
 use crate::source::Trouble;
 
@@ -40,6 +42,10 @@ pub(crate) struct Store {
     hurries: AtomicBool,
     /// What is to be made is sent until the store has decided.
     insists: AtomicBool,
+    /// Whoever insists waits for the store once more, and no longer.
+    leaves: AtomicBool,
+    /// Where what the store does not take is kept.
+    spool: Option<Arc<Spool>>,
 }
 
 /// What became of an object that somebody wanted to make.
@@ -60,7 +66,20 @@ impl Store {
             at_once: AT_ONCE,
             hurries: AtomicBool::new(false),
             insists: AtomicBool::new(false),
+            leaves: AtomicBool::new(false),
+            spool: None,
         }
+    }
+
+    /// The same, with what is kept here of what it did not take.
+    pub(super) fn with_spool(self, spool: Option<Spool>) -> Store {
+        let Some(spool) = spool.map(Arc::new) else { return self };
+        let objects = Box::new(Spooled { inner: self.objects, spool: spool.clone() });
+        Store { objects, spool: Some(spool), ..self }
+    }
+
+    pub(super) fn spool(&self) -> Option<&Spool> {
+        self.spool.as_deref()
     }
 
     /// From now on nothing that fails is tried again.
@@ -71,6 +90,11 @@ impl Store {
     /// From now on an object that is to be made is sent until the store has said what became of it, or somebody hurries.
     pub(super) fn insist(&self) {
         self.insists.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on what the store does not take in time is kept here, for the next writer to send (SPOOL-2). Whoever waits without end, or cannot keep anything, waits on.
+    pub(super) fn leave(&self) {
+        self.leaves.store(self.timeout.is_some() && self.spool.is_some(), Ordering::Relaxed);
     }
 
     /// A call that may be repeated.
@@ -96,17 +120,25 @@ impl Store {
     }
 
     /// Makes an object, repeating the same bytes until the store has decided. That a name is taken is no verdict: what is there may be
-    /// ours, of an answer that was lost.
+    /// ours, of an answer that was lost. Of whoever leaves it is made when it is kept here.
     ///
     /// # Errors
     /// Those of requests. After one it is not known whether the object is or will be there.
     pub(super) fn create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
+        if let Some(spool) = self.spool().filter(|spool| spool.holds_back()) {
+            return spool.keep(name, bytes, true).map(|()| Outcome::Made(None));
+        }
         let created = loop {
             match self.ask(&mut |objects| objects.create(name, bytes)) {
                 // Who is refused may be let in again: credentials are renewed, and a network that asks for a password ends.
-                Err(Trouble::Passing(why) | Trouble::Refused(why))
-                    if self.insists.load(Ordering::Relaxed) && !self.hurries.load(Ordering::Relaxed) =>
-                {
+                Err(trouble @ (Trouble::Passing(_) | Trouble::Refused(_))) if self.insists.load(Ordering::Relaxed) => {
+                    if self.keep_meanwhile(name, bytes)? {
+                        return Ok(Outcome::Made(None));
+                    }
+                    if self.hurries.load(Ordering::Relaxed) {
+                        return Err(self.told(trouble));
+                    }
+                    let why = trouble.words();
                     tracing::warn!("{}: nothing is durable until the store answers: {why}", self.name);
                     thread::sleep(AGAIN);
                 }
@@ -125,6 +157,18 @@ impl Store {
                 Ok(if is_ours { Outcome::Made(None) } else { Outcome::Taken })
             }
         }
+    }
+
+    /// Keeps what the store did not take yet: a machine that ends now has it for the next writer. Whether that is enough.
+    fn keep_meanwhile(&self, name: &str, bytes: &[u8]) -> Result<bool> {
+        let Some(spool) = self.spool() else { return Ok(false) };
+        let leaves = self.leaves.load(Ordering::Relaxed);
+        match spool.keep(name, bytes, leaves) {
+            Err(error) if leaves => return Err(error),
+            Err(error) => tracing::debug!(%error, "it is in memory alone"),
+            Ok(()) => {}
+        }
+        Ok(leaves)
     }
 
     /// Finds out whether the store refuses a second object of a name: without that two writers cannot be told apart.

@@ -85,6 +85,17 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     await 20 bash -c "lockbox status '$WORK/dir' | grep -q 'read-only because .*another writer took over'"
     expect 2 'another writer took over' lockbox umount "$WORK/dir"
     same "$(lockbox ls --passfile "$PASSFILE" "$URL" | tr '\n' ' ')" 'mine theirs '
+    # What it wrote last is read where it was written.
+    lockbox remote unsent | grep "$URL  (another writer came first)" >/dev/null
+    same "$(lockbox cat --passfile "$PASSFILE" --remote unsent "$URL:/lost")" lost
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,unsent"
+    same "$(cat "$WORK/dir/mine" "$WORK/dir/lost" | tr '\n' ' ')" 'mine lost '
+    ! touch "$WORK/dir/new" 2>/dev/null || fail "it can be written"
+    lockbox umount "$WORK/dir"
+    expect 2 'can only be read' lockbox mkdir --passfile "$PASSFILE" --remote unsent "$URL:/other"
+    lockbox remote unsent --forget "$URL"
+    same "$(lockbox remote unsent)" ''
+    expect 2 'everything that was written here was sent' lockbox ls --passfile "$PASSFILE" --remote unsent "$URL"
     # The other way round: a mount that takes over.
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     mkdir "$WORK/dir2"
@@ -152,6 +163,67 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     same "$(found during)" during
     lockbox umount "$WORK/dir"
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+}
+
+# A mount at $WORK/dir that ended while its store was away, and has written $1 since.
+leave_while_the_store_is_away() {
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    # The first change of a mount waits until the store knows of it.
+    echo before >"$WORK/dir/before-$1"
+    kill "$SERVER"
+    wait "$SERVER" || true
+    echo "$1" >"$WORK/dir/$1"
+    lockbox umount "$WORK/dir" 2>"$WORK/told"
+    grep 'are kept on this machine; the next mount here' "$WORK/told" >/dev/null
+    lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
+}
+
+case_a_mount_that_ends_while_its_store_is_away_keeps_what_was_written_for_the_next_one() {
+    prepare_store
+    leave_while_the_store_is_away one
+    # Nothing of it was seen by anybody, here either: what the store has is no older copy of it.
+    serve_store
+    ! lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL" | grep -x one || fail "it was sent"
+    same "$(lockbox cat --passfile "$PASSFILE" --remote allow-http,allow-private,unsent "$URL:/one")" one
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    same "$(cat "$WORK/dir/one")" one
+    same "$(found one)" one
+    lockbox umount "$WORK/dir"
+    same "$(lockbox remote unsent)" ''
+    # A command sends it as well.
+    leave_while_the_store_is_away two
+    serve_store
+    lockbox remote collect "${REMOTE[@]}" "$URL"
+    same "$(found two)" two
+    # Another machine that comes first is not overtaken, and what it came before is told and kept.
+    leave_while_the_store_is_away three
+    serve_store
+    XDG_STATE_HOME=$WORK/elsewhere lockbox mkdir --passfile "$PASSFILE" "${REMOTE[@]}" --take-over "$URL:/theirs"
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS" 2>"$WORK/told"
+    grep "came after another writer had taken over, and is kept here alone" "$WORK/told" >/dev/null
+    [[ -d $WORK/dir/theirs && -e $WORK/dir/two && ! -e $WORK/dir/three ]] || fail "the tree is another one"
+    lockbox umount "$WORK/dir"
+    same "$(lockbox cat --passfile "$PASSFILE" --remote allow-http,allow-private,unsent "$URL:/three")" three
+    lockbox remote unsent --forget "$URL"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+}
+
+case_a_commit_that_waits_for_its_store_outlives_the_daemon() {
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    echo before >"$WORK/dir/before"
+    kill "$SERVER"
+    wait "$SERVER" || true
+    { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits"; } &
+    BACKGROUND+=("$!")
+    await 30 bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
+    kill -9 "$(daemon_there)"
+    await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+    await 30 bash -c "lockbox remote unsent | grep -q 'the next writer here sends it'"
+    serve_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    same "$(cat "$WORK/dir/waits")" waits
+    lockbox umount "$WORK/dir"
 }
 
 case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {

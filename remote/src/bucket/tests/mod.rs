@@ -11,6 +11,7 @@ mod probe;
 mod salvaged;
 mod schedules;
 mod simulated;
+mod spooled;
 mod staged;
 mod succeeded;
 mod vectors;

@@ -260,15 +260,9 @@ impl Objects for Seen {
     fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
         self.request(format!("get {name}"), |state, _| {
             let bytes = state.objects.get(name).ok_or(Trouble::Gone)?;
-            let length = bytes.len() as u64;
-            let range = match part {
-                Part::All(most) if length > most => return Err(Trouble::Unusable("too long".into())),
-                Part::All(_) => 0..length,
-                Part::Range(offset, count) => offset.min(length)..(offset + count).min(length),
-                Part::Last(most) => length.saturating_sub(most)..length,
-            };
-            state.came += range.end - range.start;
-            Ok(bytes[range.start as usize..range.end as usize].to_vec())
+            let bytes = part.of(bytes)?;
+            state.came += bytes.len() as u64;
+            Ok(bytes)
         })
     }
 
