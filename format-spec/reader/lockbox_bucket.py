@@ -57,6 +57,13 @@ def entries(data):
     return found
 
 
+def run(data, newest):
+    """The objects of an entry of a dead list."""
+    (kind, name), more = identity(data)
+    check(name + more < newest if kind == 1 else more == 0, "a dead list")
+    return [(kind, name + at) for at in range(more + 1)] if kind == 1 else [(kind, name)]
+
+
 def record(data, incarnation, number):
     """The fields of a record that a reader needs."""
     check(len(data) >= 352, "a record")
@@ -80,7 +87,7 @@ def record(data, incarnation, number):
         "length": length,
         "checkpoint": checkpoint if checkpoint_length else None,
         "changes": entries(said[:changes]),
-        "dead": [identity(said[at : at + 40])[0] for at in range(changes, changes + dead, 48)],
+        "dead": [one for at in range(changes, changes + dead, 48) for one in run(said[at : at + 40], number)],
         "host": said[changes + dead + 44 :].decode("utf-8", "replace"),
     }
 

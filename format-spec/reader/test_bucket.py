@@ -29,7 +29,7 @@ class Vectors(unittest.TestCase):
         record = bucket.record(data, INCARNATION, VECTORS["record"]["number"])
         segment, five = (2, b"\x22" * 32), (1, 5)
         self.assertEqual(record["changes"], [(0, 1, (five, 2)), (1, 99, None), (100, 3900, (segment, 10)), (4000, 1, (five, 0))])
-        self.assertEqual(record["dead"], [(2, b"\x77" * 32), (3, b"\x88" * 32), (1, 4)])
+        self.assertEqual(record["dead"], [(2, b"\x77" * 32), (3, b"\x88" * 32), (1, 2), (1, 3), (1, 4)])
         self.assertEqual((record["kind"], record["length"], record["host"]), (2, 4001 * 4096, "laptop"))
         self.assertEqual(record["checkpoint"], b"\x66" * 32)
         for at in range(0, len(data), 37):

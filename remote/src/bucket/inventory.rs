@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
+use rangemap::RangeSet;
 use sha2::{Digest, Sha256};
 
-use super::layout::{self, BLOCK, Incarnation, Kind, TRAILER_BYTES, Trailer};
+use super::layout::{self, BLOCK, Dead, Incarnation, Kind, TRAILER_BYTES, Trailer};
 use super::moment::Moment;
 use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::place::Id;
@@ -284,7 +285,19 @@ fn examine_moment(
         }
         Ok(())
     })?;
-    let dead: HashSet<Id> = moment.dead.iter().map(|dead| dead.id).collect();
+    // Not each of them: a stranger's list may name many millions.
+    let (records, objects): (Vec<&Dead>, Vec<&Dead>) =
+        moment.dead.iter().partition(|dead| matches!(dead.id, Id::Log(_)));
+    let run = |dead: &Dead| match dead.id {
+        Id::Log(first) => first..first.saturating_add(u64::from(dead.more) + 1),
+        Id::Segment(_) | Id::Checkpoint(_) => 0..0,
+    };
+    let records: RangeSet<u64> = records.into_iter().map(run).collect();
+    let objects: HashSet<Id> = objects.into_iter().map(|dead| dead.id).collect();
+    let is_dead = |id: &Id| match id {
+        Id::Log(sequence) => records.contains(sequence),
+        id => objects.contains(id),
+    };
     let mut needed: Vec<(Id, Shape)> = moment.map.sized().map(|(id, blocks)| (id, Shape::Pages(blocks))).collect();
     needed.retain(|(id, _)| *id != Id::Log(number));
     needed.push((Id::Log(number), Shape::Exactly(moment.trailer.bytes())));
@@ -293,7 +306,7 @@ fn examine_moment(
     for (id, bytes) in &there {
         match id {
             id if named.contains(id) => examined.needed.add(*bytes),
-            id if dead.contains(id) => examined.dead.add(*bytes),
+            id if is_dead(id) => examined.dead.add(*bytes),
             Id::Log(_) => examined.records.add(*bytes),
             Id::Segment(_) | Id::Checkpoint(_) => examined.unnamed.add(*bytes),
         }

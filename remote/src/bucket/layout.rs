@@ -40,7 +40,7 @@ pub(crate) const MAX_SAID: u64 = 4 << 20;
 pub(crate) const MAX_CHECKPOINT: u64 = 64 << 20;
 /// Most blocks of pages in one object.
 pub(crate) const MAX_BLOCKS: u32 = 16 << 8;
-/// Most objects that wait for their removal in one record; more are left for a collection.
+/// Most entries of what waits for its removal in one record; more are left for a collection.
 pub(crate) const MAX_DEAD: usize = 16 << 10;
 /// Longest name of a machine.
 const MAX_HOST: usize = 64;
@@ -92,12 +92,27 @@ pub(crate) struct Owner {
     pub(crate) started: u64,
 }
 
-/// An object that no newer map needs, and since when.
+/// An object that no newer map needs, and since when; or records with numbers one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dead {
     pub(crate) id: Id,
+    /// Records behind the one that is named, at most [`MAX_BLOCKS`]; 0 for what is no record.
+    pub(crate) more: u32,
     /// By the store's clock, in seconds since 1970; 0 for the time of the record that says it first, which its writer cannot know before the store has it.
     pub(crate) since: u64,
+}
+
+impl Dead {
+    /// One object.
+    pub(crate) fn of(id: Id, since: u64) -> Dead {
+        Dead { id, more: 0, since }
+    }
+
+    /// All that it names.
+    pub(crate) fn ids(self) -> impl Iterator<Item = Id> {
+        let first = if let Id::Log(first) = self.id { first } else { 0 };
+        (0..=u64::from(self.more)).map(move |at| if at == 0 { self.id } else { Id::Log(first + at) })
+    }
 }
 
 /// The end of a record.
@@ -233,8 +248,8 @@ pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], said: &Said) -> (Ve
     let mut changes = Writer::default();
     put_entries(&mut changes, &said.changes);
     let mut dead = Writer::default();
-    for Dead { id, since } in &said.dead {
-        put_id(&mut dead, id, 0);
+    for Dead { id, more, since } in &said.dead {
+        put_id(&mut dead, id, *more);
         dead.u64(*since);
     }
     let mut owner = Writer::default();
@@ -281,7 +296,14 @@ pub(crate) fn decode_said(trailer: &Trailer, bytes: &[u8]) -> Result<Said> {
     }
     let dead = dead.chunks(DEAD_BYTES).map(|bytes| {
         let mut reader = Reader(bytes);
-        Ok(Dead { id: take_id(&mut reader)?.0, since: reader.u64()? })
+        let ((id, more), since) = (take_id(&mut reader)?, reader.u64()?);
+        let can_be = match id {
+            Id::Log(first) => {
+                more <= MAX_BLOCKS && first.checked_add(more.into()).is_some_and(|last| last < trailer.sequence)
+            }
+            Id::Segment(_) | Id::Checkpoint(_) => more == 0,
+        };
+        if can_be { Ok(Dead { id, more, since }) } else { Err(damaged("a list of removed objects that cannot be")) }
     });
     let dead = dead.collect::<Result<_>>()?;
     let mut reader = Reader(owner);

@@ -35,8 +35,8 @@ use super::{RETREAT, for_writing};
 use crate::Options;
 use crate::traffic::{Counted, Counts, Traffic};
 
-/// How often a writer removes what has been dead for a day, and how much then: as much as the busiest one makes dead.
-const CLEANED: Duration = Duration::from_secs(60);
+/// How often a writer removes what has been dead for a day, and how much then: more than one makes dead that commits each second.
+const CLEANED: Duration = Duration::from_secs(20);
 const CLEANED_AT_ONCE: usize = 32;
 
 /// Objects in which the start of an archive lies at most when its writer has gone: as many as are asked for at once.
@@ -247,7 +247,7 @@ impl Storage for Living {
         let done = self.staged.commit(&mut session, Kind::Commit);
         done.map_err(|error| Living::told(&session, error))?;
         let mut cleaned = self.cleaned.lock();
-        if cleaned.elapsed() >= CLEANED {
+        if cleaned.elapsed() >= CLEANED && !self.store.spool().is_some_and(Spool::holds_back) {
             *cleaned = Instant::now();
             // What is in the way is met by the next one.
             let _ = session.clean_some(CLEANED_AT_ONCE);

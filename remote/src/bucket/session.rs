@@ -11,7 +11,7 @@ use lockbox::{Error, Result};
 use std::sync::Arc;
 
 use super::inventory::Collected;
-use super::layout::{self, Dead, Incarnation, Kind, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
+use super::layout::{self, Dead, Incarnation, Kind, MAX_BLOCKS, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
 use super::map::Map;
 use super::moment::Moment;
 use super::objects::LISTED;
@@ -22,6 +22,9 @@ use crate::source::Trouble;
 
 /// Seconds for which what a newer record needs no more stays: a reader of the moment before may be at it.
 pub(crate) const GRACE: u64 = 24 * 3600;
+const HOUR: u64 = 3600;
+/// Objects that are removed at once at most: a stranger's list may name many millions.
+const MOST_CLEANED: usize = 1 << 20;
 /// Times that a writer begins anew because others came as well.
 const TRIES: usize = 16;
 /// Of so many writers that come, one looks for what nobody names although the one before went as it should: who was overtaken may have sent more than was found then.
@@ -175,6 +178,7 @@ impl Session {
     /// Segments and checkpoints that nobody names and nobody will: the writer who made them has been overtaken, and a name is not used again. They are
     /// removed as all that is dead is, for a record of before may have named them.
     fn find_left(&self) -> Result<Vec<Id>> {
+        // Of records there are none to be found.
         let mut named: HashSet<Id> = self.dead.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
         named.extend(self.newest.checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
         let mut left = Vec::new();
@@ -274,9 +278,9 @@ impl Session {
             changes
         };
         let mut dead = self.dead.clone();
-        dead.extend(gone.into_iter().map(|id| Dead { id, since: 0 }));
+        dead.extend(gone.into_iter().map(|id| Dead::of(id, 0)));
+        let mut dead = together(dead);
         // What is left out is found by the next writer, who sees that the list is full; but for records, whose names tell nobody whether they are needed.
-        dead.sort_by_key(|dead| !matches!(dead.id, Id::Log(_)));
         dead.truncate(MAX_DEAD);
         let trailer = Trailer {
             kind,
@@ -358,7 +362,7 @@ impl Session {
     /// What another writer came before is for its user to read (SPOOL-4): whatever of it went up stays in the store for a day.
     fn keep_refused(&self, name: &str, bytes: &[u8]) {
         let Some(spool) = self.store.spool() else { return };
-        match spool.keep(name, bytes, false).and_then(|()| spool.refuse()) {
+        match spool.keep_refused(name, bytes) {
             Ok(()) => tracing::warn!("{}", refused(&self.store.name)),
             Err(error) => tracing::warn!("{}: what was written last is lost: {error}", self.store.name),
         }
@@ -395,10 +399,17 @@ impl Session {
     pub(super) fn clean_some(&mut self, most: usize) -> (u64, Option<Trouble>) {
         let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return (0, None) };
         let is_due = |dead: &Dead| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
-        let due: Vec<Id> = self.dead.iter().filter(|dead| is_due(dead)).map(|dead| dead.id).take(most).collect();
+        let due = self.dead.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids());
+        let due: Vec<Id> = due.take(most.min(MOST_CLEANED)).collect();
         let (left, trouble) = self.store.remove(&self.incarnation, &due, None);
         let gone: HashSet<Id> = due.iter().filter(|id| !left.contains(id)).copied().collect();
-        self.dead.retain(|dead| !gone.contains(&dead.id));
+        let stays = |dead: &Dead| -> Vec<Dead> {
+            match dead.more > 0 && dead.ids().any(|id| gone.contains(&id)) {
+                true => dead.ids().filter(|id| !gone.contains(id)).map(|id| Dead::of(id, dead.since)).collect(),
+                false => Some(*dead).filter(|dead| !gone.contains(&dead.id)).into_iter().collect(),
+            }
+        };
+        self.dead = together(self.dead.iter().flat_map(stays).collect());
         ((due.len() - left.len()) as u64, trouble)
     }
 
@@ -421,7 +432,11 @@ impl Session {
         if let Some(trouble) = trouble {
             return Err(self.store.told(trouble));
         }
-        Ok(Collected { removed, found: found?.len() as u64, waiting: self.dead.len() as u64 })
+        Ok(Collected {
+            removed,
+            found: found?.len() as u64,
+            waiting: self.dead.iter().map(|dead| u64::from(dead.more) + 1).sum(),
+        })
     }
 
     /// Makes a segment.
@@ -436,6 +451,32 @@ impl Session {
             }
         }
     }
+}
+
+/// Records first, of which those with numbers one after the other are one entry when they died within one hour of the store's clock: a writer that commits once a second makes 86,400 in
+/// the day for which they stay, and each commit has the list. The last one's time is that of all.
+fn together(dead: Vec<Dead>) -> Vec<Dead> {
+    let number = |dead: &Dead| if let Id::Log(first) = dead.id { Some(first) } else { None };
+    let (mut records, objects): (Vec<Dead>, Vec<Dead>) = dead.into_iter().partition(|dead| number(dead).is_some());
+    records.sort_by_key(number);
+    let mut all: Vec<Dead> = Vec::new();
+    for next in records {
+        let count = |dead: &Dead| u64::from(dead.more) + 1;
+        match all.last_mut() {
+            Some(last)
+                if number(last).map(|first| first + count(last)) == number(&next)
+                    && (last.since == 0) == (next.since == 0)
+                    && last.since / HOUR == next.since / HOUR
+                    && count(last) + u64::from(next.more) <= MAX_BLOCKS.into() =>
+            {
+                last.more += next.more + 1;
+                last.since = last.since.max(next.since);
+            }
+            _ => all.push(next),
+        }
+    }
+    all.extend(objects);
+    all
 }
 
 /// Where pages lie that the record of this number has itself.

@@ -63,7 +63,7 @@ pub(crate) struct Spool {
     kept: Mutex<Kept>,
     /// SPOOL-2
     holds_back: AtomicBool,
-    /// Bytes that were refused since it was opened.
+    /// Bytes of this writer's that were refused.
     refused: AtomicU64,
 }
 
@@ -136,7 +136,7 @@ impl Spool {
         self.holds_back.load(Ordering::Acquire)
     }
 
-    /// Bytes that are here and not in the store: those that wait, and those that were refused since it was opened.
+    /// Bytes of this writer's that are here and not in the store.
     pub(super) fn bytes(&self) -> u64 {
         let waiting = if self.holds_back() { bytes(&self.kept.lock().entries) } else { 0 };
         waiting + self.refused.load(Ordering::Relaxed)
@@ -210,14 +210,14 @@ impl Spool {
         cleared.map_err(|error| Error::io("cannot empty what was kept of an archive", error))
     }
 
-    /// What is kept is never to be sent: another writer came first (SPOOL-4).
+    /// What is kept is never to be sent: another writer came first (SPOOL-4). Gives the bytes of it.
     ///
     /// # Errors
     /// Those of the host.
-    pub(super) fn refuse(&self) -> Result<()> {
+    pub(super) fn refuse(&self) -> Result<u64> {
         let mut kept = self.kept.lock();
         if kept.entries.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let name = name_of(&self.address);
         let renamed = random().map(|chance| format!("{}-{}{REFUSED}", &name[..name.len() - WAITS.len()], hex(&chance)));
@@ -225,9 +225,19 @@ impl Spool {
         renameat_with(&self.directory, &*name, &self.directory, renamed?, RenameFlags::NOREPLACE)
             .and_then(|()| rustix::fs::fsync(&self.directory))
             .map_err(|error| cannot(error.into()))?;
-        self.refused.fetch_add(bytes(&kept.entries), Ordering::Relaxed);
+        let refused = bytes(&kept.entries);
         *kept = Kept { file: None, entries: Vec::new(), end: 0 };
         self.holds_back.store(false, Ordering::Release);
+        Ok(refused)
+    }
+
+    /// Keeps a record that was refused, which is the last of its writer.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub(super) fn keep_refused(&self, name: &str, object: &[u8]) -> Result<()> {
+        self.keep(name, object, false)?;
+        self.refused.store(self.refuse()?, Ordering::Relaxed);
         Ok(())
     }
 

@@ -28,7 +28,7 @@ const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Durati
 const AT_ONCE: usize = 16;
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
-const REMOVED_BY_ONE: usize = 32;
+const REMOVED_BY_ONE: usize = 4;
 
 /// The objects below one prefix.
 pub(crate) struct Store {

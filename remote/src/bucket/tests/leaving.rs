@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::super::Bucket;
 use super::super::layout::{BLOCK, Kind, MAX_DEAD};
 use super::super::objects::{Created, Listed, Objects, Part};
-use super::super::session::{GRACE, Session};
+use super::super::session::{GRACE, Inline, Session};
 use super::super::store::{Store, hex};
 use super::simulated::World;
 use super::{options, somebody, store};
@@ -149,6 +149,52 @@ fn what_an_overtaken_writer_sent_late_is_found_some_day() {
     world.with(|state| state.objects.insert(late.clone(), vec![]));
     (0..18).for_each(|_| a_day_later(&world));
     assert!(!world.with(|state| state.objects.contains_key(&late)));
+}
+
+#[test]
+fn a_writer_that_commits_all_day_makes_small_records_and_leaves_none_of_them() {
+    let world = World::new(1, 0);
+    let mut one = Session::open(store(&world, 1), somebody(), true).unwrap();
+    let largest = |world: &World| {
+        world.with(|state| {
+            state.objects.iter().filter(|(name, _)| name.contains("/log/")).map(|(_, bytes)| bytes.len()).max()
+        })
+    };
+    let commits = MAX_DEAD as u64 + 5000;
+    for number in 0..commits {
+        world.with(|state| state.clock += GRACE / commits);
+        // One of a hundred is needed for longer.
+        let block = if number % 100 == 0 { 1 + number / 100 } else { 0 };
+        let inline = vec![Inline { block, pages: vec![1; BLOCK as usize] }];
+        one.commit(one.map().clone(), inline, BLOCK * (commits / 100 + 2), Kind::Commit).unwrap();
+    }
+    let live = commits / 100;
+    assert!(largest(&world).unwrap() < 40 << 10, "{:?}", largest(&world));
+    assert!(count(&world, "/log/") as u64 > commits, "nothing is dead for a day");
+    for _ in 0..2 {
+        world.with(|state| state.clock += GRACE + 3600);
+        one.commit(one.map().clone(), Vec::new(), one.length(), Kind::Commit).unwrap();
+        assert!(one.clean().1.is_none());
+    }
+    // Its first record stays, what is needed, and what died since.
+    let stays = count(&world, "/log/") as u64 - live;
+    assert!((2..10).contains(&stays), "{stays}");
+    // What is removed in parts leaves the rest to be removed.
+    let mut two = Session::open(store(&world, 2), somebody(), true).unwrap();
+    for _ in 0..300 {
+        let inline = vec![Inline { block: 0, pages: vec![1; BLOCK as usize] }];
+        two.commit(two.map().clone(), inline, BLOCK, Kind::Commit).unwrap();
+    }
+    world.with(|state| state.clock += GRACE + 3600);
+    two.commit(two.map().clone(), Vec::new(), BLOCK, Kind::Commit).unwrap();
+    let mut removed = 0;
+    loop {
+        match two.clean_some(37).0 {
+            0 => break,
+            some => removed += some,
+        }
+    }
+    assert!(removed >= 298, "{removed}");
 }
 
 /// A store that has a name behind each name.

@@ -150,6 +150,7 @@ fn who_comes_first_is_never_overtaken_by_what_was_kept() {
         let is_sent = there[4096..] == now[4096..];
         let Ok(next) = next else { continue };
         assert_eq!(next.notice().is_none(), is_sent, "request {end}");
+        assert_eq!(next.kept_back().unwrap(), 0, "what is of another writer's time is told once");
         drop(next);
         if !is_sent {
             refused += 1;

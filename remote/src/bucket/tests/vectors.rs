@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::super::layout::{
-    self, Dead, Kind, Owner, Said, TRAILER_BYTES, Trailer, decode_checkpoint, decode_marker, decode_said,
+    self, Dead, Kind, MAX_BLOCKS, Owner, Said, TRAILER_BYTES, Trailer, decode_checkpoint, decode_marker, decode_said,
     encode_checkpoint, encode_marker, encode_record, encode_segment,
 };
 use super::super::place::{Entry, Id, Place};
@@ -40,9 +40,9 @@ fn record(pages: &[u8]) -> (Vec<u8>, Trailer) {
         ..Trailer::default()
     };
     let dead = vec![
-        Dead { id: Id::Segment([0x77; 32]), since: 1_699_000_000 },
-        Dead { id: Id::Checkpoint([0x88; 32]), since: 0 },
-        Dead { id: Id::Log(4), since: 1_699_000_001 },
+        Dead::of(Id::Segment([0x77; 32]), 1_699_000_000),
+        Dead::of(Id::Checkpoint([0x88; 32]), 0),
+        Dead { id: Id::Log(2), more: 2, since: 1_699_000_001 },
     ];
     let owner =
         Owner { host: "laptop".into(), machine: [0x99; 16], boot: [0xaa; 16], process: 1234, started: 5_678_901 };
@@ -85,11 +85,34 @@ fn what_is_written_is_read() {
     assert_eq!(read, trailer);
     let said = decode_said(&read, &bytes[8192..at]).unwrap();
     assert_eq!((said.changes, said.owner.host.as_str()), (entries(), "laptop"));
-    assert_eq!(said.dead.len(), 3);
+    assert_eq!(said.dead.iter().map(|dead| dead.ids().count()).collect::<Vec<_>>(), [1, 1, 3]);
+    assert_eq!(said.dead[2].ids().collect::<Vec<_>>(), [Id::Log(2), Id::Log(3), Id::Log(4)]);
     let (bytes, name) = encode_checkpoint(&INCARNATION, &[1; 16], 6, &entries());
     assert_eq!(decode_checkpoint(&INCARNATION, &name, &bytes).unwrap(), entries());
     assert!(decode_checkpoint(&[0; 16], &name, &bytes).is_err(), "of another incarnation");
     assert_eq!(decode_marker(&encode_marker(&INCARNATION)).unwrap(), INCARNATION);
+}
+
+#[test]
+fn runs_of_dead_records_that_cannot_be_are_refused() {
+    let (segment, most) = (Id::Segment([1; 32]), MAX_BLOCKS);
+    for (id, more, sequence, can_be) in [
+        (Id::Log(1), 4, 6, true),
+        // The newest is never dead, and neither is what comes after it.
+        (Id::Log(1), 5, 6, false),
+        (Id::Log(7), 0, 6, false),
+        (Id::Log(u64::MAX), 1, 6, false),
+        (Id::Log(1), most, 10_000, true),
+        (Id::Log(1), most + 1, 10_000, false),
+        (segment, 0, 6, true),
+        (segment, 1, 6, false),
+    ] {
+        let said = Said { changes: entries(), dead: vec![Dead { id, more, since: 5 }], owner: Owner::default() };
+        let trailer = Trailer { incarnation: INCARNATION, sequence, epoch: 1, ..Trailer::default() };
+        let (bytes, trailer) = encode_record(&trailer, &[], &said);
+        let decoded = decode_said(&trailer, &bytes[..bytes.len() - TRAILER_BYTES]);
+        assert_eq!(decoded.is_ok(), can_be, "{id:?} {more} {sequence}");
+    }
 }
 
 #[test]
