@@ -34,10 +34,14 @@ fn seed(default: u64) -> u64 {
 }
 
 fn store(world: &Arc<World>, actor: u64) -> Arc<Store> {
+    Arc::new(store_of(world, actor))
+}
+
+fn store_of(world: &Arc<World>, actor: u64) -> Store {
     let mut store = Store::new(world.store(actor), "s3://b/p".into(), Some(Duration::ZERO));
     // One after the other, in an order that a seed gives.
     store.at_once = 1;
-    Arc::new(store)
+    store
 }
 
 /// A storage that is changed, and the bytes that it has to have.

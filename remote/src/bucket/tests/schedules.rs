@@ -1,6 +1,7 @@
 //! Writers, readers and cleaning in every order of their requests: what was acknowledged is what a fresh reader finds, and nothing else is ever found.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,10 @@ use super::super::moment::{Moment, Reading};
 use super::super::open;
 use super::super::place::{Entry, Id, Place};
 use super::super::session::{GRACE, Inline, Session, random};
+use super::super::spool::{Spool, unsent};
+use super::super::store::Store;
 use super::simulated::{Dice, World};
-use super::{options, seed, somebody, store};
+use super::{options, seed, somebody, store, store_of};
 use crate::source::{Source, Trouble};
 
 const BLOCKS: u64 = 12;
@@ -32,6 +35,10 @@ struct Truth {
     reads: u64,
     removed: u64,
     followed: u64,
+    /// Commits that the store did not take, and writers that came with such ones and sent them, or found that they were too late.
+    kept: u64,
+    sent: u64,
+    refused: u64,
 }
 
 impl Truth {
@@ -129,8 +136,12 @@ fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
     }
 }
 
-fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) {
-    let Ok(mut session) = Session::open(store(world, actor), somebody(), true) else { return };
+/// `place`: where this one keeps what the store does not take.
+fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Truth>, dice: &mut Dice) {
+    let store = store_of(world, actor).with_spool(place.and_then(|place| Spool::open(place, "s3://b/p")));
+    let kept = |store: &Store| store.spool().map_or(0, Spool::bytes);
+    let waits = place.is_some_and(|place| unsent(place).unwrap().iter().any(|unsent| !unsent.refused));
+    let Ok(mut session) = Session::open(Arc::new(store), somebody(), true) else { return };
     session.least_changes = 20 * dice.below(8) as usize;
     // What the session says is there.
     let reading = Reading {
@@ -146,7 +157,23 @@ fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) 
     for (found, block) in view.iter_mut().zip(bytes.chunks(BLOCK as usize)) {
         *found = u64::from_le_bytes(block[..8].try_into().unwrap());
     }
+    {
+        // What a writer was shown when it came was durable.
+        let mut truth = truth.lock();
+        if !truth.follows(truth.acknowledged, view[0]) {
+            assert!(truth.follows(view[0], truth.acknowledged), "a writer came to what was overtaken");
+            truth.acknowledged = view[0];
+        }
+        if waits {
+            let count = if session.notice().is_none() { &mut truth.sent } else { &mut truth.refused };
+            *count += 1;
+        }
+    }
     for _ in 0..=dice.below(4) {
+        if place.is_some() && dice.one_in(2) {
+            session.store.insist();
+            session.store.leave();
+        }
         if dice.one_in(3) {
             let before = world.with(|state| state.objects.len());
             session.clean();
@@ -200,6 +227,11 @@ fn write(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>, dice: &mut Dice) 
         if done.is_err() {
             return;
         }
+        // It is nowhere else.
+        if kept(&session.store) > 0 {
+            truth.lock().kept += 1;
+            continue;
+        }
         let mut truth = truth.lock();
         // Who was overtaken after its commit may hear of it late.
         if !truth.follows(truth.acknowledged, commit) {
@@ -215,16 +247,20 @@ fn schedule(seed: u64) -> Truth {
     let faults = [0, 10, 25, 60][(seed % 4) as usize];
     let world = World::new(seed, faults);
     let truth = Mutex::new(Truth::default());
+    let memory = Path::new("/dev/shm");
+    let memory = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    let place = (seed % 8 > 3).then(|| tempfile::tempdir_in(memory).unwrap());
     let mut actors: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::new();
     for actor in 1..=5 {
         let (world, truth) = (&world, &truth);
         let mut dice = Dice::of(seed.wrapping_add(actor << 40));
+        let place = place.as_ref().map(tempfile::TempDir::path).filter(|_| actor == 3);
         actors.push(Box::new(move || {
-            for _ in 0..3 {
+            for _ in 0..if place.is_some() { 8 } else { 3 } {
                 match actor {
                     4 => drop(look(world, actor, truth)),
                     5 => follow(world, actor, truth),
-                    _ => write(world, actor, truth, &mut dice),
+                    _ => write(world, actor, place, truth, &mut dice),
                 }
             }
         }));
@@ -244,6 +280,7 @@ fn what_was_acknowledged_is_found_by_a_fresh_reader_in_every_order_of_requests()
     let first = seed(1);
     let count = std::env::var("SCHEDULES").map_or(2_000, |count| count.parse().unwrap());
     let (mut commits, mut reads, mut removed, mut followed) = (0, 0, 0, 0);
+    let (mut kept, mut sent, mut refused) = (0, 0, 0);
     for seed in first..first + count {
         let played = std::panic::catch_unwind(|| schedule(seed));
         let truth = played.unwrap_or_else(|_| panic!("the schedule of SEED={seed}"));
@@ -251,9 +288,14 @@ fn what_was_acknowledged_is_found_by_a_fresh_reader_in_every_order_of_requests()
         reads += truth.reads;
         removed += truth.removed;
         followed += truth.followed;
+        kept += truth.kept;
+        sent += truth.sent;
+        refused += truth.refused;
     }
     println!(
         "{count} schedules, {commits} commits, {reads} reads, {followed} moments followed, {removed} objects removed"
     );
+    println!("{kept} commits kept, {sent} writers sent some, {refused} came too late");
     assert!(commits > count && reads > count && followed > count && removed > 0);
+    assert!(count < 2_000 || kept > 0 && sent > 0 && refused > 0);
 }
