@@ -72,7 +72,7 @@ pub(crate) struct Session {
 }
 
 struct Sent {
-    bytes: Vec<u8>,
+    bytes: Arc<Vec<u8>>,
     trailer: Trailer,
     map: Map,
     dead: Vec<Dead>,
@@ -264,14 +264,15 @@ impl Session {
                     "{name}: the archive lies in more pieces than a store can have of it"
                 )));
             }
+            let length = bytes.len() as u64;
             self.made.push(Id::Checkpoint(hash));
-            if self.store.create(&path(&self.incarnation, &Id::Checkpoint(hash)), &bytes)? == Outcome::Taken {
+            if self.store.create(&path(&self.incarnation, &Id::Checkpoint(hash)), &Arc::new(bytes))? == Outcome::Taken {
                 return Err(Error::damaged(format!(
                     "{}: a checkpoint of the same name with other content",
                     self.store.name
                 )));
             }
-            checkpoint = Some((hash, bytes.len() as u64));
+            checkpoint = Some((hash, length));
             map.checkpointed();
             Vec::new()
         } else {
@@ -298,7 +299,7 @@ impl Session {
         let (bytes, trailer) = layout::encode_record(&trailer, &pages, &said);
         // What no reader takes is not sent: it would be the archive for ever.
         Trailer::decode(&bytes[bytes.len() - layout::TRAILER_BYTES..], &self.incarnation)?;
-        self.undecided = Some(Sent { bytes, trailer, map, dead: said.dead });
+        self.undecided = Some(Sent { bytes: Arc::new(bytes), trailer, map, dead: said.dead });
         self.settle()
     }
 
@@ -443,7 +444,7 @@ impl Session {
     ///
     /// # Errors
     /// Those of requests.
-    pub(super) fn make_segment(store: &Store, incarnation: &Incarnation, id: &Id, bytes: &[u8]) -> Result<()> {
+    pub(super) fn make_segment(store: &Store, incarnation: &Incarnation, id: &Id, bytes: &Arc<Vec<u8>>) -> Result<()> {
         match store.create(&path(incarnation, id), bytes)? {
             Outcome::Made(_) => Ok(()),
             Outcome::Taken => {
@@ -502,7 +503,7 @@ fn incarnation(store: &Store) -> Result<Incarnation> {
             return found;
         }
         let made = random()?;
-        match store.create(MARKER, &layout::encode_marker(&made))? {
+        match store.create(MARKER, &Arc::new(layout::encode_marker(&made)))? {
             Outcome::Made(_) => return Ok(made),
             Outcome::Taken => {}
         }

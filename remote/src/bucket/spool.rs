@@ -488,7 +488,7 @@ fn follow_upon(
             parts.push(name);
             continue;
         };
-        let bytes = object(name)?;
+        let bytes = Arc::new(object(name)?);
         let trailer = Trailer::decode(&bytes[bytes.len().saturating_sub(TRAILER_BYTES)..], incarnation)?;
         let there = if sequence <= newest { store.record(incarnation, sequence)? } else { None };
         let is_there = there.is_some_and(|(there, _)| there.hash == trailer.hash);
@@ -504,7 +504,7 @@ fn follow_upon(
                 return Ok(false);
             }
             for part in &parts {
-                if store.create(part, &object(part)?)? == Outcome::Taken {
+                if store.create(part, &Arc::new(object(part)?))? == Outcome::Taken {
                     return Ok(false);
                 }
             }
@@ -521,7 +521,7 @@ fn follow_upon(
 
 /// A store as it would be if it had what is kept here.
 pub(super) struct Spooled {
-    pub(super) inner: Box<dyn Objects>,
+    pub(super) inner: Arc<dyn Objects>,
     pub(super) spool: Arc<Spool>,
 }
 

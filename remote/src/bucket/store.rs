@@ -1,8 +1,10 @@
 //! The store's four calls with patience, and the names of an archive's objects.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,8 @@ const TAIL: u64 = 256 << 10;
 const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 /// From one round of attempts of who insists to the next.
 const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
+/// From one look at whether somebody leaves to the next.
+const LOOKS: Duration = Duration::from_millis(100);
 /// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
 const AT_ONCE: usize = 16;
 /// Removals under way at once, and how many make one more worth its start.
@@ -31,21 +35,28 @@ const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 4;
 
 /// The objects below one prefix.
+#[derive(Clone)]
 pub(crate) struct Store {
-    pub(super) objects: Box<dyn Objects>,
+    pub(super) objects: Arc<dyn Objects>,
     /// For messages.
     pub(super) name: String,
     pub(super) timeout: Option<Duration>,
     /// Objects that one read asks for at once.
     pub(super) at_once: usize,
+    patience: Arc<Patience>,
+    /// Where what the store does not take is kept.
+    spool: Option<Arc<Spool>>,
+}
+
+/// How long whoever asks waits.
+#[derive(Default)]
+struct Patience {
     /// Whoever asks is on the way out: nothing is asked twice.
     hurries: AtomicBool,
     /// What is to be made is sent until the store has decided.
     insists: AtomicBool,
-    /// Whoever insists waits for the store once more, and no longer.
-    leaves: AtomicBool,
-    /// Where what the store does not take is kept.
-    spool: Option<Arc<Spool>>,
+    /// Since when whoever insists does not any more.
+    leaves: OnceLock<Instant>,
 }
 
 /// What became of an object that somebody wanted to make.
@@ -59,22 +70,14 @@ pub(super) enum Outcome {
 
 impl Store {
     pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
-        Store {
-            objects,
-            name,
-            timeout,
-            at_once: AT_ONCE,
-            hurries: AtomicBool::new(false),
-            insists: AtomicBool::new(false),
-            leaves: AtomicBool::new(false),
-            spool: None,
-        }
+        let patience = Arc::default();
+        Store { objects: objects.into(), name, timeout, at_once: AT_ONCE, patience, spool: None }
     }
 
     /// The same, with what is kept here of what it did not take.
     pub(super) fn with_spool(self, spool: Option<Spool>) -> Store {
         let Some(spool) = spool.map(Arc::new) else { return self };
-        let objects = Box::new(Spooled { inner: self.objects, spool: spool.clone() });
+        let objects = Arc::new(Spooled { inner: self.objects, spool: spool.clone() });
         Store { objects, spool: Some(spool), ..self }
     }
 
@@ -84,17 +87,27 @@ impl Store {
 
     /// From now on nothing that fails is tried again.
     pub(super) fn hurry(&self) {
-        self.hurries.store(true, Ordering::Relaxed);
+        self.patience.hurries.store(true, Ordering::Relaxed);
     }
 
     /// From now on an object that is to be made is sent until the store has said what became of it, or somebody hurries.
     pub(super) fn insist(&self) {
-        self.insists.store(true, Ordering::Relaxed);
+        self.patience.insists.store(true, Ordering::Relaxed);
     }
 
     /// From now on what the store does not take in time is kept here, for the next writer to send (SPOOL-2). Whoever waits without end, or cannot keep anything, waits on.
     pub(super) fn leave(&self) {
-        self.leaves.store(self.timeout.is_some() && self.spool.is_some(), Ordering::Relaxed);
+        if self.timeout.is_some() && self.spool.is_some() {
+            self.patience.leaves.get_or_init(Instant::now);
+        }
+    }
+
+    fn insists(&self) -> bool {
+        self.patience.insists.load(Ordering::Relaxed)
+    }
+
+    fn hurries(&self) -> bool {
+        self.patience.hurries.load(Ordering::Relaxed)
     }
 
     /// A call that may be repeated.
@@ -102,7 +115,7 @@ impl Store {
         &self,
         call: &mut dyn FnMut(&dyn Objects) -> std::result::Result<T, Trouble>,
     ) -> std::result::Result<T, Trouble> {
-        let timeout = if self.hurries.load(Ordering::Relaxed) { Some(Duration::ZERO) } else { self.timeout };
+        let timeout = if self.hurries() { Some(Duration::ZERO) } else { self.timeout };
         patiently(timeout, &mut || call(&*self.objects))
     }
 
@@ -124,18 +137,50 @@ impl Store {
     ///
     /// # Errors
     /// Those of requests. After one it is not known whether the object is or will be there.
-    pub(super) fn create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
-        if let Some(spool) = self.spool().filter(|spool| spool.holds_back()) {
-            return spool.keep(name, bytes, true).map(|()| Outcome::Made(None));
+    pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Outcome> {
+        match self.spool() {
+            Some(spool) if spool.holds_back() => spool.keep(name, bytes, true).map(|()| Outcome::Made(None)),
+            Some(spool) if self.insists() => self.create_beside(spool, name, bytes),
+            _ => self.try_create(name, bytes),
         }
+    }
+
+    /// By a thread of its own: a request that nobody answers has minutes for a large object, and whoever leaves meanwhile does not wait for its end. What it still does then
+    /// is what the next writer does, too.
+    fn create_beside(&self, spool: &Spool, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Outcome> {
+        let (sender, answer) = mpsc::channel();
+        let (store, named, object) = (self.clone(), name.to_owned(), bytes.clone());
+        let started = thread::Builder::new().name("create".into()).spawn(move || {
+            // Nobody may be waiting any more.
+            let _ = sender.send(store.try_create(&named, &object));
+        });
+        if let Err(error) = started {
+            return Err(Error::io("cannot start a thread that sends", error));
+        }
+        loop {
+            match answer.recv_timeout(LOOKS) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::request("a thread that sends has ended", io::ErrorKind::Other));
+                }
+            }
+            let left = self.patience.leaves.get().zip(self.timeout);
+            if left.is_some_and(|(since, timeout)| since.elapsed() >= timeout) {
+                return spool.keep(name, bytes, true).map(|()| Outcome::Made(None));
+            }
+        }
+    }
+
+    fn try_create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
         let created = loop {
             match self.ask(&mut |objects| objects.create(name, bytes)) {
                 // Who is refused may be let in again: credentials are renewed, and a network that asks for a password ends.
-                Err(trouble @ (Trouble::Passing(_) | Trouble::Refused(_))) if self.insists.load(Ordering::Relaxed) => {
+                Err(trouble @ (Trouble::Passing(_) | Trouble::Refused(_))) if self.insists() => {
                     if self.keep_meanwhile(name, bytes)? {
                         return Ok(Outcome::Made(None));
                     }
-                    if self.hurries.load(Ordering::Relaxed) {
+                    if self.hurries() {
                         return Err(self.told(trouble));
                     }
                     let why = trouble.words();
@@ -162,7 +207,7 @@ impl Store {
     /// Keeps what the store did not take yet: a machine that ends now has it for the next writer. Whether that is enough.
     fn keep_meanwhile(&self, name: &str, bytes: &[u8]) -> Result<bool> {
         let Some(spool) = self.spool() else { return Ok(false) };
-        let leaves = self.leaves.load(Ordering::Relaxed);
+        let leaves = self.patience.leaves.get().is_some();
         match spool.keep(name, bytes, leaves) {
             Err(error) if leaves => return Err(error),
             Err(error) => tracing::debug!(%error, "it is in memory alone"),

@@ -60,7 +60,7 @@ fn write_golden_bucket() {
         pages.extend_from_slice(&run.pages);
     }
     let (segment, hash) = layout::encode_segment(&session.incarnation, &random().unwrap(), &blocks, &pages);
-    Session::make_segment(&session.store, &session.incarnation, &Id::Segment(hash), &segment).unwrap();
+    Session::make_segment(&session.store, &session.incarnation, &Id::Segment(hash), &Arc::new(segment)).unwrap();
     let mut at = 0;
     for run in blocks {
         let count = (run.end - run.start) as u32;

@@ -115,7 +115,7 @@ fn an_empty_object_or_the_end_of_ours_is_another_ones() {
     let store = store(&world, 1);
     for (there, ours) in [(&b""[..], false), (b"c", false), (b"abc", true), (b"xabc", true), (b"xbc", false)] {
         world.with(|state| state.objects.insert("name".into(), there.to_vec()));
-        let outcome = store.create("name", b"abc").unwrap();
+        let outcome = store.create("name", &Arc::new(b"abc".to_vec())).unwrap();
         assert_eq!(outcome == Outcome::Made(None), ours, "{there:?}");
     }
 }

@@ -208,7 +208,7 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
             let pages: Vec<u8> = segment.iter().flat_map(|_| block(commit)).collect();
             let (bytes, hash) = encode_segment(&session.incarnation, &random().unwrap(), &runs, &pages);
             let id = Id::Segment(hash);
-            if Session::make_segment(&session.store, &session.incarnation, &id, &bytes).is_err() {
+            if Session::make_segment(&session.store, &session.incarnation, &id, &Arc::new(bytes)).is_err() {
                 return;
             }
             for (at, blocks) in (0..).zip(runs) {

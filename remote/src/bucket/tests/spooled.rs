@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
+use parking_lot::{Condvar, Mutex};
 
 use super::super::living::Living;
+use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::GRACE;
 use super::super::spool::{Spool, Unsent, forget, unsent};
 use super::super::{Bucket, open_unsent};
@@ -16,6 +18,7 @@ use super::living::{How, NAME, counting, found, living, made, whole};
 use super::options;
 use super::simulated::World;
 use crate::Options;
+use crate::source::Trouble;
 
 fn at(place: &Path) -> Options {
     Options { spool_directory: Some(place.to_owned()), ..options() }
@@ -143,7 +146,7 @@ fn who_comes_first_is_never_overtaken_by_what_was_kept() {
             }
             drop(living);
         };
-        let (objects, _) = counting(&world, end, How::Meets(parking_lot::Mutex::new(Some(Box::new(meet)))));
+        let (objects, _) = counting(&world, end, How::Meets(Mutex::new(Some(Box::new(meet)))));
         let next = Living::open(objects, NAME.into(), &at(place.path()), true);
         let there = found(&world);
         assert!(there[..4096] == [12; 4096] || there == now, "request {end}: a commit that was acknowledged is gone");
@@ -369,4 +372,70 @@ fn what_others_can_write_to_is_not_used() {
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
     assert!(Spool::open(&directory, NAME).is_none());
     assert!(unsent(&directory).is_err() && forget(&directory, NAME).is_err());
+}
+
+/// A store that answers nothing and does not end it either, until it is let go.
+struct Silent {
+    inner: Box<dyn Objects>,
+    silent: Arc<Mutex<bool>>,
+    goes_on: Arc<Condvar>,
+}
+
+impl Objects for Silent {
+    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+        let mut silent = self.silent.lock();
+        while *silent {
+            self.goes_on.wait(&mut silent);
+        }
+        self.inner.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        self.inner.get(name, part)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+        self.inner.list(prefix, after, most)
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+        self.inner.remove(name)
+    }
+}
+
+#[test]
+fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let base = made(&world, 3);
+    let (silent, goes_on) = (Arc::new(Mutex::new(false)), Arc::new(Condvar::new()));
+    let objects = Silent { inner: world.store(2), silent: silent.clone(), goes_on: goes_on.clone() };
+    let living = Living::open(Box::new(objects), NAME.into(), &at(place.path()), true).unwrap();
+    living.insist();
+    living.write_at(0, &[0xE1; 4096]).unwrap();
+    *silent.lock() = true;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| living.barrier());
+        living.leave();
+        waiting.join().unwrap().unwrap();
+    });
+    assert!(living.kept_back().unwrap() > 0);
+    drop(living);
+    assert!(found(&world) == base);
+    // It is carried out after all, before or after the next writer sends the same.
+    for is_late in [true, false] {
+        let copy = copied(place.path());
+        let now = [&[0xE1; 4096], &base[4096..]].concat();
+        if is_late {
+            drop(Living::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap());
+            assert!(found(&world) == now);
+            *silent.lock() = false;
+            goes_on.notify_all();
+        } else {
+            let next = Living::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap();
+            assert!(next.notice().is_none());
+        }
+        assert!(found(&world) == now);
+        assert_eq!(kept(copy.path()), []);
+    }
 }
