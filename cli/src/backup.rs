@@ -29,7 +29,7 @@ use crate::progress::Bar;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
-    /// The file, or the address of a place for objects: s3://BUCKET/NAME or file:///DIRECTORY; - for standard output. A backup that is there already must be
+    /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. A backup that is there already must be
     /// one of the archive, and gets what changed since
     #[arg(value_name = "DEST")]
     destination: PathBuf,

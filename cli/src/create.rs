@@ -23,7 +23,7 @@ use crate::seen::SeenArgs;
 /// Create an empty archive
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The archive: a file, which must not exist, or the address of a place for one: s3://BUCKET/NAME or file:///DIRECTORY
+    /// The archive: a file, which must not exist, or the address of a place for one: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
     archive: PathBuf,
     #[command(flatten)]
     sources: PassphraseSources,

@@ -27,7 +27,7 @@ use crate::seen::SeenArgs;
 /// The archive and what opens it
 #[derive(clap::Args)]
 pub(crate) struct ArchiveArgs {
-    /// The archive: a file, or an address such as s3://BUCKET/NAME, file:///DIRECTORY or, for reading, https://HOST/NAME
+    /// The archive: a file, or an address such as s3://BUCKET/NAME (or gs://, az://), file:///DIRECTORY or, for reading, https://HOST/NAME
     pub(crate) archive: PathBuf,
     #[command(flatten)]
     opening: OpeningArgs,

@@ -28,7 +28,7 @@ pub(crate) enum Command {
 /// List the archives in a bucket, or below a name or directory: size, when it was written last, state, address
 #[derive(clap::Args)]
 pub(crate) struct LsArgs {
-    /// s3://BUCKET, s3://BUCKET/NAME or file:///DIRECTORY
+    /// s3://BUCKET, s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
     #[arg(value_name = "ADDRESS")]
     place: PathBuf,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub(crate) struct LsArgs {
 /// Say whether all objects are there that the newest state of an archive needs, with the length that they were made with
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
-    /// s3://BUCKET/NAME or file:///DIRECTORY
+    /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
     #[arg(value_name = "ADDRESS")]
     address: PathBuf,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(crate) struct CheckArgs {
 /// Remove objects that an archive has needed no more for a day, and find those that nothing names
 #[derive(clap::Args)]
 pub(crate) struct CollectArgs {
-    /// s3://BUCKET/NAME or file:///DIRECTORY
+    /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
     #[arg(value_name = "ADDRESS")]
     address: PathBuf,
     #[command(flatten)]

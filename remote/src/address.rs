@@ -8,13 +8,39 @@ use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use url::Url;
 
+/// What an object store speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cloud {
+    /// S3, at Amazon's or wherever the environment says.
+    S3,
+    /// Google's own words of nearly the same.
+    Google,
+    /// That of Azure's blob storage.
+    Azure,
+}
+
+impl Cloud {
+    fn of(scheme: &str) -> Option<Cloud> {
+        [Cloud::S3, Cloud::Google, Cloud::Azure].into_iter().find(|cloud| cloud.scheme() == scheme)
+    }
+
+    /// What addresses there begin with.
+    pub(crate) fn scheme(self) -> &'static str {
+        match self {
+            Cloud::S3 => "s3",
+            Cloud::Google => "gs",
+            Cloud::Azure => "az",
+        }
+    }
+}
+
 /// Where an archive is that is no file of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// `https://host/path`, or `http://`.
     Web(Url),
-    /// `s3://bucket/key`: a file, or the objects of an archive below `key/`.
-    Bucket { bucket: String, key: String },
+    /// `s3://bucket/key`, `gs://` or `az://`: a file, or the objects of an archive below `key/`.
+    Bucket { cloud: Cloud, bucket: String, key: String },
     /// `file:///path`: the objects of an archive in a directory.
     Directory(Url),
 }
@@ -29,10 +55,11 @@ impl Address {
         let refused = |why: &str| Error::invalid(format!("{}: {why}", display(text.as_bytes())));
         let known = match scheme {
             "https" | "http" => Address::web(text),
-            "s3" => Address::bucket(rest),
             "file" => Address::directory(text),
-            "gs" | "az" => Err("archives on this kind of storage cannot be read yet"),
-            _ => Err("addresses of archives begin with https://, s3:// or file://"),
+            _ => match Cloud::of(scheme) {
+                Some(cloud) => Address::bucket(cloud, rest),
+                None => Err("addresses of archives begin with https://, s3://, gs://, az:// or file://"),
+            },
         };
         known.map(Some).map_err(refused)
     }
@@ -42,13 +69,16 @@ impl Address {
     /// # Errors
     /// `Invalid`, in a sentence.
     pub fn place(text: &OsStr) -> Result<Address> {
-        if let Some(("s3", rest)) = split(text)
+        if let Some((scheme, rest)) = split(text)
+            && Cloud::of(scheme).is_some()
             && let Some(bucket) = rest.strip_suffix(b"/").or(Some(rest)).filter(|rest| !rest.contains(&b'/'))
         {
             // Its name is looked at with one in it.
-            let text = [b"s3://", bucket, b"/x"].concat();
+            let text = [scheme.as_bytes(), b"://", bucket, b"/x"].concat();
             return match Address::parse(OsStr::from_bytes(&text))? {
-                Some(Address::Bucket { bucket, .. }) => Ok(Address::Bucket { bucket, key: String::new() }),
+                Some(Address::Bucket { cloud, bucket, .. }) => {
+                    Ok(Address::Bucket { cloud, bucket, key: String::new() })
+                }
                 _ => Err(Error::invalid("that is no address")),
             };
         }
@@ -58,7 +88,7 @@ impl Address {
         match parsed {
             Some(address @ (Address::Bucket { .. } | Address::Directory(_))) => Ok(address),
             _ => Err(Error::invalid(format!(
-                "{}: archives are listed in s3://BUCKET, s3://BUCKET/NAME or file:///DIRECTORY",
+                "{}: archives are listed in s3://BUCKET, s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY",
                 display(text.as_bytes())
             ))),
         }
@@ -73,7 +103,7 @@ impl Address {
     pub(crate) fn text(&self) -> String {
         match self {
             Address::Web(url) | Address::Directory(url) => url.as_str().to_owned(),
-            Address::Bucket { bucket, key } => format!("s3://{bucket}/{key}"),
+            Address::Bucket { cloud, bucket, key } => format!("{}://{bucket}/{key}", cloud.scheme()),
         }
     }
 
@@ -104,17 +134,34 @@ impl Address {
         Ok(Address::Directory(url))
     }
 
-    fn bucket(rest: &[u8]) -> std::result::Result<Address, &'static str> {
+    fn bucket(cloud: Cloud, rest: &[u8]) -> std::result::Result<Address, &'static str> {
         let text = std::str::from_utf8(rest).map_err(|_| "an address is UTF-8")?;
         match text.split_once('/') {
             Some((bucket, key)) if !bucket.is_empty() && !key.is_empty() && !key.ends_with('/') => {
-                let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+                let is_name = |c: char| match cloud {
+                    Cloud::Azure => c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-',
+                    Cloud::S3 | Cloud::Google => c.is_ascii_alphanumeric() || ".-_".contains(c),
+                };
                 if !bucket.chars().all(is_name) {
-                    return Err("a bucket's name has letters, digits, dots and dashes");
+                    return Err(match cloud {
+                        Cloud::Azure => "a container's name has small letters, digits and dashes",
+                        Cloud::S3 | Cloud::Google => "a bucket's name has letters, digits, dots and dashes",
+                    });
                 }
-                Ok(Address::Bucket { bucket: bucket.to_owned(), key: key.to_owned() })
+                // Azure takes a backslash for a slash, and dots at the end of a part for nothing: two names would be one.
+                let is_one = |part: &str| !part.is_empty() && !part.ends_with('.') && !part.contains('\\');
+                if cloud == Cloud::Azure && !key.split('/').all(is_one) {
+                    return Err(
+                        "a name in a container has no backslash, and no part of it is empty or ends with a dot",
+                    );
+                }
+                Ok(Address::Bucket { cloud, bucket: bucket.to_owned(), key: key.to_owned() })
             }
-            _ => Err("an address of a bucket is s3://BUCKET/NAME"),
+            _ => Err(match cloud {
+                Cloud::S3 => "an address of a bucket is s3://BUCKET/NAME",
+                Cloud::Google => "an address of a bucket is gs://BUCKET/NAME",
+                Cloud::Azure => "an address of a container is az://CONTAINER/NAME",
+            }),
         }
     }
 }
@@ -126,6 +173,18 @@ fn split(text: &OsStr) -> Option<(&str, &[u8])> {
     let scheme = std::str::from_utf8(&bytes[..at]).ok()?;
     let is_scheme = !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     is_scheme.then(|| (scheme, &bytes[at + 3..]))
+}
+
+/// Plain http is readable and changeable by everybody on the way.
+pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
+    match url.scheme() {
+        "https" => Ok(()),
+        "http" if allow_http => Ok(()),
+        "http" => Err(Error::invalid(format!(
+            "{url}: plain http shows everybody on the way what is read; it needs allow-http"
+        ))),
+        _ => Err(Error::invalid(format!("{}: this kind of address cannot be read", display(url.as_str().as_bytes())))),
+    }
 }
 
 /// For messages: a terminal obeys nothing in it.
@@ -148,12 +207,19 @@ mod tests {
             ("https://example.org/a.lbx", "https://example.org/a.lbx"),
             ("https://example.org:8443/x/a%20b.lbx", "https://example.org:8443/x/a%20b.lbx"),
             ("s3://bucket/path/a.lbx", "s3://bucket/path/a.lbx"),
+            ("gs://bucket_1/path/a.lbx", "gs://bucket_1/path/a.lbx"),
+            ("az://some-container/path/a.lbx", "az://some-container/path/a.lbx"),
             ("file:///srv/a%20b", "file:///srv/a%20b"),
         ] {
             assert_eq!(Address::parse(OsStr::new(text)).unwrap().unwrap().to_string(), shown);
         }
         // What is handed to another process is not what is shown.
-        for text in ["s3://bucket/a\\b\u{1b}[31m.lbx", "s3://bucket/ä.lbx", "https://example.org/a%5Cb.lbx"] {
+        for text in [
+            "s3://bucket/a\\b\u{1b}[31m.lbx",
+            "s3://bucket/ä.lbx",
+            "az://container/ä\u{1b}[31m.lbx",
+            "https://example.org/a%5Cb.lbx",
+        ] {
             let address = Address::parse(OsStr::new(text)).unwrap().unwrap();
             assert_eq!(Address::parse(address.text().as_ref()).unwrap().unwrap(), address);
             assert!(!address.to_string().contains('\u{1b}'));
@@ -167,12 +233,15 @@ mod tests {
             ("s3://bucket/", "s3://bucket/"),
             ("s3://bucket/a/b", "s3://bucket/a/b"),
             ("s3://bucket/a/", "s3://bucket/a"),
+            ("gs://bucket", "gs://bucket/"),
+            ("az://container/", "az://container/"),
+            ("az://container/a/b/", "az://container/a/b"),
             ("file:///srv/a/", "file:///srv/a"),
             ("file:///", "file:///"),
         ] {
             assert_eq!(Address::place(OsStr::new(text)).unwrap().text(), is, "{text}");
         }
-        for text in ["s3://", "s3://bu cket", "https://example.org/a", "a.lbx", "file://host/a", "gs://bucket"] {
+        for text in ["s3://", "s3://bu cket", "https://example.org/a", "a.lbx", "file://host/a", "az://Container"] {
             assert!(matches!(Address::place(OsStr::new(text)), Err(Error::Invalid(_))), "{text}");
         }
     }
@@ -186,7 +255,12 @@ mod tests {
             ("s3://bucket", "s3://BUCKET/NAME"),
             ("s3://bucket/", "s3://BUCKET/NAME"),
             ("s3://bu cket/a", "letters, digits"),
-            ("gs://bucket/a", "yet"),
+            ("gs://bucket", "gs://BUCKET/NAME"),
+            ("az://container", "az://CONTAINER/NAME"),
+            ("az://my.container/a", "small letters"),
+            ("az://container/a/../b", "ends with a dot"),
+            ("az://container/a\\b", "no backslash"),
+            ("az://container//a", "is empty"),
             ("file://host/a", "file:///PATH"),
             ("file://a", "file:///PATH"),
             ("file:///a?b", "file:///PATH"),

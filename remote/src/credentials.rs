@@ -1,4 +1,4 @@
-//! Who asks an object store, as the tools of that cloud find it out: the environment, the files below `~/.aws`, a program.
+//! Who asks an object store, as the tools of that cloud find it out: the environment, files like those below `~/.aws`, a program. (For Azure see `azure.rs`.)
 //!
 //! Nothing of it is in arguments, mount options or logs. What instances of machines are given is not asked for: that lies at an address of
 //! the machine's own link.
@@ -37,14 +37,23 @@ enum Origin {
 
 const REGION: &str = "us-east-1";
 
+/// Gives a variable of the environment.
+pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// Gives the text of a file.
+pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+pub(crate) fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 impl Place {
     /// # Errors
     /// `Invalid` when a profile is named that the files do not have.
     pub(crate) fn of_environment() -> Result<Place> {
-        Place::of(&|name| env::var(name).ok().filter(|value| !value.is_empty()), &|path| fs::read_to_string(path).ok())
+        Place::of(&variable, &|path| fs::read_to_string(path).ok())
     }
 
-    fn of(variable: &dyn Fn(&str) -> Option<String>, file: &dyn Fn(&Path) -> Option<String>) -> Result<Place> {
+    fn of(variable: Variable<'_>, file: File<'_>) -> Result<Place> {
         let at = |name: &str, default: &str| {
             variable(name)
                 .map(PathBuf::from)
@@ -97,7 +106,7 @@ fn credentials(id: &str, secret: &str, token: Option<&str>) -> rusty_s3::Credent
 }
 
 /// The settings below `[name]`; None without it. The files have comments that begin with `#` or `;`.
-fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<&'a str, &'a str>> {
+pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<&'a str, &'a str>> {
     let mut found = None;
     let mut inside = false;
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
@@ -116,18 +125,21 @@ fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<&'a str, &'a str>> 
 /// How long an answer is taken for the newest: those that expire are valid for a quarter of an hour at least.
 const FRESH: Duration = Duration::from_secs(600);
 /// Least time between two looks for others, when a store refuses those that are given.
-const ANEW: Duration = Duration::from_secs(2);
+const ANEW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
 /// Longest output of a program.
 const MAX_OUTPUT: u64 = 64 << 10;
 
 /// The newest of what the environment gives.
-pub(crate) struct Credentials {
-    given: Mutex<Option<Given>>,
+pub(crate) struct Credentials<T> {
+    look: Look<T>,
+    given: Mutex<Option<Given<T>>>,
 }
 
-struct Given {
-    /// None for a public bucket.
-    credentials: Option<Arc<rusty_s3::Credentials>>,
+/// Looks for them; None for a public bucket.
+type Look<T> = Box<dyn Fn() -> std::result::Result<Option<T>, Trouble> + Send + Sync>;
+
+struct Given<T> {
+    credentials: Option<Arc<T>>,
     at: Instant,
 }
 
@@ -140,21 +152,23 @@ struct Printed {
     session_token: Option<String>,
 }
 
-impl Credentials {
-    pub(crate) fn new() -> Credentials {
-        Credentials { given: Mutex::new(None) }
+impl<T: PartialEq> Credentials<T> {
+    pub(crate) fn new(
+        look: impl Fn() -> std::result::Result<Option<T>, Trouble> + Send + Sync + 'static,
+    ) -> Credentials<T> {
+        Credentials { look: Box::new(look), given: Mutex::new(None) }
     }
 
     /// Those of now; a program may have to be run for them.
-    pub(crate) fn get(&self) -> std::result::Result<Option<Arc<rusty_s3::Credentials>>, Trouble> {
+    fn get(&self) -> std::result::Result<Option<Arc<T>>, Trouble> {
         self.newer_than(FRESH)
     }
 
     /// What `ask` is answered with those of now; and when they are refused, with others if there are any: they may have expired, and been renewed by somebody else.
-    pub(crate) fn with<T>(
+    pub(crate) fn with<R>(
         &self,
-        ask: impl Fn(Option<&rusty_s3::Credentials>) -> std::result::Result<T, Trouble>,
-    ) -> std::result::Result<T, Trouble> {
+        ask: impl Fn(Option<&T>) -> std::result::Result<R, Trouble>,
+    ) -> std::result::Result<R, Trouble> {
         let credentials = self.get()?;
         let answer = ask(credentials.as_deref());
         if let Err(Trouble::Refused(_)) = &answer {
@@ -166,21 +180,43 @@ impl Credentials {
         answer
     }
 
-    fn newer_than(&self, age: Duration) -> std::result::Result<Option<Arc<rusty_s3::Credentials>>, Trouble> {
+    fn newer_than(&self, age: Duration) -> std::result::Result<Option<Arc<T>>, Trouble> {
         let mut given = self.given.lock();
         if let Some(given) = given.as_ref().filter(|given| given.at.elapsed() < age) {
             return Ok(given.credentials.clone());
         }
-        let place = Place::of_environment().map_err(|error| Trouble::Refused(error.to_string()))?;
-        let credentials = match place.origin {
-            Origin::Known(known) => Some(known),
-            Origin::Program(line) => Some(run(&line).map_err(Trouble::Refused)?),
-            Origin::Nobody => None,
-        };
-        let credentials = credentials.map(Arc::new);
+        let credentials = (self.look)()?.map(Arc::new);
         *given = Some(Given { credentials: credentials.clone(), at: Instant::now() });
         Ok(credentials)
     }
+}
+
+/// Those of the AWS tools.
+pub(crate) fn of_amazon() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
+    match Place::of_environment().map_err(|error| Trouble::Refused(error.to_string()))?.origin {
+        Origin::Known(known) => Ok(Some(known)),
+        Origin::Program(line) => run(&line).map(Some).map_err(Trouble::Refused),
+        Origin::Nobody => Ok(None),
+    }
+}
+
+/// Those of Google's tools: HMAC keys, from the environment or the file that gsutil reads. Those of the AWS tools are tried when they are of that kind, which their name says: another
+/// cloud's are nothing for Google to see.
+pub(crate) fn of_google() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
+    match google(&variable, &|path| fs::read_to_string(path).ok()) {
+        Some(known) => Ok(Some(known)),
+        None => Ok(of_amazon()?.filter(|known| known.key().starts_with("GOOG"))),
+    }
+}
+
+fn google(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credentials> {
+    if let (Some(id), Some(secret)) = (variable("GS_ACCESS_KEY_ID"), variable("GS_SECRET_ACCESS_KEY")) {
+        return Some(credentials(&id, &Zeroizing::new(secret), None));
+    }
+    let path = variable("BOTO_CONFIG").or_else(|| variable("HOME").map(|home| format!("{home}/.boto")))?;
+    let text = Zeroizing::new(file(Path::new(&path))?);
+    let settings = section(&text, "Credentials")?;
+    Some(credentials(settings.get("gs_access_key_id")?, settings.get("gs_secret_access_key")?, None))
 }
 
 /// Has a shell run the line, as the AWS tools do; its output is never repeated.
@@ -247,6 +283,27 @@ mod tests {
         let found = place(&[]).unwrap();
         assert_eq!((found.region.as_str(), id(&found)), (REGION, None));
         assert!(place(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
+    }
+
+    #[test]
+    fn those_of_google_are_hmac_keys() {
+        let found = |variables: &[(&str, &str)]| {
+            let variable =
+                |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            google(&variable, &|path| match path.to_str() {
+                Some("/h/.boto") => {
+                    Some("[Credentials]\ngs_access_key_id = GOOG1\ngs_secret_access_key=b==\n[Boto]\n".into())
+                }
+                Some("/other") => Some("[Credentials]\ngs_oauth2_refresh_token = x\n".into()),
+                _ => None,
+            })
+        };
+        let pair = |found: Option<rusty_s3::Credentials>| found.map(|it| (it.key().to_owned(), it.secret().to_owned()));
+        assert_eq!(pair(found(&[("HOME", "/h")])), Some(("GOOG1".into(), "b==".into())));
+        let named = [("HOME", "/h"), ("GS_ACCESS_KEY_ID", "GOOG2"), ("GS_SECRET_ACCESS_KEY", "c")];
+        assert_eq!(pair(found(&named)), Some(("GOOG2".into(), "c".into())));
+        assert_eq!(pair(found(&[("HOME", "/h"), ("BOTO_CONFIG", "/other")])), None);
+        assert_eq!(pair(found(&[])), None);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use std::time::Duration;
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use parking_lot::Mutex;
-use rusty_s3::{Bucket, S3Action, UrlStyle};
 use ureq::config::Config;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri, header};
 use ureq::tls::{RootCerts, TlsConfig};
@@ -22,8 +21,10 @@ use ureq::{Agent, Body};
 use url::Url;
 
 use crate::Options;
-use crate::address::Address;
-use crate::credentials::{Credentials, Place};
+use crate::address::{Address, Cloud, check_scheme};
+use crate::azure::{Container, Request};
+use crate::s3::Signer;
+use crate::signing::Header;
 use crate::source::{Source, Trouble, Version};
 
 const CONNECT: Duration = Duration::from_secs(10);
@@ -36,8 +37,6 @@ const MAX_REDIRECTIONS: usize = 3;
 const CONNECTIONS: usize = 24;
 /// Longest entity tag that is sent back.
 const MAX_TAG: usize = 512;
-/// How long a signature can be used: more than a clock may be wrong on both sides together.
-pub(crate) const SIGNED_FOR: Duration = Duration::from_secs(900);
 
 pub(crate) struct Http {
     agent: Agent,
@@ -52,9 +51,12 @@ enum Target {
         current: Mutex<Url>,
     },
     Bucket {
-        bucket: Bucket,
+        signer: Signer,
         key: String,
-        credentials: Credentials,
+    },
+    Container {
+        container: Container,
+        name: String,
     },
 }
 
@@ -67,9 +69,11 @@ impl Http {
                 Target::Web { address: url.clone(), current: Mutex::new(url.clone()) }
             }
             Address::Directory(_) => return Err(Error::invalid("a directory is asked for nothing over a network")),
-            Address::Bucket { bucket, key } => {
-                let bucket = bucket_at(bucket, options)?;
-                Target::Bucket { bucket, key: key.clone(), credentials: Credentials::new() }
+            Address::Bucket { cloud: Cloud::Azure, bucket, key } => {
+                Target::Container { container: Container::new(bucket, options)?, name: key.clone() }
+            }
+            Address::Bucket { cloud, bucket, key } => {
+                Target::Bucket { signer: Signer::new(*cloud, bucket, options)?, key: key.clone() }
             }
         };
         Ok(Http { agent: agent(options.allow_private), place, allow_http: options.allow_http })
@@ -81,10 +85,12 @@ impl Http {
         range: &Range<u64>,
         version: Option<&Version>,
     ) -> std::result::Result<Response<Body>, Trouble> {
+        let headers = asked(range, version);
+        let length = range.end - range.start;
         match &self.place {
-            Target::Bucket { bucket, key, credentials } => {
-                let response = credentials.with(|credentials| {
-                    let response = self.send(&bucket.get_object(credentials, key).sign(SIGNED_FOR), range, version)?;
+            Target::Bucket { signer, key } => {
+                let response = signer.with(|asker| {
+                    let response = self.send(&asker.get(key), &headers, length)?;
                     // Any other answer is for whoever asks.
                     refusal(&response).map_or(Ok(response), Err)
                 })?;
@@ -95,12 +101,17 @@ impl Http {
                 }
                 Ok(response)
             }
+            Target::Container { container, name } => container.with(|asker| {
+                let Request { url, headers } = asker.request("GET", name, &[], &headers, 0);
+                let response = self.send(&url, &headers, length)?;
+                refusal(&response).map_or(Ok(response), Err)
+            }),
             Target::Web { address, current } => {
                 let known = current.lock().clone();
-                let response = self.follow(&known, range, version, current)?;
+                let response = self.follow(&known, &headers, length, current)?;
                 // What a redirection led to may be for a time only.
                 if known != *address && !matches!(response.status(), StatusCode::PARTIAL_CONTENT) {
-                    return self.follow(address, range, version, current);
+                    return self.follow(address, &headers, length, current);
                 }
                 Ok(response)
             }
@@ -110,13 +121,13 @@ impl Http {
     fn follow(
         &self,
         from: &Url,
-        range: &Range<u64>,
-        version: Option<&Version>,
+        headers: &[Header],
+        length: u64,
         current: &Mutex<Url>,
     ) -> std::result::Result<Response<Body>, Trouble> {
         let mut url = from.clone();
         for _ in 0..=MAX_REDIRECTIONS {
-            let response = self.send(&url, range, version)?;
+            let response = self.send(&url, headers, length)?;
             if !response.status().is_redirection() {
                 *current.lock() = url;
                 return Ok(response);
@@ -131,25 +142,25 @@ impl Http {
         Err(Trouble::Unusable("it redirects again and again".into()))
     }
 
-    fn send(
-        &self,
-        url: &Url,
-        range: &Range<u64>,
-        version: Option<&Version>,
-    ) -> std::result::Result<Response<Body>, Trouble> {
-        let length = range.end - range.start;
-        let mut request = self
-            .agent
-            .get(url.as_str())
-            .header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1))
-            .header(header::ACCEPT_ENCODING, "identity");
-        // Times are no condition: some servers compare fractions of a second that they do not tell. What the answer says is compared.
-        if let Some(Version { tag: Some(tag), .. }) = version {
-            request = request.header(header::IF_MATCH, tag);
+    fn send(&self, url: &Url, headers: &[Header], length: u64) -> std::result::Result<Response<Body>, Trouble> {
+        let mut request = self.agent.get(url.as_str());
+        for (name, value) in headers {
+            request = request.header(*name, value);
         }
         let limit = REQUEST + Duration::from_secs(length / SLOWEST);
         request.config().timeout_global(Some(limit)).build().call().map_err(|error| trouble(&error))
     }
+}
+
+/// What asks for a range, of a version.
+fn asked(range: &Range<u64>, version: Option<&Version>) -> Vec<Header> {
+    let mut headers =
+        vec![("range", format!("bytes={}-{}", range.start, range.end - 1)), ("accept-encoding", "identity".to_owned())];
+    // Times are no condition: some servers compare fractions of a second that they do not tell. What the answer says is compared.
+    if let Some(Version { tag: Some(tag), .. }) = version {
+        headers.push(("if-match", tag.clone()));
+    }
+    headers
 }
 
 impl Source for Http {
@@ -272,39 +283,6 @@ fn fill(response: Response<Body>, out: &mut [u8]) -> std::result::Result<(), Tro
     Ok(())
 }
 
-/// Where a bucket is, as the environment says.
-///
-/// # Errors
-/// `Invalid` for an endpoint or a name that cannot be.
-pub(crate) fn bucket_at(name: &str, options: &Options) -> Result<Bucket> {
-    let place = Place::of_environment()?;
-    let (endpoint, style) = match &place.endpoint {
-        Some(endpoint) => (endpoint.clone(), UrlStyle::Path),
-        // The certificate of the service covers no name with dots.
-        None => {
-            let style = if name.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
-            (format!("https://s3.{}.amazonaws.com", place.region), style)
-        }
-    };
-    let endpoint =
-        Url::parse(&endpoint).map_err(|_| Error::invalid(format!("{endpoint} is no address of an object store")))?;
-    check_scheme(&endpoint, options.allow_http)?;
-    Bucket::new(endpoint, style, name.to_owned(), place.region.clone())
-        .map_err(|error| Error::invalid(format!("s3://{name}: {error}")))
-}
-
-/// Plain http is readable and changeable by everybody on the way.
-fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
-    match url.scheme() {
-        "https" => Ok(()),
-        "http" if allow_http => Ok(()),
-        "http" => Err(Error::invalid(format!(
-            "{url}: plain http shows everybody on the way what is read; it needs allow-http"
-        ))),
-        _ => Err(Error::invalid(format!("{}: this kind of address cannot be read", display(url.as_str().as_bytes())))),
-    }
-}
-
 pub(crate) fn agent(allow_private: bool) -> Agent {
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
@@ -391,6 +369,8 @@ pub(crate) fn trouble(error: &ureq::Error) -> Trouble {
         Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)) => {
             Trouble::Refused("its certificate is not trusted here; SSL_CERT_FILE names one that is".into())
         }
+        // Its words have the address, and that may be a secret.
+        _ if matches!(error, ureq::Error::BadUri(_)) => Trouble::Unusable("its address cannot be asked".into()),
         _ => Trouble::Passing(plain(&error.to_string())),
     }
 }

@@ -13,16 +13,20 @@
 //! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
 
 mod address;
+mod azure;
 mod bucket;
 mod cache;
 mod credentials;
 mod fetcher;
 mod file;
 mod finding;
+mod google;
 mod http;
 mod kept;
 mod probe;
+mod s3;
 mod shelf;
+mod signing;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -36,9 +40,9 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-pub use address::Address;
+pub use address::{Address, Cloud};
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored, Unsent};
-use bucket::{Directory, Follower, Living, Objects, S3};
+use bucket::{Azure, Directory, Follower, Living, Objects, S3};
 pub use fetcher::{Access, Apart, Asking, News, open_apart, serve};
 use file::RemoteFile;
 pub use finding::Finding;
@@ -182,7 +186,9 @@ pub fn forget_unsent(address: &Address, options: &Options) -> Result<Vec<Unsent>
 }
 
 fn only_read(address: &Address) -> Error {
-    Error::invalid(format!("{address}: a web server can only be read; s3:// and file:// can be written to"))
+    Error::invalid(format!(
+        "{address}: a web server can only be read; s3://, gs://, az:// and file:// can be written to"
+    ))
 }
 
 /// The archives of many objects that lie at a place ([`Address::place`]) and below it.
@@ -211,8 +217,11 @@ pub fn collect(address: &Address, options: &Options, take_over: bool) -> Result<
 }
 
 fn of_objects(address: &Address, options: &Options) -> Result<Box<dyn Objects>> {
-    let none =
-        || Error::invalid(format!("{address}: a web server has no objects of archives; s3:// and file:// may have"));
+    let none = || {
+        Error::invalid(format!(
+            "{address}: a web server has no objects of archives; s3://, gs://, az:// and file:// may have"
+        ))
+    };
     objects(address, options, None)?.ok_or_else(none)
 }
 
@@ -229,7 +238,8 @@ pub enum Names {
 fn objects(address: &Address, options: &Options, writer: Option<Names>) -> Result<Option<Box<dyn Objects>>> {
     match address {
         Address::Web(_) => Ok(None),
-        Address::Bucket { bucket, key } => Ok(Some(Box::new(S3::new(bucket, key, options)?))),
+        Address::Bucket { cloud: Cloud::Azure, bucket, key } => Ok(Some(Box::new(Azure::new(bucket, key, options)?))),
+        Address::Bucket { cloud, bucket, key } => Ok(Some(Box::new(S3::new(*cloud, bucket, key, options)?))),
         Address::Directory(url) => {
             let path = url.to_file_path().map_err(|()| Error::invalid("an address of a directory is file:///PATH"))?;
             Ok(Some(Box::new(Directory::open(&path, writer)?)))

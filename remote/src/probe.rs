@@ -5,11 +5,12 @@
 
 use lockbox::Result;
 
-use crate::address::Address;
+use crate::address::{Address, Cloud};
+use crate::azure;
 use crate::bucket;
-use crate::credentials::Credentials;
 use crate::finding::{Finding, remedy};
 use crate::http::{Answer, Http};
+use crate::s3;
 use crate::source::{Trouble, Version};
 use crate::{Options, objects};
 
@@ -24,8 +25,8 @@ const NO_TAG: &str = "\"lockbox-doctor\"";
 /// `Invalid` for an address that needs an option; that of `goes_on`; of a directory, those of the host.
 pub fn probe(address: &Address, options: &Options, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    if let Address::Bucket { .. } = address {
-        findings.push(identity(&Credentials::new()));
+    if let Address::Bucket { cloud, .. } = address {
+        findings.push(identity(*cloud));
     }
     match objects(address, options, None)? {
         None => web(&Http::new(address, options)?, address, &mut findings),
@@ -35,16 +36,29 @@ pub fn probe(address: &Address, options: &Options, goes_on: &mut dyn FnMut() -> 
 }
 
 /// Who asks: never what proves it.
-fn identity(credentials: &Credentials) -> Finding {
+fn identity(cloud: Cloud) -> Finding {
     const NAME: &str = "credentials";
-    match credentials.get() {
-        Ok(Some(_)) => Finding::good(NAME, "found, and requests are signed with them"),
-        Ok(None) => Finding::advice(
-            NAME,
-            "none were found, so the bucket is asked as a public one",
+    let (found, none, mend) = match cloud {
+        Cloud::S3 => (
+            s3::looked_for(cloud)().map(|found| found.is_some()),
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, unless it is public",
+            "mend the profile that AWS_PROFILE names",
         ),
-        Err(trouble) => Finding::bad(NAME, trouble.words(), "mend the profile that AWS_PROFILE names"),
+        Cloud::Google => (
+            s3::looked_for(cloud)().map(|found| found.is_some()),
+            "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY to an HMAC key, unless it is public",
+            "mend the profile that AWS_PROFILE names",
+        ),
+        Cloud::Azure => (
+            azure::looked_for().map(|found| found.is_some_and(|account| account.is_somebody())),
+            "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, unless it is public",
+            "mend the variables AZURE_STORAGE_..., or ~/.azure/config",
+        ),
+    };
+    match found {
+        Ok(true) => Finding::good(NAME, "found, and requests are signed with them"),
+        Ok(false) => Finding::advice(NAME, "none were found, so the bucket is asked as a public one", none),
+        Err(trouble) => Finding::bad(NAME, trouble.words(), mend),
     }
 }
 

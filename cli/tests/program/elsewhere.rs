@@ -222,22 +222,51 @@ fn doctor_tries_a_directory_of_objects_and_leaves_it_as_it_was() {
 
 #[test]
 fn doctor_shows_no_credentials() {
-    let place = Place::new();
-    let mut command = place.command();
-    command
-        .env("AWS_ACCESS_KEY_ID", "AKIDSHOWN")
-        .env("AWS_SECRET_ACCESS_KEY", "s3cr3t")
-        .env("AWS_SESSION_TOKEN", "t0k3n");
     // Nobody is there.
-    command.env("AWS_ENDPOINT_URL", "http://127.0.0.1:1");
-    let ended = end(command.args(["doctor", "--remote", "allow-http,allow-private,timeout=1s", "s3://bucket/name"]));
-    let told = String::from_utf8(ended.out).unwrap() + &ended.complaint;
-    assert_eq!(ended.code, 2, "{told}");
-    assert!(
-        told.contains("credentials        found") && told.contains("bad     lists              it does not answer"),
-        "{told}"
-    );
-    assert!(!["AKIDSHOWN", "s3cr3t", "t0k3n", "X-Amz"].iter().any(|secret| told.contains(secret)), "{told}");
+    const NOBODY: &str = "http://127.0.0.1:1";
+    let amazon = [
+        ("AWS_ACCESS_KEY_ID", "AKIDSHOWN"),
+        ("AWS_SECRET_ACCESS_KEY", "s3cr3t"),
+        ("AWS_SESSION_TOKEN", "t0k3n"),
+        ("AWS_ENDPOINT_URL", NOBODY),
+    ];
+    let google =
+        [("GS_ACCESS_KEY_ID", "GOOGSHOWN"), ("GS_SECRET_ACCESS_KEY", "s3cr3t"), ("STORAGE_EMULATOR_HOST", NOBODY)];
+    let key = [
+        ("AZURE_STORAGE_ACCOUNT", "account"),
+        ("AZURE_STORAGE_KEY", "czNjcjN0"),
+        ("AZURE_STORAGE_SERVICE_ENDPOINT", NOBODY),
+    ];
+    let token = [key[0], ("AZURE_STORAGE_SAS_TOKEN", "sv=2021-12-02&sig=s3cr3t"), key[2]];
+    let connection = [(
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "BlobEndpoint=http://127.0.0.1:1;SharedAccessSignature=sv=2021-12-02&sig=s3cr3t",
+    )];
+    const SECRETS: [&str; 8] = ["AKIDSHOWN", "GOOGSHOWN", "s3cr3t", "t0k3n", "czNjcjN0", "X-Amz", "X-Goog", "sig="];
+    for (address, variables) in [
+        ("s3://bucket/name", &amazon[..]),
+        ("gs://bucket/name", &google),
+        ("az://bucket/name", &key),
+        ("az://bucket/name", &token),
+        ("az://bucket/name", &connection),
+    ] {
+        let place = Place::new();
+        let run = |arguments: &[&str]| {
+            let mut command = place.command();
+            command.envs(variables.iter().copied()).env("LOCKBOX_LOG", "trace");
+            let ended = end(command.args(arguments).args(["--remote", "allow-http,allow-private,timeout=1s", address]));
+            let told = String::from_utf8(ended.out).unwrap() + &ended.complaint;
+            assert_eq!(ended.code, 2, "{told}");
+            assert!(!SECRETS.iter().any(|secret| told.contains(secret)), "{told}");
+            told
+        };
+        let told = run(&["doctor"]);
+        assert!(
+            told.contains("credentials        found") && told.contains("bad     lists              it does not answer"),
+            "{told}"
+        );
+        run(&["ls"]);
+    }
 }
 
 /// The objects of the archive in this directory whose names have this.

@@ -1,4 +1,4 @@
-//! Archives that live at addresses: made, changed and read there, in a directory of objects and in a store that speaks S3.
+//! Archives that live at addresses: made, changed and read there, in a directory of objects and in a store that speaks S3, or what Google's and Azure's do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ use crate::support::{Ended, Place, end, end_with_input, noise};
 
 pub(crate) const CREATE: [&str; 4] = ["--kdf-memory=1", "--kdf-passes=1", "--weak-kdf", "--quiet"];
 
-/// A store that speaks S3, in memory.
+/// A store in memory that speaks S3, and to who speaks to it as to Google's or Azure's store, what those do.
 #[derive(Default)]
 pub(crate) struct Store {
     pub(crate) objects: Mutex<BTreeMap<String, Vec<u8>>>,
@@ -68,8 +68,18 @@ impl Store {
         reader.read_exact(&mut body).unwrap();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let key = path.trim_start_matches("/bucket").trim_start_matches('/').to_owned();
+        let spoken = match () {
+            () if field("x-ms-version").is_some() => Spoken::Azure,
+            () if query.contains("X-Goog-Algorithm=GOOG4-HMAC-SHA256&") => Spoken::Google,
+            () => Spoken::S3,
+        };
+        let condition = match spoken {
+            Spoken::Google => field("x-goog-if-generation-match").filter(|generation| generation == "0"),
+            Spoken::S3 | Spoken::Azure => field("if-none-match").filter(|tag| tag == "*"),
+        };
         let is_silent = method == "PUT" && key.contains("/log/") && self.silent.load(Ordering::Relaxed);
-        let (status, more, content) = self.carry_out(method, &key, query, field("range"), field("if-none-match"), body);
+        let (status, more, content) =
+            self.carry_out(spoken, method, &key, query, field("range"), condition.is_some(), body);
         if is_silent {
             return;
         }
@@ -82,13 +92,15 @@ impl Store {
         let _ = stream.write_all(&content);
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn carry_out(
         &self,
+        spoken: Spoken,
         method: &str,
         key: &str,
         query: &str,
         range: Option<String>,
-        condition: Option<String>,
+        is_conditional: bool,
         body: Vec<u8>,
     ) -> (u16, String, Vec<u8>) {
         let kind = key.rsplit('/').nth(1).filter(|kind| ["log", "seg", "map"].contains(kind)).unwrap_or("-");
@@ -96,12 +108,15 @@ impl Store {
         let mut objects = self.objects.lock().unwrap();
         match method {
             "PUT" => {
-                assert_eq!(condition.as_deref(), Some("*"), "an object that overwrites");
+                assert!(is_conditional, "an object that overwrites");
                 if objects.contains_key(key) {
-                    return (412, String::new(), Vec::new());
+                    return match spoken {
+                        Spoken::Azure => (409, "x-ms-error-code: BlobAlreadyExists\r\n".to_owned(), Vec::new()),
+                        Spoken::S3 | Spoken::Google => (412, String::new(), Vec::new()),
+                    };
                 }
                 objects.insert(key.to_owned(), body);
-                (200, String::new(), Vec::new())
+                (if spoken == Spoken::Azure { 201 } else { 200 }, String::new(), Vec::new())
             }
             "DELETE" => {
                 objects.remove(key);
@@ -112,18 +127,35 @@ impl Store {
                     let value = query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
                     value.unwrap_or_default().replace("%2F", "/")
                 };
-                let (prefix, after) = (asked("prefix"), asked("start-after"));
-                let most = asked("max-keys").parse().unwrap_or(1000);
-                let found = objects.iter().filter(|(name, _)| name.starts_with(&prefix) && **name > after).take(most);
-                let entries: String = found
-                    .map(|(name, bytes)| {
-                        let (time, size) = ("2026-11-25T12:00:00.000Z", bytes.len());
-                        format!("<Contents><Key>{name}</Key><LastModified>{time}</LastModified><ETag>\"x\"</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>")
-                    })
-                    .collect();
-                let list = format!(
-                    "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>bucket</Name><Prefix></Prefix><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
-                );
+                let (prefix, after) = (asked("prefix"), asked("start-after").max(asked("marker")));
+                let most = asked("max-keys").parse().or(asked("maxresults").parse()).unwrap_or(1000);
+                let mut found =
+                    objects.iter().filter(|(name, _)| name.starts_with(&prefix) && **name > after).peekable();
+                let (mut entries, mut last) = (String::new(), "");
+                for (name, bytes) in found.by_ref().take(most) {
+                    let size = bytes.len();
+                    last = name;
+                    entries += &match spoken {
+                        Spoken::Azure => format!(
+                            "<Blob><Name>{name}</Name><Properties><Last-Modified>Wed, 25 Nov 2026 12:00:00 GMT</Last-Modified><Content-Length>{size}</Content-Length></Properties></Blob>"
+                        ),
+                        Spoken::S3 | Spoken::Google => format!(
+                            "<Contents><Key>{name}</Key><LastModified>2026-11-25T12:00:00.000Z</LastModified><ETag>\"x\"</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+                        ),
+                    };
+                }
+                let marker = found.peek().map(|_| last).unwrap_or_default();
+                let list = match spoken {
+                    Spoken::Azure => format!(
+                        "<EnumerationResults><Blobs>{entries}</Blobs><NextMarker>{marker}</NextMarker></EnumerationResults>"
+                    ),
+                    Spoken::Google => format!(
+                        "<ListBucketResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'><Name>bucket</Name>{entries}</ListBucketResult>"
+                    ),
+                    Spoken::S3 => format!(
+                        "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>bucket</Name><Prefix></Prefix><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+                    ),
+                };
                 (200, String::new(), list.into_bytes())
             }
             _ => {
@@ -145,6 +177,13 @@ impl Store {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spoken {
+    S3,
+    Google,
+    Azure,
+}
+
 /// Where an archive lives: its address, and how it is asked for.
 pub(crate) struct Home {
     pub(crate) place: Place,
@@ -161,9 +200,13 @@ impl Home {
     }
 
     pub(crate) fn bucket() -> Home {
+        Home::store("s3://bucket/some/name")
+    }
+
+    fn store(address: &str) -> Home {
         let store = Arc::new(Store::default());
         let endpoint = store.serve();
-        Home { place: Place::new(), address: "s3://bucket/some/name".into(), store, endpoint }
+        Home { place: Place::new(), address: address.into(), store, endpoint }
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> std::process::Command {
@@ -171,9 +214,14 @@ impl Home {
         command.env("LOCKBOX_PASSFILE", self.place.path("pass")).env("XDG_CACHE_HOME", self.place.path("cache"));
         command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret").env("AWS_REGION", "x");
         command.env("AWS_ENDPOINT_URL", &self.endpoint);
+        command.env("GS_ACCESS_KEY_ID", "GOOG1").env("GS_SECRET_ACCESS_KEY", "secret");
+        command.env("STORAGE_EMULATOR_HOST", &self.endpoint);
+        command.env("AZURE_STORAGE_ACCOUNT", "account").env("AZURE_STORAGE_KEY", "c2VjcmV0");
+        command.env("AZURE_STORAGE_SERVICE_ENDPOINT", &self.endpoint);
         command.args(arguments);
         // Before what is no option.
-        if !self.endpoint.is_empty() && arguments.iter().any(|argument| argument.starts_with("s3://")) {
+        let is_asked = |argument: &&str| ["s3://", "gs://", "az://"].iter().any(|scheme| argument.starts_with(scheme));
+        if !self.endpoint.is_empty() && arguments.iter().any(is_asked) {
             command.args(["--remote", "allow-http,allow-private,timeout=1s"]);
         }
         command
@@ -256,6 +304,35 @@ fn an_archive_is_made_changed_and_read_at_an_address() {
         home.good(&["backup", address, "copy.lbx"]);
         let listed = |archive: &str| home.run(&["ls", "-R", archive]).out;
         assert!(listed("copy.lbx") == listed(address) && !listed(address).is_empty());
+    }
+}
+
+#[test]
+fn an_archive_lives_in_googles_and_azures_stores_too() {
+    for address in ["gs://bucket/some/name", "az://bucket/some/name"] {
+        let home = Home::store(address);
+        home.create();
+        let large = noise(10 << 20);
+        fs::create_dir(home.place.path("tree")).unwrap();
+        fs::write(home.place.path("tree/small"), "small").unwrap();
+        fs::write(home.place.path("tree/large"), &large).unwrap();
+        home.good(&["add", address, "tree"]);
+        assert!(home.found("tree/small") == b"small" && home.found("tree/large") == large);
+        home.good(&["rm", &home.within("/tree/small")]);
+        assert_eq!(home.run(&["cat", address, "tree/small"]).code, 2);
+        assert!(home.good(&["check", "--full", address]).contains("sound"));
+        home.good(&["compact", address]);
+        home.good(&["remote", "check", "--full", address]);
+        home.good(&["remote", "collect", address]);
+        let listed = home.good(&["remote", "ls", &address[..11]]);
+        assert!(listed.lines().count() == 1 && listed.contains(address), "{listed}");
+        home.good(&["backup", address, "copy.lbx"]);
+        // The file of an archive as one object.
+        let bytes = fs::read(home.place.path("copy.lbx")).unwrap();
+        home.store.objects.lock().unwrap().insert("one.lbx".into(), bytes);
+        assert_eq!(home.run(&["ls", &format!("{}one.lbx", &address[..12])]).out, b"tree\n");
+        // Doubled by whoever does not look at the condition: the first one is there still.
+        assert_eq!(home.run(&[&["create", address][..], &CREATE].concat()).code, 2);
     }
 }
 

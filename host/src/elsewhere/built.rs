@@ -49,7 +49,7 @@ pub fn is_elsewhere(name: &Path) -> bool {
 
 fn address(name: &Path) -> Result<Address> {
     Address::parse(name.as_os_str())?.ok_or_else(|| {
-        Error::invalid(format!("{}: addresses begin with https://, s3:// or file://", crate::shown(name)))
+        Error::invalid(format!("{}: addresses begin with https://, s3://, gs://, az:// or file://", crate::shown(name)))
     })
 }
 

@@ -14,7 +14,7 @@ use super::{Apart, Remote};
 
 /// Whether this is the address of an archive and not the path of one.
 pub fn is_elsewhere(name: &Path) -> bool {
-    ["https://", "http://", "s3://", "file://"]
+    ["https://", "http://", "s3://", "gs://", "az://", "file://"]
         .iter()
         .any(|scheme| name.as_os_str().as_encoded_bytes().starts_with(scheme.as_bytes()))
 }

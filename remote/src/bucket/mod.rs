@@ -12,6 +12,8 @@
 //! BUCKET-5  What comes from the store has bounds, and is compared with the hash that names it before it is believed to be whole; whether it is authentic is for the tags of
 //!     the archive.
 
+mod answers;
+mod azure;
 mod counted;
 mod directory;
 mod follower;
@@ -39,6 +41,7 @@ use std::time::{Duration, Instant};
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
+pub(crate) use self::azure::Azure;
 pub(crate) use self::directory::Directory;
 pub(crate) use self::follower::Follower;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};

@@ -1,39 +1,28 @@
-//! The objects below a prefix of a bucket that speaks S3.
+//! The objects below a prefix of a bucket that speaks S3, or Google's words of it (`crate::s3`).
 //!
 //! Creations are on the condition that there is none of the name (`If-None-Match: *`), and say the hash of their bytes (`Content-MD5`, the one that all stores know): there
 //! are stores that take what came before a connection was cut for the whole object. Both are signed, so nobody on the way takes them off.
-
-use std::io::Read;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use lockbox::Result;
 use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
-use rusty_s3::{Bucket, S3Action};
-use ureq::http::{Response, StatusCode, header};
-use ureq::{Agent, Body};
-use url::Url;
+use ureq::Agent;
+use ureq::http::{StatusCode, header};
 
+use super::answers::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
 use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
-use crate::credentials::Credentials;
-use crate::http::{self, SIGNED_FOR};
+use crate::address::Cloud;
+use crate::http;
+use crate::s3::{Asker, Signer};
 use crate::source::Trouble;
-
-/// Longest answer of a list.
-const MAX_LIST: u64 = 4 << 20;
-
-const CONTENT_MD5: &str = "content-md5";
-
-type Answer<T> = std::result::Result<T, Trouble>;
 
 pub(crate) struct S3 {
     agent: Agent,
-    bucket: Bucket,
+    signer: Signer,
     prefix: String,
-    credentials: Credentials,
 }
 
 impl S3 {
@@ -41,13 +30,16 @@ impl S3 {
     ///
     /// # Errors
     /// `Invalid` for a place that cannot be asked.
-    pub(crate) fn new(bucket: &str, prefix: &str, options: &Options) -> Result<S3> {
-        Ok(S3 {
+    pub(crate) fn new(cloud: Cloud, bucket: &str, prefix: &str, options: &Options) -> Result<S3> {
+        Ok(S3::of(Signer::new(cloud, bucket, options)?, prefix, options))
+    }
+
+    pub(super) fn of(signer: Signer, prefix: &str, options: &Options) -> S3 {
+        S3 {
             agent: http::agent(options.allow_private),
-            bucket: http::bucket_at(bucket, options)?,
+            signer,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
-            credentials: Credentials::new(),
-        })
+        }
     }
 
     fn key(&self, name: &str) -> String {
@@ -55,23 +47,10 @@ impl S3 {
     }
 }
 
-/// Where an object of this hash is sent, on the condition that there is none of its name.
-fn creation(bucket: &Bucket, credentials: Option<&rusty_s3::Credentials>, key: &str, hash: &str) -> Url {
-    let mut action = bucket.put_object(credentials, key);
-    action.headers_mut().insert("if-none-match", "*");
-    action.headers_mut().insert(CONTENT_MD5, hash.to_owned());
-    action.sign(SIGNED_FOR)
-}
-
-/// How long a request with so many bytes may take.
-fn limit(bytes: u64) -> Option<Duration> {
-    Some(http::REQUEST + Duration::from_secs(bytes / http::SLOWEST))
-}
-
 impl Objects for S3 {
     fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
         let hash = STANDARD.encode(Md5::digest(bytes));
-        self.credentials.with(|credentials| self.create_as(credentials, name, bytes, &hash))
+        self.signer.with(|asker| self.create_as(asker, name, bytes, &hash))
     }
 
     /// From those who may not list.
@@ -80,28 +59,31 @@ impl Objects for S3 {
     }
 
     fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
-        self.credentials.with(|credentials| self.get_as(credentials, name, part))
+        self.signer.with(|asker| self.get_as(asker, name, part))
     }
 
     fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        self.credentials.with(|credentials| self.list_as(credentials, prefix, after, most))
+        self.signer.with(|asker| self.list_as(asker, prefix, after, most))
     }
 
     fn remove(&self, name: &str) -> Answer<()> {
-        self.credentials.with(|credentials| self.remove_as(credentials, name))
+        self.signer.with(|asker| self.remove_as(asker, name))
     }
 }
 
-type Signer<'a> = Option<&'a rusty_s3::Credentials>;
-
 impl S3 {
-    fn create_as(&self, credentials: Signer<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
-        let url = creation(&self.bucket, credentials, &self.key(name), hash);
-        let request = self.agent.put(url.as_str()).header(header::IF_NONE_MATCH, "*").header(CONTENT_MD5, hash);
+    fn create_as(&self, asker: &Asker<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
+        let (url, headers) = asker.put(&self.key(name), hash);
+        let mut request = self.agent.put(url.as_str());
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
         match response.status() {
-            StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => Ok(Created::Made(date(&response))),
+            StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
+                Ok(Created::Made(answers::date(&response)))
+            }
             StatusCode::PRECONDITION_FAILED => Ok(Created::Exists),
             // Another request for the name is under way: what becomes of it is not known.
             StatusCode::CONFLICT => Err(Trouble::Passing("another request is under way (status 409)".into())),
@@ -113,72 +95,59 @@ impl S3 {
         }
     }
 
-    fn get_as(&self, credentials: Signer<'_>, name: &str, part: Part) -> Answer<Vec<u8>> {
+    fn get_as(&self, asker: &Asker<'_>, name: &str, part: Part) -> Answer<Vec<u8>> {
         let (range, most) = match part {
             Part::All(most) => (format!("bytes=0-{most}"), most),
             Part::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
             Part::Last(most) => (format!("bytes=-{most}"), most),
         };
-        let key = self.key(name);
-        let url = self.bucket.get_object(credentials, &key).sign(SIGNED_FOR);
+        let url = asker.get(&self.key(name));
         let request = self.agent.get(url.as_str()).header(header::RANGE, range);
         let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
-        let wrong = || Trouble::Unusable("its answer is not about the range that it was asked for".into());
-        let told = http::text(response.headers(), header::CONTENT_RANGE).and_then(http::content_range);
-        match (response.status(), part, told) {
-            (StatusCode::PARTIAL_CONTENT, Part::Range(offset, length), Some((first, last, _))) => {
-                // A shorter answer is a shorter object.
-                if first != offset || last >= offset + length {
-                    return Err(wrong());
+        let status = response.status();
+        answers::part(response, part, most).unwrap_or_else(|| Err(refusal(status))).map(|(bytes, _)| bytes)
+    }
+
+    /// A store may give fewer objects than it was asked for, and say that there are more: these are asked for too, for whoever asks takes a short list for the end.
+    fn list_as(&self, asker: &Asker<'_>, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+        let most = most.min(LISTED);
+        let mut listed = Vec::new();
+        let mut token: Option<String> = None;
+        for _ in 0..MOST_ANSWERS {
+            let url = asker.list(|action| {
+                action.with_prefix(self.key(prefix));
+                action.with_max_keys(most - listed.len());
+                match &token {
+                    Some(token) => action.with_continuation_token(token.clone()),
+                    None if !after.is_empty() => action.with_start_after(self.key(after)),
+                    None => {}
                 }
+            });
+            let request = self.agent.get(url.as_str()).config().timeout_global(limit(MAX_LIST)).build();
+            let response = request.call().map_err(|error| http::trouble(&error))?;
+            match response.status() {
+                StatusCode::OK => {}
+                StatusCode::NOT_FOUND => return Err(Trouble::Gone),
+                status => return Err(refusal(status)),
             }
-            (StatusCode::PARTIAL_CONTENT, Part::All(_), Some((0, last, length))) if last + 1 == length => {}
-            (StatusCode::PARTIAL_CONTENT, Part::Last(_), Some((_, last, length))) if last + 1 == length => {}
-            (StatusCode::PARTIAL_CONTENT, ..) => return Err(wrong()),
-            // All of an object that is no longer than what was asked for.
-            (StatusCode::OK, Part::All(_) | Part::Last(_), _) => {}
-            (StatusCode::OK, Part::Range(0, _), _) => {}
-            (StatusCode::OK, ..) => {
-                return Err(Trouble::Unusable("it does not serve parts of objects (ranges)".into()));
+            let text = as_amazons(answers::list(response)?);
+            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| answers::no_list())?;
+            for object in parsed.contents.into_iter().take(most - listed.len()) {
+                let name = object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(answers::no_list)?;
+                let time = object.last_modified.as_deref().and_then(http::list_date);
+                listed.push(Listed { name, bytes: object.size.ok_or_else(answers::no_list)?, time });
             }
-            (StatusCode::NOT_FOUND, ..) => return Err(Trouble::Gone),
-            // The object ends before the range begins.
-            (StatusCode::RANGE_NOT_SATISFIABLE, ..) => return Ok(Vec::new()),
-            (status, ..) => return Err(refusal(status)),
+            token = parsed.next_continuation_token.filter(|_| listed.len() < most);
+            if token.is_none() {
+                return Ok(listed);
+            }
         }
-        body(response, most)
+        Err(Trouble::Unusable("it cuts a list short again and again".into()))
     }
 
-    fn list_as(&self, credentials: Signer<'_>, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        let mut action = self.bucket.list_objects_v2(credentials);
-        action.with_prefix(self.key(prefix));
-        action.with_max_keys(most.min(LISTED));
-        if !after.is_empty() {
-            action.with_start_after(self.key(after));
-        }
-        let url = action.sign(SIGNED_FOR);
-        let request = self.agent.get(url.as_str()).config().timeout_global(limit(MAX_LIST)).build();
-        let response = request.call().map_err(|error| http::trouble(&error))?;
-        match response.status() {
-            StatusCode::OK => {}
-            StatusCode::NOT_FOUND => return Err(Trouble::Gone),
-            status => return Err(refusal(status)),
-        }
-        let unusable = || Trouble::Unusable("its answer is no list".into());
-        let text = String::from_utf8(body(response, MAX_LIST)?).map_err(|_| unusable())?;
-        let parsed = ListObjectsV2::parse_response(&text).map_err(|_| unusable())?;
-        let listed = parsed.contents.into_iter().take(most).map(|object| {
-            let name = object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(unusable)?;
-            let time = object.last_modified.as_deref().and_then(http::list_date);
-            Ok(Listed { name, bytes: object.size.ok_or_else(unusable)?, time })
-        });
-        listed.collect()
-    }
-
-    fn remove_as(&self, credentials: Signer<'_>, name: &str) -> Answer<()> {
-        let key = self.key(name);
-        let url = self.bucket.delete_object(credentials, &key).sign(SIGNED_FOR);
+    fn remove_as(&self, asker: &Asker<'_>, name: &str) -> Answer<()> {
+        let url = asker.delete(&self.key(name));
         let request = self.agent.delete(url.as_str()).config().timeout_global(limit(0)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
         match response.status() {
@@ -189,55 +158,20 @@ impl S3 {
 }
 
 fn refusal(status: StatusCode) -> Trouble {
-    match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-            Trouble::Refused(format!("it refuses the request (status {})", status.as_u16()))
-        }
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-            Trouble::Passing(format!("status {}", status.as_u16()))
-        }
-        _ if status.is_server_error() => Trouble::Passing(format!("status {}", status.as_u16())),
-        _ if status.is_redirection() => {
-            Trouble::Refused("the bucket is in another region; AWS_REGION names the one to ask".into())
-        }
-        _ => Trouble::Unusable(format!("it answers with status {}", status.as_u16())),
+    if status.is_redirection() {
+        return Trouble::Refused("the bucket is in another region; AWS_REGION names the one to ask".into());
     }
+    answers::refusal(status)
 }
 
-/// All of an answer that has so many bytes at most.
-fn body(response: Response<Body>, most: u64) -> Answer<Vec<u8>> {
-    let length = http::text(response.headers(), header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
-    let mut bytes = Vec::new();
-    let mut reader = response.into_body().into_reader().take(most + 1);
-    reader.read_to_end(&mut bytes).map_err(|error| Trouble::Passing(http::plain(&error.to_string())))?;
-    if bytes.len() as u64 > most {
-        return Err(Trouble::Unusable("it sends more than it was asked for".into()));
-    }
-    match length {
-        Some(length) if length != bytes.len() as u64 => Err(Trouble::Passing("its answer was cut off".into())),
-        _ => Ok(bytes),
-    }
-}
-
-/// What the store's clock says.
-fn date(response: &Response<Body>) -> Option<u64> {
-    let text = http::text(response.headers(), header::DATE)?;
-    http::date(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use rusty_s3::UrlStyle;
-
-    use super::*;
-
-    #[test]
-    fn nobody_takes_condition_and_hash_off_a_creation() {
-        let endpoint = Url::parse("https://s3.example.org").unwrap();
-        let bucket = Bucket::new(endpoint, UrlStyle::Path, "b", "us-east-1").unwrap();
-        let credentials = rusty_s3::Credentials::new("id", "secret");
-        let url = creation(&bucket, Some(&credentials), "p/name", "hash");
-        let signed = url.query_pairs().find(|(name, _)| name == "X-Amz-SignedHeaders").unwrap().1;
-        assert_eq!(signed, "content-md5;host;if-none-match");
+/// A list with Amazon's name for what its elements mean: Google's store has an older one.
+fn as_amazons(text: String) -> String {
+    const OLDER: &str = "http://doc.s3.amazonaws.com/2006-03-01";
+    const AMAZONS: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
+    let begin = text.find("<ListBucketResult").unwrap_or(text.len());
+    let end = begin + text[begin..].find('>').unwrap_or_default();
+    match text[begin..end].contains(OLDER) {
+        true => format!("{}{}", text[..end].replace(&format!("{OLDER}/"), OLDER).replace(OLDER, AMAZONS), &text[end..]),
+        false => text,
     }
 }

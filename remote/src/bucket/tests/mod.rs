@@ -1,5 +1,6 @@
 //! The bucket's invariants on a simulated store.
 
+mod clouds;
 mod figures;
 mod follower;
 mod golden;

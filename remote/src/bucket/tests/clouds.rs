@@ -1,0 +1,358 @@
+//! Stores of each cloud on a real connection: what they are asked, and what their answers mean.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rusty_s3::UrlStyle;
+use url::Url;
+
+use crate::Options;
+use crate::address::Cloud;
+use crate::azure::{Account, Container};
+use crate::bucket::objects::{Created, LISTED, Objects, Part};
+use crate::bucket::store::Store;
+use crate::bucket::{Azure, S3, probe};
+use crate::credentials::Credentials;
+use crate::s3::Signer;
+use crate::source::Trouble;
+
+/// A store in memory that speaks what one cloud does, as far as it is asked.
+struct Server {
+    cloud: Cloud,
+    objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// Most objects of one answer.
+    cut: AtomicUsize,
+    /// What was asked for: method and query.
+    asked: Mutex<Vec<String>>,
+    /// What the next requests are answered with: a status, and Azure's word for it.
+    scripted: Mutex<Vec<(u16, &'static str)>>,
+    /// A part of what proves who asks that is refused.
+    refused: Mutex<Option<&'static str>>,
+}
+
+struct Asked {
+    method: String,
+    key: String,
+    query: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+type Answer = (u16, String, Vec<u8>);
+
+impl Server {
+    fn start(cloud: Cloud) -> (Arc<Server>, Url) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let server = Arc::new(Server {
+            cloud,
+            objects: Mutex::default(),
+            cut: AtomicUsize::new(LISTED),
+            asked: Mutex::default(),
+            scripted: Mutex::default(),
+            refused: Mutex::default(),
+        });
+        let serving = server.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (server, stream) = (serving.clone(), stream.unwrap());
+                thread::spawn(move || server.answer(stream));
+            }
+        });
+        (server, url)
+    }
+
+    fn answer(&self, mut stream: TcpStream) {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut lines = reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+        let Some(first) = lines.next() else { return };
+        let headers: BTreeMap<String, String> = lines
+            .filter_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+            })
+            .collect();
+        let mut words = first.split(' ');
+        let (method, target) = (words.next().unwrap().to_owned(), words.next().unwrap());
+        let url = Url::parse("http://x").unwrap().join(target).unwrap();
+        let key = url.path().strip_prefix("/b").unwrap().trim_start_matches('/').to_owned();
+        let mut body = vec![0; headers.get("content-length").map_or(0, |length| length.parse().unwrap())];
+        reader.read_exact(&mut body).unwrap();
+        self.asked.lock().push(format!("{method} {}", url.query().unwrap_or_default()));
+        let query = url.query_pairs().into_owned().collect();
+        let (status, more, body) = self.carry_out(&Asked { method, key, query, headers, body });
+        let head = "Date: Thu, 26 Nov 2026 01:00:00 GMT\r\nConnection: close";
+        let _ = write!(stream, "HTTP/1.1 {status} x\r\n{head}\r\nContent-Length: {}\r\n{more}\r\n", body.len());
+        let _ = stream.write_all(&body);
+    }
+
+    fn carry_out(&self, asked: &Asked) -> Answer {
+        let told = |status, code: &str| (status, format!("x-ms-error-code: {code}\r\n"), Vec::new());
+        let proof = asked.query.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&");
+        if self.refused.lock().is_some_and(|refused| proof.contains(refused)) {
+            return told(403, "AuthenticationFailed");
+        }
+        if let Some((status, code)) = self.scripted.lock().pop() {
+            return told(status, code);
+        }
+        let mut objects = self.objects.lock();
+        match &*asked.method {
+            "PUT" => {
+                let condition =
+                    if self.cloud == Cloud::Google { "x-goog-if-generation-match" } else { "if-none-match" };
+                let wanted = if self.cloud == Cloud::Google { "0" } else { "*" };
+                assert_eq!(asked.headers.get(condition).map(String::as_str), Some(wanted), "an object that overwrites");
+                assert!(asked.headers.contains_key("content-md5"));
+                let is_azure = self.cloud == Cloud::Azure;
+                assert_eq!(asked.headers.get("x-ms-blob-type").is_some_and(|kind| kind == "BlockBlob"), is_azure);
+                if objects.contains_key(&asked.key) {
+                    return if is_azure { told(409, "BlobAlreadyExists") } else { told(412, "PreconditionFailed") };
+                }
+                objects.insert(asked.key.clone(), asked.body.clone());
+                told(if is_azure { 201 } else { 200 }, "")
+            }
+            "DELETE" => match (objects.remove(&asked.key), self.cloud) {
+                (Some(_), Cloud::Azure) => told(202, ""),
+                (None, Cloud::Azure) => told(404, "BlobNotFound"),
+                _ => told(204, ""),
+            },
+            "GET" if asked.key.is_empty() => self.list(&objects, &asked.query),
+            _ => {
+                let Some(bytes) = objects.get(&asked.key) else { return told(404, "BlobNotFound") };
+                let (first, last) = asked.headers["range"].strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+                let length = bytes.len();
+                let range = match first {
+                    "" if self.cloud == Cloud::Azure => return told(400, "InvalidHeaderValue"),
+                    "" => length.saturating_sub(last.parse().unwrap())..length,
+                    first => first.parse().unwrap()..(last.parse::<usize>().unwrap() + 1).min(length),
+                };
+                if range.start >= length {
+                    return told(416, "InvalidRange");
+                }
+                let told = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
+                (206, told, bytes[range].to_vec())
+            }
+        }
+    }
+
+    fn list(&self, objects: &BTreeMap<String, Vec<u8>>, query: &BTreeMap<String, String>) -> Answer {
+        let asked = |name: &str| query.get(name).map(String::as_str).unwrap_or_default();
+        let prefix = asked("prefix");
+        let (begin, most, next) = match self.cloud {
+            Cloud::Azure => (asked("marker"), asked("maxresults"), "NextMarker"),
+            _ => (asked("start-after").max(asked("continuation-token")), asked("max-keys"), "NextContinuationToken"),
+        };
+        // A marker is what nobody would take for a name.
+        let begin = begin.strip_prefix("2!").unwrap_or(begin);
+        let most = most.parse().unwrap_or(LISTED).min(self.cut.load(Ordering::Relaxed));
+        let mut found = objects.iter().filter(|(name, _)| name.starts_with(prefix) && &***name > begin).peekable();
+        let (mut rows, mut last) = (String::new(), "");
+        for (name, bytes) in found.by_ref().take(most) {
+            last = name;
+            let size = bytes.len();
+            rows += &match self.cloud {
+                Cloud::Azure => format!(
+                    "<Blob><Name>{name}</Name><Properties><Last-Modified>Thu, 26 Nov 2026 01:00:00 GMT</Last-Modified>\
+                     <Etag>0x1</Etag><Content-Length>{size}</Content-Length><BlobType>BlockBlob</BlobType></Properties><OrMetadata /></Blob>"
+                ),
+                _ => format!(
+                    "<Contents><Key>{name}</Key><Generation>1</Generation><LastModified>2026-11-26T01:00:00.000Z</LastModified><Size>{size}</Size></Contents>"
+                ),
+            };
+        }
+        let is_cut = found.peek().is_some();
+        let next = if is_cut { format!("<{next}>2!{last}</{next}>") } else { String::new() };
+        let text = match self.cloud {
+            Cloud::Azure => format!(
+                "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"http://x/\" ContainerName=\"b\">\
+                 <Prefix>{prefix}</Prefix><Blobs>{rows}</Blobs>{next}</EnumerationResults>"
+            ),
+            Cloud::Google => format!(
+                "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'><Name>b</Name><IsTruncated>{is_cut}</IsTruncated>{next}{rows}</ListBucketResult>"
+            ),
+            Cloud::S3 => format!(
+                "<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>b</Name><IsTruncated>{is_cut}</IsTruncated>{next}{rows}</ListBucketResult>"
+            ),
+        };
+        (200, String::new(), text.into_bytes())
+    }
+}
+
+fn options() -> Options {
+    Options { timeout: Some(Duration::ZERO), allow_http: true, allow_private: true, ..Options::default() }
+}
+
+fn account(endpoint: &Url, proof: (&str, &str)) -> Account {
+    let variable = |name: &str| match name {
+        "AZURE_STORAGE_ACCOUNT" => Some("account".to_owned()),
+        "AZURE_STORAGE_SERVICE_ENDPOINT" => Some(endpoint.to_string()),
+        _ if name == proof.0 => Some(proof.1.to_owned()),
+        _ => None,
+    };
+    Account::of(&variable, &|_| None).unwrap()
+}
+
+fn azure(endpoint: &Url, proof: (&'static str, &'static str)) -> Azure {
+    let (known, endpoint) = (account(endpoint, proof), endpoint.clone());
+    let look = move || Ok(Some(account(&endpoint, proof)));
+    Azure::of(Container::at("b", known, look, &options()).unwrap(), "p", &options())
+}
+
+const KEY: (&str, &str) = ("AZURE_STORAGE_KEY", "a2V5");
+
+fn objects(cloud: Cloud, endpoint: &Url) -> Box<dyn Objects> {
+    if cloud == Cloud::Azure {
+        return Box::new(azure(endpoint, KEY));
+    }
+    let bucket = rusty_s3::Bucket::new(endpoint.clone(), UrlStyle::Path, "b", "x").unwrap();
+    let credentials = Credentials::new(|| Ok(Some(rusty_s3::Credentials::new("id", "secret"))));
+    Box::new(S3::of(Signer::of(cloud, bucket, credentials), "p", &options()))
+}
+
+const CLOUDS: [Cloud; 3] = [Cloud::S3, Cloud::Google, Cloud::Azure];
+
+#[test]
+fn each_cloud_is_asked_for_what_a_store_owes() {
+    for cloud in CLOUDS {
+        let (server, endpoint) = Server::start(cloud);
+        let objects = objects(cloud, &endpoint);
+        let mut findings = Vec::new();
+        probe(&*objects, Some(Duration::ZERO), &mut findings, &mut || Ok(())).unwrap();
+        // The server's clock stands still.
+        let wrong =
+            findings.iter().find(|finding| finding.name != "clock" && (!finding.works || finding.advice.is_some()));
+        assert_eq!((wrong, findings.len()), (None, 8), "{cloud:?}");
+        assert!(server.objects.lock().is_empty());
+    }
+}
+
+#[test]
+fn lists_that_a_store_cuts_short_are_asked_for_on() {
+    for cloud in CLOUDS {
+        let (server, endpoint) = Server::start(cloud);
+        let all: Vec<String> = (0..2500).map(|number| format!("seg/{number:04}")).collect();
+        *server.objects.lock() = all.iter().map(|name| (format!("p/{name}"), vec![1])).collect();
+        for (cut, asked) in [(LISTED, 3), (300, 10), (70, 38)] {
+            server.cut.store(cut, Ordering::Relaxed);
+            server.asked.lock().clear();
+            let store = Store::new(objects(cloud, &endpoint), "x".into(), Some(Duration::ZERO));
+            let mut seen = Vec::new();
+            let visit = &mut |object: crate::bucket::objects::Listed| {
+                seen.push(object.name);
+                Ok(())
+            };
+            store.walk("seg/", visit).unwrap();
+            assert!(seen == all, "{cloud:?} {cut}: {}", seen.len());
+            assert!(server.asked.lock().len() <= asked + 3, "{cloud:?} {cut}: {}", server.asked.lock().len());
+        }
+        server.cut.store(LISTED, Ordering::Relaxed);
+        let objects = objects(cloud, &endpoint);
+        let names = |after: &str, most| {
+            let listed = objects.list("seg/", after, most).unwrap();
+            listed.into_iter().map(|object| object.name).collect::<Vec<_>>()
+        };
+        // Behind a name at which no list ended, or that is none.
+        assert_eq!(names("seg/1234", 2), all[1235..1237]);
+        assert_eq!(names("seg/1234x", LISTED), all[1235..2235]);
+        assert_eq!(names("seg/2234", LISTED), all[2235..]);
+        assert_eq!(names("seg/9", LISTED), [""; 0]);
+        assert_eq!(names("", 1), all[..1]);
+        // A store that has always more, and never any.
+        server.cut.store(0, Ordering::Relaxed);
+        assert!(matches!(objects.list("seg/", "", 1), Err(Trouble::Unusable(why)) if why.contains("again and again")));
+    }
+}
+
+#[test]
+fn a_marker_that_is_refused_is_not_needed() {
+    let (server, endpoint) = Server::start(Cloud::Azure);
+    *server.objects.lock() = (0..1500).map(|number| (format!("p/{number:04}"), vec![1])).collect();
+    let azure = azure(&endpoint, KEY);
+    assert_eq!(azure.list("", "", LISTED).unwrap().len(), LISTED);
+    *server.scripted.lock() = vec![(400, "OutOfRangeInput")];
+    let rest = azure.list("", "0999", LISTED).unwrap();
+    assert_eq!((rest.len(), &*rest[0].name), (500, "1000"));
+}
+
+#[test]
+fn the_last_bytes_of_a_blob_are_one_request_or_two() {
+    let (server, endpoint) = Server::start(Cloud::Azure);
+    let azure = azure(&endpoint, KEY);
+    for (length, asked) in [(1, 1), (99, 1), (100, 1), (101, 2), (150, 2), (200, 2), (201, 2), (5000, 2)] {
+        let bytes: Vec<u8> = (0..length).map(|at: usize| (at % 251) as u8).collect();
+        server.objects.lock().insert("p/name".into(), bytes.clone());
+        server.asked.lock().clear();
+        let last = azure.get("name", Part::Last(100)).unwrap();
+        assert_eq!(
+            (last, server.asked.lock().len()),
+            (bytes[length.saturating_sub(100)..].to_vec(), asked),
+            "{length}"
+        );
+    }
+    assert_eq!(azure.get("none", Part::Last(100)), Err(Trouble::Gone));
+}
+
+#[test]
+fn what_azure_answers_is_taken_for_what_it_is() {
+    let (server, endpoint) = Server::start(Cloud::Azure);
+    let azure = azure(&endpoint, ("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=s3cr3t"));
+    let create = |status, code| {
+        server.scripted.lock().push((status, code));
+        azure.create("name", b"bytes")
+    };
+    assert_eq!(create(409, "BlobAlreadyExists"), Ok(Created::Exists));
+    assert_eq!(create(412, "ConditionNotMet"), Ok(Created::Exists));
+    assert_eq!(create(201, ""), Ok(Created::Made(Some(1_795_654_800))));
+    let passing = |created| matches!(created, Err(Trouble::Passing(_)));
+    for (status, code) in [
+        (409, "ContainerBeingDeleted"),
+        (400, "Md5Mismatch"),
+        (500, "OperationTimedOut"),
+        (503, "ServerBusy"),
+        (429, ""),
+    ] {
+        assert!(passing(create(status, code)), "{status} {code}");
+    }
+    for (status, code, why) in [
+        (403, "AuthenticationFailed", "AuthenticationFailed"),
+        (403, "<blink>", "(status 403)"),
+        (409, "PublicAccessNotPermitted", "409"),
+        (404, "ContainerNotFound", "no such container"),
+        (400, "InvalidHeaderValue", "400 InvalidHeaderValue"),
+    ] {
+        let told = create(status, code).unwrap_err().words();
+        assert!(told.contains(why) && !told.contains("s3cr3t") && !told.contains('<'), "{told}");
+    }
+    server.scripted.lock().push((404, "ContainerNotFound"));
+    assert_eq!(azure.list("", "", 1), Err(Trouble::Gone));
+    assert_eq!(azure.remove("none"), Ok(()));
+    server.scripted.lock().push((409, "SnapshotsPresent"));
+    assert!(matches!(azure.remove("none"), Err(Trouble::Unusable(why)) if why.contains("SnapshotsPresent")));
+}
+
+#[test]
+fn who_is_refused_is_asked_for_another_token_once() {
+    let (server, endpoint) = Server::start(Cloud::Azure);
+    *server.refused.lock() = Some("sig=old");
+    let looks = Arc::new(AtomicUsize::new(0));
+    let container = |tokens: &'static [&'static str]| {
+        let (endpoint, looks) = (endpoint.clone(), looks.clone());
+        let proof = |token| ("AZURE_STORAGE_SAS_TOKEN", token);
+        let known = account(&endpoint, proof(tokens[0]));
+        let look = move || Ok(Some(account(&endpoint, proof(tokens[looks.fetch_add(1, Ordering::Relaxed)]))));
+        Azure::of(Container::at("b", known, look, &options()).unwrap(), "p", &options())
+    };
+    assert!(matches!(container(&["sv=1&sig=old", "sv=1&sig=new"]).create("one", b"x"), Ok(Created::Made(_))));
+    assert_eq!((looks.swap(0, Ordering::Relaxed), server.asked.lock().len()), (2, 2));
+    server.asked.lock().clear();
+    // The same once more is not sent.
+    let told = container(&["sv=1&sig=old", "sv=1&sig=old"]).create("two", b"x").unwrap_err();
+    assert!(matches!(&told, Trouble::Refused(why) if !why.contains("sig")), "{told:?}");
+    assert_eq!((looks.load(Ordering::Relaxed), server.asked.lock().len()), (2, 1));
+}

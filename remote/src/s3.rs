@@ -1,0 +1,155 @@
+//! How a bucket that speaks S3, or Google's words of it, is asked: addresses of requests, signed for a time.
+//!
+//! What Amazon and Google do differently is all here. Google's store takes what is signed as Amazon's is, and then passes over `If-None-Match`; its own condition is a header of its own, which it
+//! refuses beside those of Amazon. So to Google everything is said, and signed, in its own words (`google.rs`).
+
+use jiff::Timestamp;
+use lockbox::{Error, Result};
+use rusty_s3::actions::ListObjectsV2;
+use rusty_s3::{Bucket, S3Action, UrlStyle};
+use url::Url;
+
+use crate::Options;
+use crate::address::{Cloud, check_scheme};
+use crate::credentials::{self, Credentials, Place, variable};
+use crate::google;
+use crate::signing::{Header, SIGNED_FOR};
+use crate::source::Trouble;
+
+/// A bucket, and who asks it.
+pub(crate) struct Signer {
+    bucket: Bucket,
+    cloud: Cloud,
+    credentials: Credentials<rusty_s3::Credentials>,
+}
+
+/// The same with the credentials of one request.
+pub(crate) struct Asker<'a> {
+    bucket: &'a Bucket,
+    cloud: Cloud,
+    credentials: Option<&'a rusty_s3::Credentials>,
+}
+
+impl Signer {
+    /// # Errors
+    /// `Invalid` for an endpoint or a name that cannot be.
+    pub(crate) fn new(cloud: Cloud, name: &str, options: &Options) -> Result<Signer> {
+        let (endpoint, style, region) = match cloud {
+            Cloud::Google => {
+                // As Google's own libraries have it.
+                let endpoint = variable("STORAGE_EMULATOR_HOST");
+                (endpoint.unwrap_or_else(|| google::ENDPOINT.to_owned()), UrlStyle::Path, google::LOCATION.to_owned())
+            }
+            _ => at_amazon(name)?,
+        };
+        let endpoint = Url::parse(&endpoint)
+            .map_err(|_| Error::invalid(format!("{endpoint} is no address of an object store")))?;
+        check_scheme(&endpoint, options.allow_http)?;
+        let bucket = Bucket::new(endpoint, style, name.to_owned(), region)
+            .map_err(|error| Error::invalid(format!("{}://{name}: {error}", cloud.scheme())))?;
+        Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud))))
+    }
+
+    pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: Credentials<rusty_s3::Credentials>) -> Signer {
+        Signer { bucket, cloud, credentials }
+    }
+
+    /// See [`Credentials::with`].
+    pub(crate) fn with<T>(
+        &self,
+        ask: impl Fn(&Asker<'_>) -> std::result::Result<T, Trouble>,
+    ) -> std::result::Result<T, Trouble> {
+        self.credentials.with(|credentials| ask(&Asker { bucket: &self.bucket, cloud: self.cloud, credentials }))
+    }
+}
+
+/// Where those who ask are looked for.
+pub(crate) fn looked_for(cloud: Cloud) -> fn() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
+    match cloud {
+        Cloud::Google => credentials::of_google,
+        _ => credentials::of_amazon,
+    }
+}
+
+fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
+    let place = Place::of_environment()?;
+    Ok(match place.endpoint {
+        Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
+        // The certificate of the service covers no name with dots.
+        None => {
+            let style = if name.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
+            (format!("https://s3.{}.amazonaws.com", place.region), style, place.region)
+        }
+    })
+}
+
+impl Asker<'_> {
+    /// Where an object is read.
+    pub(crate) fn get(&self, key: &str) -> Url {
+        self.signed("GET", &self.bucket.get_object(self.amazons(), key), &[])
+    }
+
+    /// Where an object of this hash is sent on the condition that there is none of its name, and the headers that say so: nobody on the way takes them off, for they are signed.
+    pub(crate) fn put(&self, key: &str, hash: &str) -> (Url, [Header; 2]) {
+        let condition = match self.cloud {
+            Cloud::Google => (google::IF_GENERATION, "0".to_owned()),
+            _ => ("if-none-match", "*".to_owned()),
+        };
+        let headers = [("content-md5", hash.to_owned()), condition];
+        let mut action = self.bucket.put_object(self.amazons(), key);
+        for (name, value) in &headers {
+            action.headers_mut().insert(*name, value.clone());
+        }
+        (self.signed("PUT", &action, &headers), headers)
+    }
+
+    /// Where objects are listed.
+    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> Url {
+        let mut action = self.bucket.list_objects_v2(self.amazons());
+        ask(&mut action);
+        self.signed("GET", &action, &[])
+    }
+
+    /// Where an object is removed.
+    pub(crate) fn delete(&self, key: &str) -> Url {
+        self.signed("DELETE", &self.bucket.delete_object(self.amazons(), key), &[])
+    }
+
+    /// Who signs as Amazon does.
+    fn amazons(&self) -> Option<&rusty_s3::Credentials> {
+        self.credentials.filter(|_| self.cloud == Cloud::S3)
+    }
+
+    fn signed<'a>(&self, method: &str, action: &impl S3Action<'a>, headers: &[Header]) -> Url {
+        let url = action.sign(SIGNED_FOR);
+        match (self.cloud, self.credentials) {
+            (Cloud::Google, Some(credentials)) => google::sign(method, url, headers, credentials, Timestamp::now()),
+            _ => url,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signed_headers(cloud: Cloud, parameter: &str) -> (String, [Header; 2]) {
+        let endpoint = Url::parse("https://store.example.org").unwrap();
+        let bucket = Bucket::new(endpoint, UrlStyle::Path, "b", "us-east-1").unwrap();
+        let credentials = rusty_s3::Credentials::new("id", "secret");
+        let (url, headers) = Asker { bucket: &bucket, cloud, credentials: Some(&credentials) }.put("p/name", "hash");
+        let foreign = if cloud == Cloud::S3 { "X-Goog" } else { "X-Amz" };
+        assert!(!url.as_str().contains(foreign), "{url}");
+        (url.query_pairs().find(|(name, _)| name == parameter).unwrap().1.into_owned(), headers)
+    }
+
+    #[test]
+    fn nobody_takes_condition_and_hash_off_a_creation() {
+        let (signed, headers) = signed_headers(Cloud::S3, "X-Amz-SignedHeaders");
+        assert_eq!(signed, "content-md5;host;if-none-match");
+        assert_eq!(headers[1], ("if-none-match", "*".into()));
+        let (signed, headers) = signed_headers(Cloud::Google, "X-Goog-SignedHeaders");
+        assert_eq!(signed, "content-md5;host;x-goog-if-generation-match");
+        assert_eq!(headers[1], ("x-goog-if-generation-match", "0".into()));
+    }
+}
