@@ -113,20 +113,25 @@ stage_mount() {
     as_root tests/mount/run.sh
 }
 
-# The page of one-time links: its parts, that dist is what the sources build, and links opened in Chromium against a real daemon.
-stage_page() {
-    local missing=()
-    [[ -x /usr/bin/chromium ]] || missing+=(chromium)
-    # The distribution's Node.js may be too old, so one that is there is kept.
+# The distribution's Node.js may be too old, so one that is there is kept.
+install_node() {
+    local missing=("$@")
     command -v node >/dev/null || missing+=(nodejs)
     command -v npm >/dev/null || missing+=(npm)
     if [[ ${#missing[@]} -gt 0 ]]; then
         as_root apt-get -q update && as_root apt-get install -qy --no-install-recommends "${missing[@]}" || return 1
     fi
     if ! node --eval 'process.exit(Number(process.versions.node.split(".")[0]) < 20 ? 1 : 0)'; then
-        echo "the page's tests need Node.js 20 or newer, and this is $(node --version)"
+        echo "this needs Node.js 20 or newer, and it is $(node --version)"
         return 1
     fi
+}
+
+# The page of one-time links: its parts, that dist is what the sources build, and links opened in Chromium against a real daemon.
+stage_page() {
+    local missing=()
+    [[ -x /usr/bin/chromium ]] || missing+=(chromium)
+    install_node "${missing[@]}" || return 1
     # No package needs its installation script.
     npm ci --prefix share/page --ignore-scripts --no-audit --no-fund --loglevel error || return 1
     build_programs || return 1
@@ -165,11 +170,12 @@ stage_suites() {
     [[ $failed -eq 0 ]]
 }
 
-# Backups and mounts on a real server that speaks S3, of a pinned version, which the first run builds.
+# Backups and mounts on a real server that speaks S3, of a pinned version, which the first run builds, and on Microsoft's emulator of Azure's.
 stage_store() {
     end_building
     build_programs || return 1
-    as_root env ROUNDS=1 tests/campaign/versitygw.sh
+    install_node || return 1
+    as_root env ROUNDS=1 tests/campaign/versitygw.sh && as_root env ROUNDS=1 tests/campaign/azurite.sh
 }
 
 # Packages of the programs that the other stages built (the development profile), installed into a clean system, used and removed again.
@@ -224,6 +230,7 @@ start_building() {
         as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh
         as_root env BUILD_ONLY=1 tests/suites/fsx.sh
         BUILD_ONLY=1 tests/campaign/versitygw.sh
+        BUILD_ONLY=1 tests/campaign/azurite.sh
         BUILD_ONLY=1 tests/fuzz.sh
     } >"$target/background-builds.log" 2>&1 &
     builder=$!

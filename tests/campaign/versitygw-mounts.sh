@@ -1,4 +1,4 @@
-# Mounts of archives that live on the server and are written to: sourced by versitygw.sh, whose server, place and functions it uses.
+# Mounts of archives that live on the server and are written to: sourced by versitygw.sh and azurite.sh, whose server ($NAME, addresses below $PLACE; asks ENDPOINT prints what of the environment leads there), place and functions it uses.
 #   OUTAGE   seconds that the server is away under a writer (5)
 #   KILLS    how often the daemon is killed under one (3)
 #   EACH     steps that are acknowledged before a kill, at most (20)
@@ -333,7 +333,7 @@ machine() {
     nsenter --net --target $! ip address add "$there/30" dev eth0
     nsenter --net --target $! ip link set eth0 up
     ADDRESSES+=("$here:$PORT")
-    declare -g "ON_$name=nsenter --mount --net --uts --target $! env XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache AWS_ENDPOINT_URL=http://$here:$PORT"
+    declare -g "ON_$name=nsenter --mount --net --uts --target $! env XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache $(asks "http://$here:$PORT")"
 }
 
 # on NAME: what follows is run there, by "${ON[@]}".
@@ -454,10 +454,10 @@ mounts() {
     mkdir -p "$WORK/dir"
     for part in $PARTS; do
         # Of this run alone: a daemon of the machine is found by it.
-        "$part" "s3://bucket/$part$1-$PORT"
+        "$part" "$PLACE/$part$1-$PORT"
     done
 }
 
 told_of_mounts() {
-    echo "mounts on versitygw $VERSION: $MOUNTS rounds of $PARTS; $outages times without a server for $OUTAGE s, $deaths daemons killed, $turns times taken over, which $watched times a third machine saw; $acknowledged steps were acknowledged, and all of them read by processes that had nothing but the store"
+    echo "mounts on $NAME: $MOUNTS rounds of $PARTS; $outages times without a server for $OUTAGE s, $deaths daemons killed, $turns times taken over, which $watched times a third machine saw; $acknowledged steps were acknowledged, and all of them read by processes that had nothing but the store"
 }

@@ -38,6 +38,7 @@ export LOCKBOX_PASSFILE=$WORK/pass XDG_CACHE_HOME=$WORK/cache XDG_STATE_HOME=$WO
 export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_REGION=us-east-1
 export ROOT_ACCESS_KEY=$AWS_ACCESS_KEY_ID ROOT_SECRET_KEY=$AWS_SECRET_ACCESS_KEY
 REMOTE=(--remote allow-http,allow-private)
+NAME="versitygw $VERSION" PLACE=s3://bucket
 SERVER=
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/campaign/versitygw-mounts.sh
@@ -68,7 +69,10 @@ start() {
 }
 
 PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
+asks() {
+    echo "AWS_ENDPOINT_URL=$1"
+}
+export "$(asks "http://127.0.0.1:$PORT")"
 ADDRESSES=("127.0.0.1:$PORT")
 mkdir -p "$WORK/store/bucket" "$WORK/src"
 echo passphrase >"$LOCKBOX_PASSFILE"
@@ -153,7 +157,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
     lockbox backup "${REMOTE[@]}" "$url" "$WORK/back$round.lbx" 2>/dev/null
     lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
 done
-((ROUNDS == 0)) || echo "versitygw $VERSION: $ROUNDS rounds, $raced writers at once, $killed killed, $ROUNDS uploads cut, $cut times without a server: nothing lost, nothing mixed"
+((ROUNDS == 0)) || echo "$NAME: $ROUNDS rounds, $raced writers at once, $killed killed, $ROUNDS uploads cut, $cut times without a server: nothing lost, nothing mixed"
 if ((MOUNTS == 0)); then
     :
 elif can_mount; then
@@ -162,5 +166,5 @@ elif can_mount; then
     done
     told_of_mounts
 else
-    echo "mounts on versitygw $VERSION: NOT TRIED, for that needs root, /dev/fuse, git, sqlite3, rsync and ip"
+    echo "mounts on $NAME: NOT TRIED, for that needs root, /dev/fuse, git, sqlite3, rsync and ip"
 fi
