@@ -14,9 +14,11 @@ use super::inventory::Collected;
 use super::layout::{self, Dead, Incarnation, Kind, MAX_BLOCKS, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
 use super::map::Map;
 use super::moment::Moment;
+pub(super) use super::names::random;
 use super::objects::LISTED;
 use super::place::{Entry, Hash, Id, Place};
-use super::spool::{self, Sent as Spooled};
+use super::resend::{self, Resent};
+use super::spool::Spool;
 use super::store::{MARKER, Outcome, Store, hex, path, unhex};
 use crate::source::Trouble;
 
@@ -101,8 +103,8 @@ impl Session {
     fn open_at(store: Arc<Store>, incarnation: Incarnation, owner: Owner, take_over: bool) -> Result<Session> {
         // Harmless where the store carries it out: the same bytes.
         store.probe(MARKER, &layout::encode_marker(&incarnation))?;
-        let sent = store.spool().map(|spool| spool::send(&store, spool, &incarnation)).transpose()?;
-        let notice = (sent == Some(Spooled::Refused)).then(|| refused(&store.name));
+        let resent = store.spool().map(|spool| resend::resend(&store, spool, &incarnation)).transpose()?;
+        let notice = (resent == Some(Resent::Refused)).then(|| refused(&store.name));
         for _ in 0..TRIES {
             let before = Moment::newest(&store, &incarnation)?;
             if let Some(before) = &before
@@ -327,7 +329,7 @@ impl Session {
     /// As of [`Session::commit`].
     pub(super) fn settle(&mut self) -> Result<()> {
         if self.fenced {
-            let kept = match self.store.spool().map_or(0, spool::Spool::bytes) {
+            let kept = match self.store.spool().map_or(0, Spool::bytes) {
                 0 => "",
                 _ => "; what was written last is kept on this machine, see 'lockbox remote unsent'",
             };
@@ -529,10 +531,4 @@ fn in_use(store: &Store, before: &Moment) -> Error {
         "{}: a writer on {host} has it open, or ended without closing it; its newest record is of {time} UTC",
         store.name
     ))
-}
-
-pub(super) fn random() -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| Error::io("no random numbers", std::io::Error::other(error)))?;
-    Ok(bytes)
 }

@@ -32,11 +32,10 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, openat, renameat_with,
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use super::layout::{Incarnation, TRAILER_BYTES, Trailer};
+use super::layout::Incarnation;
+use super::names::{hex, id_of, random};
 use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::place::Id;
-use super::session::random;
-use super::store::{Outcome, Store, hex, id_of};
 use crate::cache::{file_of, is_own, make, private};
 use crate::source::Trouble;
 
@@ -186,7 +185,7 @@ impl Spool {
     }
 
     /// The object of this name, when it is here.
-    fn object(&self, name: &str) -> Option<io::Result<Vec<u8>>> {
+    pub(super) fn object(&self, name: &str) -> Option<io::Result<Vec<u8>>> {
         let kept = self.kept.lock();
         let entry = kept.entries.iter().find(|entry| entry.name == name)?;
         let mut object = vec![0; entry.length as usize];
@@ -253,7 +252,7 @@ impl Spool {
     }
 
     /// Objects up to the last record, in their order: what comes behind it is named by nothing.
-    fn whole(&self, incarnation: &Incarnation) -> Vec<(String, Option<Id>)> {
+    pub(super) fn whole(&self, incarnation: &Incarnation) -> Vec<(String, Option<Id>)> {
         let kept = self.kept.lock();
         let named = kept.entries.iter().map(|entry| (entry.name.clone(), id_of(incarnation, &entry.name)));
         let mut objects: Vec<_> = named.collect();
@@ -436,87 +435,6 @@ pub(crate) fn forget(directory: &Path, address: &str) -> Result<Vec<Unsent>> {
             .map_err(|error| failed(directory, error.into()))?;
     }
     Ok(found)
-}
-
-/// What became of what was kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
-    Nothing,
-    /// The store has all of it.
-    All,
-    /// Another writer came first, or what is there is not what it followed upon.
-    Refused,
-}
-
-/// Sends what was kept, before anybody comes as a writer (SPOOL-3).
-///
-/// # Errors
-/// Those of requests: then all is kept as it is.
-pub(super) fn send(store: &Store, spool: &Spool, incarnation: &Incarnation) -> Result<Sent> {
-    let objects = spool.whole(incarnation);
-    if objects.is_empty() {
-        spool.clear()?;
-        return Ok(Sent::Nothing);
-    }
-    if follow_upon(store, spool, incarnation, &objects)? {
-        spool.clear()?;
-        return Ok(Sent::All);
-    }
-    spool.refuse()?;
-    Ok(Sent::Refused)
-}
-
-fn follow_upon(
-    store: &Store,
-    spool: &Spool,
-    incarnation: &Incarnation,
-    objects: &[(String, Option<Id>)],
-) -> Result<bool> {
-    let object = |name: &str| match spool.object(name) {
-        Some(object) => object.map_err(|error| Error::io("cannot read what was kept", error)),
-        None => Err(Error::damaged("what was kept is not there any more")),
-    };
-    let mut newest = store.newest(incarnation)?.unwrap_or(0);
-    // The record that the next one has to follow upon.
-    let mut before = None;
-    // Segments and checkpoints of the next record.
-    let mut parts = Vec::new();
-    for (name, id) in objects {
-        let Some(Id::Log(sequence)) = *id else {
-            // Of another incarnation: the place was emptied and made anew.
-            let Some(_) = id else { return Ok(false) };
-            parts.push(name);
-            continue;
-        };
-        let bytes = Arc::new(object(name)?);
-        let trailer = Trailer::decode(&bytes[bytes.len().saturating_sub(TRAILER_BYTES)..], incarnation)?;
-        let there = if sequence <= newest { store.record(incarnation, sequence)? } else { None };
-        let is_there = there.is_some_and(|(there, _)| there.hash == trailer.hash);
-        if !is_there {
-            if newest + 1 != sequence {
-                return Ok(false);
-            }
-            let follows = match before {
-                Some(hash) => hash == trailer.before,
-                None => store.record(incarnation, newest)?.is_some_and(|(last, _)| last.hash == trailer.before),
-            };
-            if !follows {
-                return Ok(false);
-            }
-            for part in &parts {
-                if store.create(part, &Arc::new(object(part)?))? == Outcome::Taken {
-                    return Ok(false);
-                }
-            }
-            if store.create(name, &bytes)? == Outcome::Taken {
-                return Ok(false);
-            }
-            newest = sequence;
-        }
-        before = Some(trailer.hash);
-        parts.clear();
-    }
-    Ok(true)
 }
 
 /// A store as it would be if it had what is kept here.

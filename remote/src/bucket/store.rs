@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
+pub(super) use super::names::{hex, id_of, path, unhex, what};
 use super::objects::{Barred, Created, LISTED, Listed, Objects, Part};
 use super::place::{Hash, Id, Place};
 use super::spool::{Spool, Spooled};
@@ -428,50 +429,4 @@ fn newest(objects: &dyn Objects, incarnation: &Incarnation) -> std::result::Resu
 
 fn missing(id: &Id) -> String {
     format!("{} is missing, which its newest record needs", what(id))
-}
-
-pub(super) fn what(id: &Id) -> String {
-    match id {
-        Id::Log(sequence) => format!("record {sequence}"),
-        Id::Segment(hash) => format!("segment {}", hex(hash)),
-        Id::Checkpoint(hash) => format!("checkpoint {}", hex(hash)),
-    }
-}
-
-/// The name of an object below the prefix.
-pub(super) fn path(incarnation: &Incarnation, id: &Id) -> String {
-    let incarnation = hex(incarnation);
-    match id {
-        // The newest is listed first.
-        Id::Log(sequence) => format!("{incarnation}/log/{:016x}", u64::MAX - sequence),
-        Id::Segment(hash) => format!("{incarnation}/seg/{}", hex(hash)),
-        Id::Checkpoint(hash) => format!("{incarnation}/map/{}", hex(hash)),
-    }
-}
-
-/// What an object of this name is named by; None for what is no object of the archive.
-pub(super) fn id_of(incarnation: &Incarnation, name: &str) -> Option<Id> {
-    let (part, name) = name.strip_prefix(&hex(incarnation))?.strip_prefix('/')?.split_once('/')?;
-    match part {
-        "log" if name.len() == 16 => u64::from_str_radix(name, 16).ok().map(|number| Id::Log(u64::MAX - number)),
-        "seg" => unhex(name).map(Id::Segment),
-        "map" => unhex(name).map(Id::Checkpoint),
-        _ => None,
-    }
-}
-
-/// The hash that these digits are.
-pub(super) fn unhex(digits: &str) -> Option<Hash> {
-    let mut hash = Hash::default();
-    if digits.len() != 2 * hash.len() {
-        return None;
-    }
-    for (at, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(hash)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
