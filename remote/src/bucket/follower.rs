@@ -95,9 +95,7 @@ impl Follower {
             None => (self.trailer.sequence, self.trailer.hash),
             Some((trailer, _)) => (trailer.sequence, trailer.hash),
         };
-        let newest = self.store.newest(&self.reading.incarnation)?;
-        self.listed = now;
-        match newest {
+        let done = match self.store.newest(&self.reading.incarnation)? {
             Some(newest) if newest > sequence => {
                 let moment = Moment::newest(&self.store, &self.reading.incarnation)?;
                 let moment = moment.ok_or_else(|| self.torn("no record any more"))?;
@@ -114,7 +112,12 @@ impl Follower {
                 }
             },
             _ => Err(self.torn("an older state than it had")),
+        };
+        // Whoever could not go there has not looked: by the next look the record behind this moment may be gone.
+        if done.is_ok() {
+            self.listed = now;
         }
+        done
     }
 
     fn torn(&self, what: &str) -> Error {

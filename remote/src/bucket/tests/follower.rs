@@ -1,7 +1,8 @@
 //! Readers that go on with a writer: each moment is one that was, they come in order, and what is kept from one to the next is right.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use lockbox::Error;
 use lockbox::storage::Storage;
@@ -9,7 +10,7 @@ use lockbox::storage::Storage;
 use super::super::follower::now;
 use super::super::session::GRACE;
 use super::super::{Bucket, Follower, Living, open};
-use super::living::{self, NAME, whole};
+use super::living::{self, How, NAME, counting, whole};
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed};
 use crate::Options;
@@ -195,4 +196,41 @@ fn a_record_of_another_history_and_a_store_that_went_back_are_told_and_not_follo
     world.with(|state| state.objects = new);
     follower.look().unwrap();
     assert!(follower.moment() > moment);
+}
+
+#[test]
+fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
+    // Any request of the first look after it may fail, and what followed upon its moment is gone.
+    let (mut failed, mut ended) = (0, false);
+    for fault in 0.. {
+        let world = World::new(1, 0);
+        let mut bytes = vec![3; 3 * MIB as usize];
+        made(&world, &bytes);
+        let living = living(&world);
+        let mut commit = |byte: u8| {
+            living.write_at(0, &[byte; 4096]).unwrap();
+            bytes[..4096].fill(byte);
+            *living.cleaned.lock() = Instant::now() - Duration::from_secs(3600);
+            living.barrier().unwrap();
+            world.with(|state| state.clock += GRACE + 60);
+        };
+        commit(1);
+        let (objects, asked) = counting(&world, u64::MAX, How::Dies);
+        drop(open(objects, NAME.into(), &options()).unwrap());
+        let opening = asked.load(Ordering::Relaxed);
+        let (objects, asked) = counting(&world, opening + fault, How::Away(1, false));
+        let mut follower = open(objects, NAME.into(), &options()).unwrap().unwrap();
+        let awake = now();
+        (2..7).for_each(&mut commit);
+        let later = awake + Duration::from_secs(5 * (GRACE + 60));
+        if follower.look_at(later).is_ok() {
+            assert!(asked.load(Ordering::Relaxed) <= opening + fault, "request {fault} was told as answered");
+            ended = true;
+            break;
+        }
+        failed += 1;
+        follower.look_at(later + Duration::from_secs(1)).unwrap();
+        assert!(whole(&**follower.file()) == bytes, "request {fault}");
+    }
+    assert!(ended && failed > 2, "{failed}");
 }
