@@ -37,7 +37,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lockbox::storage::Storage;
@@ -95,21 +95,16 @@ pub(crate) fn salvage(objects: Box<dyn Objects>, name: String, options: &Options
 /// The archive as a writer of this host made it and the store does not have it.
 ///
 /// # Errors
-/// As of [`open`]; `Io` of the kind `NotFound` when nothing is kept, `Unsupported` when it is of an archive that is not there any more.
+/// As of [`open`]; `Io` of the kind `NotFound` when nothing is kept of the archive that is there.
 pub(crate) fn open_unsent(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<RemoteFile> {
     let nothing = || Error::request(format!("{name}: nothing is kept here"), std::io::ErrorKind::NotFound);
     let directory = options.spool_directory.as_deref().ok_or_else(nothing)?;
-    let spool = Spool::of_last(directory, &name)?;
     let store = Store::new(objects, name.clone(), options.timeout);
-    if !spool.is_of(&store.known()?) {
-        return Err(Error::Unsupported(format!(
-            "{name}: what is kept here is of an archive that is not there any more"
-        )));
-    }
+    let spool = Spool::of_last(directory, &name, &store.known()?)?;
     // The store's cache has what the store has under the numbers that these records have.
     let options = Options { cache_bytes: Some(0), ..options.clone() };
-    let objects = Box::new(Spooled { inner: store.objects, spool: Arc::new(spool) });
-    let found = find(objects, name.clone(), &options)?.ok_or_else(nothing)?;
+    let objects = Spooled { inner: store.objects, spool: Arc::new(OnceLock::from(spool)) };
+    let found = find(Box::new(objects), name.clone(), &options)?.ok_or_else(nothing)?;
     RemoteFile::of(Box::new(found.reading), name, &options, found.counts)
 }
 
@@ -158,8 +153,7 @@ pub(crate) fn collect(
 
 /// With what this host keeps for it.
 fn for_writing(objects: Box<dyn Objects>, name: String, options: &Options) -> Arc<Store> {
-    let spool = options.spool_directory.as_deref().and_then(|directory| Spool::open(directory, &name));
-    Arc::new(Store::new(objects, name, options.timeout).with_spool(spool))
+    Arc::new(Store::new(objects, name, options.timeout).with_spool_in(options.spool_directory.as_deref()))
 }
 
 /// A writer of an archive in a bucket: nobody sees any of what is written before [`Bucket::publish`].

@@ -37,12 +37,7 @@ pub(super) fn resend(store: &Store, spool: &Spool, incarnation: &Incarnation) ->
     Ok(Resent::Refused)
 }
 
-fn follow_upon(
-    store: &Store,
-    spool: &Spool,
-    incarnation: &Incarnation,
-    objects: &[(String, Option<Id>)],
-) -> Result<bool> {
+fn follow_upon(store: &Store, spool: &Spool, incarnation: &Incarnation, objects: &[(String, Id)]) -> Result<bool> {
     let object = |name: &str| match spool.object(name) {
         Some(object) => object.map_err(|error| Error::io("cannot read what was kept", error)),
         None => Err(Error::damaged("what was kept is not there any more")),
@@ -53,9 +48,7 @@ fn follow_upon(
     // Segments and checkpoints of the next record.
     let mut parts = Vec::new();
     for (name, id) in objects {
-        let Some(Id::Log(sequence)) = *id else {
-            // Of another incarnation: the place was emptied and made anew.
-            let Some(_) = id else { return Ok(false) };
+        let Id::Log(sequence) = *id else {
             parts.push(name);
             continue;
         };

@@ -21,8 +21,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -36,7 +36,7 @@ use super::layout::Incarnation;
 use super::names::{hex, id_of, random};
 use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::place::Id;
-use crate::cache::{file_of, is_own, make, private};
+use crate::cache::{is_own, make, private};
 use crate::source::Trouble;
 
 const MAGIC: &[u8; 8] = b"LBXSPOOL";
@@ -59,6 +59,8 @@ const REFUSED: &str = ".refused";
 pub(crate) struct Spool {
     directory: OwnedFd,
     address: String,
+    /// Of the file that waits.
+    name: String,
     kept: Mutex<Kept>,
     /// SPOOL-2
     holds_back: AtomicBool,
@@ -95,14 +97,16 @@ pub struct Unsent {
 }
 
 impl Spool {
-    /// For who writes to the archive at `address`. None where nothing can be kept, which is told in the log, and where another process keeps what it writes there.
-    pub(crate) fn open(directory: &Path, address: &str) -> Option<Spool> {
+    /// For who writes to the archive at `address` that has this incarnation: one address may be of different archives, by whoever is asked, and by time. None where nothing can
+    /// be kept, which is told in the log, and where another process keeps what it writes there.
+    pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Option<Spool> {
+        let name = stem(address, incarnation) + WAITS;
         let opened = make(directory).and_then(|()| private(directory)).and_then(|directory| {
-            let file = taken(&directory, &name_of(address))?;
+            let file = taken(&directory, &name)?;
             let (entries, end) = file.as_ref().map_or(Ok((Vec::new(), 0)), |file| read(file, address))?;
             let kept = Mutex::new(Kept { file, entries, end });
             let (holds_back, refused) = (AtomicBool::new(false), AtomicU64::new(0));
-            Ok(Spool { directory, address: address.to_owned(), kept, holds_back, refused })
+            Ok(Spool { directory, address: address.to_owned(), name, kept, holds_back, refused })
         });
         let explain = |error: &io::Error| {
             tracing::warn!("{}: what a store does not take is not kept: {error}", directory.display());
@@ -110,13 +114,14 @@ impl Spool {
         opened.inspect_err(explain).ok().filter(|spool| spool.kept.lock().file.is_some())
     }
 
-    /// What was kept last of the archive at `address`, to be read.
+    /// What was kept last of the archive at `address` that has this incarnation, to be read.
     ///
     /// # Errors
     /// `Io` of the kind `NotFound` when there is nothing; those of the host.
-    pub(crate) fn of_last(directory: &Path, address: &str) -> Result<Spool> {
+    pub(super) fn of_last(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Spool> {
         let failed = |error: io::Error| failed(directory, error);
-        let found = unsent(directory)?.into_iter().filter(|unsent| unsent.address == address && unsent.bytes > 0);
+        let stem = stem(address, incarnation);
+        let found = unsent(directory)?.into_iter().filter(|unsent| unsent.file.starts_with(&stem));
         let Some(last) = found.max_by_key(|unsent| unsent.time) else {
             let none = format!("{address}: everything that was written here was sent");
             return Err(Error::request(none, io::ErrorKind::NotFound));
@@ -128,7 +133,7 @@ impl Spool {
         let (entries, end) = read(&file, address).map_err(failed)?;
         let kept = Mutex::new(Kept { file: Some(file), entries, end });
         let (holds_back, refused) = (AtomicBool::new(true), AtomicU64::new(0));
-        Ok(Spool { directory, address: address.to_owned(), kept, holds_back, refused })
+        Ok(Spool { directory, address: address.to_owned(), name: last.file, kept, holds_back, refused })
     }
 
     pub(super) fn holds_back(&self) -> bool {
@@ -159,7 +164,7 @@ impl Spool {
 
     fn try_keep(&self, kept: &mut Kept, name: &str, object: &[u8]) -> io::Result<()> {
         if kept.file.is_none() {
-            kept.file = taken(&self.directory, &name_of(&self.address))?;
+            kept.file = taken(&self.directory, &self.name)?;
             kept.end = 0;
         }
         let file = kept.file.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
@@ -218,10 +223,10 @@ impl Spool {
         if kept.entries.is_empty() {
             return Ok(0);
         }
-        let name = name_of(&self.address);
-        let renamed = random().map(|chance| format!("{}-{}{REFUSED}", &name[..name.len() - WAITS.len()], hex(&chance)));
+        let stem = self.name.strip_suffix(WAITS).unwrap_or(&self.name);
+        let renamed = random().map(|chance| format!("{stem}-{}{REFUSED}", hex(&chance)));
         let cannot = |error: io::Error| Error::io("cannot keep what another writer came before", error);
-        renameat_with(&self.directory, &*name, &self.directory, renamed?, RenameFlags::NOREPLACE)
+        renameat_with(&self.directory, &*self.name, &self.directory, renamed?, RenameFlags::NOREPLACE)
             .and_then(|()| rustix::fs::fsync(&self.directory))
             .map_err(|error| cannot(error.into()))?;
         let refused = bytes(&kept.entries);
@@ -245,18 +250,13 @@ impl Spool {
         self.kept.lock().entries.iter().map(|entry| entry.name.clone()).collect()
     }
 
-    /// Whether it has a record, and nothing but objects, of this incarnation.
-    pub(super) fn is_of(&self, incarnation: &Incarnation) -> bool {
-        let objects = self.whole(incarnation);
-        !objects.is_empty() && objects.iter().all(|(_, id)| id.is_some())
-    }
-
     /// Objects up to the last record, in their order: what comes behind it is named by nothing.
-    pub(super) fn whole(&self, incarnation: &Incarnation) -> Vec<(String, Option<Id>)> {
+    pub(super) fn whole(&self, incarnation: &Incarnation) -> Vec<(String, Id)> {
         let kept = self.kept.lock();
-        let named = kept.entries.iter().map(|entry| (entry.name.clone(), id_of(incarnation, &entry.name)));
+        let named =
+            kept.entries.iter().filter_map(|entry| Some((entry.name.clone(), id_of(incarnation, &entry.name)?)));
         let mut objects: Vec<_> = named.collect();
-        let records = objects.iter().rposition(|(_, id)| matches!(id, Some(Id::Log(_)) | None));
+        let records = objects.iter().rposition(|(_, id)| matches!(id, Id::Log(_)));
         objects.truncate(records.map_or(0, |last| last + 1));
         objects
     }
@@ -267,7 +267,7 @@ impl Drop for Spool {
     fn drop(&mut self) {
         let kept = self.kept.get_mut();
         if kept.file.is_some() && kept.entries.is_empty() && !self.holds_back.load(Ordering::Relaxed) {
-            let _ = unlinkat(&self.directory, name_of(&self.address), AtFlags::empty());
+            let _ = unlinkat(&self.directory, &*self.name, AtFlags::empty());
         }
     }
 }
@@ -276,9 +276,10 @@ fn bytes(entries: &[Entry]) -> u64 {
     entries.iter().map(|entry| entry.length).sum()
 }
 
-fn name_of(address: &str) -> String {
-    let cache = file_of(address);
-    format!("{}{WAITS}", cache.split('.').next().unwrap_or_default())
+/// What the names of files of one archive begin with.
+fn stem(address: &str, incarnation: &Incarnation) -> String {
+    let hash = Sha256::new().chain_update(incarnation).chain_update(address.as_bytes()).finalize();
+    hex(&hash[..16])
 }
 
 /// The file of this name, made when it is missing, locked; None when another process has it.
@@ -420,7 +421,7 @@ fn look(directory: &OwnedFd, name: &str) -> io::Result<Option<Unsent>> {
     Ok((bytes > 0).then_some(Unsent { file, address, bytes, time, refused, used }))
 }
 
-/// Throws away what was refused of the archive at `address`, and what waits there. Gives what was removed.
+/// Throws away what was refused of any archive that was at `address`, and what waits for it. Gives what was removed.
 ///
 /// # Errors
 /// As of [`unsent`]; `InUse` when a writer is there that may still send it: then nothing is removed.
@@ -440,13 +441,13 @@ pub(crate) fn forget(directory: &Path, address: &str) -> Result<Vec<Unsent>> {
 /// A store as it would be if it had what is kept here.
 pub(super) struct Spooled {
     pub(super) inner: Arc<dyn Objects>,
-    pub(super) spool: Arc<Spool>,
+    pub(super) spool: Arc<OnceLock<Spool>>,
 }
 
 impl Spooled {
     /// What is read from here.
     fn object(&self, name: &str) -> Option<std::result::Result<Vec<u8>, Trouble>> {
-        let object = self.spool.holds_back().then(|| self.spool.object(name)).flatten()?;
+        let object = self.spool.get().filter(|spool| spool.holds_back())?.object(name)?;
         Some(object.map_err(|error| Trouble::Damaged(format!("what was kept cannot be read: {error}"))))
     }
 }
@@ -468,8 +469,8 @@ impl Objects for Spooled {
     /// The newest record is the first of its list.
     fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
         let mut here: Vec<Listed> = Vec::new();
-        if self.spool.holds_back() && prefix.ends_with("/log/") {
-            let kept = self.spool.kept.lock();
+        if let Some(spool) = self.spool.get().filter(|spool| spool.holds_back() && prefix.ends_with("/log/")) {
+            let kept = spool.kept.lock();
             let named = kept.entries.iter().filter(|entry| entry.name.starts_with(prefix));
             here.extend(named.map(|entry| Listed { name: entry.name.clone(), bytes: entry.length, time: None }));
         }

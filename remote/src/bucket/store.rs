@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
@@ -45,8 +46,9 @@ pub(crate) struct Store {
     /// Objects that one read asks for at once.
     pub(super) at_once: usize,
     patience: Arc<Patience>,
-    /// Where what the store does not take is kept.
-    spool: Option<Arc<Spool>>,
+    /// Where what the store does not take is kept, once it is known of which archive.
+    spool: Arc<OnceLock<Spool>>,
+    spools: Option<PathBuf>,
 }
 
 /// How long whoever asks waits.
@@ -72,18 +74,26 @@ pub(super) enum Outcome {
 impl Store {
     pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
         let patience = Arc::default();
-        Store { objects: objects.into(), name, timeout, at_once: AT_ONCE, patience, spool: None }
+        let spool = Arc::new(OnceLock::new());
+        Store { objects: objects.into(), name, timeout, at_once: AT_ONCE, patience, spool, spools: None }
     }
 
-    /// The same, with what is kept here of what it did not take.
-    pub(super) fn with_spool(self, spool: Option<Spool>) -> Store {
-        let Some(spool) = spool.map(Arc::new) else { return self };
-        let objects = Arc::new(Spooled { inner: self.objects, spool: spool.clone() });
-        Store { objects, spool: Some(spool), ..self }
+    /// The same, with a directory for what it does not take of an archive that is written to.
+    pub(super) fn with_spool_in(self, directory: Option<&Path>) -> Store {
+        let objects = Arc::new(Spooled { inner: self.objects, spool: self.spool.clone() });
+        Store { objects, spools: directory.map(Path::to_owned), ..self }
+    }
+
+    /// Has what the store does not take of this archive kept, where there is a directory for it.
+    pub(super) fn open_spool(&self, incarnation: &Incarnation) {
+        let spool = self.spools.as_deref().and_then(|directory| Spool::open(directory, &self.name, incarnation));
+        if let Some(spool) = spool {
+            self.spool.get_or_init(|| spool);
+        }
     }
 
     pub(super) fn spool(&self) -> Option<&Spool> {
-        self.spool.as_deref()
+        self.spool.get()
     }
 
     /// From now on nothing that fails is tried again.
@@ -98,7 +108,7 @@ impl Store {
 
     /// From now on what the store does not take in time is kept here, for the next writer to send (SPOOL-2). Whoever waits without end, or cannot keep anything, waits on.
     pub(super) fn leave(&self) {
-        if self.timeout.is_some() && self.spool.is_some() {
+        if self.timeout.is_some() && self.spool().is_some() {
             self.patience.leaves.get_or_init(Instant::now);
         }
     }

@@ -138,7 +138,7 @@ fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
 
 /// `place`: where this one keeps what the store does not take.
 fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Truth>, dice: &mut Dice) {
-    let store = store_of(world, actor).with_spool(place.and_then(|place| Spool::open(place, "s3://b/p")));
+    let store = store_of(world, actor).with_spool_in(place);
     let kept = |store: &Store| store.spool().map_or(0, Spool::bytes);
     let waits = place.is_some_and(|place| unsent(place).unwrap().iter().any(|unsent| !unsent.refused));
     let Ok(mut session) = Session::open(Arc::new(store), somebody(), true) else { return };
