@@ -45,6 +45,11 @@ impl Mapped {
         self.offset + u64::from(self.extent.length)
     }
 
+    /// Where a part of it, given by its place in the file, begins in its page.
+    pub(crate) fn start_of(&self, part: &Range<u64>) -> u32 {
+        self.extent.start + (part.start - self.offset) as u32
+    }
+
     /// Bytes of it that lie in `range`.
     pub(crate) fn overlap(&self, range: &Range<u64>) -> u64 {
         self.end().min(range.end).saturating_sub(self.offset.max(range.start))

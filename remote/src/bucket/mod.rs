@@ -23,6 +23,7 @@ mod living;
 mod map;
 mod moment;
 mod names;
+mod near;
 mod objects;
 mod owner;
 mod place;

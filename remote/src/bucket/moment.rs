@@ -203,14 +203,14 @@ fn fetched(
 }
 
 /// One request: so many blocks of an object from a place on, and which blocks of the archive are among them at which of the object's.
-struct Fetch {
-    place: Place,
-    blocks: u64,
-    parts: Vec<(Range<u64>, u32)>,
+pub(super) struct Fetch {
+    pub(super) place: Place,
+    pub(super) blocks: u64,
+    pub(super) parts: Vec<(Range<u64>, u32)>,
 }
 
 /// The requests for these parts: neighbours in an object are asked for together.
-fn fetches(parts: &[Entry]) -> Vec<Fetch> {
+pub(super) fn fetches(parts: &[Entry]) -> Vec<Fetch> {
     let mut by_object: BTreeMap<_, Vec<(Place, Range<u64>)>> = BTreeMap::new();
     for Entry { blocks, place } in parts {
         if let Some(place) = place {

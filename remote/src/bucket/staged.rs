@@ -24,6 +24,7 @@ use rangemap::RangeSet;
 use super::layout::{self, BLOCK, Incarnation, Kind, LONGEST, MAX_BLOCKS};
 use super::map::Map;
 use super::moment::{Reading, fill};
+use super::near::Near;
 use super::place::{Entry, Id, Place};
 use super::session::{Inline, Session, placed, random};
 use super::store::Store;
@@ -40,7 +41,7 @@ const INLINE: usize = 4 << 8;
 /// Blocks that are written before what is read ahead is that, too: 256 MiB.
 const SINCE_BASE: u64 = 256 << 8;
 
-type Block = [u8; BLOCK as usize];
+pub(super) type Block = [u8; BLOCK as usize];
 
 /// See above.
 pub(crate) struct Staged {
@@ -59,6 +60,7 @@ struct Shared {
     sequence: Arc<AtomicU64>,
     state: Mutex<State>,
     sent: Condvar,
+    near: Arc<Near>,
 }
 
 struct State {
@@ -112,10 +114,12 @@ impl Staged {
         } else {
             (session.map().clone(), session.length())
         };
+        let sequence = Arc::new(AtomicU64::new(session.sequence()));
         let shared = Arc::new(Shared {
             store: session.store.clone(),
             incarnation: session.incarnation,
-            sequence: Arc::new(AtomicU64::new(session.sequence())),
+            near: Arc::new(Near::new(session.store.clone(), session.incarnation, sequence.clone())),
+            sequence,
             state: Mutex::new(State {
                 dirty: BTreeMap::new(),
                 last: BTreeMap::new(),
@@ -271,11 +275,16 @@ impl Staged {
             }
         }
         let Shared { store, incarnation, sequence, .. } = &*self.shared;
+        let (here, parts) = self.shared.near.take(parts);
         let mut brought = vec![0; numbers.len() * BLOCK as usize];
         let range = 0..brought.len() as u64;
         let filled =
             patiently(store.timeout, &mut || fill(store, incarnation, sequence, &parts, range.clone(), &mut brought));
         filled.map_err(|trouble| told_later(&store.name, trouble))?;
+        for (at, block) in here {
+            let at = (at * BLOCK) as usize;
+            brought[at..at + BLOCK as usize].copy_from_slice(&*block);
+        }
         let mut state = self.shared.state.lock();
         let far = numbers.into_iter().zip(brought.chunks_exact(BLOCK as usize));
         let near = near.iter().map(|(number, block)| (*number, &block[..]));
@@ -392,7 +401,12 @@ impl Staged {
         let dirty = std::mem::take(&mut state.dirty);
         let inline = runs(&dirty);
         placed(&inline, sequence).iter().for_each(|entry| state.lay(entry));
-        state.last = dirty;
+        // What the record before has is up, and may be wanted again where nothing newer is.
+        for (number, block) in std::mem::replace(&mut state.last, dirty) {
+            if let Some(place) = state.map.parts(number..number + 1).first().and_then(|part| part.place) {
+                self.shared.near.keep(&place, &block);
+            }
+        }
         let map = state.map.clone();
         // The record says that they are dead.
         state.map.forget_dead();
@@ -589,6 +603,8 @@ impl Storage for Staged {
                 base.read_at(part.start, there)?;
             }
         }
+        let (here, far) = self.shared.near.take(far);
+        pieces.extend(here.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
         // All at once: what many records have is one round trip away, not one for each.
         if let (Some(first), Some(last)) = (far.first(), far.last()) {
             let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
@@ -620,12 +636,25 @@ impl Storage for Staged {
 
     fn will_need(&self, offset: u64, length: u64) {
         let state = self.shared.state.lock();
-        let blocks = offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK);
-        // Of what was changed since it has other bytes.
-        let base = state.base.clone().filter(|_| !blocks.is_empty() && !state.changed.overlaps(&blocks));
+        let end = offset.saturating_add(length).min(state.length);
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        if offset >= end {
+            return;
+        }
+        // What was changed since has other bytes than the base: those that are in memory are known, and the others are brought by their places.
+        let old: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
+        let changed = state.changed.overlapping(&blocks);
+        let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
+        let is_far = |number: &u64| !state.dirty.contains_key(number) && !state.last.contains_key(number);
+        let new =
+            changed.take(MAX_BLOCKS as usize).filter(is_far).flat_map(|number| state.map.parts(number..number + 1));
+        let is_up = |part: &Entry| part.place.is_some_and(|place| !state.sending.contains_key(&place.id));
+        let new: Vec<Entry> = new.filter(is_up).collect();
+        let base = state.base.clone();
         drop(state);
+        self.shared.near.expect(&new);
         if let Some(base) = base {
-            base.will_need(offset, length);
+            old.into_iter().for_each(|run| base.will_need(run.start * BLOCK, (run.end - run.start) * BLOCK));
         }
     }
 

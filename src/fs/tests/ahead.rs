@@ -59,3 +59,34 @@ fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobod
         }
     }
 }
+
+/// Old pages of which a part stays are read when what was written becomes pages: inside of an fsync, of which each way to another machine is waited for.
+#[test]
+fn what_a_commit_reads_of_old_pages_is_named_as_a_whole_before() {
+    let storage = Arc::new(CountingStorage::at(true));
+    let environment = Arc::new(SeededEnvironment::new(79));
+    let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
+    let file = fs.create_and_open(ROOT_INO, b"file", 0o644, CREATOR).unwrap().ino;
+    let mut content = vec![0; 8 * FRAME as usize];
+    environment.fill_random(&mut content).unwrap();
+    fs.write(file, 0, &content).unwrap();
+    fs.release(file).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open_on(storage.clone(), environment);
+    // The nodes, and the head of the first page.
+    fs.read(file, 0, 1).unwrap();
+    // More than half of some pages, of which both ends stay.
+    for frame in [0, 3, 4, 7] {
+        fs.write(file, frame * FRAME + 20_000, &vec![7; 90_000]).unwrap();
+    }
+    storage.take_blocks();
+    storage.take_hints();
+    fs.sync().unwrap();
+    let named = storage.take_hints();
+    let read: Vec<u64> = storage.take_blocks().into_keys().map(|block| block * BLOCK).collect();
+    assert!(read.len() >= 4 * 6, "{read:?} was read");
+    for place in read {
+        assert!(named.iter().any(|range| range.contains(&place)), "{place} is none of {named:?}");
+    }
+}

@@ -40,6 +40,9 @@ impl Planner<'_> {
     pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<Plan>, UnnamedPages)> {
         let mut plans = Vec::with_capacity(layers.len());
         let mut packer = Packer::new(self.options);
+        if self.volume.is_far() {
+            self.expect(layers)?;
+        }
         for (ino, layer) in layers {
             let Some(inode) = inode::find(self.view, *ino)? else { continue };
             let mut plan = Plan::new(*ino, layer.end(), inode);
@@ -58,6 +61,26 @@ impl Planner<'_> {
             self.pack(&mut plans, &page)?;
         }
         Ok((plans, self.written))
+    }
+
+    /// Names to the medium all that [`Self::contents`] is going to read of old pages: one way to another machine, and not one for each piece.
+    fn expect(&self, layers: &[(Ino, Arc<Layer>)]) -> Result<()> {
+        let mut expected = Vec::new();
+        for (ino, layer) in layers {
+            let Some(inode) = inode::find(self.view, *ino)?.filter(|inode| inode.bytes > 0) else { continue };
+            for (number, frame) in layer.frames() {
+                let (base, range) = (number * FRAME, number * FRAME..((number + 1) * FRAME).min(inode.trim));
+                let mapped = extents::overlapping(self.view, *ino, range.clone(), usize::MAX)?;
+                // What there is no room for is read for nothing.
+                let runs = runs(&staged(base, frame), &mapped, &range).into_iter().next().unwrap_or_default();
+                let kept = runs.iter().flat_map(|run| kept(base, frame, &mapped, run));
+                expected.extend(
+                    kept.map(|(old, part)| (old.extent.page, old.start_of(&part), (part.end - part.start) as u32)),
+                );
+            }
+        }
+        self.volume.expect_data(expected.iter().map(|(page, start, length)| (page, *start, *length)));
+        Ok(())
     }
 
     /// Room for a page of so many bytes. There always is some (STAGE-4), unless an earlier attempt to write the layer used it up in vain and
@@ -212,13 +235,9 @@ impl Planner<'_> {
         let mut contents = Vec::with_capacity(runs.len());
         for run in runs {
             let mut data = vec![0; (run.end - run.start) as usize];
-            for old in mapped.iter().filter(|old| old.overlap(run) > 0) {
-                let (from, to) = (old.offset.max(run.start), old.end().min(run.end));
-                let out = &mut data[(from - run.start) as usize..(to - run.start) as usize];
-                let start = old.extent.start + (from - old.offset) as u32;
-                if !covered(base, frame, from..to) {
-                    self.volume.read_data(&old.extent.page, start, out)?;
-                }
+            for (old, part) in kept(base, frame, mapped, run) {
+                let out = &mut data[(part.start - run.start) as usize..(part.end - run.start) as usize];
+                self.volume.read_data(&old.extent.page, old.start_of(&part), out)?;
             }
             for piece in &frame.pieces {
                 let offset = base + u64::from(piece.start);
@@ -242,6 +261,17 @@ fn single(layer: &Layer) -> Option<&[u8]> {
     let mut pieces = layer.iter();
     let (offset, data) = pieces.next()?;
     (offset == 0 && pieces.next().is_none()).then_some(data)
+}
+
+/// The parts of old extents that lie in a page over `run` and are read for it.
+fn kept<'m>(
+    base: u64,
+    frame: &Frame,
+    mapped: &'m [Mapped],
+    run: &Range<u64>,
+) -> impl Iterator<Item = (&'m Mapped, Range<u64>)> {
+    let part = |old: &'m Mapped| (old, old.offset.max(run.start)..old.end().min(run.end));
+    mapped.iter().map(part).filter(move |(_, part)| !part.is_empty() && !covered(base, frame, part.clone()))
 }
 
 fn covered(base: u64, frame: &Frame, range: Range<u64>) -> bool {

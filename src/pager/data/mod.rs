@@ -72,9 +72,9 @@ impl Pager {
         Ok(())
     }
 
-    /// Tells the medium what [`Pager::read_data`] is going to be asked for: pages, each with its first plain byte and their count. Only of pages
-    /// whose head is not in memory: there two places are read one after the other, and of a long range many pages; a disk can fetch them side
-    /// by side, and neighbours in one go.
+    /// Tells the medium what [`Pager::read_data`] is going to be asked for: pages, each with its first plain byte and their count. Of pages
+    /// whose head is not in memory two places are read one after the other, and of a long range many pages; a disk can fetch them side
+    /// by side, and neighbours in one go. Of the others only what lies on another machine, where several are waited for one after the other.
     pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         let mut wanted: Range<u64> = 0..0;
         let mut add = |place: Range<u64>| {
@@ -87,14 +87,24 @@ impl Pager {
                 }
             }
         };
-        for (pointer, start, length) in parts {
-            // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
-            if self.heads.has(pointer) || self.check_place(pointer).is_err() {
+        let is_far = self.is_far();
+        let mut parts = parts.peekable();
+        let mut is_alone = true;
+        while let Some((pointer, start, length)) = parts.next() {
+            is_alone &= parts.peek().is_none();
+            let begin = pointer.run.offset();
+            if self.heads.has(pointer) {
+                if let Some(place) = self.cells_to_read(pointer, start, length).filter(|_| is_far && !is_alone) {
+                    add(begin + place.start as u64..begin + place.end as u64);
+                }
                 continue;
             }
-            let begin = pointer.run.offset();
+            // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
+            if self.check_place(pointer).is_err() {
+                continue;
+            }
             let part = likely_part(pointer.run.bytes(), start, length);
-            if part.start <= 2 * BLOCK {
+            if part.start <= if is_far { BETWEEN } else { 2 * BLOCK } {
                 add(begin..begin + part.end);
             } else {
                 add(begin..begin + BLOCK);
@@ -102,6 +112,16 @@ impl Pager {
             }
         }
         add(0..0);
+    }
+
+    /// Where the cells lie in a page whose head is in memory, unless all of them are, too.
+    fn cells_to_read(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
+        let head = self.heads.get(pointer)?;
+        let size = head.table.cell_size as usize;
+        let end = (start as usize + length as usize).div_ceil(size).min(head.table.cells.len());
+        let cells = start as usize / size..end;
+        let is_here = cells.clone().all(|cell| self.cells.has(&(*pointer, cell as u32)));
+        (!cells.is_empty() && !is_here).then(|| head.stored_range(&cells))
     }
 
     /// The same for pages that are likely to be read soon, in any order: neighbours are named together, also with a little between them.

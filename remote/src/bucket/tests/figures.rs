@@ -1,5 +1,6 @@
 //! What an archive in a store costs, as far as it is exact: requests and bytes. `bench/remote.sh` measures the rest beside it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -80,6 +81,8 @@ fn spent(world: &World) -> Spent {
 /// A store that answers requests for parts of objects when so many are there together: whoever asks for one after the other is not answered.
 struct Together {
     objects: Box<dyn Objects>,
+    /// Whose answers come at once.
+    known: HashSet<String>,
     count: Arc<AtomicUsize>,
     here: Mutex<usize>,
     come: Condvar,
@@ -87,7 +90,11 @@ struct Together {
 
 impl Together {
     fn of(objects: Box<dyn Objects>, count: Arc<AtomicUsize>) -> Box<dyn Objects> {
-        Box::new(Together { objects, count, here: Mutex::new(0), come: Condvar::new() })
+        Together::but(objects, HashSet::new(), count)
+    }
+
+    fn but(objects: Box<dyn Objects>, known: HashSet<String>, count: Arc<AtomicUsize>) -> Box<dyn Objects> {
+        Box::new(Together { objects, known, count, here: Mutex::new(0), come: Condvar::new() })
     }
 }
 
@@ -97,7 +104,7 @@ impl Objects for Together {
     }
 
     fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
-        if matches!(part, Part::Range(..)) {
+        if matches!(part, Part::Range(..)) && !self.known.contains(name) {
             let count = self.count.load(Ordering::Relaxed);
             let mut here = self.here.lock();
             *here += usize::from(count > 0);
@@ -193,13 +200,25 @@ fn who_goes_asks_for_all_of_the_start_at_once() {
             storage.barrier().unwrap();
         }
         spent(&world);
+        let mut found = vec![0; wanted.len()];
+        storage.read_at(0, &mut found).unwrap();
+        assert!(found == wanted);
+        assert_eq!(spent(&world), Spent::default(), "what it wrote itself just now is in memory");
+        // Until it writes more.
+        for number in 1..3 {
+            storage.write_at(number << 22, &vec![7; 4 << 20]).unwrap();
+            storage.barrier().unwrap();
+        }
+        storage.write_at(3 << 22, &[7]).unwrap();
+        storage.barrier().unwrap();
+        spent(&world);
         now.store(count, Ordering::Relaxed);
         // What it wrote itself is read in the same way.
         let mut found = vec![0; wanted.len()];
         storage.read_at(0, &mut found).unwrap();
         assert!(found == wanted);
         let read = spent(&world);
-        assert_eq!((read.reads, read.creations), (19, 0));
+        assert_eq!((read.reads, read.creations), (20, 0));
         drop(storage);
         let going = spent(&world);
         let storage = reader(&world);
@@ -268,6 +287,58 @@ fn a_sync_of_an_archive_is_one_request() {
     }
     fs.sync().unwrap();
     assert_eq!(spent(&world), Spent::default());
+}
+
+/// Goal: two round trips at most. A page of which pieces were written again and again is written as a whole some time, and what writes begin or end within is read: by then
+/// these pieces lie in as many records, and all of them are asked for together, beside what lies as it was.
+#[test]
+fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
+    let pieces = |counts: &[usize]| {
+        let world = World::new(1, 0);
+        let key = archive(&world, 8 << 20);
+        let now = Arc::new(AtomicUsize::new(0));
+        // What lies as it was is read along with its neighbours, by whoever comes first.
+        let known: HashSet<String> = world.with(|state| state.objects.keys().cloned().collect());
+        let store = Together::but(world.store(1), known.clone(), now.clone());
+        let storage: Arc<dyn Storage> = Arc::new(Living::open(store, NAME.into(), &options(), true).unwrap());
+        let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+        let fs = archive.file_system();
+        let ino = resolve(fs, b"large").unwrap().ino;
+        let mut dice = Dice::of(5);
+        let mut content = noise(&mut Dice::of(1), 1 << 20);
+        let mut asked = Vec::new();
+        for round in 0..40 {
+            // So many pieces of two pages, of which no two begin or end where one of the cells does.
+            for page in [0, 3 << 17] {
+                let at = page + (dice.below(31) << 12) + 1000;
+                let piece = noise(&mut dice, 3000);
+                content[at as usize..at as usize + piece.len()].copy_from_slice(&piece);
+                fs.write(ino, at, &piece).unwrap();
+            }
+            spent(&world);
+            now.store(counts.get(round).copied().unwrap_or(0), Ordering::Relaxed);
+            fs.sync().unwrap();
+            now.store(0, Ordering::Relaxed);
+            let is_own = |line: &&String| line.split(" get ").nth(1).is_some_and(|name| !known.contains(name));
+            asked.push(world.with(|state| state.requests.iter().filter(is_own).count()));
+            let sync = spent(&world);
+            assert_eq!((sync.creations, sync.lists, sync.others), (1, 0, 0), "{sync:?}");
+            // What others write is what is in memory of the last records.
+            for _ in 0..5 {
+                let page = noise(&mut dice, 1 << 20);
+                fs.write(ino, (1 + dice.below(7)) << 20, &page).unwrap();
+                fs.sync().unwrap();
+            }
+        }
+        let mut found = Vec::new();
+        fs.read_into(ino, 0, 1 << 20, &mut found).unwrap();
+        assert!(found[..1 << 20] == content, "it has other bytes");
+        asked
+    };
+    let asked = pieces(&[]);
+    let most = asked.iter().copied().max().unwrap_or_default();
+    assert!(most >= 8, "no page is written as a whole: {asked:?}");
+    assert_eq!(pieces(&asked), asked);
 }
 
 /// Goal: at most 1.02 times the data.
