@@ -309,6 +309,10 @@ impl Storage for RemoteFile {
             out.copy_from_slice(&inner.start[offset as usize..end as usize]);
             return Ok(());
         }
+        if inner.source.has(offset, out) {
+            inner.counts.hit();
+            return Ok(());
+        }
         let wanted = offset / SLOT..end.div_ceil(SLOT);
         let ahead = inner.shelf.lock().ahead(wanted.clone(), inner.end());
         self.expect(ahead);

@@ -68,6 +68,11 @@ pub(crate) trait Source: Send + Sync {
         Label::default()
     }
 
+    /// Fills `out` with what it has of the file's bytes from `offset` on without asking for anything; false, and anything in `out`, when it has not all of them.
+    fn has(&self, _offset: u64, _out: &mut [u8]) -> bool {
+        false
+    }
+
     /// The bytes of a range inside of the file, in `out`, when it still has this version.
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble>;
 }
@@ -87,6 +92,10 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     fn label(&self, range: Range<u64>) -> Label {
         (**self).label(range)
+    }
+
+    fn has(&self, offset: u64, out: &mut [u8]) -> bool {
+        (**self).has(offset, out)
     }
 
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {

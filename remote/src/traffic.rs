@@ -109,6 +109,10 @@ impl<T: Source + ?Sized> Source for Counted<T> {
         self.inner.label(range)
     }
 
+    fn has(&self, offset: u64, out: &mut [u8]) -> bool {
+        self.inner.has(offset, out)
+    }
+
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Answer<()> {
         let length = out.len();
         self.counts.read(self.inner.range(version, range, out), |()| length)

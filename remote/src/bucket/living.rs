@@ -39,8 +39,6 @@ use crate::traffic::{Counted, Counts, Traffic};
 const CLEANED: Duration = Duration::from_secs(20);
 const CLEANED_AT_ONCE: usize = 32;
 
-/// Objects in which the start of an archive lies at most when its writer has gone: as many as are asked for at once.
-const START_OBJECTS: usize = 16;
 /// Blocks that who goes writes anew because little of their objects is needed, beside as many as it wrote: 64 MiB.
 const GATHERED: u64 = 64 << 8;
 
@@ -145,7 +143,7 @@ impl Living {
         }
         if self.staged.is_committed() {
             let most = GATHERED + self.staged.written();
-            let gathered = self.staged.gather_start(START_OBJECTS);
+            let gathered = self.staged.gather_first();
             let gathered = gathered.and_then(|()| self.staged.gather_sparse(session.most_runs(), most));
             let closed = gathered.and_then(|()| self.staged.commit(session, Kind::Close));
             if closed.is_ok() || session.is_over() {

@@ -122,14 +122,14 @@ fn find(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Op
     let counts = Arc::new(Counts::default());
     let objects = Counted { counts: counts.clone(), inner: objects };
     let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
-    let incarnation = match store.incarnation() {
-        Ok(Some(incarnation)) => incarnation?,
+    let listed = follower::now();
+    let (incarnation, number) = match store.look() {
+        Ok(Some(found)) => found?,
         Ok(None) => return Ok(None),
         Err(Trouble::Refused(_)) if store.objects.hides() => return Ok(None),
         Err(trouble) => return Err(store.told(trouble)),
     };
-    let listed = follower::now();
-    let moment = Moment::newest(&store, &incarnation)?.filter(|moment| moment.trailer.length > 0);
+    let moment = Moment::newest_of(&store, &incarnation, number)?.filter(|moment| moment.trailer.length > 0);
     let Some(moment) = moment else {
         let why = "a writer came and has not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));

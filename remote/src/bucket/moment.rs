@@ -19,7 +19,7 @@ use crate::source::{Label, Source, Trouble, Version};
 /// Times that a reader begins anew because the writer went on while it looked.
 const TRIES: usize = 8;
 /// Blocks between two parts of an object that are fetched along rather than asked for apart.
-const GAP: u64 = 16;
+const GAP: u64 = 32;
 
 /// What the newest record says.
 pub(crate) struct Moment {
@@ -38,10 +38,23 @@ impl Moment {
     /// # Errors
     /// Those of requests; `Damaged`.
     pub(super) fn newest(store: &Store, incarnation: &Incarnation) -> Result<Option<Moment>> {
+        Moment::newest_of(store, incarnation, None)
+    }
+
+    /// The same of which the number was just found.
+    ///
+    /// # Errors
+    /// As of [`Moment::newest`].
+    pub(super) fn newest_of(
+        store: &Store,
+        incarnation: &Incarnation,
+        mut found: Option<u64>,
+    ) -> Result<Option<Moment>> {
         for _ in 0..TRIES {
-            let Some(sequence) = store.newest(incarnation)? else { return Ok(None) };
+            let number = found.take().map_or_else(|| store.newest(incarnation), |number| Ok(Some(number)));
+            let Some(sequence) = number? else { return Ok(None) };
             // The newest record is never removed, so it was not the newest any more.
-            let Some((trailer, said)) = store.record(incarnation, sequence)? else { continue };
+            let Some((trailer, said)) = store.first_record(incarnation, sequence)? else { continue };
             let checkpoint = store.checkpoint(incarnation, trailer.checkpoint);
             match checkpoint.and_then(|checkpoint| Moment::of(store, checkpoint, trailer, said)) {
                 // Who slept for a day looks for what was removed meanwhile.
@@ -275,6 +288,26 @@ impl Source for Reading {
             }
         }
         hash.finalize().into()
+    }
+
+    fn has(&self, offset: u64, out: &mut [u8]) -> bool {
+        let end = offset + out.len() as u64;
+        let mut block = [0; BLOCK as usize];
+        let parts = self.map.parts(offset / BLOCK..end.div_ceil(BLOCK));
+        parts.into_iter().all(|Entry { blocks, place }| {
+            let first = blocks.start;
+            blocks.into_iter().all(|number| {
+                let place = place.map(|place| Place { at: place.at + (number - first) as u32, ..place });
+                let is_here = place.is_some_and(|place| self.store.has(&place, &mut block));
+                let part = (number * BLOCK).max(offset)..((number + 1) * BLOCK).min(end);
+                if is_here {
+                    let from = (part.start - number * BLOCK) as usize;
+                    let (to, length) = ((part.start - offset) as usize, (part.end - part.start) as usize);
+                    out[to..to + length].copy_from_slice(&block[from..from + length]);
+                }
+                is_here
+            })
+        })
     }
 
     fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {

@@ -62,12 +62,17 @@ impl Near {
         let mut missing = Vec::new();
         for (block, place) in parts.iter().flat_map(each) {
             let name = (place.id, place.at);
-            if state.coming.len() < KEPT.get() && !state.blocks.contains(&name) && state.coming.insert(name) {
+            // Looked at as if it were read: what comes is not to take its place.
+            let is_here = state.blocks.get(&name).is_some();
+            if !is_here && state.coming.len() < KEPT.get() && state.coming.insert(name) {
                 missing.push(Entry { blocks: block..block + 1, place: Some(place) });
             }
         }
-        state.queue.extend(fetches(&missing));
-        while state.threads < state.queue.len().min(AT_ONCE) {
+        let fetches = fetches(&missing);
+        // None of those that are there waits for work.
+        let wanted = state.threads + fetches.len();
+        state.queue.extend(fetches);
+        while state.threads < wanted.min(AT_ONCE) {
             let near = self.clone();
             if thread::Builder::new().name("fetch".into()).spawn(move || near.bring()).is_err() {
                 break;

@@ -10,7 +10,7 @@
 //! STAGED-2  Of a block the newest bytes are read, wherever they are: not sent, in the last record, on their way, in the store, or as they were at the beginning.
 //! STAGED-3  After a failure nothing is sent any more: who writes on has lost what was to go with it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +38,8 @@ const SENDING: usize = 4;
 /// Most blocks that a record itself has: 4 MiB.
 const INLINE: usize = 4 << 8;
 
+/// Blocks that the record with which a writer goes has again because they were written last, and half of those because the writer before left them so: some nodes.
+const LITTLE: usize = 32;
 /// Blocks that are written before what is read ahead is that, too: 256 MiB.
 const SINCE_BASE: u64 = 256 << 8;
 
@@ -70,6 +72,8 @@ struct State {
     last: BTreeMap<u64, Box<Block>>,
     /// Whether anything was changed that no record has.
     touched: bool,
+    /// The blocks that were written last, in their order.
+    latest: VecDeque<u64>,
     /// Blocks that were written since the writer came, and how many of them the base has.
     written: u64,
     based: u64,
@@ -124,6 +128,7 @@ impl Staged {
                 dirty: BTreeMap::new(),
                 last: BTreeMap::new(),
                 touched: empty,
+                latest: VecDeque::new(),
                 written: 0,
                 based: 0,
                 late: None,
@@ -236,18 +241,32 @@ impl Staged {
         }
     }
 
-    /// What every opening reads is written anew when it lies in more objects than this: each commit puts a block of it into another one.
-    pub(super) fn gather_start(&self, most_objects: usize) -> Result<()> {
-        let runs: Vec<Range<u64>> = {
+    /// What every opening reads lies in two objects from then on, whatever number of commits there were: the file's start in the one that has most of it, and the rest in the
+    /// record to come, which whoever comes reads first. So does what was written last and what the writer before left there so: the nodes that lead to everything else.
+    pub(super) fn gather_first(&self) -> Result<()> {
+        let mut chosen: RangeSet<u64> = RangeSet::new();
+        {
             let state = self.shared.state.lock();
+            chosen.extend(state.latest.iter().map(|number| *number..number + 1));
+            let before = self.shared.store.has_of();
+            let left = |entry: &Entry| {
+                entry.blocks.start >= START / BLOCK && entry.place.is_some_and(|place| Some(place.id) == before)
+            };
+            let left = state.map.entries().into_iter().filter(left).flat_map(|entry| entry.blocks);
+            left.take(2 * LITTLE).for_each(|number| chosen.insert(number..number + 1));
             let parts = state.map.parts(0..START / BLOCK);
-            let objects: HashSet<Id> = parts.iter().filter_map(|part| part.place.map(|place| place.id)).collect();
-            if objects.len() <= most_objects {
-                return Ok(());
+            let mut objects: HashMap<Id, u64> = HashMap::new();
+            for Entry { blocks, place } in &parts {
+                if let Some(place) = place {
+                    *objects.entry(place.id).or_default() += blocks.end - blocks.start;
+                }
             }
-            parts.into_iter().filter(|part| part.place.is_some()).map(|part| part.blocks).collect()
-        };
-        self.write_anew(&runs)
+            let most = objects.into_iter().max_by_key(|(id, blocks)| (*blocks, *id)).map(|(id, _)| id);
+            let elsewhere = |part: &Entry| part.place.is_some_and(|place| Some(place.id) != most);
+            chosen.extend(parts.into_iter().filter(elsewhere).map(|part| part.blocks));
+        }
+        let chosen: Vec<Range<u64>> = chosen.into_iter().collect();
+        self.write_anew(&chosen)
     }
 
     /// Writes blocks anew as they are. The store is asked for all of them at once, neighbours in an object together, and nobody writes meanwhile: what is newer stays.
@@ -263,6 +282,13 @@ impl Staged {
                     continue;
                 };
                 let from = (u64::from(place.at) * BLOCK) as usize;
+                let start = (number * BLOCK) as usize;
+                let base = state.base.as_ref().filter(|_| !state.changed.contains(&number));
+                let known = base.and_then(|base| base.start().get(start..start + BLOCK as usize));
+                if let Some(block) = known.or(state.last.get(&number).map(|block| &block[..])) {
+                    near.push((number, block.to_vec()));
+                    continue;
+                }
                 match state.sending.get(&place.id) {
                     Some(bytes) => near.push((number, bytes[from..from + BLOCK as usize].to_vec())),
                     None => {
@@ -491,6 +517,10 @@ impl State {
         if block.iter().all(|byte| *byte == 0) {
             return self.forget(number..number + 1);
         }
+        if self.latest.len() == LITTLE {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(number);
         self.dirty.insert(number, block);
         self.changed.insert(number..number + 1);
         self.touched = true;

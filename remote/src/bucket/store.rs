@@ -22,8 +22,10 @@ use crate::file::{patiently, told};
 use crate::source::Trouble;
 
 pub(super) const MARKER: &str = "lockbox";
-/// Bytes of a record's end that come with the first request for it.
+/// Bytes of a record's end that come with the first request for it, and with that of who opens: what the writer who went left for who comes (less than what two round
+/// trips cost on most links).
 const TAIL: u64 = 256 << 10;
+const FIRST_TAIL: u64 = 768 << 10;
 /// Objects that are looked through: four thousand lists, some minutes of them.
 const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 /// From one round of attempts of who insists to the next.
@@ -49,6 +51,8 @@ pub(crate) struct Store {
     /// Where what the store does not take is kept, once it is known of which archive.
     spool: Arc<OnceLock<Spool>>,
     spools: Option<PathBuf>,
+    /// What came with the record that was read last.
+    tail: Arc<Mutex<Option<Tail>>>,
 }
 
 /// How long whoever asks waits.
@@ -60,6 +64,37 @@ struct Patience {
     insists: AtomicBool,
     /// Since when whoever insists does not any more.
     leaves: OnceLock<Instant>,
+}
+
+/// The last pages of a record.
+struct Tail {
+    sequence: u64,
+    /// Of them the first, counted as a block of the record, and their bytes.
+    at: u32,
+    bytes: Vec<u8>,
+}
+
+impl Tail {
+    /// Of the end of a record, in which so many bytes stand behind the pages.
+    fn of(trailer: &Trailer, end: &[u8], behind: usize) -> Option<Tail> {
+        let before = trailer.bytes().checked_sub(end.len() as u64)?;
+        let at = before.div_ceil(layout::BLOCK);
+        let pages = end.get((at * layout::BLOCK - before) as usize..end.len() - behind)?;
+        let is_so = pages.len() as u64 == u64::from(trailer.blocks).checked_sub(at)? * layout::BLOCK;
+        let at = u32::try_from(at).ok().filter(|_| is_so && !pages.is_empty())?;
+        Some(Tail { sequence: trailer.sequence, at, bytes: pages.to_vec() })
+    }
+
+    /// Fills `out` with the blocks of this place, when it has them.
+    fn copy(&self, place: &Place, out: &mut [u8]) -> bool {
+        let behind = place.at.checked_sub(self.at).filter(|_| place.id == Id::Log(self.sequence));
+        let from = behind.map(|behind| (u64::from(behind) * layout::BLOCK) as usize);
+        let here = from.and_then(|from| self.bytes.get(from..from + out.len()));
+        if let Some(here) = here {
+            out.copy_from_slice(here);
+        }
+        here.is_some()
+    }
 }
 
 /// What became of an object that somebody wanted to make.
@@ -75,7 +110,16 @@ impl Store {
     pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
         let patience = Arc::default();
         let spool = Arc::new(OnceLock::new());
-        Store { objects: objects.into(), name, timeout, at_once: AT_ONCE, patience, spool, spools: None }
+        Store {
+            objects: objects.into(),
+            name,
+            timeout,
+            at_once: AT_ONCE,
+            patience,
+            spool,
+            spools: None,
+            tail: Arc::default(),
+        }
     }
 
     /// The same, with a directory for what it does not take of an archive that is written to.
@@ -141,6 +185,29 @@ impl Store {
             Err(Trouble::Gone) => Ok(None),
             Err(trouble) => Err(trouble),
         }
+    }
+
+    /// The same, and the number of the newest record when that was found beside it: no name of an archive's objects comes before its own, unless others lie there.
+    pub(super) fn look(&self) -> std::result::Result<Option<Result<(Incarnation, Option<u64>)>>, Trouble> {
+        let mut first = None;
+        let incarnation = if self.at_once > 1 {
+            thread::scope(|scope| {
+                // That it fails is told when it is asked for again.
+                let list = || self.objects.list("", "", 1).ok().and_then(|listed| listed.into_iter().next());
+                let list = thread::Builder::new().name("list".into()).spawn_scoped(scope, list);
+                let incarnation = self.incarnation();
+                first = list.ok().and_then(|list| list.join().ok().flatten());
+                incarnation
+            })?
+        } else {
+            self.incarnation()?
+        };
+        Ok(incarnation.map(|incarnation| {
+            let incarnation = incarnation?;
+            let id = first.and_then(|first| id_of(&incarnation, &first.name));
+            let number = id.and_then(|id| if let Id::Log(number) = id { Some(number) } else { None });
+            Ok((incarnation, number))
+        }))
     }
 
     /// Makes an object, repeating the same bytes until the store has decided. That a name is taken is no verdict: what is there may be
@@ -352,8 +419,20 @@ impl Store {
     /// # Errors
     /// Those of requests; `Damaged`.
     pub(super) fn record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
+        self.record_with(incarnation, sequence, TAIL)
+    }
+
+    /// The same with more of its pages: who opens the archive needs what they have.
+    ///
+    /// # Errors
+    /// As of [`Store::record`].
+    pub(super) fn first_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
+        self.record_with(incarnation, sequence, FIRST_TAIL)
+    }
+
+    fn record_with(&self, incarnation: &Incarnation, sequence: u64, most: u64) -> Result<Option<(Trailer, Said)>> {
         let name = path(incarnation, &Id::Log(sequence));
-        let tail = match self.get(&name, Part::Last(TAIL)) {
+        let tail = match self.get(&name, Part::Last(most)) {
             Ok(tail) => tail,
             Err(Trouble::Gone) => return Ok(None),
             Err(trouble) => return Err(self.told(trouble)),
@@ -367,6 +446,7 @@ impl Store {
         let needed = trailer.said_bytes() as usize + TRAILER_BYTES;
         let whole;
         let tail = if needed <= tail.len() {
+            *self.tail.lock() = Tail::of(&trailer, &tail, needed);
             &tail[tail.len() - needed..]
         } else {
             debug_assert!(needed as u64 <= MAX_SAID + TRAILER_BYTES as u64);
@@ -401,6 +481,16 @@ impl Store {
         Error::damaged(format!("{}: {}", self.name, missing(id)))
     }
 
+    /// The record that came with pages last.
+    pub(super) fn has_of(&self) -> Option<Id> {
+        self.tail.lock().as_ref().map(|tail| Id::Log(tail.sequence))
+    }
+
+    /// Fills `out` with blocks of an object when they came along with a record.
+    pub(super) fn has(&self, place: &Place, out: &mut [u8]) -> bool {
+        self.tail.lock().as_ref().is_some_and(|tail| tail.copy(place, out))
+    }
+
     /// Blocks of an object that the record `sequence` needs.
     pub(super) fn blocks(
         &self,
@@ -409,6 +499,9 @@ impl Store {
         place: &Place,
         out: &mut [u8],
     ) -> std::result::Result<(), Trouble> {
+        if self.has(place, out) {
+            return Ok(());
+        }
         let part = Part::Range(u64::from(place.at) * layout::BLOCK, out.len() as u64);
         match self.objects.get(&path(incarnation, &place.id), part) {
             Ok(bytes) if bytes.len() == out.len() => out.copy_from_slice(&bytes),

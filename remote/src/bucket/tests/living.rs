@@ -44,6 +44,13 @@ pub(super) fn made(world: &Arc<World>, blocks: u8) -> Vec<u8> {
     bytes
 }
 
+/// The same that a writer came to and went from: what who comes next finds in the newest record is nothing, whoever came before.
+fn left(world: &Arc<World>, blocks: u8) -> Vec<u8> {
+    let bytes = made(world, blocks);
+    drop(living(world, 1).unwrap());
+    bytes
+}
+
 pub(super) fn spent(world: &World) -> Vec<String> {
     world.with(|state| std::mem::take(&mut state.requests))
 }
@@ -314,14 +321,14 @@ fn who_was_taken_over_from_between_any_two_requests_commits_nothing_more() {
             }
         }
     }
-    assert!(fenced >= 5, "{fenced} of {all}");
+    assert!(fenced >= 4, "{fenced} of {all}");
 }
 
 #[test]
 fn a_barrier_that_nobody_answers_fails_with_what_is_known_and_nothing_is_written_after_it() {
     for carried_out in [false, true] {
         let world = World::new(1, 0);
-        let base = made(&world, 3);
+        let base = left(&world, 3);
         let coming = {
             let (objects, asked) = counting(&world, u64::MAX, How::Dies);
             let storage = Living::open(objects, NAME.into(), &options(), true).unwrap();
@@ -352,7 +359,7 @@ fn a_barrier_that_nobody_answers_fails_with_what_is_known_and_nothing_is_written
 fn the_same_bytes_are_sent_while_there_is_time_and_that_makes_one_commit() {
     for carried_out in [false, true] {
         let world = World::new(1, 0);
-        made(&world, 3);
+        left(&world, 3);
         let patient = crate::Options { timeout: None, ..options() };
         let (objects, asked) = counting(&world, u64::MAX, How::Dies);
         drop(Living::open(objects, NAME.into(), &patient, true).unwrap());
@@ -406,8 +413,9 @@ fn a_commit_of_4_mib_is_one_request_and_none_without_a_change() {
     storage.set_len(30 << 20).unwrap();
     cost(0);
     drop(storage);
+    // What was written last, which is in a segment, and this writer's last record, which has it again.
     let going = spent(&world);
-    assert_eq!(going.len(), 1, "{going:?}");
+    assert_eq!(going.len(), 2, "{going:?}");
 }
 
 #[test]
@@ -555,7 +563,7 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
 fn who_insists_waits_for_the_stores_word_and_who_hurries_does_not() {
     for carried_out in [false, true] {
         let world = World::new(1, 0);
-        made(&world, 3);
+        left(&world, 3);
         let (objects, asked) = counting(&world, u64::MAX, How::Dies);
         drop(Living::open(objects, NAME.into(), &options(), true).unwrap());
         let coming = asked.load(Ordering::Relaxed) - 1;
@@ -589,7 +597,7 @@ fn who_insists_waits_for_the_stores_word_and_who_hurries_does_not() {
 fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
     for least_changes in [0, 1 << 20] {
         let world = World::new(1, 0);
-        let mut now = made(&world, 64);
+        let mut now = left(&world, 64);
         let (objects, asked) = counting(&world, u64::MAX, How::Dies);
         drop(Living::open(objects, NAME.into(), &options(), true).unwrap());
         // Its last request was that it goes.
