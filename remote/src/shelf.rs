@@ -15,6 +15,8 @@ pub(crate) const KEPT: NonZeroUsize = NonZeroUsize::new(768).unwrap();
 /// two gigabits.
 const LEAST_AHEAD: u64 = 4;
 const MOST_AHEAD: u64 = 384;
+/// Slots that a page of file data lies in at most.
+const OF_A_PAGE: u64 = 4;
 /// Slots of one request ahead: 1 MiB, so that a connection's start costs little and many are under way side by side.
 pub(crate) const PART: u64 = 16;
 /// How many are watched for reading one after the other.
@@ -31,7 +33,8 @@ pub(crate) struct Shelf {
 
 /// Somebody who reads one slot after the other.
 struct Stream {
-    /// Behind the last slot that was read.
+    /// Where it began, and behind the last slot that was read.
+    began: u64,
     next: u64,
     /// Behind the last slot that was asked for ahead.
     ahead: u64,
@@ -66,11 +69,16 @@ impl Shelf {
         self.coming.len()
     }
 
+    /// Whether any of them is neither here nor under way.
+    pub(crate) fn lacks(&self, slots: &Range<u64>) -> bool {
+        slots.clone().any(|slot| !self.slots.contains(&slot) && !self.coming.contains(&slot))
+    }
+
     /// Notes that the slots at the start of `wanted` which are neither here nor under way are under way now, and gives them: neighbours.
     pub(crate) fn claim(&mut self, wanted: Range<u64>) -> Range<u64> {
-        let is_missing = |shelf: &Shelf, slot: u64| !shelf.slots.contains(&slot) && !shelf.coming.contains(&slot);
-        let start = wanted.clone().find(|slot| is_missing(self, *slot)).unwrap_or(wanted.end);
-        let end = (start..wanted.end).find(|slot| !is_missing(self, *slot)).unwrap_or(wanted.end);
+        let is_missing = |slot: &u64| self.lacks(&(*slot..slot + 1));
+        let start = wanted.clone().find(is_missing).unwrap_or(wanted.end);
+        let end = (start..wanted.end).find(|slot| !is_missing(slot)).unwrap_or(wanted.end);
         self.coming.extend(start..end);
         start..end
     }
@@ -98,7 +106,7 @@ impl Shelf {
             if self.streams.len() == STREAMS {
                 self.streams.remove(0);
             }
-            self.streams.push(Stream { next: read.end, ahead: read.end, window: LEAST_AHEAD });
+            self.streams.push(Stream { began: read.start, next: read.end, ahead: read.end, window: LEAST_AHEAD });
             return Vec::new();
         };
         // The one that was read last is dropped last.
@@ -108,8 +116,9 @@ impl Shelf {
             stream.next = read.end;
             stream.ahead = stream.ahead.max(read.end);
             let until = (read.end + stream.window).min(end);
-            // Not slot by slot: a request costs a round trip.
-            if stream.ahead + stream.window / 2 <= until || (until == end && stream.ahead < end) {
+            // Head and cells of one page are no stream. Not slot by slot: a request costs a round trip.
+            let is_due = stream.ahead + stream.window / 2 <= until || (until == end && stream.ahead < end);
+            if is_due && stream.next - stream.began > OF_A_PAGE {
                 stream.window = (stream.window * 2).min(MOST_AHEAD);
                 let until = (read.end + stream.window).min(end);
                 while stream.ahead < until {
@@ -133,6 +142,10 @@ mod tests {
         let mut shelf = Shelf::new();
         for slot in [500, 3, 900, 77] {
             assert_eq!(shelf.ahead(slot..slot + 1, 1000), Vec::new());
+        }
+        // Head and cells of a page.
+        for read in [300..301, 300..302, 302..304] {
+            assert_eq!(shelf.ahead(read, 1000), Vec::new());
         }
         let mut asked = HashSet::new();
         for slot in 4..600 {

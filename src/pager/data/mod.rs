@@ -104,7 +104,8 @@ impl Pager {
                 continue;
             }
             let part = likely_part(pointer.run.bytes(), start, length);
-            if part.start <= if is_far { BETWEEN } else { 2 * BLOCK } {
+            // Another machine is asked for both at once.
+            if is_far || part.start <= 2 * BLOCK {
                 add(begin..begin + part.end);
             } else {
                 add(begin..begin + BLOCK);

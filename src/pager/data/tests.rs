@@ -208,6 +208,32 @@ fn only_pages_of_file_data_are_read_as_such() {
     assert!(read(&pager, &reserved, 0..10).unwrap_err().to_string().contains("header, ring or log"));
 }
 
+/// Where each way is waited for one page is one request, and of several pages what is not in memory is named although their heads are.
+#[test]
+fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_are_known() {
+    let storage = Arc::new(CountingStorage::at(true));
+    let writer = pager(&storage, 1 << 20);
+    let pages = [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), at));
+    let pager = pager(&storage, 1 << 20);
+    let part = (5 * CELL + 100) as u32;
+    let place = |page: &Pointer, blocks: Range<u64>| {
+        page.run.offset() + blocks.start * BLOCK..page.run.offset() + blocks.end * BLOCK
+    };
+    let cell = CELL as u64 / BLOCK;
+    pager.expect_data([(&pages[0], part, 10)].into_iter());
+    assert_eq!(storage.take_hints(), [place(&pages[0], 0..1 + 6 * cell)]);
+    pages.iter().for_each(|page| drop(read(&pager, page, 0..10).unwrap()));
+    let both = pages.each_ref().map(|page| (page, part, 10));
+    pager.expect_data(both.into_iter());
+    assert_eq!(storage.take_hints(), pages.each_ref().map(|page| place(page, 1 + 5 * cell..1 + 6 * cell)));
+    // One is asked for by its reader. What is in memory is not asked for.
+    pager.expect_data([both[1]].into_iter());
+    assert_eq!(storage.take_hints(), []);
+    read(&pager, &pages[0], part as usize..part as usize + 10).unwrap();
+    pager.expect_data(both.into_iter());
+    assert_eq!(storage.take_hints(), [place(&pages[1], 1 + 5 * cell..1 + 6 * cell)]);
+}
+
 #[test]
 fn a_cold_read_says_first_what_it_will_read() {
     let storage = storage();
