@@ -64,11 +64,14 @@ impl FileSystem {
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
         let out = room(buffer, (range.end - range.start) as usize);
         let whole = overlay.parts.iter().any(|(at, part)| *at == offset && part.len() == out.len());
+        let mut is_expected = false;
         if let Some(ahead) = &self.ahead {
-            expect(&self.volume, view, ino, &inode, ahead.behind(ino, &range))?;
+            let (behind, known) = ahead.behind(ino, &range);
+            is_expected = known;
+            expect(&self.volume, view, ino, &inode, behind)?;
         }
         if !whole {
-            read_published(&self.volume, view, ino, &inode, &range, out)?;
+            read_visible(&self.volume, view, ino, &inode, &range, out, is_expected)?;
         }
         for (at, part) in &overlay.parts {
             let from = (at - offset) as usize;
@@ -284,6 +287,19 @@ pub(super) fn read_published(
     range: &Range<u64>,
     out: &mut [u8],
 ) -> Result<()> {
+    read_visible(volume, view, ino, inode, range, out, false)
+}
+
+/// The same; what the medium was told of before it is not told of again.
+fn read_visible(
+    volume: &Volume,
+    view: View<'_>,
+    ino: Ino,
+    inode: &InodeValue,
+    range: &Range<u64>,
+    out: &mut [u8],
+    is_expected: bool,
+) -> Result<()> {
     if inode.bytes == 0 {
         out.fill(0);
         return Ok(());
@@ -307,10 +323,12 @@ pub(super) fn read_published(
         let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
         (from, to, mapped.extent.start + (from - mapped.offset) as u32)
     };
-    volume.expect_data(found.iter().map(|mapped| {
-        let (from, to, start) = part(mapped);
-        (&mapped.extent.page, start, (to - from) as u32)
-    }));
+    if !is_expected {
+        volume.expect_data(found.iter().map(|mapped| {
+            let (from, to, start) = part(mapped);
+            (&mapped.extent.page, start, (to - from) as u32)
+        }));
+    }
     let mut filled = 0;
     for mapped in found {
         let (from, to, start) = part(&mapped);
