@@ -29,6 +29,7 @@ const MOST: u32 = 64 << 20;
 /// Longest sentence of a refusal.
 const MAX_SENTENCE: u32 = 64 << 10;
 const REQUEST_BYTES: usize = 24;
+const ANSWER_BYTES: usize = 8;
 
 /// Another process's storage.
 pub struct Borrowed {
@@ -91,7 +92,7 @@ impl Borrowed {
             head[16..].copy_from_slice(&request.second.to_le_bytes());
             socket.write_all(&head)?;
             socket.write_all(data)?;
-            let mut head = [0; 8];
+            let mut head = [0; ANSWER_BYTES];
             socket.read_exact(&mut head)?;
             let (code, length) = (number(&head, 0), number(&head, 4));
             if code == 0 {
@@ -231,7 +232,8 @@ impl Storage for Borrowed {
 
 /// Lends a storage to the process at the other end, until that is gone or asks for what cannot be understood.
 pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
-    let mut buffer = Vec::new();
+    // The answer's head and what follows it, which grows with the longest one and is neither cleared nor filled twice.
+    let mut buffer = vec![0; ANSWER_BYTES];
     let mut head = [0; REQUEST_BYTES];
     while socket.read_exact(&mut head).is_ok() {
         let (order, count) = (number(&head, 0), number(&head, 4));
@@ -240,24 +242,27 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
         if count > MOST {
             return;
         }
-        buffer.clear();
+        let mut length = 0;
         let done = match order {
             READ => {
-                buffer.resize(count as usize, 0);
-                storage.read_at(first, &mut buffer)
+                length = count as usize;
+                storage.read_at(first, room(&mut buffer, length))
             }
             NEED => {
                 storage.will_need(first, second);
                 Ok(())
             }
             FORGET => storage.evict(first, second),
-            LENGTH => storage.len().map(|length| buffer.extend(length.to_le_bytes())),
+            LENGTH => storage.len().map(|bytes| {
+                length = size_of_val(&bytes);
+                room(&mut buffer, length).copy_from_slice(&bytes.to_le_bytes());
+            }),
             WRITE => {
-                let mut data = vec![0; count as usize];
-                if socket.read_exact(&mut data).is_err() {
+                let data = room(&mut buffer, count as usize);
+                if socket.read_exact(data).is_err() {
                     return;
                 }
-                storage.write_at(first, &data)
+                storage.write_at(first, data)
             }
             ALLOCATE => storage.allocate(first, second),
             PUNCH => storage.punch(first, second),
@@ -269,19 +274,26 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
         let code = done.map_or_else(
             |error| {
                 let (code, sentence) = code_of(&error);
-                buffer = sentence.into_bytes();
-                buffer.truncate(MAX_SENTENCE as usize);
+                length = sentence.len().min(MAX_SENTENCE as usize);
+                room(&mut buffer, length).copy_from_slice(&sentence.as_bytes()[..length]);
                 code
             },
             |()| 0,
         );
-        let mut head = [0; 8];
-        head[..4].copy_from_slice(&code.to_le_bytes());
-        head[4..].copy_from_slice(&(buffer.len() as u32).to_le_bytes());
-        if socket.write_all(&head).and_then(|()| socket.write_all(&buffer)).is_err() {
+        buffer[..4].copy_from_slice(&code.to_le_bytes());
+        buffer[4..ANSWER_BYTES].copy_from_slice(&(length as u32).to_le_bytes());
+        if socket.write_all(&buffer[..ANSWER_BYTES + length]).is_err() {
             return;
         }
     }
+}
+
+/// So many bytes behind the answer's head, of any content.
+fn room(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
+    if buffer.len() < ANSWER_BYTES + length {
+        buffer.resize(ANSWER_BYTES + length, 0);
+    }
+    &mut buffer[ANSWER_BYTES..ANSWER_BYTES + length]
 }
 
 /// Why nothing more comes from the other side.
