@@ -4,7 +4,9 @@
 //! lie in, and takes the one that was used longest ago. An entry of the table names the slot and has a sum of it and of its label; a slot whose sum
 //! is wrong, after a crash, on a bad disk, or because it is of another version that has other bytes there, is one that is not there. The key in the head
 //! names the address and the lineage of the versions whose labels may be compared, or the one version and its commits of a file that has none: under another key the cache
-//! is empty. What lies in it is as sealed as on the server, so it needs no secret. The file is named by a hash of the address, which stands behind the head for those who
+//! is empty. A sum finds what a crash, a disk or another version did, and is made of every slot that is read: so it is a fast one. It is no proof of who wrote the slot: whoever
+//! can write to this user's file could give any content its sum, of whatever kind, and what comes from here is opened under the archive's tags as what comes from the server is.
+//! What lies in it is as sealed as on the server, so it needs no secret. The file is named by a hash of the address, which stands behind the head for those who
 //! list what is kept.
 //!
 //! Nothing depends on it: a disk that is full or fails, a directory that others can write to, or a file that somebody else uses turn it off.
@@ -19,14 +21,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, openat};
 use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::shelf::SLOT;
 use crate::source::Label;
 
 const MAGIC: [u8; 8] = *b"lbxcache";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HEAD: u64 = 4096;
-/// Number of the slot plus one in little-endian order, and 24 bytes of SHA-256 over number, label and content.
+/// Number of the slot plus one in little-endian order, and 16 bytes of XXH3 over number, label and content; then zeros.
 const ENTRY: u64 = 32;
 /// Places that a slot may lie in.
 const WAYS: u64 = 8;
@@ -120,6 +123,12 @@ impl Cache {
         let used = vec![0; slots.len()];
         let table = Mutex::new(Table { slots, used, clock: 0 });
         Ok(Some(Cache { file, places, table, off: AtomicBool::new(false), hits: AtomicU64::new(0) }))
+    }
+
+    /// Whether there is something of the slot: whether it is whole and of which label only [`Cache::get`] tells.
+    pub(crate) fn has(&self, slot: u64) -> bool {
+        let set = self.set(slot);
+        self.table.lock().slots[set as usize..(set + WAYS) as usize].contains(&(slot + 1))
     }
 
     /// Fills `out` with the slot when it is there, whole, and of this label.
@@ -223,10 +232,13 @@ fn length(places: u64) -> u64 {
 }
 
 fn entry(slot: u64, label: &Label, bytes: &[u8]) -> [u8; ENTRY as usize] {
-    let sum = Sha256::new().chain_update(slot.to_le_bytes()).chain_update(label).chain_update(bytes).finalize();
+    let mut sum = Xxh3Default::new();
+    sum.update(&slot.to_le_bytes());
+    sum.update(label);
+    sum.update(bytes);
     let mut entry = [0; ENTRY as usize];
     entry[..8].copy_from_slice(&(slot + 1).to_le_bytes());
-    entry[8..].copy_from_slice(&sum[..24]);
+    entry[8..24].copy_from_slice(&sum.digest128().to_le_bytes());
     entry
 }
 
