@@ -33,8 +33,10 @@ pub(crate) const REQUEST: Duration = Duration::from_secs(20);
 /// Bytes a second.
 pub(crate) const SLOWEST: u64 = 64 << 10;
 const MAX_REDIRECTIONS: usize = 3;
-/// Connections that wait for the next request: as many as there are readers.
-const CONNECTIONS: usize = 24;
+/// Connections that wait for the next request: as many as there are who read ahead, and some readers.
+const CONNECTIONS: usize = 72;
+/// Of each connection and direction.
+const BUFFER: usize = 64 << 10;
 /// Longest entity tag that is sent back.
 const MAX_TAG: usize = 512;
 
@@ -175,7 +177,7 @@ impl Source for Http {
         Ok((answer.version, bytes))
     }
 
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
+    fn range(&self, version: &Version, range: Range<u64>) -> std::result::Result<Vec<u8>, Trouble> {
         let response = self.ask(&range, Some(version))?;
         let answer = Answer::of(&response, range.start, range.end)?;
         // Some servers do not know the conditions.
@@ -185,7 +187,9 @@ impl Source for Http {
         if answer.end != range.end {
             return Err(Trouble::Unusable("it sends less than it was asked for".into()));
         }
-        fill(response, out)
+        // Not before there is something to be read: many wait for their answers at once.
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or_default()];
+        fill(response, &mut bytes).map(|()| bytes)
     }
 }
 
@@ -293,6 +297,8 @@ pub(crate) fn agent(allow_private: bool) -> Agent {
         .max_redirects(0)
         .user_agent(concat!("lockbox/", env!("CARGO_PKG_VERSION")))
         .timeout_connect(Some(CONNECT))
+        .input_buffer_size(BUFFER)
+        .output_buffer_size(BUFFER)
         .max_idle_connections(CONNECTIONS)
         .max_idle_connections_per_host(CONNECTIONS)
         .input_buffer_size(128 << 10)

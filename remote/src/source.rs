@@ -73,8 +73,8 @@ pub(crate) trait Source: Send + Sync {
         false
     }
 
-    /// The bytes of a range inside of the file, in `out`, when it still has this version.
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble>;
+    /// The bytes of a range inside of the file, all of them, when it still has this version.
+    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble>;
 }
 
 impl<S: Source + ?Sized> Source for Arc<S> {
@@ -98,7 +98,7 @@ impl<S: Source + ?Sized> Source for Arc<S> {
         (**self).has(offset, out)
     }
 
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
-        (**self).range(version, range, out)
+    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble> {
+        (**self).range(version, range)
     }
 }

@@ -43,7 +43,7 @@ impl Source for Simulated {
         }
     }
 
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
+    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble> {
         if let Some(trouble) = self.0.troubles.lock().pop() {
             return Err(trouble);
         }
@@ -51,8 +51,7 @@ impl Source for Simulated {
             return Err(Trouble::Changed);
         }
         self.0.asked.lock().push(range.clone());
-        out.copy_from_slice(&self.0.bytes[range.start as usize..range.end as usize]);
-        Ok(())
+        Ok(self.0.bytes[range.start as usize..range.end as usize].to_vec())
     }
 }
 
@@ -177,6 +176,29 @@ fn a_page_costs_one_request_and_none_when_it_is_kept() {
         thread::yield_now();
     };
     assert_eq!(file.traffic().reads, 1, "REMOTE-2: the opening asks");
+}
+
+#[test]
+fn of_what_is_kept_on_disk_no_more_is_read_than_is_wanted() {
+    let server = server(16 << 20);
+    let place = tempfile::tempdir().unwrap();
+    let options = Options { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
+    let file = open(&server, &options).unwrap();
+    // From the server come its neighbours, too.
+    read(&file, 4 << 20, 4096).unwrap();
+    drop(file);
+    // The file may be held a moment longer by a thread that ends.
+    let file = loop {
+        let file = open(&server, &options).unwrap();
+        read(&file, 4 << 20, 4096).unwrap();
+        if file.traffic().disk_hits > 0 {
+            break file;
+        }
+        thread::yield_now();
+    };
+    assert_eq!(file.traffic().disk_hits, 1);
+    read(&file, (4 << 20) + (64 << 10), 128 << 10).unwrap();
+    assert_eq!((file.traffic().disk_hits, file.traffic().reads), (3, 1));
 }
 
 #[test]

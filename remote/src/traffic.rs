@@ -113,8 +113,7 @@ impl<T: Source + ?Sized> Source for Counted<T> {
         self.inner.has(offset, out)
     }
 
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Answer<()> {
-        let length = out.len();
-        self.counts.read(self.inner.range(version, range, out), |()| length)
+    fn range(&self, version: &Version, range: Range<u64>) -> Answer<Vec<u8>> {
+        self.counts.read(self.inner.range(version, range), Vec::len)
     }
 }

@@ -143,8 +143,8 @@ impl Living {
         }
         if self.staged.is_committed() {
             let most = GATHERED + self.staged.written();
-            let gathered = self.staged.gather_first();
-            let gathered = gathered.and_then(|()| self.staged.gather_sparse(session.most_runs(), most));
+            let gathered = self.staged.gather_sparse(session.most_runs(), most);
+            let gathered = gathered.and_then(|()| self.staged.gather_first());
             let closed = gathered.and_then(|()| self.staged.commit(session, Kind::Close));
             if closed.is_ok() || session.is_over() {
                 return;

@@ -122,10 +122,23 @@ impl Reading {
         Ok(start)
     }
 
-    fn fill(&self, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
+    fn bytes(&self, range: Range<u64>) -> std::result::Result<Vec<u8>, Trouble> {
         // The file's last block may be a part of one.
         let parts = self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
-        fill(&self.store, &self.incarnation, &self.sequence, &parts, range, out)
+        let length = range.end - range.start;
+        let Reading { store, incarnation, sequence, .. } = self;
+        match &parts[..] {
+            // What lies side by side in one object is what came.
+            [Entry { place: Some(place), .. }] if range.start.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK) => {
+                store.blocks(incarnation, sequence, place, length)
+            }
+            _ => {
+                let (fetches, brought) = bring(store, incarnation, sequence, &parts)?;
+                let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+                put(&fetches, brought, &range, &mut bytes);
+                Ok(bytes)
+            }
+        }
     }
 }
 
@@ -160,8 +173,26 @@ fn lay(
     range: Range<u64>,
     out: &mut [u8],
 ) -> std::result::Result<(), Trouble> {
+    let (fetches, brought) = bring(store, incarnation, sequence, parts)?;
+    put(&fetches, brought, &range, out);
+    Ok(())
+}
+
+/// What these parts need, all of it.
+fn bring(
+    store: &Store,
+    incarnation: &Incarnation,
+    sequence: &AtomicU64,
+    parts: &[Entry],
+) -> std::result::Result<(Vec<Fetch>, Vec<Vec<u8>>), Trouble> {
     let fetches = fetches(parts);
-    for (fetch, bytes) in fetches.iter().zip(fetched(store, incarnation, sequence, &fetches)?) {
+    let brought = fetched(store, incarnation, sequence, &fetches)?;
+    Ok((fetches, brought))
+}
+
+/// Lays what was brought where it belongs in the bytes of a range.
+fn put(fetches: &[Fetch], brought: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [u8]) {
+    for (fetch, bytes) in fetches.iter().zip(brought) {
         for (blocks, at) in &fetch.parts {
             let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
             let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);
@@ -171,7 +202,6 @@ fn lay(
             out[to..to + length].copy_from_slice(&bytes[from..from + length]);
         }
     }
-    Ok(())
 }
 
 /// What each of them brings, several under way at once.
@@ -181,10 +211,7 @@ fn fetched(
     sequence: &AtomicU64,
     fetches: &[Fetch],
 ) -> std::result::Result<Vec<Vec<u8>>, Trouble> {
-    let fetch = |fetch: &Fetch| {
-        let mut bytes = vec![0; usize::try_from(fetch.blocks * BLOCK).unwrap_or_default()];
-        store.blocks(incarnation, sequence, &fetch.place, &mut bytes).map(|()| bytes)
-    };
+    let fetch = |fetch: &Fetch| store.blocks(incarnation, sequence, &fetch.place, fetch.blocks * BLOCK);
     if let [one] = fetches {
         return Ok(vec![fetch(one)?]);
     }
@@ -254,9 +281,7 @@ pub(super) fn fetches(parts: &[Entry]) -> Vec<Fetch> {
 
 impl Source for Reading {
     fn first(&self, count: u64) -> std::result::Result<(Version, Vec<u8>), Trouble> {
-        let mut bytes = vec![0; usize::try_from(count.min(self.length)).unwrap_or_default()];
-        self.fill(0..bytes.len() as u64, &mut bytes)?;
-        Ok((self.version(), bytes))
+        Ok((self.version(), self.bytes(0..count.min(self.length))?))
     }
 
     fn whole(&self) -> bool {
@@ -310,10 +335,10 @@ impl Source for Reading {
         })
     }
 
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> std::result::Result<(), Trouble> {
-        match *version == self.version() {
-            true => self.fill(range, out),
-            false => Err(Trouble::Changed),
+    fn range(&self, version: &Version, range: Range<u64>) -> std::result::Result<Vec<u8>, Trouble> {
+        if *version != self.version() {
+            return Err(Trouble::Changed);
         }
+        self.bytes(range)
     }
 }

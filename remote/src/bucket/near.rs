@@ -95,15 +95,16 @@ impl Near {
                 return;
             };
             drop(state);
-            let mut bytes = vec![0; (fetch.blocks * BLOCK) as usize];
-            let came = self.store.blocks(&self.incarnation, &self.sequence, &fetch.place, &mut bytes);
+            let came = self.store.blocks(&self.incarnation, &self.sequence, &fetch.place, fetch.blocks * BLOCK);
+            let bytes = came.unwrap_or_default();
             let state = &mut *self.state.lock();
             for (blocks, at) in &fetch.parts {
                 for at in *at..*at + (blocks.end - blocks.start) as u32 {
                     let name = (fetch.place.id, at);
                     state.coming.remove(&name);
                     let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
-                    if let (Ok(()), Ok(block)) = (&came, bytes[from..from + BLOCK as usize].try_into()) {
+                    let block = bytes.get(from..from + BLOCK as usize);
+                    if let Some(block) = block.and_then(|block| block.try_into().ok()) {
                         state.blocks.put(name, Arc::new(block));
                     }
                 }

@@ -81,10 +81,11 @@ impl Source for Salvage {
         Ok((self.version.clone(), bytes))
     }
 
-    fn range(&self, version: &Version, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
-        match *version == self.version {
-            true => self.fill(range, out),
-            false => Err(Trouble::Changed),
+    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble> {
+        if *version != self.version {
+            return Err(Trouble::Changed);
         }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.fill(range, &mut bytes).map(|()| bytes)
     }
 }

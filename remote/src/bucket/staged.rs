@@ -72,6 +72,8 @@ struct State {
     last: BTreeMap<u64, Box<Block>>,
     /// Whether anything was changed that no record has.
     touched: bool,
+    /// What who comes next reads first.
+    first: RangeSet<u64>,
     /// The blocks that were written last, in their order.
     latest: VecDeque<u64>,
     /// Blocks that were written since the writer came, and how many of them the base has.
@@ -128,6 +130,7 @@ impl Staged {
                 dirty: BTreeMap::new(),
                 last: BTreeMap::new(),
                 touched: empty,
+                first: RangeSet::new(),
                 latest: VecDeque::new(),
                 written: 0,
                 based: 0,
@@ -245,8 +248,12 @@ impl Staged {
     /// record to come, which whoever comes reads first. So does what was written last and what the writer before left there so: the nodes that lead to everything else.
     pub(super) fn gather_first(&self) -> Result<()> {
         let mut chosen: RangeSet<u64> = RangeSet::new();
+        // What a record has no room for goes up before, and without these.
+        if self.shared.state.lock().dirty.len() > INLINE / 2 {
+            self.send()?;
+        }
         {
-            let state = self.shared.state.lock();
+            let mut state = self.shared.state.lock();
             chosen.extend(state.latest.iter().map(|number| *number..number + 1));
             let before = self.shared.store.has_of();
             let left = |entry: &Entry| {
@@ -264,6 +271,7 @@ impl Staged {
             let most = objects.into_iter().max_by_key(|(id, blocks)| (*blocks, *id)).map(|(id, _)| id);
             let elsewhere = |part: &Entry| part.place.is_some_and(|place| Some(place.id) != most);
             chosen.extend(parts.into_iter().filter(elsewhere).map(|part| part.blocks));
+            state.first = chosen.clone();
         }
         let chosen: Vec<Range<u64>> = chosen.into_iter().collect();
         self.write_anew(&chosen)
@@ -425,7 +433,10 @@ impl Staged {
         }
         state.touched = false;
         let dirty = std::mem::take(&mut state.dirty);
-        let inline = runs(&dirty);
+        let mut inline = runs(&dirty);
+        // What comes with a record's end is what stands last in it.
+        let is_first = |run: &Inline| state.first.overlaps(&run.blocks());
+        inline.sort_by_key(is_first);
         placed(&inline, sequence).iter().for_each(|entry| state.lay(entry));
         // What the record before has is up, and may be wanted again where nothing newer is.
         for (number, block) in std::mem::replace(&mut state.last, dirty) {
@@ -517,14 +528,17 @@ impl State {
         if block.iter().all(|byte| *byte == 0) {
             return self.forget(number..number + 1);
         }
-        if self.latest.len() == LITTLE {
-            self.latest.pop_front();
-        }
-        self.latest.push_back(number);
         self.dirty.insert(number, block);
         self.changed.insert(number..number + 1);
         self.touched = true;
         self.written += 1;
+    }
+
+    fn is_written(&mut self, number: u64) {
+        if self.latest.len() == LITTLE {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(number);
     }
 
     fn forget(&mut self, blocks: Range<u64>) {
@@ -703,6 +717,7 @@ impl Storage for Staged {
                 }
                 Err(_) => self.write_part(at, part)?,
             }
+            self.shared.state.lock().is_written(number);
             at = next;
         }
         let mut state = self.shared.state.lock();

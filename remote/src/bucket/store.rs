@@ -66,6 +66,9 @@ struct Patience {
     leaves: OnceLock<Instant>,
 }
 
+/// An archive, and the number of its newest record where that is known.
+type Looked = (Incarnation, Option<u64>);
+
 /// The last pages of a record.
 struct Tail {
     sequence: u64,
@@ -85,15 +88,11 @@ impl Tail {
         Some(Tail { sequence: trailer.sequence, at, bytes: pages.to_vec() })
     }
 
-    /// Fills `out` with the blocks of this place, when it has them.
-    fn copy(&self, place: &Place, out: &mut [u8]) -> bool {
-        let behind = place.at.checked_sub(self.at).filter(|_| place.id == Id::Log(self.sequence));
-        let from = behind.map(|behind| (u64::from(behind) * layout::BLOCK) as usize);
-        let here = from.and_then(|from| self.bytes.get(from..from + out.len()));
-        if let Some(here) = here {
-            out.copy_from_slice(here);
-        }
-        here.is_some()
+    /// So many bytes from this place on, when it has them.
+    fn part(&self, place: &Place, length: u64) -> Option<&[u8]> {
+        let behind = place.at.checked_sub(self.at).filter(|_| place.id == Id::Log(self.sequence))?;
+        let from = u64::from(behind) * layout::BLOCK;
+        self.bytes.get(usize::try_from(from).ok()?..usize::try_from(from + length).ok()?)
     }
 }
 
@@ -188,7 +187,7 @@ impl Store {
     }
 
     /// The same, and the number of the newest record when that was found beside it: no name of an archive's objects comes before its own, unless others lie there.
-    pub(super) fn look(&self) -> std::result::Result<Option<Result<(Incarnation, Option<u64>)>>, Trouble> {
+    pub(super) fn look(&self) -> std::result::Result<Option<Result<Looked>>, Trouble> {
         let mut first = None;
         let incarnation = if self.at_once > 1 {
             thread::scope(|scope| {
@@ -488,33 +487,38 @@ impl Store {
 
     /// Fills `out` with blocks of an object when they came along with a record.
     pub(super) fn has(&self, place: &Place, out: &mut [u8]) -> bool {
-        self.tail.lock().as_ref().is_some_and(|tail| tail.copy(place, out))
+        let tail = self.tail.lock();
+        let here = tail.as_ref().and_then(|tail| tail.part(place, out.len() as u64));
+        if let Some(here) = here {
+            out.copy_from_slice(here);
+        }
+        here.is_some()
     }
 
-    /// Blocks of an object that the record `sequence` needs.
+    /// So many bytes of an object's blocks from a place on, which the record `sequence` needs.
     pub(super) fn blocks(
         &self,
         incarnation: &Incarnation,
         sequence: &AtomicU64,
         place: &Place,
-        out: &mut [u8],
-    ) -> std::result::Result<(), Trouble> {
-        if self.has(place, out) {
-            return Ok(());
+        length: u64,
+    ) -> std::result::Result<Vec<u8>, Trouble> {
+        let here = self.tail.lock().as_ref().and_then(|tail| tail.part(place, length).map(<[u8]>::to_vec));
+        if let Some(here) = here {
+            return Ok(here);
         }
-        let part = Part::Range(u64::from(place.at) * layout::BLOCK, out.len() as u64);
+        let part = Part::Range(u64::from(place.at) * layout::BLOCK, length);
         match self.objects.get(&path(incarnation, &place.id), part) {
-            Ok(bytes) if bytes.len() == out.len() => out.copy_from_slice(&bytes),
-            Ok(_) => return Err(Trouble::Damaged(format!("{} is shorter than it was made", what(&place.id)))),
+            Ok(bytes) if bytes.len() as u64 == length => Ok(bytes),
+            Ok(_) => Err(Trouble::Damaged(format!("{} is shorter than it was made", what(&place.id)))),
             // The newest record is never removed, and what it needs neither.
             Err(Trouble::Gone) if newest(&*self.objects, incarnation)? == Some(sequence.load(Ordering::Acquire)) => {
-                return Err(Trouble::Damaged(missing(&place.id)));
+                Err(Trouble::Damaged(missing(&place.id)))
             }
             // It was needed no more for a day.
-            Err(Trouble::Gone) => return Err(Trouble::Changed),
-            Err(trouble) => return Err(trouble),
+            Err(Trouble::Gone) => Err(Trouble::Changed),
+            Err(trouble) => Err(trouble),
         }
-        Ok(())
     }
 }
 
