@@ -72,8 +72,8 @@ class Far:
 class Mounted:
     """A mount, of an archive there or here, with a cache of its own unless one is given."""
 
-    def __init__(self, far, archive, options="", cache=None, room=None):
-        self.point = f"{far.scratch}/mounted"
+    def __init__(self, far, archive, options="", cache=None, room=None, point="mounted"):
+        self.point = f"{far.scratch}/{point}"
         os.makedirs(self.point, exist_ok=True)
         self.own = None if cache else tempfile.mkdtemp(dir=far.scratch)
         words = f"passfile={far.scratch}/passphrase" + (",allow-http,allow-private" if ":" in archive else "")

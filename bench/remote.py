@@ -1,5 +1,6 @@
 """What remote.sh measures: SCRATCH VERSITYGW ROUNDS."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -92,6 +93,34 @@ def pages(url):
     note("cold page, tree known: requests", statistics.median(one for _, one in asked[8:]))
 
 
+def freshness(url):
+    """From a writer's fsync to the sight of a reader on another mount, at any time of its own looks."""
+    chance = random.Random(6)
+    far.delay(20)
+    with Mounted(far, url) as writer, Mounted(far, url, "ro", point="reader") as reader:
+        for delay in 20, 100:
+            far.delay(delay)
+            took = []
+            for number in range(10):
+                time.sleep(chance.random())
+                said = b"%d of %d" % (number, delay)
+                with open(f"{writer.point}/said", "wb") as file:
+                    file.write(said)
+                    file.flush()
+                    os.fsync(file.fileno())
+                synced = time.monotonic()
+                while True:
+                    with contextlib.suppress(FileNotFoundError), open(f"{reader.point}/said", "rb") as file:
+                        if file.read() == said:
+                            break
+                    if time.monotonic() - synced > 60:
+                        sys.exit("the reader does not see what the writer wrote")
+                    time.sleep(0.005)
+                took.append(time.monotonic() - synced)
+            note(f"reader's freshness at {delay} ms: seconds beside a round trip, median", statistics.median(took) - delay / 1000)
+            note(f"reader's freshness at {delay} ms: seconds beside a round trip, most", max(took) - delay / 1000, "<= 2")
+
+
 def random_reads(point, size, count):
     """MiB a second."""
     places, began = random.Random(3), time.monotonic()
@@ -145,6 +174,7 @@ def large(number):
     note("unmount at 20 ms: of them one after the other", told["one_after_the_other"])
     openings(url, "a bucket", 5, 4)
     pages(url)
+    freshness(url)
     for delay in 100, 20:
         shutil.rmtree(cache, ignore_errors=True)
         os.mkdir(cache)
@@ -296,5 +326,6 @@ try:
 finally:
     # What was measured until something failed, too.
     table()
-    subprocess.run(["lockbox", "umount", f"{scratch}/mounted"], stderr=subprocess.DEVNULL, timeout=60, check=False)
+    for point in "reader", "mounted":
+        subprocess.run(["lockbox", "umount", f"{scratch}/{point}"], stderr=subprocess.DEVNULL, timeout=60, check=False)
     far.close()
