@@ -469,9 +469,12 @@ impl Objects for Spooled {
     /// The newest record is the first of its list.
     fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
         let mut here: Vec<Listed> = Vec::new();
-        if let Some(spool) = self.spool.get().filter(|spool| spool.holds_back() && prefix.ends_with("/log/")) {
+        // Of its log, and of all that lies there (see `Store::look`).
+        let shows_newest = prefix.is_empty() || prefix.ends_with("/log/");
+        if let Some(spool) = self.spool.get().filter(|spool| spool.holds_back() && shows_newest) {
             let kept = spool.kept.lock();
-            let named = kept.entries.iter().filter(|entry| entry.name.starts_with(prefix));
+            let is_record = |name: &str| name.starts_with(prefix) && name.contains("/log/");
+            let named = kept.entries.iter().filter(|entry| is_record(&entry.name));
             here.extend(named.map(|entry| Listed { name: entry.name.clone(), bytes: entry.length, time: None }));
         }
         here.sort_by(|one, other| one.name.cmp(&other.name));

@@ -38,8 +38,8 @@ const SENDING: usize = 4;
 /// Most blocks that a record itself has: 4 MiB.
 const INLINE: usize = 4 << 8;
 
-/// Blocks that the record with which a writer goes has again because they were written last, and half of those because the writer before left them so: some nodes.
-const LITTLE: usize = 32;
+/// Blocks that the record with which a writer goes has again because they were written last, and as many because the writer before left them so: some nodes.
+const LITTLE: usize = 48;
 /// Blocks that are written before what is read ahead is that, too: 256 MiB.
 const SINCE_BASE: u64 = 256 << 8;
 
@@ -260,7 +260,7 @@ impl Staged {
                 entry.blocks.start >= START / BLOCK && entry.place.is_some_and(|place| Some(place.id) == before)
             };
             let left = state.map.entries().into_iter().filter(left).flat_map(|entry| entry.blocks);
-            left.take(2 * LITTLE).for_each(|number| chosen.insert(number..number + 1));
+            left.take(LITTLE).for_each(|number| chosen.insert(number..number + 1));
             let parts = state.map.parts(0..START / BLOCK);
             let mut objects: HashMap<Id, u64> = HashMap::new();
             for Entry { blocks, place } in &parts {
