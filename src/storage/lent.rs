@@ -253,10 +253,7 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
                 Ok(())
             }
             FORGET => storage.evict(first, second),
-            LENGTH => storage.len().map(|bytes| {
-                length = size_of_val(&bytes);
-                room(&mut buffer, length).copy_from_slice(&bytes.to_le_bytes());
-            }),
+            LENGTH => storage.len().map(|bytes| length = told(&mut buffer, bytes)),
             WRITE => {
                 let data = room(&mut buffer, count as usize);
                 if socket.read_exact(data).is_err() {
@@ -268,7 +265,7 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
             PUNCH => storage.punch(first, second),
             CUT => storage.set_len(first),
             BARRIER => storage.barrier(),
-            KEPT => storage.kept_back().map(|bytes| buffer.extend(bytes.to_le_bytes())),
+            KEPT => storage.kept_back().map(|bytes| length = told(&mut buffer, bytes)),
             _ => return,
         };
         let code = done.map_or_else(
@@ -286,6 +283,12 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
             return;
         }
     }
+}
+
+/// Puts a number behind the answer's head, and gives its length.
+fn told(buffer: &mut Vec<u8>, number: u64) -> usize {
+    room(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
+    size_of::<u64>()
 }
 
 /// So many bytes behind the answer's head, of any content.

@@ -38,6 +38,20 @@ const AT_ONCE: usize = 16;
 const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 4;
 
+#[cfg(test)]
+thread_local! {
+    /// Whether the stores that this thread makes ask for one after the other, in an order that a seed gives.
+    pub(super) static ONE_BY_ONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+fn at_once() -> usize {
+    #[cfg(test)]
+    if ONE_BY_ONE.get() {
+        return 1;
+    }
+    AT_ONCE
+}
+
 /// The objects below one prefix.
 #[derive(Clone)]
 pub(crate) struct Store {
@@ -113,7 +127,7 @@ impl Store {
             objects: objects.into(),
             name,
             timeout,
-            at_once: AT_ONCE,
+            at_once: at_once(),
             patience,
             spool,
             spools: None,

@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::GRACE;
+use super::super::store::ONE_BY_ONE;
 use crate::source::Trouble;
 
 /// Chance, the same for a seed.
@@ -100,6 +101,7 @@ impl World {
         std::thread::scope(|scope| {
             for (number, actor) in (1..).zip(actors) {
                 scope.spawn(move || {
+                    ONE_BY_ONE.set(true);
                     let done = Done { world: self, number };
                     done.world.wait(number);
                     actor();
