@@ -17,13 +17,14 @@ use parking_lot::{Condvar, Mutex};
 use super::layout::{BLOCK, Incarnation};
 use super::moment::{Fetch, fetches};
 use super::place::{Entry, Id, Place};
-use super::staged::Block;
 use super::store::Store;
 
 /// Blocks in memory: 4 MiB.
 const KEPT: NonZeroUsize = NonZeroUsize::new(4 << 8).unwrap();
 /// Requests under way at once: more than a page of file data has pieces.
 const AT_ONCE: usize = 32;
+
+pub(super) type Block = [u8; BLOCK as usize];
 
 /// A block of an object.
 type Name = (Id, u32);

@@ -24,7 +24,7 @@ use rangemap::RangeSet;
 use super::layout::{self, BLOCK, Incarnation, Kind, LONGEST, MAX_BLOCKS};
 use super::map::Map;
 use super::moment::{Reading, fill};
-use super::near::Near;
+use super::near::{Block, Near};
 use super::place::{Entry, Id, Place};
 use super::session::{Inline, Session, placed, random};
 use super::store::Store;
@@ -42,8 +42,6 @@ const INLINE: usize = 4 << 8;
 const LITTLE: usize = 48;
 /// Blocks that are written before what is read ahead is that, too: 256 MiB.
 const SINCE_BASE: u64 = 256 << 8;
-
-pub(super) type Block = [u8; BLOCK as usize];
 
 /// See above.
 pub(crate) struct Staged {
