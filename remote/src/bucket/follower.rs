@@ -80,10 +80,11 @@ impl Follower {
     /// # Errors
     /// Those of requests, of which the next call may be answered; `Damaged` for a record that is none, or of another archive.
     pub(crate) fn look(&mut self) -> Result<()> {
-        self.look_at(now())
+        self.look_by(&now)
     }
 
-    pub(super) fn look_at(&mut self, now: Duration) -> Result<()> {
+    /// By a clock. What it says after an answer tells how old that may be: the machine may have slept before it asked.
+    pub(super) fn look_by(&mut self, now: &dyn Fn() -> Duration) -> Result<()> {
         let next = self.store.record(&self.reading.incarnation, self.trailer.sequence + 1)?;
         if let Some((trailer, _)) = &next
             && trailer.before != self.trailer.hash
@@ -91,10 +92,11 @@ impl Follower {
             return Err(self.torn("a record that does not follow upon the one before it"));
         }
         let (sequence, hash) = match &next {
-            None if now.saturating_sub(self.listed) < LIST_AGAIN => return Ok(()),
+            None if now().saturating_sub(self.listed) < LIST_AGAIN => return Ok(()),
             None => (self.trailer.sequence, self.trailer.hash),
             Some((trailer, _)) => (trailer.sequence, trailer.hash),
         };
+        let listed = now();
         let done = match self.store.newest(&self.reading.incarnation)? {
             Some(newest) if newest > sequence => {
                 let moment = Moment::newest(&self.store, &self.reading.incarnation)?;
@@ -115,7 +117,7 @@ impl Follower {
         };
         // Whoever could not go there has not looked: by the next look the record behind this moment may be gone.
         if done.is_ok() {
-            self.listed = now;
+            self.listed = listed;
         }
         done
     }

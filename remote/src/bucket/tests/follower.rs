@@ -147,9 +147,9 @@ fn who_slept_for_days_goes_on_with_the_newest_and_what_is_gone_is_stale() {
     drop(living);
     drop(self::living(&world));
     // It does not see that the next number was taken.
-    follower.look_at(now_plus(60)).unwrap();
+    follower.look_by(&|| now_plus(60)).unwrap();
     assert!(Arc::ptr_eq(&before, follower.file()), "the record behind the one that it read is still there");
-    follower.look_at(now_plus(4 * GRACE)).unwrap();
+    follower.look_by(&|| now_plus(4 * GRACE)).unwrap();
     assert!(whole(&**follower.file()) == now);
     let stale = before.read_at(5 * MIB, &mut [0; 4096]).unwrap_err();
     let is_stale = |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle);
@@ -182,7 +182,7 @@ fn a_record_of_another_history_and_a_store_that_went_back_are_told_and_not_follo
     let moment = follower.moment();
     // The store of before this follower's moment, where another writer goes on.
     world.with(|state| state.objects = old.clone());
-    assert!(matches!(follower.look_at(now_plus(2 * 3600)), Err(Error::Damaged(_))));
+    assert!(matches!(follower.look_by(&|| now_plus(2 * 3600)), Err(Error::Damaged(_))));
     let other_one = self::living(&world);
     Compared { storage: &other_one, now: &mut vec![0; MIB as usize] }.write(MIB, &[7; 4096]).unwrap();
     other_one.barrier().unwrap();
@@ -224,13 +224,13 @@ fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
         let awake = now();
         (2..7).for_each(&mut commit);
         let later = awake + Duration::from_secs(5 * (GRACE + 60));
-        if follower.look_at(later).is_ok() {
+        if follower.look_by(&|| later).is_ok() {
             assert!(asked.load(Ordering::Relaxed) <= opening + fault, "request {fault} was told as answered");
             ended = true;
             break;
         }
         failed += 1;
-        follower.look_at(later + Duration::from_secs(1)).unwrap();
+        follower.look_by(&|| later + Duration::from_secs(1)).unwrap();
         assert!(whole(&**follower.file()) == bytes, "request {fault}");
     }
     assert!(ended && failed > 2, "{failed}");

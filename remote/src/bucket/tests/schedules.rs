@@ -115,8 +115,8 @@ fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
     for _ in 0..4 {
         let acknowledged = truth.lock().acknowledged;
         // As long as the machine was awake in the store's time.
-        let passed = Duration::from_secs(world.with(|state| state.clock) - begun);
-        match follower.look_at(now() + passed) {
+        let passed = || Duration::from_secs(world.with(|state| state.clock) - begun);
+        match follower.look_by(&|| now() + passed()) {
             Ok(()) => {}
             Err(lockbox::Error::Damaged(why)) if !is_late() => panic!("{why}"),
             Err(_) => continue,
