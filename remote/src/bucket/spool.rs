@@ -415,7 +415,8 @@ fn look(directory: &OwnedFd, name: &str) -> io::Result<Option<Unsent>> {
         return Ok(None);
     }
     let Some((address, start)) = address_in(&file)? else { return Ok(None) };
-    let bytes = metadata.len() - start;
+    // It may have been begun since.
+    let bytes = metadata.len().saturating_sub(start);
     let used = !refused && file.try_lock().is_err();
     let (file, time) = (name.to_owned(), metadata.modified()?);
     Ok((bytes > 0).then_some(Unsent { file, address, bytes, time, refused, used }))

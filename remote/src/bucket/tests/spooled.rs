@@ -217,6 +217,15 @@ fn whatever_comes_after_what_is_held_back_is_held_back_too() {
     assert!(found(&world) == [&[1; 4096], &[2; 4096], &base[8192..]].concat());
 }
 
+/// Lets those who wait end, also when something fails.
+struct Back<'a>(&'a World);
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        is_away(self.0, false);
+    }
+}
+
 /// The file as a machine that lost its power has it.
 fn copied(place: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
@@ -238,6 +247,7 @@ fn a_commit_that_waits_for_the_store_survives_the_machine() {
     is_away(&world, true);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| living.barrier());
+        let _back = Back(&world);
         let is_kept = || kept(place.path()).iter().any(|unsent| unsent.bytes > 4096 && unsent.used);
         while !is_kept() {
             std::thread::yield_now();
