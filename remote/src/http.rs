@@ -35,8 +35,9 @@ pub(crate) const SLOWEST: u64 = 64 << 10;
 const MAX_REDIRECTIONS: usize = 3;
 /// Connections that wait for the next request: as many as there are who read ahead, and some readers.
 const CONNECTIONS: usize = 72;
-/// Of each connection and direction.
-const BUFFER: usize = 64 << 10;
+/// Buffers of each connection.
+const RECEIVED: usize = 128 << 10;
+const SENT: usize = 64 << 10;
 /// Longest entity tag that is sent back.
 const MAX_TAG: usize = 512;
 
@@ -297,11 +298,10 @@ pub(crate) fn agent(allow_private: bool) -> Agent {
         .max_redirects(0)
         .user_agent(concat!("lockbox/", env!("CARGO_PKG_VERSION")))
         .timeout_connect(Some(CONNECT))
-        .input_buffer_size(BUFFER)
-        .output_buffer_size(BUFFER)
+        .input_buffer_size(RECEIVED)
+        .output_buffer_size(SENT)
         .max_idle_connections(CONNECTIONS)
         .max_idle_connections_per_host(CONNECTIONS)
-        .input_buffer_size(128 << 10)
         .tls_config(tls)
         .build();
     // A proxy looks the names up, and is its user's choice.
