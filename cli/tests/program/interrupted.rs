@@ -303,7 +303,8 @@ fn unchanged(place: &Place) {
 /// The command of a case, interrupted half-way: what it worked on, its exit code, and what was shown. It may be done before its signal comes, and a rescue
 /// may have begun to write, which is another case: then again.
 fn half_way(make: fn() -> Place, case: &Case) -> (Place, i32, String) {
-    for _ in 0..20 {
+    // Beside other tests it is done in time again and again.
+    for _ in 0..100 {
         let place = make();
         let mut command = place.command();
         command.env("LOCKBOX_PASSFILE", place.path("pass")).args(case.arguments).stdout(Stdio::null());
