@@ -125,9 +125,9 @@ pub fn seeds(name: &str) -> Vec<Vec<u8>> {
             ..Trailer::default()
         };
         let dead = vec![
-            Dead { id: Id::Segment([0x77; 32]), since: 1_699_000_000 },
-            Dead { id: Id::Checkpoint([0x88; 32]), since: 0 },
-            Dead { id: Id::Log(4), since: 1 },
+            Dead::of(Id::Segment([0x77; 32]), 1_699_000_000),
+            Dead::of(Id::Checkpoint([0x88; 32]), 0),
+            Dead { id: Id::Log(2), more: 2, since: 1 },
         ];
         let owner = Owner { host: "laptop".into(), process: 1234, ..Owner::default() };
         layout::encode_record(&trailer, &[], &Said { changes, dead, owner }).0
