@@ -31,6 +31,11 @@ pub(crate) const TABLE: &[(&[&str], &str)] = &[
         "'lockbox rescue' copies what is whole out of a damaged archive; 'lockbox recovery' sets a passphrase with a recovery code",
     ),
     (&["tar", "import", "export"], "'lockbox export-tar' writes a tar, 'lockbox import-tar' reads one"),
+    (
+        &["push", "pull", "sync", "clone", "replicate"],
+        "'lockbox backup' copies an archive into a store or out of it, and then only what changed",
+    ),
+    (&["remote rm", "remote forget"], "'lockbox remote unsent --forget' throws away what was not sent"),
     (&["send", "upload"], "'lockbox share' makes a link with which a file is received once"),
     (&["download", "fetch"], "'lockbox receive' gets the file of a link"),
     (
