@@ -75,7 +75,7 @@ impl End {
     /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed.
     pub(crate) fn wait(&self, timeout: Duration) -> Ending {
         match &self.place {
-            Some(place) => wait(&self.inbox, &**place, timeout),
+            Some(place) => wait(&self.inbox, &**place, timeout, &|| self.leave()),
             None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false },
         }
     }
@@ -116,12 +116,17 @@ impl End {
         self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
     }
 
-    /// With a closed record once no event loop can change the archive any more, as none may follow that. Gives the bytes that this machine keeps because the store of an
-    /// archive at an address did not take them.
-    fn close_archive(&self, loops_ended: bool) -> Result<u64, Failure> {
+    /// Nobody is left who waits for a store's word.
+    fn leave(&self) {
         if let Some(elsewhere) = &self.elsewhere {
             (elsewhere.leave)();
         }
+    }
+
+    /// With a closed record once no event loop can change the archive any more, as none may follow that. Gives the bytes that this machine keeps because the store of an
+    /// archive at an address did not take them.
+    fn close_archive(&self, loops_ended: bool) -> Result<u64, Failure> {
+        self.leave();
         // Let go at once: who asks for the status meanwhile is told that the archive is being closed.
         let archive = self.slot.lock().take();
         let closed = match archive {
@@ -186,8 +191,8 @@ pub(crate) struct Ending {
 }
 
 /// Serves until the event loops have ended.
-fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration) -> Ending {
-    let mut course = Course::new(mount, timeout);
+fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration, leave: &dyn Fn()) -> Ending {
+    let mut course = Course::new(mount, timeout, leave);
     loop {
         let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -219,13 +224,15 @@ struct Course<'a, M> {
     detached: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<Slept>>,
+    /// Called when nobody gets an answer any more: a loop that waits for a store goes on.
+    leave: &'a dyn Fn(),
 }
 
-impl<M> Course<'_, M> {
+impl<'a, M> Course<'a, M> {
     /// Of a mount that nobody has asked to end.
-    fn new(mount: &M, timeout: Duration) -> Course<'_, M> {
+    fn new(mount: &'a M, timeout: Duration, leave: &'a dyn Fn()) -> Course<'a, M> {
         let (stopped, sleeping) = (Vec::new(), Vec::new());
-        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping }
+        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping, leave }
     }
 }
 
@@ -265,7 +272,10 @@ impl<M: Mount> Course<'_, M> {
             },
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
-                if cut_off(self.mount).is_err() {
+                let cut = cut_off(self.mount);
+                // Where they cannot be cut off, who waits for a store is answered by what is kept on this machine: else nothing ends.
+                (self.leave)();
+                if cut.is_err() {
                     return Some(Loops::Unknown);
                 }
                 self.deadline = None;
@@ -409,14 +419,14 @@ mod tests {
             events.send(event).unwrap();
         }
         let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
-        let ending = wait(&inbox, &mount, Duration::from_secs(timeout));
+        let ending = wait(&inbox, &mount, Duration::from_secs(timeout), &|| mount.asked.borrow_mut().push("leave"));
         (ending, mount.asked.into_inner())
     }
 
     #[test]
     fn who_uses_a_detached_mount_is_cut_off_at_the_deadline_and_keeps_what_was_written() {
         let (ending, asked) = played(Unmounted::Detached, true, 0, vec![Event::Signal(Signal::SIGTERM)]);
-        assert_eq!(asked, ["detach", "hand over", "abort"]);
+        assert_eq!(asked, ["detach", "hand over", "abort", "leave"]);
         assert!(!ending.aborted, "the loops have ended");
     }
 
@@ -424,7 +434,7 @@ mod tests {
     fn a_second_signal_ends_the_wait() {
         let signals = vec![Event::Signal(Signal::SIGTERM), Event::Signal(Signal::SIGTERM)];
         let (_, asked) = played(Unmounted::Detached, true, 86_400, signals);
-        assert_eq!(asked, ["detach", "detach", "hand over", "abort"]);
+        assert_eq!(asked, ["detach", "detach", "hand over", "abort", "leave"]);
     }
 
     #[test]
@@ -447,7 +457,7 @@ mod tests {
     fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
         let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
-        let mut course = Course::new(&mount, timeout);
+        let mut course = Course::new(&mount, timeout, &|| {});
         let (answer, answered) = mpsc::channel();
         let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
         assert_eq!(course.take(stop(true)), None);

@@ -226,6 +226,25 @@ case_a_commit_that_waits_for_its_store_outlives_the_daemon() {
     lockbox umount "$WORK/dir"
 }
 
+case_a_mount_of_which_a_request_waits_for_its_store_ends_by_a_signal() {
+    local daemon
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,stop_timeout=1"
+    daemon=$(daemon_there)
+    kill "$SERVER"
+    wait "$SERVER" || true
+    # The first change of a mount waits until the store knows of it, in an event loop.
+    { echo first >"$WORK/dir/first"; } &
+    BACKGROUND+=("$!")
+    await 30 bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
+    kill "$daemon"
+    await 40 bash -c "! kill -0 $daemon 2>/dev/null"
+    lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
+    serve_store
+    lockbox remote collect "${REMOTE[@]}" "$URL"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+}
+
 case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
     local i
     prepare_store
