@@ -124,10 +124,8 @@ fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
             }))?;
             continue;
         }
-        let width = out.reader.time(Timestamp::default()).len();
-        let (size, time) = (out.reader.size(unsent.bytes), out.reader.time(time));
-        let address = display(unsent.address.as_bytes());
-        out.line(&format!("{size:>20}  {time:<width$}  {address}  ({state})"))?;
+        let address = display(unsent.address.as_bytes()).to_string();
+        out.line(&row(out.reader, Some(unsent.bytes), Some(time), &address, state))?;
     }
     out.finish()
 }
@@ -169,10 +167,8 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
                 None => format!("record {}", newest.number),
             },
         };
-        let width = out.reader.time(Timestamp::default()).len();
-        let time = time.map_or("-".to_owned(), |time| out.reader.time(time));
-        let size = if stored.amount.objects == 0 { "-".to_owned() } else { out.reader.size(stored.amount.bytes) };
-        out.line(&format!("{size:>20}  {time:<width$}  {address}  ({state})"))?;
+        let bytes = (stored.amount.objects > 0).then_some(stored.amount.bytes);
+        out.line(&row(out.reader, bytes, time, &address, &state))?;
     }
     out.finish()?;
     match wrong {
@@ -244,6 +240,15 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
         ))?;
     }
     out.finish()
+}
+
+/// Of an archive: size, time, address and state; dashes for what there is none of.
+fn row(reader: Reader, bytes: Option<u64>, time: Option<Timestamp>, address: &str, state: &str) -> String {
+    let width = reader.time(Timestamp::default()).len();
+    let none = || "-".to_owned();
+    let (size, time) =
+        (bytes.map_or_else(none, |bytes| reader.size(bytes)), time.map_or_else(none, |at| reader.time(at)));
+    format!("{size:>20}  {time:<width$}  {address}  ({state})")
 }
 
 fn pair(objects: u64, bytes: u64) -> Value {

@@ -11,18 +11,21 @@
 //!
 //! Nothing depends on it: a disk that is full or fails, a directory that others can write to, or a file that somebody else uses turn it off.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use lockbox::Error;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, openat};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use crate::digits::hex;
 use crate::shelf::SLOT;
 use crate::source::Label;
 
@@ -244,8 +247,7 @@ fn entry(slot: u64, label: &Label, bytes: &[u8]) -> [u8; ENTRY as usize] {
 
 /// What the cache of an address is called.
 pub(crate) fn file_of(address: &str) -> String {
-    let name: String = Sha256::digest(address.as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    name + SUFFIX
+    hex(&Sha256::digest(address.as_bytes())[..16]) + SUFFIX
 }
 
 /// The address as it stands behind the head: nothing of one that has no room.
@@ -266,8 +268,27 @@ pub(crate) fn address_in(file: &File, name: &str) -> Option<String> {
 }
 
 /// Whether it is a file that this user alone gave its content.
-pub(crate) fn is_own(metadata: &std::fs::Metadata) -> bool {
+pub(crate) fn is_own(metadata: &Metadata) -> bool {
     metadata.is_file() && metadata.nlink() == 1 && metadata.uid() == rustix::process::geteuid().as_raw()
+}
+
+/// The file of this name, to be looked at; None when there is none, or something else.
+pub(crate) fn own(directory: &OwnedFd, name: &str) -> io::Result<Option<(File, Metadata)>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(directory, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        // A link, a socket, or removed meanwhile.
+        Err(Errno::LOOP | Errno::NXIO | Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let metadata = file.metadata()?;
+    Ok(is_own(&metadata).then_some((file, metadata)))
+}
+
+/// What is said when a directory of what this user keeps cannot be looked at.
+pub(crate) fn unseen(directory: &Path, error: io::Error) -> Error {
+    let directory = lockbox_terminal::display(directory.as_os_str().as_encoded_bytes());
+    Error::io(format!("cannot look at what is kept in {directory}"), error)
 }
 
 pub(crate) fn make(path: &Path) -> io::Result<()> {

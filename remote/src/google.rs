@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 use zeroize::Zeroizing;
 
+use crate::digits::hex;
 use crate::signing::{Header, SIGNED_FOR, encoded, mac};
 
 pub(crate) const ENDPOINT: &str = "https://storage.googleapis.com";
@@ -56,10 +57,6 @@ pub(crate) fn sign(
     query.push_str(&hex(&mac(&key, &text)));
     url.set_query(Some(&query));
     url
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

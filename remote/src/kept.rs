@@ -12,11 +12,11 @@ use std::os::unix::fs::MetadataExt;
 use std::time::SystemTime;
 
 use lockbox::{Error, Result};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, Dir, unlinkat};
 
 use crate::Options;
 use crate::address::Address;
-use crate::cache::{SUFFIX, address_in, file_of, is_own, private};
+use crate::cache::{SUFFIX, address_in, file_of, own, private, unseen};
 
 /// Bytes of a cache's name before the suffix.
 const DIGITS: usize = 32;
@@ -94,11 +94,7 @@ fn directory(options: &Options) -> Result<Option<OwnedFd>> {
 }
 
 fn failed(options: &Options, error: io::Error) -> Error {
-    let path = options.cache_directory.as_deref().unwrap_or("".as_ref());
-    Error::io(
-        format!("cannot look at what is kept in {}", lockbox_terminal::display(path.as_os_str().as_encoded_bytes())),
-        error,
-    )
+    unseen(options.cache_directory.as_deref().unwrap_or("".as_ref()), error)
 }
 
 /// The name when it is one of a cache.
@@ -111,17 +107,7 @@ fn name_of(name: &CStr) -> Option<&str> {
 
 /// The cache of this name; None when there is none, or something else.
 fn look(directory: &OwnedFd, name: &str) -> io::Result<Option<(File, Kept)>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match openat(directory, name, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        // A link, a socket, or removed meanwhile.
-        Err(rustix::io::Errno::LOOP | rustix::io::Errno::NXIO | rustix::io::Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let metadata = file.metadata()?;
-    if !is_own(&metadata) {
-        return Ok(None);
-    }
+    let Some((file, metadata)) = own(directory, name)? else { return Ok(None) };
     let kept = Kept {
         file: name.to_owned(),
         address: address_in(&file, name),
@@ -177,8 +163,14 @@ mod tests {
         symlink(place.path().join("precious"), caches.join(file_of("link"))).unwrap();
         fs::hard_link(place.path().join("precious"), caches.join(file_of("hard"))).unwrap();
         fs::create_dir(caches.join(file_of("directory"))).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, caches.join(file_of("fifo")), rustix::fs::FileType::Fifo, Mode::RWXU, 0)
-            .unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            caches.join(file_of("fifo")),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
         let found = kept(&at(&caches)).unwrap();
         let addresses: Vec<_> = found.iter().map(|kept| kept.address.as_deref()).collect();
         assert_eq!(addresses, [None, Some(ONE), Some(OTHER)], "{found:?}");

@@ -17,6 +17,7 @@ mod azure;
 mod bucket;
 mod cache;
 mod credentials;
+mod digits;
 mod fetcher;
 mod file;
 mod finding;

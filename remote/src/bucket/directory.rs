@@ -13,8 +13,8 @@ use lockbox::{Error, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
+use super::names::hex;
 use super::objects::{Barred, Created, Listed, Objects, Part};
-use super::store::hex;
 use crate::Names;
 use crate::http::plain;
 use crate::source::Trouble;

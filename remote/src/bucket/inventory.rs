@@ -10,9 +10,10 @@ use sha2::{Digest, Sha256};
 
 use super::layout::{self, BLOCK, Dead, Incarnation, Kind, TRAILER_BYTES, Trailer};
 use super::moment::Moment;
+use super::names::{hex, id_of, path, what};
 use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::place::Id;
-use super::store::{MARKER, Store, hex, id_of, path, what};
+use super::store::{MARKER, Store};
 use crate::Options;
 use crate::source::Trouble;
 

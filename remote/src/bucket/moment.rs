@@ -11,8 +11,9 @@ use sha2::{Digest, Sha256};
 
 use super::layout::{BLOCK, Dead, Incarnation, Owner, Said, Trailer};
 use super::map::Map;
+use super::names::hex;
 use super::place::{Entry, Id, Place};
-use super::store::{Store, hex};
+use super::store::Store;
 use crate::file::START;
 use crate::source::{Label, Source, Trouble, Version};
 

@@ -4,6 +4,7 @@ use lockbox::{Error, Result};
 
 use super::layout::Incarnation;
 use super::place::{Hash, Id};
+pub(super) use crate::digits::hex;
 
 pub(super) fn what(id: &Id) -> String {
     match id {
@@ -45,10 +46,6 @@ pub(super) fn unhex(digits: &str) -> Option<Hash> {
         *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
     }
     Some(hash)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What nobody can guess, and nobody has made before.

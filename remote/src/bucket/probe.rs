@@ -5,9 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Result;
 
+use super::names::{hex, random};
 use super::objects::{Created, LISTED, Listed, Objects, Part};
-use super::session::random;
-use super::store::hex;
 use crate::file::patiently;
 use crate::finding::{Finding, remedy};
 use crate::source::Trouble;

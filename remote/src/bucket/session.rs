@@ -14,12 +14,12 @@ use super::inventory::Collected;
 use super::layout::{self, Dead, Incarnation, Kind, MAX_BLOCKS, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
 use super::map::Map;
 use super::moment::Moment;
-pub(super) use super::names::random;
+use super::names::{hex, path, random, unhex};
 use super::objects::LISTED;
 use super::place::{Entry, Hash, Id, Place};
 use super::resend::{self, Resent};
 use super::spool::Spool;
-use super::store::{MARKER, Outcome, Store, hex, path, unhex};
+use super::store::{MARKER, Outcome, Store};
 use crate::source::Trouble;
 
 /// Seconds for which what a newer record needs no more stays: a reader of the moment before may be at it.

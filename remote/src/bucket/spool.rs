@@ -29,14 +29,13 @@ use std::time::{Duration, SystemTime};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
-use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
 use super::names::{hex, id_of, random};
 use super::objects::{Barred, Created, Listed, Objects, Part};
 use super::place::Id;
-use crate::cache::{is_own, make, private};
+use crate::cache::{is_own, make, own, private, unseen};
 use crate::source::Trouble;
 
 const MAGIC: &[u8; 8] = b"LBXSPOOL";
@@ -119,7 +118,7 @@ impl Spool {
     /// # Errors
     /// `Io` of the kind `NotFound` when there is nothing; those of the host.
     pub(super) fn of_last(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Spool> {
-        let failed = |error: io::Error| failed(directory, error);
+        let failed = |error: io::Error| unseen(directory, error);
         let stem = stem(address, incarnation);
         let found = unsent(directory)?.into_iter().filter(|unsent| unsent.file.starts_with(&stem));
         let Some(last) = found.max_by_key(|unsent| unsent.time) else {
@@ -127,9 +126,8 @@ impl Spool {
             return Err(Error::request(none, io::ErrorKind::NotFound));
         };
         let directory = private(directory).map_err(failed)?;
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&directory, &*last.file, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
-        let file = File::from(file);
+        let gone = || failed(io::ErrorKind::NotFound.into());
+        let (file, _) = own(&directory, &last.file).map_err(failed)?.ok_or_else(gone)?;
         let (entries, end) = read(&file, address).map_err(failed)?;
         let kept = Mutex::new(Kept { file: Some(file), entries, end });
         let (holds_back, refused) = (AtomicBool::new(true), AtomicU64::new(0));
@@ -370,17 +368,12 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<Entry>, u64)> {
     Ok((entries, at))
 }
 
-fn failed(directory: &Path, error: io::Error) -> Error {
-    let directory = lockbox_terminal::display(directory.as_os_str().as_encoded_bytes());
-    Error::io(format!("cannot look at what is kept in {directory}"), error)
-}
-
 /// What is kept in this directory of archives whose stores do not have it, by address and time.
 ///
 /// # Errors
 /// Those of the host; a directory that others own or can write to is none of ours.
 pub(crate) fn unsent(directory: &Path) -> Result<Vec<Unsent>> {
-    let failed = |error: io::Error| failed(directory, error);
+    let failed = |error: io::Error| unseen(directory, error);
     let opened = match private(directory) {
         Ok(opened) => opened,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -403,17 +396,7 @@ fn look(directory: &OwnedFd, name: &str) -> io::Result<Option<Unsent>> {
     if !refused && !name.ends_with(WAITS) {
         return Ok(None);
     }
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match openat(directory, name, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        // A link, a socket, or removed meanwhile.
-        Err(Errno::LOOP | Errno::NXIO | Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let metadata = file.metadata()?;
-    if !is_own(&metadata) {
-        return Ok(None);
-    }
+    let Some((file, metadata)) = own(directory, name)? else { return Ok(None) };
     let Some((address, start)) = address_in(&file)? else { return Ok(None) };
     // It may have been begun since.
     let bytes = metadata.len().saturating_sub(start);
@@ -431,10 +414,10 @@ pub(crate) fn forget(directory: &Path, address: &str) -> Result<Vec<Unsent>> {
     if found.iter().any(|unsent| unsent.used) {
         return Err(Error::InUse(format!("{address}: it is open for writing, and what waits may still be sent")));
     }
-    let opened = private(directory).map_err(|error| failed(directory, error));
+    let opened = private(directory).map_err(|error| unseen(directory, error));
     for unsent in &found {
         unlinkat(opened.as_ref().map_err(Clone::clone)?, &*unsent.file, AtFlags::empty())
-            .map_err(|error| failed(directory, error.into()))?;
+            .map_err(|error| unseen(directory, error.into()))?;
     }
     Ok(found)
 }

@@ -24,9 +24,10 @@ use rangemap::RangeSet;
 use super::layout::{self, BLOCK, Incarnation, Kind, LONGEST, MAX_BLOCKS};
 use super::map::Map;
 use super::moment::{Reading, fill};
+use super::names::{hex, random};
 use super::near::{Block, Near};
 use super::place::{Entry, Id, Place};
-use super::session::{Inline, Session, placed, random};
+use super::session::{Inline, Session, placed};
 use super::store::Store;
 use crate::Options;
 use crate::file::{RemoteFile, START, patiently, told_later};
@@ -164,7 +165,7 @@ impl Staged {
             map,
             length,
             sequence: self.shared.sequence.clone(),
-            tag: super::store::hex(&random()?),
+            tag: hex(&random()?),
         };
         // Nobody comes back to a moment that is in the making.
         let options = Options { cache_bytes: Some(0), ..self.options.clone() };

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
-pub(super) use super::names::{hex, id_of, path, unhex, what};
+use super::names::{hex, id_of, path, what};
 use super::objects::{Barred, Created, LISTED, Listed, Objects, Part};
 use super::place::{Hash, Id, Place};
 use super::spool::{Spool, Spooled};

@@ -10,8 +10,9 @@ use lockbox::storage::Storage;
 
 use super::super::directory::Directory;
 use super::super::layout::{self, BLOCK, Kind};
+use super::super::names::random;
 use super::super::place::{Entry, Id, Place};
-use super::super::session::{Inline, Session, random};
+use super::super::session::{Inline, Session};
 use super::super::store::Store;
 use super::super::{examine, open};
 use super::{options, somebody};

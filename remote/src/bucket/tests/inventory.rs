@@ -6,9 +6,10 @@ use lockbox::{Error, Result};
 
 use super::super::inventory::{Amount, Below, Collected, Examined, Stored};
 use super::super::layout::{BLOCK, Kind};
+use super::super::names::hex;
 use super::super::objects::{LISTED, Objects};
 use super::super::session::{GRACE, Session};
-use super::super::store::{MARKER, Store, hex};
+use super::super::store::{MARKER, Store};
 use super::super::{Bucket, archives, collect, examine};
 use super::simulated::World;
 use super::{options, somebody, store};

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 
 use super::super::Bucket;
 use super::super::layout::{BLOCK, Kind, MAX_DEAD};
+use super::super::names::hex;
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::{GRACE, Inline, Session};
-use super::super::store::{Store, hex};
+use super::super::store::Store;
 use super::simulated::World;
 use super::{options, somebody, store};
 use crate::Options;
