@@ -35,6 +35,8 @@ SERVER=
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/campaign/versitygw-mounts.sh
 source "$TESTS/versitygw-mounts.sh"
+# shellcheck source=tests/campaign/stores.sh
+source "$TESTS/stores.sh"
 echo "seed $SEED"
 
 # Never killed: what it knows it writes down every few seconds, and when it ends.
@@ -78,14 +80,6 @@ start
 BOX=$WORK/a.lbx
 lockbox create --weak-kdf --kdf-memory 1 "$BOX"
 
-# equal URL: what is there is what went in.
-equal() {
-    rm -rf "$WORK/out"
-    mkdir "$WORK/out"
-    lockbox extract "${REMOTE[@]}" "$1" --to "$WORK/out" 2>/dev/null
-    diff -r "$WORK/src" "$WORK/out" || fail "$1 differs"
-}
-
 # with_token RIGHTS SECONDS COMMAND...: with a SAS token for the container in place of the key, of which nothing is to be told. What is told is in $WORK/said.
 with_token() {
     local token signature code=0
@@ -105,20 +99,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
     equal "$url"
     echo "$round" >"$WORK/src/small$round"
     lockbox add "$BOX" "$WORK/src/small$round"
-    # Eight at once: those that succeed say the truth, the others name who is there, and the objects belong together.
-    pids=()
-    for _ in 1 2 3 4 5 6 7 8; do
-        lockbox backup "${REMOTE[@]}" --take-over "$BOX" "$url" >"$WORK/said" 2>&1 &
-        pids+=($!)
-    done
-    won=0
-    for pid in "${pids[@]}"; do
-        wait "$pid" && won=$((won + 1))
-    done
-    ((won > 0)) || fail "nobody won: $(cat "$WORK/said")"
-    raced=$((raced + 8))
-    equal "$url"
-    lockbox check --full "${REMOTE[@]}" "$url" 2>/dev/null
+    race
     # An upload that is cut is not taken for a whole object.
     head -c 3000000 /dev/urandom >"$WORK/src/more$round"
     lockbox add "$BOX" "$WORK/src/more$round"
@@ -162,13 +143,4 @@ grep -q '403' "$WORK/said" || fail "$(cat "$WORK/said")"
 ! with_token rwdl -600 lockbox ls "${REMOTE[@]}" "$url" || fail "a token that expired was good"
 grep -q '403' "$WORK/said" || fail "$(cat "$WORK/said")"
 ((ROUNDS == 0)) || echo "$NAME: $ROUNDS rounds, $raced writers at once, $cut uploads cut, tokens that may all, read, and nothing: nothing lost, nothing mixed, nothing told"
-if ((MOUNTS == 0)); then
-    :
-elif can_mount; then
-    for ((round = 1; round <= MOUNTS; round++)); do
-        mounts "$round"
-    done
-    told_of_mounts
-else
-    echo "mounts on $NAME: NOT TRIED, for that needs root, /dev/fuse, git, sqlite3, rsync and ip"
-fi
+mount_all

@@ -43,6 +43,8 @@ SERVER=
 TESTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/campaign/versitygw-mounts.sh
 source "$TESTS/versitygw-mounts.sh"
+# shellcheck source=tests/campaign/stores.sh
+source "$TESTS/stores.sh"
 echo "seed $SEED"
 
 # stop [SIGNAL]
@@ -81,14 +83,6 @@ start
 BOX=$WORK/a.lbx
 lockbox create --weak-kdf --kdf-memory 1 "$BOX"
 
-# equal URL: what is there is what went in.
-equal() {
-    rm -rf "$WORK/out"
-    mkdir "$WORK/out"
-    lockbox extract "${REMOTE[@]}" "$1" --to "$WORK/out" 2>/dev/null
-    diff -r "$WORK/src" "$WORK/out" || fail "$1 differs"
-}
-
 raced=0 killed=0 cut=0
 for ((round = 1; round <= ROUNDS; round++)); do
     url=s3://bucket/round$round
@@ -98,20 +92,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
     equal "$url"
     echo "$round" >"$WORK/src/small$round"
     lockbox add "$BOX" "$WORK/src/small$round"
-    # Eight at once: those that succeed say the truth, the others name who is there, and the objects belong together.
-    pids=()
-    for _ in 1 2 3 4 5 6 7 8; do
-        lockbox backup "${REMOTE[@]}" --take-over "$BOX" "$url" >"$WORK/said" 2>&1 &
-        pids+=($!)
-    done
-    won=0
-    for pid in "${pids[@]}"; do
-        wait "$pid" && won=$((won + 1))
-    done
-    ((won > 0)) || fail "nobody won: $(cat "$WORK/said")"
-    raced=$((raced + 8))
-    equal "$url"
-    lockbox check --full "${REMOTE[@]}" "$url" 2>/dev/null
+    race
     # Killed, then done.
     for _ in 1 2 3 4 5; do
         head -c 3000000 /dev/urandom >"$WORK/src/more$round"
@@ -158,13 +139,4 @@ for ((round = 1; round <= ROUNDS; round++)); do
     lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
 done
 ((ROUNDS == 0)) || echo "$NAME: $ROUNDS rounds, $raced writers at once, $killed killed, $ROUNDS uploads cut, $cut times without a server: nothing lost, nothing mixed"
-if ((MOUNTS == 0)); then
-    :
-elif can_mount; then
-    for ((round = 1; round <= MOUNTS; round++)); do
-        mounts "$round"
-    done
-    told_of_mounts
-else
-    echo "mounts on $NAME: NOT TRIED, for that needs root, /dev/fuse, git, sqlite3, rsync and ip"
-fi
+mount_all
