@@ -2,7 +2,7 @@
 //!
 //! Who has the archive's key may be kept from the network, from a directory or from a place that is no file, and somebody else holds that. On each socket a request has
 //! 24 bytes (order and count of 32 bits each, two numbers of 64 bits, little-endian) and, for a write, as many bytes as it counts; it is answered, one at a time,
-//! with a code and a length of 32 bits each and as many bytes: those that were asked for, or a sentence.
+//! with a code and a length of 32 bits each and as many bytes: those that were asked for, or a sentence. What will be needed is said and not answered.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -56,6 +56,17 @@ struct Request {
     second: u64,
 }
 
+impl Request {
+    fn bytes(&self) -> [u8; REQUEST_BYTES] {
+        let mut head = [0; REQUEST_BYTES];
+        head[..4].copy_from_slice(&self.order.to_le_bytes());
+        head[4..8].copy_from_slice(&self.count.to_le_bytes());
+        head[8..16].copy_from_slice(&self.first.to_le_bytes());
+        head[16..].copy_from_slice(&self.second.to_le_bytes());
+        head
+    }
+}
+
 impl Borrowed {
     /// What is lent at the other end of these sockets: so many requests are under way at most.
     ///
@@ -83,14 +94,8 @@ impl Borrowed {
     }
 
     fn ask(&self, request: &Request, data: &[u8], out: &mut [u8]) -> Result<()> {
-        let mut socket = self.borrow()?;
-        let mut answered = || -> io::Result<Result<()>> {
-            let mut head = [0; REQUEST_BYTES];
-            head[..4].copy_from_slice(&request.order.to_le_bytes());
-            head[4..8].copy_from_slice(&request.count.to_le_bytes());
-            head[8..16].copy_from_slice(&request.first.to_le_bytes());
-            head[16..].copy_from_slice(&request.second.to_le_bytes());
-            socket.write_all(&head)?;
+        self.with_socket(|mut socket| {
+            socket.write_all(&request.bytes())?;
             socket.write_all(data)?;
             let mut head = [0; ANSWER_BYTES];
             socket.read_exact(&mut head)?;
@@ -105,10 +110,15 @@ impl Borrowed {
             let mut sentence = vec![0; length.min(MAX_SENTENCE) as usize];
             socket.read_exact(&mut sentence)?;
             Ok(Err(error_of(code, String::from_utf8_lossy(&sentence).into_owned())))
-        };
-        let answered = answered();
+        })
+    }
+
+    /// Has one of the sockets used, which is used no more after an error on it.
+    fn with_socket(&self, talk: impl FnOnce(&UnixStream) -> io::Result<Result<()>>) -> Result<()> {
+        let socket = self.borrow()?;
+        let talked = talk(&socket);
         let mut idle = self.idle.lock();
-        match answered {
+        match talked {
             Ok(answer) => {
                 idle.sockets.push(socket);
                 self.returned.notify_one();
@@ -166,8 +176,10 @@ impl Storage for Borrowed {
         true
     }
 
+    /// Who reads it next does so on the same socket most times, and both are one turn of the other process.
     fn will_need(&self, offset: u64, length: u64) {
-        let _ = self.order(NEED, offset, length);
+        let said = Request { order: NEED, count: 0, first: offset, second: length }.bytes();
+        let _ = self.with_socket(|mut socket| socket.write_all(&said).map(Ok));
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -250,7 +262,7 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
             }
             NEED => {
                 storage.will_need(first, second);
-                Ok(())
+                continue;
             }
             FORGET => storage.evict(first, second),
             LENGTH => storage.len().map(|bytes| length = told(&mut buffer, bytes)),
@@ -362,7 +374,7 @@ pub fn error_of(code: u32, sentence: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::MemoryStorage;
+    use crate::storage::{CountingStorage, MemoryStorage};
 
     #[test]
     fn what_is_lent_reads_and_writes_as_the_thing_itself() {
@@ -385,6 +397,26 @@ mod tests {
             // A failure is told, and the socket serves on.
             assert!(matches!(borrowed.read_at(10, &mut out), Err(Error::Damaged(_))));
             borrowed.evict(0, 14).unwrap();
+            drop(borrowed);
+        });
+    }
+
+    /// With one socket whatever were answered would be taken for the answer to the read.
+    #[test]
+    fn what_will_be_needed_is_said_before_it_is_read_and_is_not_answered() {
+        let storage = CountingStorage::at(true);
+        storage.write_at(0, b"0123456789").unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| lend(&storage, theirs));
+            let borrowed = Borrowed::new(vec![ours], false).unwrap();
+            for at in 0..5 {
+                borrowed.will_need(at, 5);
+                let mut out = [0; 2];
+                borrowed.read_at(at, &mut out).unwrap();
+                assert_eq!(out, [b'0' + at as u8, b'1' + at as u8]);
+                assert_eq!(storage.take_hints(), std::slice::from_ref(&(at..at + 5)));
+            }
             drop(borrowed);
         });
     }

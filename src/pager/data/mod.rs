@@ -39,7 +39,8 @@ impl Pager {
         if out.is_empty() {
             return Ok(());
         }
-        let head = self.head(pointer)?;
+        let page = Page::begin(self, pointer, start, out.len() as u32)?;
+        let head = page.head()?;
         let table = &head.table;
         let (mut at, mut left) = (start as usize, out);
         if at + left.len() > table.plain_length as usize {
@@ -62,9 +63,9 @@ impl Pager {
             };
             let (target, rest) = left.split_at_mut(count);
             if wholes > 0 {
-                self.read_whole(pointer, &head, cell..cell + wholes, target)?;
+                page.read_whole(&head, cell..cell + wholes, target)?;
             } else {
-                self.read_part(pointer, &head, cell, within, target)?;
+                page.read_part(&head, cell, within, target)?;
             }
             at += count;
             left = rest;
@@ -152,28 +153,6 @@ impl Pager {
         self.storage.is_far()
     }
 
-    fn head(&self, pointer: &Pointer) -> Result<Arc<DataHead>> {
-        if let Some(head) = self.heads.get(pointer) {
-            return Ok(head);
-        }
-        self.check_place(pointer)?;
-        let offset = pointer.run.offset();
-        let head = with_scratch(BLOCK as usize, |block| {
-            self.storage.read_at(offset, block)?;
-            let begun = self.cipher.begin(pointer, block)?;
-            if begun.main_end() <= block.len() {
-                return self.cipher.open_head(pointer, &begun, block);
-            }
-            // Many packed files: bounded by the length of a page.
-            let mut longer = vec![0; begun.main_end()];
-            self.storage.read_at(offset, &mut longer)?;
-            self.cipher.open_head(pointer, &begun, &mut longer)
-        })?;
-        let head = Arc::new(head);
-        self.heads.put(*pointer, head.clone(), head.bytes());
-        Ok(head)
-    }
-
     /// What lies in a packed page; None when it is a page of another kind.
     ///
     /// # Errors
@@ -193,15 +172,76 @@ impl Pager {
         }
         self.cipher.open_items(pointer, &begun, &mut bytes).map(Some)
     }
+}
+
+/// A page that is read.
+struct Page<'a> {
+    pager: &'a Pager,
+    pointer: &'a Pointer,
+    /// How it begins, when that came at once.
+    brought: Vec<u8>,
+}
+
+impl<'a> Page<'a> {
+    /// From another machine's process head and cells come together, unless the head is here, or more lies between them than is wanted: a way
+    /// between two processes costs as much as copying some cells.
+    fn begin(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<Page<'a>> {
+        let mut page = Page { pager, pointer, brought: Vec::new() };
+        if pager.is_far() && !pager.heads.has(pointer) {
+            pager.check_place(pointer)?;
+            let part = likely_part(pointer.run.bytes(), start, length);
+            if part.start.saturating_sub(BLOCK) <= part.end - part.start {
+                let mut brought = vec![0; part.end.max(BLOCK) as usize];
+                match page.read_stored(0, &mut brought) {
+                    Ok(()) => page.brought = brought,
+                    // What is gone may be nothing that is wanted: its parts tell.
+                    Err(Error::Damaged(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(page)
+    }
+
+    /// Fills `bytes` with those of the page from `at`, as they are stored.
+    fn read_stored(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        match self.brought.get(at..at + bytes.len()) {
+            Some(brought) => bytes.copy_from_slice(brought),
+            None => self.pager.storage.read_at(self.pointer.run.offset() + at as u64, bytes)?,
+        }
+        Ok(())
+    }
+
+    fn head(&self) -> Result<Arc<DataHead>> {
+        let Page { pager, pointer, .. } = *self;
+        if let Some(head) = pager.heads.get(pointer) {
+            return Ok(head);
+        }
+        pager.check_place(pointer)?;
+        let head = with_scratch(BLOCK as usize, |block| {
+            self.read_stored(0, block)?;
+            let begun = pager.cipher.begin(pointer, block)?;
+            if begun.main_end() <= block.len() {
+                return pager.cipher.open_head(pointer, &begun, block);
+            }
+            // Many packed files: bounded by the length of a page.
+            let mut longer = vec![0; begun.main_end()];
+            self.read_stored(0, &mut longer)?;
+            pager.cipher.open_head(pointer, &begun, &mut longer)
+        })?;
+        let head = Arc::new(head);
+        pager.heads.put(*pointer, head.clone(), head.bytes());
+        Ok(head)
+    }
 
     /// Reads whole cells; raw ones are read and opened where they are wanted.
-    fn read_whole(&self, pointer: &Pointer, head: &DataHead, cells: Range<usize>, out: &mut [u8]) -> Result<()> {
+    fn read_whole(&self, head: &DataHead, cells: Range<usize>, out: &mut [u8]) -> Result<()> {
         let entries = &head.table.cells[cells.clone()];
         if entries.iter().all(|cell| cell.raw) {
-            return self.read_cells(pointer, head, cells, out);
+            return self.read_cells(head, cells, out);
         }
         with_scratch(head.stored_range(&cells).len(), |stored| {
-            self.read_cells(pointer, head, cells, stored)?;
+            self.read_cells(head, cells, stored)?;
             let (mut stored, mut out) = (&*stored, out);
             for entry in entries {
                 let (one, rest) = stored.split_at(entry.stored as usize);
@@ -214,15 +254,16 @@ impl Pager {
     }
 
     /// Copies bytes `within..` of one cell, from the cache if it is there.
-    fn read_part(&self, pointer: &Pointer, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
+    fn read_part(&self, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
         let part = within..within + out.len();
-        if let Some(plain) = self.cells.get(&(*pointer, cell as u32)) {
+        let (kept, key) = (&self.pager.cells, (*self.pointer, cell as u32));
+        if let Some(plain) = kept.get(&key) {
             out.copy_from_slice(&plain[part]);
             return Ok(());
         }
         let entry = &head.table.cells[cell];
         let plain = with_scratch(entry.stored as usize, |stored| {
-            self.read_cells(pointer, head, cell..cell + 1, stored)?;
+            self.read_cells(head, cell..cell + 1, stored)?;
             if entry.raw {
                 return Ok(stored.to_vec());
             }
@@ -232,15 +273,14 @@ impl Pager {
         })?;
         out.copy_from_slice(&plain[part]);
         let bytes = plain.len();
-        self.cells.put((*pointer, cell as u32), Arc::new(plain), bytes);
+        kept.put(key, Arc::new(plain), bytes);
         Ok(())
     }
 
     /// Reads consecutive cells as they are stored and opens them in place.
-    fn read_cells(&self, pointer: &Pointer, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
-        let place = head.stored_range(&cells);
-        self.storage.read_at(pointer.run.offset() + place.start as u64, bytes)?;
-        self.cipher.open_cells(pointer, head, cells, bytes)
+    fn read_cells(&self, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
+        self.read_stored(head.stored_range(&cells).start, bytes)?;
+        self.pager.cipher.open_cells(self.pointer, head, cells, bytes)
     }
 }
 

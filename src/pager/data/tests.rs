@@ -57,6 +57,10 @@ fn read(pager: &Pager, pointer: &Pointer, range: Range<usize>) -> Result<Vec<u8>
     Ok(out)
 }
 
+fn head(pager: &Pager, pointer: &Pointer) -> Arc<DataHead> {
+    Page::begin(pager, pointer, 0, 0).unwrap().head().unwrap()
+}
+
 #[test]
 fn any_range_reads_as_it_was_written() {
     let seed = variable("SEED").unwrap_or(11);
@@ -119,7 +123,7 @@ fn the_raw_cells_of_a_full_page_begin_at_blocks() {
     let pager = pager(&storage, 1 << 20);
     let data = noise(MAX_DATA);
     let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
-    let head = pager.head(&pointer).unwrap();
+    let head = head(&pager, &pointer);
     assert_eq!(head.stored_range(&(0..MAX_DATA / CELL)), 4096..4096 + MAX_DATA);
 }
 
@@ -136,16 +140,21 @@ fn a_head_longer_than_a_block_is_read_whole() {
 /// Damage is noticed by whoever reads what is damaged, whatever part of the page it hits; the rest stays readable.
 #[test]
 fn a_flipped_bit_is_noticed_where_it_is_read() {
-    let storage = storage();
+    for far in [false, true] {
+        a_flipped_bit_is_noticed(&Arc::new(CountingStorage::at(far)));
+    }
+}
+
+fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
     let data = mixed(5 * CELL + 100);
-    let pointer = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &data, true), 400);
+    let pointer = write(&pager(storage, 1 << 20), &frame::data_page(9, 0, &data, true), 400);
     let (first, end) = (pointer.run.offset(), pointer.run.offset() + pointer.run.bytes());
-    let head = pager(&storage, 1 << 20).head(&pointer).unwrap();
+    let head = head(&pager(storage, 1 << 20), &pointer);
     let cells = head.table.cells.len();
     for cell in 0..cells {
         let place = head.stored_range(&(cell..cell + 1));
-        flip(&storage, first + place.end as u64 - 1);
-        let damaged = pager(&storage, 1 << 20);
+        flip(storage, first + place.end as u64 - 1);
+        let damaged = pager(storage, 1 << 20);
         for other in 0..cells {
             for within in [0..CELL, 1..CELL] {
                 let range = other * CELL + within.start..(other * CELL + within.end).min(data.len());
@@ -160,18 +169,18 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
         }
         assert!(read(&damaged, &pointer, 0..data.len()).is_err());
         assert!(damaged.open_page(&pointer).is_err());
-        flip(&storage, first + place.end as u64 - 1);
+        flip(storage, first + place.end as u64 - 1);
     }
     let cells_at = head.stored_range(&(0..1)).start as u64;
     for at in (first..first + cells_at).step_by(13).chain([first + cells_at - 1]) {
-        flip(&storage, at);
-        assert!(read(&pager(&storage, 1 << 20), &pointer, 0..10).is_err(), "at={}", at - first);
-        flip(&storage, at);
+        flip(storage, at);
+        assert!(read(&pager(storage, 1 << 20), &pointer, 0..10).is_err(), "at={}", at - first);
+        flip(storage, at);
     }
-    assert_eq!(read(&pager(&storage, 1 << 20), &pointer, 0..data.len()).unwrap(), data);
+    assert_eq!(read(&pager(storage, 1 << 20), &pointer, 0..data.len()).unwrap(), data);
     // A truncated archive: what is there reads, what is not is damage.
     storage.memory.set_len(end - 4096).unwrap();
-    let truncated = pager(&storage, 1 << 20);
+    let truncated = pager(storage, 1 << 20);
     assert_eq!(read(&truncated, &pointer, 0..CELL).unwrap(), data[..CELL]);
     assert!(matches!(read(&truncated, &pointer, 0..data.len()), Err(Error::Damaged(_))));
     assert!(matches!(truncated.open_page(&pointer), Err(Error::Damaged(_))));
@@ -190,7 +199,7 @@ fn an_older_version_of_a_page_is_refused_also_when_its_head_was_kept() {
     assert_eq!(read(&pager, &now, 0..2 * CELL).unwrap(), new);
     assert!(read(&pager, &before, 0..2 * CELL).is_err(), "the old head does not open new cells");
     // The second cell as it was before is put back under the new head.
-    let at = pager.head(&now).unwrap().stored_range(&(1..2)).start;
+    let at = head(&pager, &now).stored_range(&(1..2)).start;
     storage.write_at(now.run.offset() + at as u64, &bytes[at..]).unwrap();
     assert_eq!(read(&pager, &now, 0..CELL).unwrap(), new[..CELL]);
     assert!(read(&pager, &now, CELL..2 * CELL).is_err());
@@ -232,6 +241,25 @@ fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_ar
     read(&pager, &pages[0], part as usize..part as usize + 10).unwrap();
     pager.expect_data(both.into_iter());
     assert_eq!(storage.take_hints(), [place(&pages[1], 1 + 5 * cell..1 + 6 * cell)]);
+}
+
+/// Head and cells of a page nobody has read come at once from another machine, unless most of what lies between them would come for nothing.
+#[test]
+fn another_machine_is_asked_once_for_head_and_cells() {
+    for (far, whole) in [(true, 1), (false, 2)] {
+        let storage = Arc::new(CountingStorage::at(far));
+        let content = noise(MAX_DATA);
+        let page = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &content, true), 400);
+        for (part, requests) in [(0..MAX_DATA, whole), (MAX_DATA / 2..MAX_DATA, whole), (5 * CELL..5 * CELL + 10, 2)] {
+            let pager = pager(&storage, 1 << 20);
+            storage.take();
+            assert_eq!(read(&pager, &page, part.clone()).unwrap(), content[part.clone()]);
+            assert_eq!(storage.take().0, requests, "{part:?} of a storage that is far: {far}");
+            // The head is known: cells alone.
+            let all = read(&pager, &page, 0..MAX_DATA).unwrap();
+            assert_eq!((all, storage.take()), (content.clone(), (1, MAX_DATA as u64)));
+        }
+    }
 }
 
 #[test]
