@@ -98,7 +98,7 @@ impl RemoteFile {
         options: &Options,
         counts: Arc<Counts>,
     ) -> Result<RemoteFile> {
-        let first = patiently(options.timeout, &mut || source.first(START));
+        let first = patiently(&|| options.timeout, &mut || source.first(START));
         let (version, start) = first.map_err(|trouble| told(&name, trouble))?;
         let cache = options.cache_directory.as_deref().filter(|_| {
             // Without a tag nobody knows whether what lies there is of this version.
@@ -284,7 +284,7 @@ impl Inner {
 
     fn request(&self, slots: &Range<u64>, timeout: Option<Duration>) -> Result<Vec<Slot>> {
         let range = self.slot_bytes(slots);
-        let answered = patiently(timeout, &mut || self.source.range(&self.version, range.clone()));
+        let answered = patiently(&|| timeout, &mut || self.source.range(&self.version, range.clone()));
         let bytes = answered.map_err(|trouble| told_later(&self.name, trouble))?;
         debug_assert_eq!(bytes.len() as u64, range.end - range.start);
         let fetched: Vec<Slot> = bytes.chunks(SLOT as usize).map(Slot::from).collect();
@@ -439,34 +439,33 @@ fn key(name: &str, lineage: Option<&[u8]>, version: &Version, start: &[u8]) -> c
 /// How long somebody waits for what may pass, from its first failure on: an attempt that takes longer than that by itself, as with a large body on a slow line, is
 /// repeated all the same.
 struct Patience {
-    timeout: Option<Duration>,
     failed: Option<Instant>,
     pause: Duration,
 }
 
 impl Patience {
-    fn new(timeout: Option<Duration>) -> Patience {
-        Patience { timeout, failed: None, pause: FIRST_PAUSE }
+    fn new() -> Patience {
+        Patience { failed: None, pause: FIRST_PAUSE }
     }
 
     /// The pause after an attempt that failed `now`: they grow, and chance makes them unequal. None when the time is over.
-    fn pause(&mut self, now: Instant) -> Option<Duration> {
+    fn pause(&mut self, now: Instant, timeout: Option<Duration>) -> Option<Duration> {
         let failed = *self.failed.get_or_insert(now);
         let rest = self.pause.mul_f64(0.5 + chance() / 2.0);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        self.timeout.is_none_or(|timeout| now - failed + rest <= timeout).then_some(rest)
+        timeout.is_none_or(|timeout| now - failed + rest <= timeout).then_some(rest)
     }
 }
 
-/// Tries again what may pass, until the time is over.
+/// Tries again what may pass, until the time is over, which may be another one after each attempt.
 pub(crate) fn patiently<T>(
-    timeout: Option<Duration>,
+    timeout: &dyn Fn() -> Option<Duration>,
     attempt: &mut dyn FnMut() -> std::result::Result<T, Trouble>,
 ) -> std::result::Result<T, Trouble> {
-    let mut patience = Patience::new(timeout);
+    let mut patience = Patience::new();
     loop {
         match attempt() {
-            Err(trouble @ Trouble::Passing(_)) => match patience.pause(Instant::now()) {
+            Err(trouble @ Trouble::Passing(_)) => match patience.pause(Instant::now(), timeout()) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(trouble),
             },
@@ -552,16 +551,18 @@ mod tests {
 
     #[test]
     fn an_attempt_that_takes_long_is_repeated_all_the_same() {
-        let mut patience = Patience::new(Some(Duration::from_secs(30)));
+        let (mut patience, limit) = (Patience::new(), Some(Duration::from_secs(30)));
         let first = Instant::now() + Duration::from_secs(54);
-        assert!(patience.pause(first).is_some(), "it had no second chance");
-        assert!(patience.pause(first + Duration::from_secs(20)).is_some());
-        assert_eq!(patience.pause(first + Duration::from_secs(31)), None);
-        assert_eq!(Patience::new(Some(Duration::ZERO)).pause(first), None, "who has no patience asks once");
-        let mut hard = Patience::new(None);
+        assert!(patience.pause(first, limit).is_some(), "it had no second chance");
+        assert!(patience.pause(first + Duration::from_secs(20), limit).is_some());
+        assert_eq!(patience.pause(first + Duration::from_secs(31), limit), None);
+        assert_eq!(Patience::new().pause(first, Some(Duration::ZERO)), None, "who has no patience asks once");
+        let mut hard = Patience::new();
         for number in 0..100 {
-            let pause = hard.pause(first + Duration::from_secs(1000 * number));
+            let pause = hard.pause(first + Duration::from_secs(1000 * number), None);
             assert!(pause.is_some_and(|pause| pause <= LONGEST_PAUSE));
         }
+        // Whose time is over meanwhile does not begin again.
+        assert_eq!(hard.pause(first + Duration::from_secs(100_000), Some(Duration::ZERO)), None);
     }
 }

@@ -38,7 +38,7 @@ impl Traces<'_> {
     }
 
     fn ask<T>(&self, mut call: impl FnMut(&dyn Objects) -> Answer<T>) -> Answer<T> {
-        patiently(self.timeout, &mut || call(self.objects))
+        patiently(&|| self.timeout, &mut || call(self.objects))
     }
 
     /// Forgets those that are gone.

@@ -30,7 +30,7 @@ use super::place::{Entry, Id, Place};
 use super::session::{Inline, Session, placed};
 use super::store::Store;
 use crate::Options;
-use crate::file::{RemoteFile, START, patiently, told_later};
+use crate::file::{RemoteFile, START, told_later};
 
 /// Blocks that gather before they go up: 8 MiB.
 const SEGMENT: usize = 8 << 8;
@@ -311,8 +311,7 @@ impl Staged {
         let (here, parts) = self.shared.near.take(parts);
         let mut brought = vec![0; numbers.len() * BLOCK as usize];
         let range = 0..brought.len() as u64;
-        let filled =
-            patiently(store.timeout, &mut || fill(store, incarnation, sequence, &parts, range.clone(), &mut brought));
+        let filled = store.patiently(&mut || fill(store, incarnation, sequence, &parts, range.clone(), &mut brought));
         filled.map_err(|trouble| told_later(&store.name, trouble))?;
         for (at, block) in here {
             let at = (at * BLOCK) as usize;
@@ -653,8 +652,7 @@ impl Storage for Staged {
             let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
             let mut brought = vec![0; (range.end - range.start) as usize];
             let Shared { store, incarnation, sequence, .. } = &*self.shared;
-            let filled =
-                patiently(store.timeout, &mut || fill(store, incarnation, sequence, &far, range.clone(), &mut brought));
+            let filled = store.patiently(&mut || fill(store, incarnation, sequence, &far, range.clone(), &mut brought));
             filled.map_err(|trouble| told_later(&store.name, trouble))?;
             for part in &far {
                 let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);

@@ -183,8 +183,15 @@ impl Store {
         &self,
         call: &mut dyn FnMut(&dyn Objects) -> std::result::Result<T, Trouble>,
     ) -> std::result::Result<T, Trouble> {
-        let timeout = if self.hurries() { Some(Duration::ZERO) } else { self.timeout };
-        patiently(timeout, &mut || call(&*self.objects))
+        self.patiently(&mut || call(&*self.objects))
+    }
+
+    /// Tries again what may pass. Who hurries is not kept by what began before, nor by a time without end: the attempt that runs is the last.
+    pub(super) fn patiently<T>(
+        &self,
+        attempt: &mut dyn FnMut() -> std::result::Result<T, Trouble>,
+    ) -> std::result::Result<T, Trouble> {
+        patiently(&|| if self.hurries() { Some(Duration::ZERO) } else { self.timeout }, attempt)
     }
 
     pub(super) fn told(&self, trouble: Trouble) -> Error {

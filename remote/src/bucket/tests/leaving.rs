@@ -1,6 +1,7 @@
 //! What becomes of objects that no record names, and of those who leave without a backup.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use lockbox::Error;
@@ -196,6 +197,48 @@ fn a_writer_that_commits_all_day_makes_small_records_and_leaves_none_of_them() {
         }
     }
     assert!(removed >= 298, "{removed}");
+}
+
+/// A store that does not answer, and says when it is asked.
+struct Silent(mpsc::Sender<()>);
+
+impl Objects for Silent {
+    fn create(&self, _name: &str, _bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+        let _ = self.0.send(());
+        Err(Trouble::Passing("no answer".into()))
+    }
+
+    fn get(&self, _name: &str, _part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        let _ = self.0.send(());
+        Err(Trouble::Passing("no answer".into()))
+    }
+
+    fn list(&self, _prefix: &str, _after: &str, _most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+        Err(Trouble::Passing("no answer".into()))
+    }
+
+    fn remove(&self, _name: &str) -> std::result::Result<(), Trouble> {
+        Err(Trouble::Passing("no answer".into()))
+    }
+}
+
+/// A daemon that was killed while its store was away, with a mount that waits for ever: the process that asks for it is not to stay for ever.
+#[test]
+fn who_waits_without_end_goes_when_it_has_to() {
+    let calls: [fn(&Store) -> bool; 2] =
+        [|store| store.create("name", &Arc::new(vec![1])).is_err(), |store| store.get("name", Part::All(1)).is_err()];
+    for call in calls {
+        let (sender, asked) = mpsc::channel();
+        let store = Store::new(Box::new(Silent(sender)), "s3://b/p".into(), None);
+        store.insist();
+        let (sender, ended) = mpsc::channel();
+        let waiting = store.clone();
+        thread::spawn(move || sender.send(call(&waiting)));
+        (0..2).for_each(|_| asked.recv().unwrap());
+        assert!(ended.try_recv().is_err(), "it waits");
+        store.hurry();
+        assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(true));
+    }
 }
 
 /// A store that has a name behind each name.
