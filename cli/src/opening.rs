@@ -55,7 +55,7 @@ impl WriterArgs {
     /// Comes as a writer to the archive at an address.
     pub(crate) fn come(self, address: &Path, remote: &elsewhere::Remote) -> Result<Place, Failure> {
         let place = Place::changed(address, remote, self.take_over);
-        let place = place.map_err(|error| in_use_elsewhere(address, error))?;
+        let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
         place.notice().into_iter().for_each(output::complain);
         Ok(place)
     }
@@ -111,16 +111,18 @@ pub(crate) fn begin(
     is_ours: bool,
 ) -> Result<Bucket, Failure> {
     let bucket = elsewhere::write(address, remote, take_over, is_ours);
-    let bucket = bucket.map_err(|error| in_use_elsewhere(address, error))?;
+    let bucket = bucket.map_err(|error| in_use_elsewhere(address, take_over, error))?;
     bucket.notice().into_iter().for_each(output::complain);
     Ok(bucket)
 }
 
 /// What kept somebody from coming as a writer.
-fn in_use_elsewhere(address: &Path, error: Error) -> Failure {
+fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
         Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
-        Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
+        Error::InUse(why) if !takes_over => {
+            Failure::new(code(&error), format!("{why}; --take-over goes on in its place"))
+        }
         _ => Failure::at(address, &error),
     }
 }

@@ -225,7 +225,9 @@ fn check(args: &CheckArgs) -> Result<(), Failure> {
 fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let collected = elsewhere::collect(&args.address, &args.remote.remote, args.take_over);
     let collected = collected.map_err(|error| match &error {
-        Error::InUse(why) => Failure::new(code(&error), format!("{why}; --take-over goes on in its place")),
+        Error::InUse(why) if !args.take_over => {
+            Failure::new(code(&error), format!("{why}; --take-over goes on in its place"))
+        }
         _ => Failure::at(&args.address, &error),
     })?;
     let mut out = Output::new();

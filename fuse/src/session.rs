@@ -76,7 +76,7 @@ pub fn serve(
         let Options { read_only, take_over, .. } = task.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
         let fetched = fetcher::start(path, &task.options.remote, access, &Target::of(&task.options));
-        (None, fetched.map_err(|error| elsewhere_in_use(path, error))?)
+        (None, fetched.map_err(|error| elsewhere_in_use(path, take_over, error))?)
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
@@ -335,9 +335,9 @@ fn block_signals() -> Result<SigSet, Failure> {
 }
 
 /// What kept somebody from coming to an archive at an address.
-fn elsewhere_in_use(address: &Path, error: Error) -> Failure {
+fn elsewhere_in_use(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
-        Error::InUse(why) => Failure::new(
+        Error::InUse(why) if !takes_over => Failure::new(
             code(&error),
             format!("{why}; the mount option take-over goes on in its place, and ro only reads"),
         ),

@@ -66,6 +66,23 @@ impl Moment {
         Err(Error::damaged(format!("{}: the newest record that is listed is not there", store.name)))
     }
 
+    /// The newest one of a writer that goes on meanwhile. Who looks for the number, and then for the record, has one that was the newest two ways to the store and back ago,
+    /// and a writer that makes one commit after the other has made another since; what this gives was the newest one way and back ago.
+    ///
+    /// # Errors
+    /// As of [`Moment::newest`].
+    pub(super) fn newest_of_a_race(store: &Store, incarnation: &Incarnation) -> Result<Option<Moment>> {
+        let Some(moment) = Moment::newest(store, incarnation)? else { return Ok(None) };
+        let Some((trailer, said)) = store.record_behind(incarnation, moment.trailer.sequence)? else {
+            return Ok(Some(moment));
+        };
+        let checkpoint = match trailer.checkpoint == moment.trailer.checkpoint {
+            true => moment.checkpoint,
+            false => store.checkpoint(incarnation, trailer.checkpoint)?,
+        };
+        Moment::of(store, checkpoint, trailer, said).map(Some)
+    }
+
     /// Of a record, and of the map of the checkpoint that it names.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 //! however long it slept. Clocks and leases decide nothing; they only tell people who is there.
 
 use std::collections::HashSet;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockbox::{Error, Result};
 use std::sync::Arc;
@@ -27,8 +27,9 @@ pub(crate) const GRACE: u64 = 24 * 3600;
 const HOUR: u64 = 3600;
 /// Objects that are removed at once at most: a stranger's list may name many millions.
 const MOST_CLEANED: usize = 1 << 20;
-/// Times that a writer begins anew because others came as well.
+/// Times that a writer begins anew because others came as well, at least; and for how long when it waits for the store without end.
 const TRIES: usize = 16;
+const COMING: Duration = Duration::from_secs(30);
 /// Of so many writers that come, one looks for what nobody names although the one before went as it should: who was overtaken may have sent more than was found then.
 const THOROUGH: u64 = 16;
 /// A checkpoint is made when what changed since the last one has more bytes than this, or than an eighth of the map.
@@ -106,8 +107,9 @@ impl Session {
         store.open_spool(&incarnation);
         let resent = store.spool().map(|spool| resend::resend(&store, spool, &incarnation)).transpose()?;
         let notice = (resent == Some(Resent::Refused)).then(|| refused(&store.name));
-        for _ in 0..TRIES {
-            let before = Moment::newest(&store, &incarnation)?;
+        let (mut before, mut lost) = (Moment::newest(&store, &incarnation)?, 0);
+        let until = Instant::now() + store.timeout.unwrap_or(COMING);
+        loop {
             if let Some(before) = &before
                 && before.trailer.kind != Kind::Close
                 && !take_over
@@ -119,8 +121,15 @@ impl Session {
             if let Some(session) = came {
                 return Ok(Session { notice, ..session });
             }
+            lost += 1;
+            if lost >= TRIES && Instant::now() >= until {
+                return Err(Error::InUse(format!(
+                    "{}: others write there without a pause, and none was long enough to come between; try again when they write less",
+                    store.name
+                )));
+            }
+            before = Moment::newest_of_a_race(&store, &incarnation)?;
         }
-        Err(Error::InUse(format!("{}: other writers come all the time", store.name)))
     }
 
     /// None when another one came first.

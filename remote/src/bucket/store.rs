@@ -34,6 +34,8 @@ const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Durati
 const LOOKS: Duration = Duration::from_millis(100);
 /// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
 const AT_ONCE: usize = 16;
+/// Records that a writer makes, at most, while somebody who wants to take over looks for the newest: each is two ways, and so is the looking.
+const BEHIND: u64 = 4;
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 4;
@@ -448,6 +450,33 @@ impl Store {
     /// As of [`Store::record`].
     pub(super) fn first_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
         self.record_with(incarnation, sequence, FIRST_TAIL)
+    }
+
+    /// The last one of the next few records, of which none is known to be there: they are asked for side by side, so it was the newest one way to the store ago, unless
+    /// there are more.
+    ///
+    /// # Errors
+    /// As of [`Store::record`].
+    pub(super) fn record_behind(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
+        let ask = |number: u64| self.record(incarnation, sequence + number);
+        if self.at_once == 1 {
+            let mut last = None;
+            for number in 1..=BEHIND {
+                match ask(number)? {
+                    None => break,
+                    found => last = found,
+                }
+            }
+            return Ok(last);
+        }
+        let cannot = |error| Error::io("cannot start a thread that asks", error);
+        thread::scope(|scope| {
+            let start = |number| thread::Builder::new().name("record".into()).spawn_scoped(scope, move || ask(number));
+            let asking = (1..=BEHIND).map(start).collect::<io::Result<Vec<_>>>().map_err(cannot)?;
+            let ended = |_| Error::request("a thread that asks has ended", io::ErrorKind::Other);
+            let answers = asking.into_iter().map(|answer| answer.join().map_err(ended)?);
+            Ok(answers.collect::<Result<Vec<_>>>()?.into_iter().flatten().next_back())
+        })
     }
 
     fn record_with(&self, incarnation: &Incarnation, sequence: u64, most: u64) -> Result<Option<(Trailer, Said)>> {

@@ -119,3 +119,65 @@ fn an_empty_object_or_the_end_of_ours_is_another_ones() {
         assert_eq!(outcome == Outcome::Made(None), ours, "{there:?}");
     }
 }
+
+/// A store on which another writer makes a commit each time that the newest number was told, and as often as it was set while what lies there is looked at.
+struct Busy {
+    objects: Box<dyn Objects>,
+    writer: Mutex<Session>,
+    commits: Mutex<usize>,
+    while_read: usize,
+}
+
+impl Busy {
+    fn go_on(&self) {
+        // Not any more when it was overtaken.
+        let _ = commit(&mut self.writer.lock(), 7);
+    }
+}
+
+impl Objects for Busy {
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble> {
+        self.objects.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
+        let got = self.objects.get(name, part);
+        let mut commits = self.commits.lock();
+        if name.contains("/log/") && *commits > 0 {
+            *commits -= 1;
+            self.go_on();
+        }
+        got
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
+        let listed = self.objects.list(prefix, after, most);
+        *self.commits.lock() = self.while_read;
+        self.go_on();
+        listed
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Trouble> {
+        self.objects.remove(name)
+    }
+}
+
+/// Who takes over has to come between two commits: looking for the number and then for its record are two ways to the store, in which a writer makes two.
+#[test]
+fn a_writer_that_makes_one_commit_after_the_other_can_be_taken_over_from() {
+    for at_once in [1, 16] {
+        let take_over = |while_read| {
+            let world = World::new(1, 0);
+            let mut writer = Session::open(store(&world, 1), somebody(), true).unwrap();
+            commit(&mut writer, 1).unwrap();
+            let busy = Busy { objects: world.store(2), writer: Mutex::new(writer), commits: Mutex::new(0), while_read };
+            let mut store = Store::new(Box::new(busy), "s3://b/p".into(), options().timeout);
+            store.at_once = at_once;
+            Session::open(Arc::new(store), somebody(), true)
+        };
+        assert!(take_over(1).is_ok());
+        // Without any pause there is nothing between, and that is said.
+        let told = take_over(usize::MAX).err().unwrap().to_string();
+        assert!(told.contains("write there without a pause"), "{told}");
+    }
+}
