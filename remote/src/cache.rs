@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use crate::credentials::home;
 use crate::digits::hex;
 use crate::shelf::SLOT;
 use crate::source::Label;
@@ -66,8 +67,8 @@ struct Table {
 
 /// The directory of caches: `$XDG_CACHE_HOME/lockbox`, `~/.cache/lockbox`.
 pub(crate) fn directory() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))).map(|path| path.join("lockbox"))
+    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    named.or_else(|| Some(home()?.join(".cache"))).map(|path| path.join("lockbox"))
 }
 
 impl Cache {

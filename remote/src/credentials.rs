@@ -43,7 +43,16 @@ pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 pub(crate) fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
+    let value = match name {
+        "HOME" => home().and_then(|home| home.into_os_string().into_string().ok()),
+        _ => env::var(name).ok(),
+    };
+    value.filter(|value| !value.is_empty())
+}
+
+/// That of the system where the environment has none: what mounts when a machine starts is nobody's login.
+pub(crate) fn home() -> Option<PathBuf> {
+    env::home_dir().filter(|home| home.is_absolute())
 }
 
 impl Place {

@@ -482,3 +482,15 @@ rights_by_mount_8() {
     mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "suid,dev,passfile=$PASSFILE"
     has_both 'by hand'
 }
+
+# What systemd mounts has no HOME: who asks a store, and what is kept of it, is root's all the same.
+case_without_a_home_in_the_environment_that_of_the_system_has_the_credentials() {
+    local code=0
+    mkdir -p "$WORK/root/.aws"
+    printf '[default]\ncredential_process = touch %s\n' "$WORK/asked" >"$WORK/root/.aws/config"
+    awk -F: -v OFS=: -v home="$WORK/root" '$3 == 0 { $6 = home } 1' /etc/passwd >"$WORK/passwd"
+    # shellcheck disable=SC2016
+    unshare --mount bash -c 'mount --bind "$1" /etc/passwd && shift && exec env -u HOME "$@"' - "$WORK/passwd" AWS_ENDPOINT_URL=http://127.0.0.1:1 \
+        lockbox ls --remote allow-http,allow-private,timeout=1s s3://bucket/none >"$WORK/said" 2>&1 || code=$?
+    [[ $code == 2 && -e $WORK/asked ]] || fail "$code: $(cat "$WORK/said")"
+}
