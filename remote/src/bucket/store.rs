@@ -273,10 +273,11 @@ impl Store {
     }
 
     fn try_create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
-        let created = loop {
-            match self.ask(&mut |objects| objects.create(name, bytes)) {
-                // Who is refused may be let in again: credentials are renewed, and a network that asks for a password ends.
-                Err(trouble @ (Trouble::Passing(_) | Trouble::Refused(_))) if self.insists() => {
+        loop {
+            match self.attempt(name, bytes) {
+                // No trouble decides. Who is refused may be let in again, a full store may get room, and what a store or somebody before it says of a token that
+                // expired, of a slow connection, or of a bucket that is being moved looks like an answer that never changes.
+                Err(trouble) if self.insists() => {
                     if self.keep_meanwhile(name, bytes)? {
                         return Ok(Outcome::Made(None));
                     }
@@ -284,24 +285,24 @@ impl Store {
                         return Err(self.told(trouble));
                     }
                     let why = trouble.words();
-                    tracing::warn!("{}: nothing is durable until the store answers: {why}", self.name);
+                    tracing::warn!("{}: nothing is durable until the store takes it: {why}", self.name);
                     thread::sleep(AGAIN);
                 }
-                created => break created.map_err(|trouble| self.told(trouble))?,
-            }
-        };
-        match created {
-            Created::Made(date) => Ok(Outcome::Made(date)),
-            Created::Exists => {
-                // The end of each object has a hash or a nonce, and the hash of a record's pages.
-                let most = bytes.len().min(TRAILER_BYTES) as u64;
-                let there = self.ask(&mut |objects| objects.get(name, Part::Last(most)));
-                let there = there.map_err(|trouble| self.told(trouble))?;
-                // A shorter object ends as any does that it is the end of.
-                let is_ours = there.len() as u64 == most && bytes.ends_with(&there);
-                Ok(if is_ours { Outcome::Made(None) } else { Outcome::Taken })
+                outcome => return outcome.map_err(|trouble| self.told(trouble)),
             }
         }
+    }
+
+    fn attempt(&self, name: &str, bytes: &[u8]) -> std::result::Result<Outcome, Trouble> {
+        if let Created::Made(date) = self.ask(&mut |objects| objects.create(name, bytes))? {
+            return Ok(Outcome::Made(date));
+        }
+        // The end of each object has a hash or a nonce, and the hash of a record's pages.
+        let most = bytes.len().min(TRAILER_BYTES) as u64;
+        let there = self.ask(&mut |objects| objects.get(name, Part::Last(most)))?;
+        // A shorter object ends as any does that it is the end of.
+        let is_ours = there.len() as u64 == most && bytes.ends_with(&there);
+        Ok(if is_ours { Outcome::Made(None) } else { Outcome::Taken })
     }
 
     /// Keeps what the store did not take yet: a machine that ends now has it for the next writer. Whether that is enough.

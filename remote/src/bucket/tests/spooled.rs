@@ -462,3 +462,82 @@ fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
         assert_eq!(kept(copy.path()), []);
     }
 }
+
+/// What is done in place of a creation, and of a request for an object, as long as there is something.
+type Instead = Arc<Mutex<Vec<Trouble>>>;
+
+/// A store whose next answers are no answers.
+struct Answering {
+    inner: Box<dyn Objects>,
+    creations: Instead,
+    reads: Instead,
+    /// Whether creations are carried out all the same.
+    is_done: bool,
+}
+
+impl Objects for Answering {
+    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+        let instead = self.creations.lock().pop();
+        if self.is_done || instead.is_none() {
+            let created = self.inner.create(name, bytes)?;
+            return instead.map_or(Ok(created), Err);
+        }
+        instead.map_or_else(|| self.inner.create(name, bytes), Err)
+    }
+
+    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        self.reads.lock().pop().map_or_else(|| self.inner.get(name, part), Err)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+        self.inner.list(prefix, after, most)
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+        self.inner.remove(name)
+    }
+}
+
+fn answers(how: impl Fn() -> Trouble, count: usize) -> Vec<Trouble> {
+    (0..count).map(|_| how()).collect()
+}
+
+#[test]
+fn a_commit_waits_whatever_the_store_says_that_decides_nothing() {
+    // Amazon's says 400 of a token that expired and of a connection that was slow, and a proxy says anything.
+    let troubles: [fn() -> Trouble; 5] = [
+        || Trouble::Passing("status 503".into()),
+        || Trouble::Refused("status 403".into()),
+        || Trouble::Unusable("status 400".into()),
+        || Trouble::Full("no space left".into()),
+        || Trouble::Gone,
+    ];
+    for (number, trouble) in troubles.into_iter().enumerate() {
+        for (is_done, reads) in [(false, 0), (true, 0), (true, 3)] {
+            let place = tempfile::tempdir().unwrap();
+            let world = World::new(1, 0);
+            let base = made(&world, 3);
+            let (creations, read) = (Instead::default(), Instead::default());
+            let (inner, reading) = (world.store(2), read.clone());
+            let objects = Answering { inner, creations: creations.clone(), reads: reading, is_done };
+            let living = Living::open(Box::new(objects), NAME.into(), &at(place.path()), true).unwrap();
+            living.insist();
+            living.write_at(0, &[0xF1; 4096]).unwrap();
+            *creations.lock() = answers(trouble, 3);
+            *read.lock() = answers(trouble, reads);
+            let done = living.barrier();
+            assert!(done.is_ok(), "trouble {number}, done {is_done}, then {reads}: {}", done.unwrap_err());
+            assert!(found(&world) == [&[0xF1; 4096], &base[4096..]].concat());
+            // Of whoever leaves it is kept.
+            living.write_at(4096, &[0xF2; 4096]).unwrap();
+            *creations.lock() = answers(trouble, 1000);
+            living.leave();
+            living.barrier().unwrap();
+            drop(living);
+            creations.lock().clear();
+            drop(mounted(&world, place.path()).unwrap());
+            assert!(found(&world) == [&[0xF1; 4096], &[0xF2; 4096], &base[8192..]].concat(), "trouble {number}");
+            assert_eq!(kept(place.path()), []);
+        }
+    }
+}
