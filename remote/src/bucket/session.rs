@@ -107,7 +107,15 @@ impl Session {
         store.open_spool(&incarnation);
         let resent = store.spool().map(|spool| resend::resend(&store, spool, &incarnation)).transpose()?;
         let notice = (resent == Some(Resent::Refused)).then(|| refused(&store.name));
-        let (mut before, mut lost) = (Moment::newest(&store, &incarnation)?, 0);
+        match Session::come_in_turn(&store, incarnation, &owner, take_over) {
+            Ok(session) => Ok(Session { notice, ..session }),
+            // It is told now or never: what was refused is out of the way.
+            Err(error) => Err(notice.map_or(error.clone(), |notice| told_with(notice, error))),
+        }
+    }
+
+    fn come_in_turn(store: &Arc<Store>, incarnation: Incarnation, owner: &Owner, take_over: bool) -> Result<Session> {
+        let (mut before, mut lost) = (Moment::newest(store, &incarnation)?, 0);
         let until = Instant::now() + store.timeout.unwrap_or(COMING);
         loop {
             if let Some(before) = &before
@@ -115,11 +123,10 @@ impl Session {
                 && !take_over
                 && !owner.survives(&before.owner)
             {
-                return Err(in_use(&store, before));
+                return Err(in_use(store, before));
             }
-            let came = Session::come(&store, incarnation, &owner, before)?;
-            if let Some(session) = came {
-                return Ok(Session { notice, ..session });
+            if let Some(session) = Session::come(store, incarnation, owner, before)? {
+                return Ok(session);
             }
             lost += 1;
             if lost >= TRIES && Instant::now() >= until {
@@ -128,7 +135,7 @@ impl Session {
                     store.name
                 )));
             }
-            before = Moment::newest_of_a_race(&store, &incarnation)?;
+            before = Moment::newest_of_a_race(store, &incarnation)?;
         }
     }
 
@@ -532,6 +539,18 @@ fn refused(name: &str) -> String {
     format!(
         "{name}: what was written last on this machine came after another writer had taken over, and is kept here alone; 'lockbox remote unsent' tells of it"
     )
+}
+
+/// An error with what else its user should know.
+fn told_with(notice: String, error: Error) -> Error {
+    match error {
+        Error::InUse(why) => Error::InUse(format!("{notice}; {why}")),
+        Error::Io { context, source } => Error::Io { context: format!("{notice}; {context}"), source },
+        error => {
+            tracing::warn!("{notice}");
+            error
+        }
+    }
 }
 
 fn in_use(store: &Store, before: &Moment) -> Error {

@@ -541,3 +541,19 @@ fn a_commit_waits_whatever_the_store_says_that_decides_nothing() {
         }
     }
 }
+
+#[test]
+fn that_another_writer_came_first_is_told_by_whatever_comes_of_it() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    leave(&world, place.path(), &made(&world, 3));
+    is_away(&world, false);
+    let other = living(&world, 5).unwrap();
+    other.write_at(0, &[9; 4096]).unwrap();
+    other.barrier().unwrap();
+    // The other one is there still.
+    let refused = Living::open(world.store(2), NAME.into(), &at(place.path()), false).err().unwrap();
+    let is_told = |told: &str| told.contains("lockbox remote unsent");
+    assert!(matches!(&refused, Error::InUse(why) if is_told(why)), "{refused}");
+    drop(other);
+}
