@@ -104,7 +104,7 @@ impl Session {
     fn open_at(store: Arc<Store>, incarnation: Incarnation, owner: Owner, take_over: bool) -> Result<Session> {
         // Harmless where the store carries it out: the same bytes.
         store.probe(MARKER, &layout::encode_marker(&incarnation))?;
-        store.open_spool(&incarnation);
+        store.open_spool(&incarnation)?;
         let resent = store.spool().map(|spool| resend::resend(&store, spool, &incarnation)).transpose()?;
         let notice = (resent == Some(Resent::Refused)).then(|| refused(&store.name));
         match Session::come_in_turn(&store, incarnation, &owner, take_over) {

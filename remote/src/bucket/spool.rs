@@ -16,7 +16,7 @@
 //! The file: a head (magic, version and length of the address of 32 bits each, the address, SHA-256 of all that), and entries (lengths of name and object of 64 bits each,
 //! SHA-256 of both, the name, the object). Integers are little-endian.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -98,19 +98,32 @@ pub struct Unsent {
 impl Spool {
     /// For who writes to the archive at `address` that has this incarnation: one address may be of different archives, by whoever is asked, and by time. None where nothing can
     /// be kept, which is told in the log, and where another process keeps what it writes there.
-    pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Option<Spool> {
+    ///
+    /// # Errors
+    /// When something waits there and cannot be sent: whoever came as a writer all the same would be the other one that came first (SPOOL-4).
+    pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Option<Spool>> {
         let name = stem(address, incarnation) + WAITS;
         let opened = make(directory).and_then(|()| private(directory)).and_then(|directory| {
             let file = taken(&directory, &name)?;
             let (entries, end) = file.as_ref().map_or(Ok((Vec::new(), 0)), |file| read(file, address))?;
             let kept = Mutex::new(Kept { file, entries, end });
             let (holds_back, refused) = (AtomicBool::new(false), AtomicU64::new(0));
-            Ok(Spool { directory, address: address.to_owned(), name, kept, holds_back, refused })
+            Ok(Spool { directory, address: address.to_owned(), name: name.clone(), kept, holds_back, refused })
         });
-        let explain = |error: &io::Error| {
-            tracing::warn!("{}: what a store does not take is not kept: {error}", directory.display());
-        };
-        opened.inspect_err(explain).ok().filter(|spool| spool.kept.lock().file.is_some())
+        match opened {
+            Ok(spool) => Ok(Some(spool).filter(|spool| spool.kept.lock().file.is_some())),
+            Err(error) => {
+                let path = directory.join(name);
+                let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes()).to_string();
+                if waits(&path) {
+                    let what =
+                        format!("{address}: what was not sent lies in {shown}, and cannot be sent as it lies there");
+                    return Err(Error::io(what, error));
+                }
+                tracing::warn!("{shown}: what a store does not take is not kept: {error}");
+                Ok(None)
+            }
+        }
     }
 
     /// What was kept last of the archive at `address` that has this incarnation, to be read.
@@ -270,6 +283,12 @@ impl Drop for Spool {
     }
 }
 
+/// Whether a file of this user's has something there. An empty one says nothing.
+fn waits(path: &Path) -> bool {
+    let is_ours = |metadata: &Metadata| metadata.uid() == rustix::process::geteuid().as_raw();
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && is_ours(&metadata) && metadata.len() > 0)
+}
+
 fn bytes(entries: &[Entry]) -> u64 {
     entries.iter().map(|entry| entry.length).sum()
 }
@@ -339,7 +358,17 @@ fn address_in(file: &File) -> io::Result<Option<(String, u64)>> {
 }
 
 /// The entries that are whole, and where the next one is to stand: 0 for a file that has no head for this address.
+///
+/// # Errors
+/// Those of the host; what another version made is no file that was torn.
 fn read(file: &File, address: &str) -> io::Result<(Vec<Entry>, u64)> {
+    let mut fixed = [0; 12];
+    if file.metadata()?.len() >= fixed.len() as u64 {
+        file.read_exact_at(&mut fixed, 0)?;
+        if fixed.starts_with(MAGIC) && fixed[8..] != VERSION.to_le_bytes() {
+            return Err(io::Error::other("another version of lockbox wrote it, which can send it"));
+        }
+    }
     let Some((_, mut at)) = address_in(file)?.filter(|(found, _)| found == address) else {
         return Ok((Vec::new(), 0));
     };

@@ -144,11 +144,15 @@ impl Store {
     }
 
     /// Has what the store does not take of this archive kept, where there is a directory for it.
-    pub(super) fn open_spool(&self, incarnation: &Incarnation) {
-        let spool = self.spools.as_deref().and_then(|directory| Spool::open(directory, &self.name, incarnation));
-        if let Some(spool) = spool {
+    ///
+    /// # Errors
+    /// As of [`Spool::open`].
+    pub(super) fn open_spool(&self, incarnation: &Incarnation) -> Result<()> {
+        let Some(directory) = self.spools.as_deref() else { return Ok(()) };
+        if let Some(spool) = Spool::open(directory, &self.name, incarnation)? {
             self.spool.get_or_init(|| spool);
         }
+        Ok(())
     }
 
     pub(super) fn spool(&self) -> Option<&Spool> {

@@ -334,7 +334,7 @@ fn what_waits_for_one_archive_is_not_sent_to_another_one_of_its_address() {
 #[test]
 fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole() {
     let place = tempfile::tempdir().unwrap();
-    let spool = Spool::open(place.path(), NAME, &HERE).unwrap();
+    let spool = Spool::open(place.path(), NAME, &HERE).unwrap().unwrap();
     let objects: Vec<(String, Vec<u8>)> = (1..4u8).map(|number| (format!("name-{number}"), vec![number; 40])).collect();
     for (name, object) in &objects {
         spool.keep(name, object, true).unwrap();
@@ -346,7 +346,7 @@ fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole()
     assert_eq!(bytes.len(), head + 3 * entry);
     let whole = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let spool = Spool::open(place.path(), NAME, &HERE).unwrap();
+        let spool = Spool::open(place.path(), NAME, &HERE).unwrap().unwrap();
         let names = spool.names();
         // Nothing of what was there is read as something else.
         assert!(names.iter().zip(&objects).all(|(name, (wanted, _))| name == wanted));
@@ -362,6 +362,12 @@ fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole()
     for at in 0..bytes.len() {
         let mut altered = bytes.clone();
         altered[at] ^= 0x10;
+        if (8..12).contains(&at) {
+            // Of another version.
+            fs::write(&path, &altered).unwrap();
+            assert!(Spool::open(place.path(), NAME, &HERE).is_err());
+            continue;
+        }
         let wanted = if at < head { 0 } else { (at - head) / entry };
         assert_eq!(whole(&altered), wanted, "altered at {at}");
         fs::remove_file(&path).unwrap();
@@ -373,27 +379,27 @@ fn what_others_can_write_to_is_not_used() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().join("unsent");
-    drop(Spool::open(&directory, NAME, &HERE).unwrap());
+    drop(Spool::open(&directory, NAME, &HERE).unwrap().unwrap());
     // Two writers of one archive: the second goes without.
-    let first = Spool::open(&directory, NAME, &HERE).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).is_none());
-    assert!(Spool::open(&directory, "s3://b/other", &HERE).is_some());
+    let first = Spool::open(&directory, NAME, &HERE).unwrap().unwrap();
+    assert!(Spool::open(&directory, NAME, &HERE).unwrap().is_none());
+    assert!(Spool::open(&directory, "s3://b/other", &HERE).unwrap().is_some());
     drop(first);
     fs::write(place.path().join("precious"), b"precious").unwrap();
     let name = fs::read_dir(&directory).unwrap().next();
     assert!(name.is_none(), "empty files go");
-    let spool = Spool::open(&directory, NAME, &HERE).unwrap();
+    let spool = Spool::open(&directory, NAME, &HERE).unwrap().unwrap();
     let name = fs::read_dir(&directory).unwrap().next().unwrap().unwrap().path();
     drop(spool);
     symlink(place.path().join("precious"), &name).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).is_none());
+    assert!(Spool::open(&directory, NAME, &HERE).unwrap().is_none());
     fs::remove_file(&name).unwrap();
     fs::hard_link(place.path().join("precious"), &name).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).is_none());
+    assert!(Spool::open(&directory, NAME, &HERE).is_err(), "it may be what waits");
     assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"precious");
     fs::remove_file(&name).unwrap();
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).is_none());
+    assert!(Spool::open(&directory, NAME, &HERE).unwrap().is_none());
     assert!(unsent(&directory).is_err() && forget(&directory, NAME).is_err());
 }
 
@@ -556,4 +562,39 @@ fn that_another_writer_came_first_is_told_by_whatever_comes_of_it() {
     let is_told = |told: &str| told.contains("lockbox remote unsent");
     assert!(matches!(&refused, Error::InUse(why) if is_told(why)), "{refused}");
     drop(other);
+}
+
+#[test]
+fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |place: &Path, mode: u32| fs::set_permissions(place, fs::Permissions::from_mode(mode)).unwrap();
+    for case in ["directory", "link", "version"] {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("unsent");
+        let world = World::new(1, 0);
+        let now = leave(&world, &directory, &made(&world, 3));
+        is_away(&world, false);
+        let file = fs::read_dir(&directory).unwrap().next().unwrap().unwrap().path();
+        let bytes = fs::read(&file).unwrap();
+        match case {
+            "directory" => mode(&directory, 0o770),
+            "link" => fs::hard_link(&file, place.path().join("copy")).unwrap(),
+            // A newer program wrote it, which has other bytes from there on.
+            _ => fs::write(&file, [&bytes[..8], &2u32.to_le_bytes(), &bytes[12..]].concat()).unwrap(),
+        }
+        let before = fs::read(&file).unwrap();
+        let requests = world.with(|state| state.objects.len());
+        let told = mounted(&world, &directory).err().map(|error| error.to_string());
+        assert!(told.as_ref().is_some_and(|told| told.contains("was not sent")), "{case}: {told:?}");
+        assert_eq!(world.with(|state| state.objects.len()), requests, "{case}: a writer came");
+        assert!(fs::read(&file).unwrap() == before, "{case}");
+        match case {
+            "directory" => mode(&directory, 0o700),
+            "link" => fs::remove_file(place.path().join("copy")).unwrap(),
+            _ => fs::write(&file, &bytes).unwrap(),
+        }
+        let next = mounted(&world, &directory).unwrap();
+        assert!(next.notice().is_none(), "{case}");
+        assert!(found(&world) == now, "{case}");
+    }
 }
