@@ -598,3 +598,25 @@ fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
         assert!(found(&world) == now, "{case}");
     }
 }
+
+#[test]
+fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let base = made(&world, 3);
+    let living = mounted(&world, place.path()).unwrap();
+    living.write_at(0, &[1; 4096]).unwrap();
+    living.barrier().unwrap();
+    living.leave();
+    assert_eq!(living.kept_back().unwrap(), 0);
+    is_away(&world, true);
+    drop(living);
+    assert_eq!(kept(place.path()).len(), 1, "that it goes");
+    is_away(&world, false);
+    drop(super::living::living(&world, 5).unwrap());
+    let next = mounted(&world, place.path()).unwrap();
+    assert_eq!(next.notice(), None);
+    drop(next);
+    assert_eq!(kept(place.path()), []);
+    assert!(found(&world) == [&[1; 4096], &base[4096..]].concat());
+}
