@@ -440,13 +440,22 @@ fn look(directory: &OwnedFd, name: &str) -> io::Result<Option<Unsent>> {
 /// As of [`unsent`]; `InUse` when a writer is there that may still send it: then nothing is removed.
 pub(crate) fn forget(directory: &Path, address: &str) -> Result<Vec<Unsent>> {
     let found: Vec<Unsent> = unsent(directory)?.into_iter().filter(|unsent| unsent.address == address).collect();
-    if found.iter().any(|unsent| unsent.used) {
-        return Err(Error::InUse(format!("{address}: it is open for writing, and what waits may still be sent")));
+    if found.is_empty() {
+        return Ok(found);
     }
-    let opened = private(directory).map_err(|error| unseen(directory, error));
+    let failed = |error: io::Error| unseen(directory, error);
+    let opened = private(directory).map_err(failed)?;
+    // Each is locked until it is gone: a writer that came since would go on with a file that has no name.
+    let mut held = Vec::new();
+    for unsent in found.iter().filter(|unsent| !unsent.refused) {
+        let file = own(&opened, &unsent.file).map_err(failed)?.map(|(file, _)| file);
+        if unsent.used || file.as_ref().is_some_and(|file| file.try_lock().is_err()) {
+            return Err(Error::InUse(format!("{address}: it is open for writing, and what waits may still be sent")));
+        }
+        held.extend(file);
+    }
     for unsent in &found {
-        unlinkat(opened.as_ref().map_err(Clone::clone)?, &*unsent.file, AtFlags::empty())
-            .map_err(|error| unseen(directory, error.into()))?;
+        unlinkat(&opened, &*unsent.file, AtFlags::empty()).map_err(|error| failed(error.into()))?;
     }
     Ok(found)
 }

@@ -620,3 +620,31 @@ fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
     assert_eq!(kept(place.path()), []);
     assert!(found(&world) == [&[1; 4096], &base[4096..]].concat());
 }
+
+#[test]
+fn what_is_thrown_away_is_nothing_that_a_writer_has_taken_up() {
+    let place = tempfile::tempdir().unwrap();
+    let open = || Spool::open(place.path(), NAME, &HERE).unwrap();
+    let count = || fs::read_dir(place.path()).unwrap().count();
+    open().unwrap().keep("earlier", &[1; 40], true).unwrap();
+    let file = fs::read_dir(place.path()).unwrap().next().unwrap().unwrap().path();
+    let stem = file.file_name().unwrap().to_str().unwrap().strip_suffix(".unsent").unwrap().to_owned();
+    let content = fs::read(&file).unwrap();
+    // Thrown away from the oldest on.
+    (0..2000).for_each(|number| fs::write(place.path().join(format!("{stem}-{number}.refused")), &content).unwrap());
+    fs::write(&file, &content).unwrap();
+    let all = count();
+    std::thread::scope(|scope| {
+        let thrown = scope.spawn(|| forget(place.path(), NAME).unwrap().len());
+        while count() == all {
+            std::thread::yield_now();
+        }
+        let writer = open();
+        assert_eq!(thrown.join().unwrap(), all);
+        // It may have been in the way for long.
+        let writer = writer.or_else(open).unwrap();
+        writer.keep("later", &[2; 40], true).unwrap();
+        drop(writer);
+        assert_eq!(open().unwrap().names(), ["later"]);
+    });
+}
