@@ -72,12 +72,15 @@ impl End {
         self.loops = true;
     }
 
-    /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed.
+    /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed. What the daemon does by itself and
+    /// waits for a store with ends, too: nobody is left who is answered.
     pub(crate) fn wait(&self, timeout: Duration) -> Ending {
-        match &self.place {
+        let ending = match &self.place {
             Some(place) => wait(&self.inbox, &**place, timeout, &|| self.leave()),
             None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false },
-        }
+        };
+        self.leave();
+        ending
     }
 
     /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.

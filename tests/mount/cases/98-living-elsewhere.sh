@@ -245,6 +245,37 @@ case_a_mount_of_which_a_request_waits_for_its_store_ends_by_a_signal() {
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
 }
 
+case_a_mount_of_which_its_own_commit_waits_for_its_store_ends() {
+    local end daemon
+    for end in umount signal; do
+        prepare_store
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+        daemon=$(daemon_there)
+        BACKGROUND+=("$daemon")
+        echo before >"$WORK/dir/before"
+        kill "$SERVER"
+        wait "$SERVER" || true
+        # Nobody asks for it: it is committed some seconds later, and that waits.
+        echo waits >"$WORK/dir/waits"
+        await 30 bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
+        if [[ $end == umount ]]; then
+            timeout 60 lockbox umount "$WORK/dir" 2>"$WORK/told" || fail "it did not end"
+            grep 'are kept on this machine; the next mount here' "$WORK/told" >/dev/null
+        else
+            kill "$daemon"
+            await 60 bash -c "! kill -0 $daemon 2>/dev/null"
+        fi
+        lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
+        serve_store
+        lockbox remote collect "${REMOTE[@]}" "$URL"
+        same "$(found waits)" waits
+        lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+        kill "$SERVER"
+        wait "$SERVER" || true
+        rmdir "$WORK/dir"
+    done
+}
+
 case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
     local i
     prepare_store
