@@ -155,6 +155,10 @@ impl Address {
                         "a name in a container has no backslash, and no part of it is empty or ends with a dot",
                     );
                 }
+                // In the address of a request such a part means another name, which may be in another bucket.
+                if key.split('/').any(|part| matches!(part, "." | "..")) {
+                    return Err("a name in a bucket has dots, but no part of it is '.' or '..'");
+                }
                 Ok(Address::Bucket { cloud, bucket: bucket.to_owned(), key: key.to_owned() })
             }
             _ => Err(match cloud {
@@ -261,6 +265,11 @@ mod tests {
             ("az://container/a/../b", "ends with a dot"),
             ("az://container/a\\b", "no backslash"),
             ("az://container//a", "is empty"),
+            // Whoever asks by an address is led elsewhere by these.
+            ("s3://bucket/a/../b", "no part of it"),
+            ("s3://bucket/../other/a", "no part of it"),
+            ("s3://bucket/./a", "no part of it"),
+            ("gs://bucket/a/..", "no part of it"),
             ("file://host/a", "file:///PATH"),
             ("file://a", "file:///PATH"),
             ("file:///a?b", "file:///PATH"),
