@@ -85,7 +85,7 @@ impl Place {
         let setting = |names: [&str; 2], key: &str| {
             names.into_iter().find_map(variable).or_else(|| config.get(key).map(|value| (*value).to_owned()))
         };
-        let key = |table: &BTreeMap<&str, &str>| {
+        let key = |table: &BTreeMap<String, &str>| {
             let pair = (table.get("aws_access_key_id")?, table.get("aws_secret_access_key")?);
             Some(credentials(pair.0, pair.1, table.get("aws_session_token").copied()))
         };
@@ -114,18 +114,31 @@ fn credentials(id: &str, secret: &str, token: Option<&str>) -> rusty_s3::Credent
     }
 }
 
-/// The settings below `[name]`; None without it. The files have comments that begin with `#` or `;`.
-pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<&'a str, &'a str>> {
+/// The settings below `[name]`, by their names in small letters; None without it. As the tools read them: comments begin with `#` or `;` and may stand behind a title, a title may
+/// have quotes, and what is indented more than the setting above it belongs to that one (a table of another service, which is for nobody here).
+pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, &'a str>> {
     let mut found = None;
     let mut inside = false;
-    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
-        if let Some(title) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+    // How far the last setting is indented.
+    let mut above: Option<usize> = None;
+    for line in text.trim_start_matches('\u{feff}').lines() {
+        let indent = line.len() - line.trim_start().len();
+        let line = line.trim();
+        if line.is_empty() || line.starts_with(['#', ';']) || above.is_some_and(|above| indent > above) {
+            continue;
+        }
+        if let Some((title, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
+            let title = title.replace(['"', '\''], " ");
             inside = title.split_whitespace().eq(name.split_whitespace());
+            above = None;
             if inside {
                 found.get_or_insert_with(BTreeMap::new);
             }
-        } else if let (true, Some(settings), Some((key, value))) = (inside, &mut found, line.split_once('=')) {
-            settings.insert(key.trim(), value.trim());
+        } else if let Some((key, value)) = line.split_once('=') {
+            above = Some(indent);
+            if let (true, Some(settings)) = (inside, &mut found) {
+                settings.insert(key.trim().to_ascii_lowercase(), value.trim());
+            }
         }
     }
     found
@@ -292,6 +305,23 @@ mod tests {
         let found = place(&[]).unwrap();
         assert_eq!((found.region.as_str(), id(&found)), (REGION, None));
         assert!(place(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
+    }
+
+    #[test]
+    fn sections_are_read_as_the_tools_read_them() {
+        let text = "\u{feff}[default] ; mine\r\naws_access_key_id=one\r\nAWS_Secret_Access_Key = first\r\n\
+            [other]  # another's\r\naws_access_key_id=two\r\ndynamodb =\r\n  endpoint_url = http://127.0.0.1:8000\r\n\
+            region = here\r\n[profile \"two words\"]\r\n  region = there\r\n  s3 =\r\n    region = nowhere\r\n  output = json\r\n";
+        let pairs = |name: &str| {
+            let mut pairs: Vec<String> =
+                section(text, name).unwrap().iter().map(|(key, value)| format!("{key}={value}")).collect();
+            pairs.sort();
+            pairs.join(" ")
+        };
+        assert_eq!(pairs("default"), "aws_access_key_id=one aws_secret_access_key=first");
+        assert_eq!(pairs("other"), "aws_access_key_id=two dynamodb= region=here");
+        assert_eq!(pairs("profile two words"), "output=json region=there s3=");
+        assert!(section("[default", "default").is_none());
     }
 
     #[test]
