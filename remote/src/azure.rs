@@ -58,15 +58,18 @@ impl Account {
         let settings = section(&text, "storage").unwrap_or_default();
         let here = |name: &str| variable(&format!("AZURE_STORAGE_{name}")).map(Zeroizing::new);
         let there =
-            |name: &str| settings.get(&*name.to_ascii_lowercase()).map(|value| Zeroizing::new((*value).to_owned()));
+            |name: &str| settings.get(&name.to_ascii_lowercase()).map(|value| Zeroizing::new((*value).to_owned()));
+        let (own, filed) = (here("ACCOUNT"), there("ACCOUNT"));
+        let (endpoint, filed_endpoint) = (here("SERVICE_ENDPOINT"), there("SERVICE_ENDPOINT"));
+        // What is in the file is of the file's account, and for no other server to see.
+        let is_filed = own.as_ref().is_none_or(|own| filed.as_ref() == Some(own))
+            && endpoint.as_ref().is_none_or(|endpoint| filed_endpoint.as_ref() == Some(endpoint));
         const PROOFS: [&str; 3] = ["CONNECTION_STRING", "KEY", "SAS_TOKEN"];
         let proof = PROOFS
             .iter()
             .find_map(|name| Some((*name, here(name)?)))
-            .or_else(|| PROOFS.iter().find_map(|name| Some((*name, there(name)?))));
-        let (own, filed) = (here("ACCOUNT"), there("ACCOUNT"));
-        // The file's is that of the file's account.
-        let endpoint = here("SERVICE_ENDPOINT").or_else(|| there("SERVICE_ENDPOINT").filter(|_| own.is_none()));
+            .or_else(|| PROOFS.iter().filter(|_| is_filed).find_map(|name| Some((*name, there(name)?))));
+        let endpoint = endpoint.or(filed_endpoint.filter(|_| is_filed));
         let name = own.or(filed);
         let mut given = match &proof {
             Some(("CONNECTION_STRING", text)) => Given::connection(text)?,
@@ -340,6 +343,17 @@ mod tests {
         let text = "AccountName=con;SharedAccessSignature=sig=b";
         let string = [elsewhere[2], ("AZURE_STORAGE_CONNECTION_STRING", text)];
         is(shown(&string), "con", &of("con"), "token sig=b");
+    }
+
+    /// A token goes along with each request: whoever is asked could use it.
+    #[test]
+    fn what_proves_something_to_the_account_of_the_file_goes_to_no_other_one() {
+        let other = [("HOME", "/h"), ("AZURE_STORAGE_ACCOUNT", "other")];
+        is(shown(&other), "other", "https://other.blob.core.windows.net", "none");
+        let elsewhere = [("HOME", "/h"), ("AZURE_STORAGE_SERVICE_ENDPOINT", "https://other.example.org")];
+        is(shown(&elsewhere), "filed", "https://other.example.org", "none");
+        let same = [("HOME", "/h"), ("AZURE_STORAGE_ACCOUNT", "filed")];
+        is(shown(&same), "filed", "https://filed.blob.core.windows.net", "key key");
     }
 
     #[test]
