@@ -47,7 +47,20 @@ pub(super) fn part(response: Response<Body>, part: Part, most: u64) -> Option<An
         (StatusCode::RANGE_NOT_SATISFIABLE, ..) => return Some(Ok((Vec::new(), None))),
         _ => return None,
     }
-    Some(body(response, most).map(|bytes| (bytes, told.map(|(_, _, length)| length))))
+    // Where an answer says no length of its own, its end looks as the end of its connection does.
+    let promised = told.filter(|_| response.status() == StatusCode::PARTIAL_CONTENT);
+    let promised = promised.map(|(first, last, _)| (last + 1).saturating_sub(first));
+    Some(body(response, most).and_then(|bytes| match promised {
+        Some(promised) if promised > bytes.len() as u64 => Err(cut_off()),
+        Some(promised) if promised < bytes.len() as u64 => {
+            Err(Trouble::Unusable("it sends more than it was asked for".into()))
+        }
+        _ => Ok((bytes, told.map(|(_, _, length)| length))),
+    }))
+}
+
+fn cut_off() -> Trouble {
+    Trouble::Passing("its answer was cut off".into())
 }
 
 /// Why an answer is none that was hoped for.
@@ -74,7 +87,7 @@ pub(super) fn body(response: Response<Body>, most: u64) -> Answer<Vec<u8>> {
         return Err(Trouble::Unusable("it sends more than it was asked for".into()));
     }
     match length {
-        Some(length) if length != bytes.len() as u64 => Err(Trouble::Passing("its answer was cut off".into())),
+        Some(length) if length != bytes.len() as u64 => Err(cut_off()),
         _ => Ok(bytes),
     }
 }

@@ -356,3 +356,27 @@ fn who_is_refused_is_asked_for_another_token_once() {
     assert!(matches!(&told, Trouble::Refused(why) if !why.contains("sig")), "{told:?}");
     assert_eq!((looks.load(Ordering::Relaxed), server.asked.lock().len()), (2, 1));
 }
+
+#[test]
+fn an_object_whose_answer_was_cut_is_no_shorter_object() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    // Nothing but the end of the connection tells where these answers end, and of those that come in pieces the last one.
+    let bodies = ["\r\n0123", "transfer-encoding: chunked\r\n\r\n4\r\n0123\r\n0\r\n\r\n"];
+    thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let mut stream = stream.unwrap();
+            let mut head = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            assert!(head.by_ref().any(|line| line.is_empty()));
+            let place = "connection: close\r\ncontent-range: bytes 0-9/10";
+            let _ = write!(stream, "HTTP/1.1 206 Partial Content\r\n{place}\r\n{}", bodies[number % 2]);
+        }
+    });
+    for cloud in CLOUDS {
+        let objects = objects(cloud, &endpoint);
+        for part in [Part::All(10), Part::Range(0, 10), Part::Last(10)].repeat(2) {
+            let got = objects.get("name", part);
+            assert!(matches!(got, Err(Trouble::Passing(_))), "{cloud:?} {part:?}: {got:?}");
+        }
+    }
+}
