@@ -23,7 +23,7 @@ use url::Url;
 use crate::Options;
 use crate::address::{Address, Cloud, check_scheme};
 use crate::azure::{Container, Request};
-use crate::s3::Signer;
+use crate::s3::{self, Signer};
 use crate::signing::Header;
 use crate::source::{Source, Trouble, Version};
 
@@ -82,6 +82,13 @@ impl Http {
         Ok(Http { agent: agent(options.allow_private), place, allow_http: options.allow_http })
     }
 
+    /// An object of a bucket that is known already.
+    #[cfg(test)]
+    pub(crate) fn of_bucket(signer: Signer, key: &str, options: &Options) -> Http {
+        let place = Target::Bucket { signer, key: key.to_owned() };
+        Http { agent: agent(options.allow_private), place, allow_http: options.allow_http }
+    }
+
     /// Sends a request for a range, on condition when there is a version, and gives the answer behind all redirections.
     pub(crate) fn ask(
         &self,
@@ -95,7 +102,11 @@ impl Http {
                 let response = signer.with(|asker| {
                     let response = self.send(&asker.get(key), &headers, length)?;
                     // Any other answer is for whoever asks.
-                    refusal(&response).map_or(Ok(response), Err)
+                    match refusal(&response) {
+                        Some(trouble) => Err(trouble),
+                        None if response.status() == StatusCode::BAD_REQUEST => Err(s3::bad_request(response)),
+                        None => Ok(response),
+                    }
                 })?;
                 if response.status().is_redirection() {
                     return Err(Trouble::Refused(

@@ -3,10 +3,14 @@
 //! What Amazon and Google do differently is all here. Google's store takes what is signed as Amazon's is, and then passes over `If-None-Match`; its own condition is a header of its own, which it
 //! refuses beside those of Amazon. So to Google everything is said, and signed, in its own words (`google.rs`).
 
+use std::io::Read;
+
 use jiff::Timestamp;
 use lockbox::{Error, Result};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
+use ureq::Body;
+use ureq::http::Response;
 use url::Url;
 
 use crate::Options;
@@ -60,6 +64,27 @@ impl Signer {
         ask: impl Fn(&Asker<'_>) -> std::result::Result<T, Trouble>,
     ) -> std::result::Result<T, Trouble> {
         self.credentials.with(|credentials| ask(&Asker { bucket: &self.bucket, cloud: self.cloud, credentials }))
+    }
+}
+
+/// Longest answer that says why a request is refused.
+const MAX_ERROR: u64 = 16 << 10;
+
+/// What status 400 means: with it Amazon says that a token has expired and that a request came too slowly or was cut, too. Which it is stands in the body alone.
+pub(crate) fn bad_request(response: Response<Body>) -> Trouble {
+    let mut text = Vec::new();
+    // Without it, or with a part of it, less is known.
+    let _ = response.into_body().into_reader().take(MAX_ERROR).read_to_end(&mut text);
+    let text = String::from_utf8_lossy(&text);
+    let code = text.split_once("<Code>").and_then(|(_, text)| text.split_once("</Code>")).map_or("", |(code, _)| code);
+    let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    match if is_code { code } else { "" } {
+        "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "RequestExpired" => {
+            Trouble::Refused(format!("it refuses the request (status 400 {code})"))
+        }
+        "RequestTimeout" | "IncompleteBody" | "BadDigest" => Trouble::Passing(format!("status 400 {code}")),
+        "" => Trouble::Unusable("it answers with status 400".into()),
+        code => Trouble::Unusable(format!("it answers with status 400 {code}")),
     }
 }
 

@@ -13,8 +13,11 @@ use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
 use crate::Options;
-use crate::address::Address;
+use crate::address::{Address, Cloud};
+use crate::credentials::Credentials;
 use crate::file::RemoteFile;
+use crate::http::Http;
+use crate::s3::Signer;
 use crate::shelf::SLOT;
 use crate::source::{Source, Trouble, Version};
 
@@ -511,6 +514,28 @@ fn redirections_are_followed_a_few_times_and_never_off_tls_or_into_the_house() {
     let told = untouched.open(&Options { allow_http: false, ..options() }).err().unwrap().to_string();
     assert!(told.contains("needs allow-http"), "{told}");
     assert_eq!(untouched.served.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_token_that_has_expired_is_renewed_for_a_file_in_a_bucket_too() {
+    let expired = "<Error><Code>ExpiredToken</Code></Error>";
+    let server = Enemy::start(move |_, stream| say(stream, "400 Bad Request", "", expired.as_bytes()));
+    let bucket = rusty_s3::Bucket::new(
+        format!("http://{}", server.address).parse().unwrap(),
+        rusty_s3::UrlStyle::Path,
+        "b",
+        "x",
+    );
+    let looks = AtomicUsize::new(0);
+    let look = move || {
+        let number = looks.fetch_add(1, Ordering::SeqCst);
+        Ok(Some(rusty_s3::Credentials::new_with_token("id", "secret", format!("token{number}"))))
+    };
+    let signer = Signer::of(Cloud::S3, bucket.unwrap(), Credentials::new(look));
+    let http = Http::of_bucket(signer, "a.lbx", &options());
+    let told = http.ask(&(0..10), None).err();
+    assert!(matches!(&told, Some(Trouble::Refused(why)) if why.contains("ExpiredToken")), "{told:?}");
+    assert_eq!(server.served.load(Ordering::SeqCst), 2);
 }
 
 #[test]

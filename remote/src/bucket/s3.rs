@@ -8,15 +8,15 @@ use base64::engine::general_purpose::STANDARD;
 use lockbox::Result;
 use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
-use ureq::Agent;
-use ureq::http::{StatusCode, header};
+use ureq::http::{Response, StatusCode, header};
+use ureq::{Agent, Body};
 
 use super::answers::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
 use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
 use crate::address::Cloud;
 use crate::http;
-use crate::s3::{Asker, Signer};
+use crate::s3::{self, Asker, Signer};
 use crate::source::Trouble;
 
 pub(crate) struct S3 {
@@ -91,7 +91,7 @@ impl S3 {
                 "it does not know conditional requests (If-None-Match), without which two writers could destroy each other's work".into(),
             )),
             StatusCode::NOT_FOUND => Err(Trouble::Unusable("there is no such bucket".into())),
-            status => Err(refusal(status)),
+            _ => Err(refusal(response)),
         }
     }
 
@@ -105,8 +105,12 @@ impl S3 {
         let request = self.agent.get(url.as_str()).header(header::RANGE, range);
         let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
-        let status = response.status();
-        answers::part(response, part, most).unwrap_or_else(|| Err(refusal(status))).map(|(bytes, _)| bytes)
+        match response.status() {
+            StatusCode::BAD_REQUEST => Err(refusal(response)),
+            status => {
+                answers::part(response, part, most).unwrap_or_else(|| Err(refused(status))).map(|(bytes, _)| bytes)
+            }
+        }
     }
 
     /// A store may give fewer objects than it was asked for, and say that there are more: these are asked for too, for whoever asks takes a short list for the end.
@@ -129,7 +133,7 @@ impl S3 {
             match response.status() {
                 StatusCode::OK => {}
                 StatusCode::NOT_FOUND => return Err(Trouble::Gone),
-                status => return Err(refusal(status)),
+                _ => return Err(refusal(response)),
             }
             let text = as_amazons(answers::list(response)?);
             let parsed = ListObjectsV2::parse_response(&text).map_err(|_| answers::no_list())?;
@@ -152,12 +156,19 @@ impl S3 {
         let response = request.call().map_err(|error| http::trouble(&error))?;
         match response.status() {
             StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
-            status => Err(refusal(status)),
+            _ => Err(refusal(response)),
         }
     }
 }
 
-fn refusal(status: StatusCode) -> Trouble {
+fn refusal(response: Response<Body>) -> Trouble {
+    match response.status() {
+        StatusCode::BAD_REQUEST => s3::bad_request(response),
+        status => refused(status),
+    }
+}
+
+fn refused(status: StatusCode) -> Trouble {
     if status.is_redirection() {
         return Trouble::Refused("the bucket is in another region; AWS_REGION names the one to ask".into());
     }

@@ -93,7 +93,14 @@ impl Server {
     }
 
     fn carry_out(&self, asked: &Asked) -> Answer {
-        let told = |status, code: &str| (status, format!("x-ms-error-code: {code}\r\n"), Vec::new());
+        let told = |status, code: &str| match self.cloud {
+            Cloud::Azure => (status, format!("x-ms-error-code: {code}\r\n"), Vec::new()),
+            _ if status < 400 => (status, String::new(), Vec::new()),
+            _ => {
+                let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>";
+                (status, String::new(), format!("{text}{code}</Code><Message>m</Message></Error>").into_bytes())
+            }
+        };
         let proof = asked.query.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&");
         if self.refused.lock().is_some_and(|refused| proof.contains(refused)) {
             return told(403, "AuthenticationFailed");
@@ -355,6 +362,36 @@ fn who_is_refused_is_asked_for_another_token_once() {
     let told = container(&["sv=1&sig=old", "sv=1&sig=old"]).create("two", b"x").unwrap_err();
     assert!(matches!(&told, Trouble::Refused(why) if !why.contains("sig")), "{told:?}");
     assert_eq!((looks.load(Ordering::Relaxed), server.asked.lock().len()), (2, 1));
+}
+
+#[test]
+fn a_token_that_has_expired_is_a_refusal_and_a_cut_request_passes() {
+    let (server, endpoint) = Server::start(Cloud::S3);
+    let objects = objects(Cloud::S3, &endpoint);
+    let ask = [
+        |objects: &dyn Objects| objects.create("name", b"bytes").map(drop),
+        |objects: &dyn Objects| objects.get("name", Part::Last(1)).map(drop),
+        |objects: &dyn Objects| objects.list("", "", 1).map(drop),
+        |objects: &dyn Objects| objects.remove("name"),
+    ];
+    for ask in ask {
+        let asked = |code| {
+            server.scripted.lock().push((400, code));
+            ask(&*objects)
+        };
+        for code in ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired"] {
+            let told = asked(code);
+            assert!(matches!(&told, Err(Trouble::Refused(why)) if why.contains(code)), "{code}: {told:?}");
+        }
+        for code in ["RequestTimeout", "IncompleteBody", "BadDigest"] {
+            let told = asked(code);
+            assert!(matches!(&told, Err(Trouble::Passing(why)) if why.contains(code)), "{code}: {told:?}");
+        }
+        let told = asked("AuthorizationHeaderMalformed");
+        assert!(matches!(&told, Err(Trouble::Unusable(why)) if why.contains("Malformed")), "{told:?}");
+        let told = asked("\u{1b}[31m");
+        assert_eq!(told, Err(Trouble::Unusable("it answers with status 400".into())));
+    }
 }
 
 #[test]
