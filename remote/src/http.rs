@@ -122,12 +122,14 @@ impl Http {
             }),
             Target::Web { address, current } => {
                 let known = current.lock().clone();
-                let response = self.follow(&known, &headers, length, current)?;
-                // What a redirection led to may be for a time only.
-                if known != *address && !matches!(response.status(), StatusCode::PARTIAL_CONTENT) {
+                let response = self.follow(&known, &headers, length, current);
+                let is_good = response.as_ref().is_ok_and(|response| response.status() == StatusCode::PARTIAL_CONTENT);
+                // What a redirection led to may be for a time only, and who served there be gone.
+                if known != *address && !is_good {
+                    current.lock().clone_from(address);
                     return self.follow(address, &headers, length, current);
                 }
-                Ok(response)
+                response
             }
         }
     }

@@ -517,6 +517,34 @@ fn redirections_are_followed_a_few_times_and_never_off_tls_or_into_the_house() {
 }
 
 #[test]
+fn where_a_redirection_led_is_forgotten_when_it_does_not_answer() {
+    let bytes = Arc::new(content(8 << 20));
+    let serving = || {
+        let bytes = Arc::clone(&bytes);
+        Enemy::start(move |head, stream| {
+            honest(head, stream, &bytes, "\"a\"");
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        })
+    };
+    let (first, second) = (serving(), serving());
+    let to = Arc::new(Mutex::new(first.address));
+    let current = Arc::clone(&to);
+    let server = Enemy::start(move |_, stream| {
+        say(stream, "307 Temporary Redirect", &format!("location: http://{}/b.lbx\r\n", current.lock()), b"");
+    });
+    let file = server.open(&options()).unwrap();
+    *to.lock() = second.address;
+    // Nobody listens there from now on.
+    let gone = first.address;
+    drop(first);
+    while TcpStream::connect(gone).is_ok() {
+        thread::yield_now();
+    }
+    assert!(read(&file, 6 << 20, 10).unwrap() == bytes[6 << 20..][..10]);
+    assert_eq!(second.served.load(Ordering::SeqCst), 1);
+}
+
+#[test]
 fn a_token_that_has_expired_is_renewed_for_a_file_in_a_bucket_too() {
     let expired = "<Error><Code>ExpiredToken</Code></Error>";
     let server = Enemy::start(move |_, stream| say(stream, "400 Bad Request", "", expired.as_bytes()));
