@@ -302,6 +302,10 @@ fn fill(response: Response<Body>, out: &mut [u8]) -> std::result::Result<(), Tro
 }
 
 pub(crate) fn agent(allow_private: bool) -> Agent {
+    agent_by(allow_private, ureq::Proxy::try_from_env())
+}
+
+fn agent_by(allow_private: bool, proxy: Option<ureq::Proxy>) -> Agent {
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
@@ -316,10 +320,10 @@ pub(crate) fn agent(allow_private: bool) -> Agent {
         .max_idle_connections(CONNECTIONS)
         .max_idle_connections_per_host(CONNECTIONS)
         .tls_config(tls)
+        .proxy(proxy)
         .build();
-    // A proxy looks the names up, and is its user's choice.
-    let check = !allow_private && config.proxy().is_none();
-    Agent::with_parts(config, DefaultConnector::default(), Public { check, inner: DefaultResolver::default() })
+    let resolver = Public { check: !allow_private, inner: DefaultResolver::default() };
+    Agent::with_parts(config, DefaultConnector::default(), resolver)
 }
 
 /// Looks names up and refuses addresses that are no public ones: a server must not lead requests into the house of its reader.
@@ -340,7 +344,9 @@ impl Resolver for Public {
         timeout: NextTimeout,
     ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
         let found = self.inner.resolve(uri, config, timeout)?;
-        if self.check && found.iter().any(|address| is_private(address.ip())) {
+        // A proxy looks the names up, and is its user's choice; those that it is not asked for (`NO_PROXY`) are looked at here.
+        let by_proxy = config.proxy().is_some_and(|proxy| !proxy.is_no_proxy(uri) || proxy.uri() == uri);
+        if self.check && !by_proxy && found.iter().any(|address| is_private(address.ip())) {
             return Err(ureq::Error::Io(std::io::Error::new(std::io::ErrorKind::PermissionDenied, PRIVATE)));
         }
         Ok(found)
@@ -424,6 +430,17 @@ mod tests {
         for public in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111"] {
             assert!(!is_private(public.parse().unwrap()), "{public}");
         }
+    }
+
+    /// Where a proxy is passed by, its looking up is, too.
+    #[test]
+    fn addresses_that_no_proxy_is_asked_for_are_looked_at_here() {
+        let proxy = ureq::Proxy::builder(ureq::ProxyProtocol::Http).host("127.0.0.1").port(9).no_proxy("localhost");
+        let agent = agent_by(false, Some(proxy.build().unwrap()));
+        let asked = |url: &str| trouble(&agent.get(url).call().unwrap_err());
+        assert!(matches!(asked("http://localhost:9/"), Trouble::Refused(why) if why.contains("allow-private")));
+        // The proxy itself may be at home.
+        assert!(matches!(asked("https://example.org/"), Trouble::Passing(_)));
     }
 
     #[test]
