@@ -4,7 +4,7 @@
 //! damaged before its answer's body is read. Requests that are signed follow no redirection; others follow three, over TLS alone.
 
 use std::io::Read;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -357,21 +357,30 @@ impl Resolver for Public {
 fn is_private(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
+            let [a, b, c, _] = v4.octets();
             v4.is_private()
                 || v4.is_loopback()
                 || v4.is_link_local()
-                || v4.is_broadcast()
-                || v4.is_multicast()
                 || a == 0
+                || a >= 224
                 || (a == 100 && (64..128).contains(&b))
+                || (a, b, c) == (192, 0, 0)
         }
         IpAddr::V6(v6) => {
+            let segments = v6.segments();
+            let inner = |high: u16, low: u16| is_private(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into());
+            // What has an address of the fourth version in it is at that one: behind NAT64, and 6to4.
+            match segments {
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] if inner(high, low) => return true,
+                _ => {}
+            }
             v6.is_loopback()
                 || v6.is_unspecified()
                 || v6.is_unique_local()
                 || v6.is_unicast_link_local()
                 || v6.is_multicast()
+                || segments[0] & 0xffc0 == 0xfec0
+                || segments[..3] == [0x64, 0xff9b, 1]
         }
     }
 }
@@ -424,10 +433,19 @@ mod tests {
             "fe80::1",
             "fd00::1",
             "::ffff:10.0.0.1",
+            // What translates addresses of the sixth version leads there, too.
+            "64:ff9b::192.168.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "2002:c0a8:1::1",
+            "fec0::1",
+            "192.0.0.2",
+            "240.0.0.1",
         ] {
             assert!(is_private(private.parse().unwrap()), "{private}");
         }
-        for public in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111"] {
+        for public in ["1.1.1.1", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "64:ff9b::1.1.1.1", "2002:101:101::1"]
+        {
             assert!(!is_private(public.parse().unwrap()), "{public}");
         }
     }
