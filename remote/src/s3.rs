@@ -46,11 +46,7 @@ impl Signer {
             }
             _ => at_amazon(name)?,
         };
-        let endpoint = Url::parse(&endpoint)
-            .map_err(|_| Error::invalid(format!("{endpoint} is no address of an object store")))?;
-        check_scheme(&endpoint, options.allow_http)?;
-        let bucket = Bucket::new(endpoint, style, name.to_owned(), region)
-            .map_err(|error| Error::invalid(format!("{}://{name}: {error}", cloud.scheme())))?;
+        let bucket = bucket_at(cloud, name, &endpoint, style, region, options)?;
         Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud))))
     }
 
@@ -94,6 +90,31 @@ pub(crate) fn looked_for(cloud: Cloud) -> fn() -> std::result::Result<Option<rus
         Cloud::Google => credentials::of_google,
         _ => credentials::of_amazon,
     }
+}
+
+fn bucket_at(
+    cloud: Cloud,
+    name: &str,
+    endpoint: &str,
+    style: UrlStyle,
+    region: String,
+    options: &Options,
+) -> Result<Bucket> {
+    // What does not belong into one may be a secret, and it is not shown.
+    let is_plain = |url: &Url| {
+        url.has_host()
+            && url.username().is_empty()
+            && url.password().is_none()
+            && url.query().is_none()
+            && url.fragment().is_none()
+    };
+    let endpoint = Url::parse(endpoint)
+        .ok()
+        .filter(is_plain)
+        .ok_or_else(|| Error::invalid("the endpoint of the object store is no address of a server"))?;
+    check_scheme(&endpoint, options.allow_http)?;
+    Bucket::new(endpoint, style, name.to_owned(), region)
+        .map_err(|error| Error::invalid(format!("{}://{name}: {error}", cloud.scheme())))
 }
 
 fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
@@ -166,6 +187,21 @@ mod tests {
         let foreign = if cloud == Cloud::S3 { "X-Goog" } else { "X-Amz" };
         assert!(!url.as_str().contains(foreign), "{url}");
         (url.query_pairs().find(|(name, _)| name == parameter).unwrap().1.into_owned(), headers)
+    }
+
+    #[test]
+    fn an_endpoint_that_cannot_be_is_told_without_its_secrets() {
+        for endpoint in [
+            "http://user:s3cr3t@host",
+            "https://user:s3cr3t@host",
+            "https://host/?s3cr3t",
+            "user:s3cr3t@host",
+            "https://h:s3cr3t",
+        ] {
+            let bucket = bucket_at(Cloud::S3, "b", endpoint, UrlStyle::Path, "x".into(), &Options::default());
+            let told = bucket.err().unwrap().to_string();
+            assert!(!told.contains("s3cr3t"), "{told}");
+        }
     }
 
     #[test]
