@@ -117,14 +117,22 @@ fn bucket_at(
         .map_err(|error| Error::invalid(format!("{}://{name}: {error}", cloud.scheme())))
 }
 
+fn of_region(region: &str, name: &str) -> (String, UrlStyle) {
+    // The certificate of the service covers no name with dots, and buckets of before 2018 may have names that no server can have.
+    let is_label = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    let style = if is_label { UrlStyle::VirtualHost } else { UrlStyle::Path };
+    // Those in China are in a partition of their own.
+    let china = if region.starts_with("cn-") { ".cn" } else { "" };
+    (format!("https://s3.{region}.amazonaws.com{china}"), style)
+}
+
 fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
     let place = Place::of_environment()?;
     Ok(match place.endpoint {
         Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
-        // The certificate of the service covers no name with dots.
         None => {
-            let style = if name.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
-            (format!("https://s3.{}.amazonaws.com", place.region), style, place.region)
+            let (endpoint, style) = of_region(&place.region, name);
+            (endpoint, style, place.region)
         }
     })
 }
@@ -201,6 +209,20 @@ mod tests {
             let bucket = bucket_at(Cloud::S3, "b", endpoint, UrlStyle::Path, "x".into(), &Options::default());
             let told = bucket.err().unwrap().to_string();
             assert!(!told.contains("s3cr3t"), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_servers_of_amazon_are_those_of_the_region() {
+        for (region, name, is) in [
+            ("eu-central-1", "b", "https://b.s3.eu-central-1.amazonaws.com/"),
+            ("eu-central-1", "b.c", "https://s3.eu-central-1.amazonaws.com/b.c/"),
+            ("us-east-1", "Old_Name", "https://s3.us-east-1.amazonaws.com/Old_Name/"),
+            ("cn-north-1", "b", "https://b.s3.cn-north-1.amazonaws.com.cn/"),
+        ] {
+            let (endpoint, style) = of_region(region, name);
+            let bucket = bucket_at(Cloud::S3, name, &endpoint, style, region.into(), &Options::default()).unwrap();
+            assert_eq!(bucket.base_url().as_str(), is);
         }
     }
 
