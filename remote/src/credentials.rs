@@ -6,14 +6,18 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
@@ -148,6 +152,8 @@ pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, 
 const FRESH: Duration = Duration::from_secs(600);
 /// Least time between two looks for others, when a store refuses those that are given.
 const ANEW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
+/// Longest that a program takes: somebody may have to touch a key.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Longest output of a program.
 const MAX_OUTPUT: u64 = 64 << 10;
 
@@ -243,6 +249,11 @@ fn google(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credential
 
 /// Has a shell run the line, as the AWS tools do; its output is never repeated.
 fn run(line: &str) -> std::result::Result<rusty_s3::Credentials, String> {
+    run_until(line, LONGEST)
+}
+
+/// Whoever waits for a store waits for this, too: a program that does not end is ended, with a failure.
+fn run_until(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Credentials, String> {
     let failed = |why: &str| format!("the credential_process of the profile {why}");
     let mut child = Command::new("/bin/sh")
         .args(["-c", line])
@@ -251,15 +262,57 @@ fn run(line: &str) -> std::result::Result<rusty_s3::Credentials, String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| failed(&format!("cannot be run: {error}")))?;
+    let until = Instant::now() + longest;
     let mut output = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT as usize));
-    let read = child.stdout.take().map(|stdout| stdout.take(MAX_OUTPUT).read_to_end(&mut output));
+    let read = read_until(&mut child, &mut output, until);
+    let is_done = read.is_ok() && has_ended(&child, until);
+    if !is_done {
+        // It may have ended, without what it started.
+        let _ = child.kill();
+    }
     let status = child.wait().map_err(|error| failed(&format!("does not end: {error}")))?;
-    if !status.success() || !matches!(read, Some(Ok(_))) {
+    if !is_done {
+        return Err(failed("does not end"));
+    }
+    if !status.success() {
         return Err(failed("failed"));
     }
     let printed: Printed = serde_json::from_slice(&output).map_err(|_| failed("prints no credentials"))?;
     let (id, secret) = (printed.access_key_id, Zeroizing::new(printed.secret_access_key));
-    Ok(credentials(&id, &secret, printed.session_token.as_deref()))
+    Ok(credentials(&id, &secret, printed.session_token.as_deref().filter(|token| !token.is_empty())))
+}
+
+/// What a program prints until it closes its output, or as much as credentials can be.
+fn read_until(child: &mut Child, output: &mut Vec<u8>, until: Instant) -> io::Result<()> {
+    let Some(mut stdout) = child.stdout.take() else { return Ok(()) };
+    let mut part = Zeroizing::new([0; 4096]);
+    while (output.len() as u64) < MAX_OUTPUT {
+        if !comes(stdout.as_fd(), until)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match stdout.read(&mut part[..])? {
+            0 => break,
+            count => output.extend_from_slice(&part[..count]),
+        }
+    }
+    Ok(())
+}
+
+fn has_ended(child: &Child, until: Instant) -> bool {
+    let ends = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    ends.map_err(io::Error::from).and_then(|ends| comes(ends.as_fd(), until)).unwrap_or(false)
+}
+
+/// Whether there is something to be read before that time.
+fn comes(from: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::from_borrowed_fd(from, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            found => return Ok(found? > 0),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -343,6 +396,16 @@ mod tests {
         assert_eq!(pair(found(&named)), Some(("GOOG2".into(), "c".into())));
         assert_eq!(pair(found(&[("HOME", "/h"), ("BOTO_CONFIG", "/other")])), None);
         assert_eq!(pair(found(&[])), None);
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_ended() {
+        for line in ["sleep 3", "exec 1>&-; sleep 3", "sleep 3 & exit 0"] {
+            let told = run_until(line, Duration::from_millis(50)).err().unwrap();
+            assert!(told.contains("does not end"), "{line}: {told}");
+        }
+        let line = "printf '{\"AccessKeyId\":\"a\",\"SecretAccessKey\":\"s\",\"SessionToken\":\"\"}'";
+        assert!(run_until(line, LONGEST).unwrap().token().is_none());
     }
 
     #[test]
