@@ -140,7 +140,8 @@ pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, 
             }
         } else if let Some((key, value)) = line.split_once('=') {
             above = Some(indent);
-            if let (true, Some(settings)) = (inside, &mut found) {
+            // One that is empty is none.
+            if let (true, Some(settings), false) = (inside, &mut found, value.trim().is_empty()) {
                 settings.insert(key.trim().to_ascii_lowercase(), value.trim());
             }
         }
@@ -362,7 +363,7 @@ mod tests {
 
     #[test]
     fn sections_are_read_as_the_tools_read_them() {
-        let text = "\u{feff}[default] ; mine\r\naws_access_key_id=one\r\nAWS_Secret_Access_Key = first\r\n\
+        let text = "\u{feff}[default] ; mine\r\naws_access_key_id=one\r\naws_session_token =\r\nAWS_Secret_Access_Key = first\r\n\
             [other]  # another's\r\naws_access_key_id=two\r\ndynamodb =\r\n  endpoint_url = http://127.0.0.1:8000\r\n\
             region = here\r\n[profile \"two words\"]\r\n  region = there\r\n  s3 =\r\n    region = nowhere\r\n  output = json\r\n";
         let pairs = |name: &str| {
@@ -372,8 +373,8 @@ mod tests {
             pairs.join(" ")
         };
         assert_eq!(pairs("default"), "aws_access_key_id=one aws_secret_access_key=first");
-        assert_eq!(pairs("other"), "aws_access_key_id=two dynamodb= region=here");
-        assert_eq!(pairs("profile two words"), "output=json region=there s3=");
+        assert_eq!(pairs("other"), "aws_access_key_id=two region=here");
+        assert_eq!(pairs("profile two words"), "output=json region=there");
         assert!(section("[default", "default").is_none());
     }
 
