@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, PathBuf};
 
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
@@ -127,10 +128,13 @@ impl Address {
 
     fn directory(text: &OsStr) -> std::result::Result<Address, &'static str> {
         let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("this is no address of a directory")?;
-        let is_whole = url.query().is_none() && url.fragment().is_none() && url.to_file_path().is_ok();
-        if !is_whole || url.host().is_some() {
-            return Err("an address of a directory is file:///PATH");
-        }
+        let path = url.to_file_path().ok();
+        let path = path.filter(|_| url.query().is_none() && url.fragment().is_none() && url.host().is_none());
+        // A slash in digits is one all the same, and what it parts may be a way up.
+        let path = path.filter(|path| !path.components().any(|part| part == Component::ParentDir));
+        // What is kept of it is kept under its address: a directory has one, however it was spelled.
+        let url = path.and_then(|path| Url::from_file_path(path.components().collect::<PathBuf>()).ok());
+        let url = url.ok_or("an address of a directory is file:///PATH")?;
         Ok(Address::Directory(url))
     }
 
@@ -214,6 +218,11 @@ mod tests {
             ("gs://bucket_1/path/a.lbx", "gs://bucket_1/path/a.lbx"),
             ("az://some-container/path/a.lbx", "az://some-container/path/a.lbx"),
             ("file:///srv/a%20b", "file:///srv/a%20b"),
+            // What is kept of an archive is kept under its address: spellings of one directory are one.
+            ("file:///srv/a b/", "file:///srv/a%20b"),
+            ("file:///srv//./%61%20b//", "file:///srv/a%20b"),
+            ("file:///x/../srv%2Fa%20b", "file:///srv/a%20b"),
+            ("file:///", "file:///"),
         ] {
             assert_eq!(Address::parse(OsStr::new(text)).unwrap().unwrap().to_string(), shown);
         }
@@ -273,6 +282,7 @@ mod tests {
             ("file://host/a", "file:///PATH"),
             ("file://a", "file:///PATH"),
             ("file:///a?b", "file:///PATH"),
+            ("file:///a/..%2Fb", "file:///PATH"),
             ("ftp://host/a", "begin with"),
         ] {
             let told = Address::parse(OsStr::new(text)).unwrap_err().to_string();
