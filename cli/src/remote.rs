@@ -133,12 +133,10 @@ fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
 fn ls(args: &LsArgs) -> Result<(), Failure> {
     let found = elsewhere::archives(&args.place, &args.remote.remote, &mut |_, _| Ok(()));
     let found = found.map_err(|error| Failure::at(&args.place, &error))?;
-    let place = args.place.to_string_lossy();
-    let place = place.trim_end_matches('/');
     let mut out = Output::new();
     let mut wrong: Option<u8> = None;
     for stored in found {
-        let address = if stored.name.is_empty() { place.to_owned() } else { format!("{place}/{}", stored.name) };
+        let address = stored.address;
         let time = stored.time.map(|time| Timestamp { seconds: time.min(LAST_TIME) as i64, nanos: 0 });
         let error = stored.newest.as_ref().err().map(|error| {
             wrong = wrong.or(Some(code(error)));

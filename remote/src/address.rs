@@ -108,6 +108,18 @@ impl Address {
         }
     }
 
+    /// The address of what has this name below the place.
+    pub(crate) fn below(&self, name: &str) -> String {
+        if let Address::Directory(url) = self
+            && let Some(below) = url.to_file_path().ok().and_then(|path| Url::from_file_path(path.join(name)).ok())
+        {
+            return below.as_str().trim_end_matches('/').to_owned();
+        }
+        let text = self.text();
+        let place = text.trim_end_matches('/');
+        if name.is_empty() { place.to_owned() } else { format!("{place}/{name}") }
+    }
+
     fn web(text: &OsStr) -> std::result::Result<Address, &'static str> {
         let text = text.to_str().ok_or("an address is UTF-8")?;
         let url = Url::parse(text).map_err(|_| "this is no address of a web server")?;
@@ -256,6 +268,22 @@ mod tests {
         }
         for text in ["s3://", "s3://bu cket", "https://example.org/a", "a.lbx", "file://host/a", "az://Container"] {
             assert!(matches!(Address::place(OsStr::new(text)), Err(Error::Invalid(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_lies_below_a_place_has_an_address_that_leads_there() {
+        for (place, name, is) in [
+            ("file:///srv/a b/", "c%20d/e?f#g", "file:///srv/a%20b/c%2520d/e%3Ff%23g"),
+            ("file:///", "a b", "file:///a%20b"),
+            ("file:///srv", "", "file:///srv"),
+            ("s3://bucket", "a%20b/c d", "s3://bucket/a%20b/c d"),
+            ("az://container/a/", "b?", "az://container/a/b?"),
+            ("gs://bucket/a", "", "gs://bucket/a"),
+        ] {
+            let found = Address::place(OsStr::new(place)).unwrap().below(name);
+            assert_eq!(found, is);
+            assert_eq!(Address::parse(OsStr::new(&found)).unwrap().unwrap().text(), is);
         }
     }
 

@@ -197,8 +197,7 @@ fn only_read(address: &Address) -> Error {
 /// # Errors
 /// Those of requests and of `step`. What is wrong with one archive stands with it.
 pub fn archives(place: &Address, options: &Options, step: &mut Step<'_>) -> Result<Vec<Stored>> {
-    let name = place.to_string();
-    bucket::archives(of_objects(place, options)?, name.trim_end_matches('/'), options, step)
+    bucket::archives(of_objects(place, options)?, &|name| place.below(name), options, step)
 }
 
 /// Whether all is there that the newest record of an archive names; with `whole`, with the bytes that it was made with.

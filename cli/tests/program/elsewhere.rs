@@ -331,6 +331,13 @@ fn archives_in_a_store_are_listed_without_a_key() {
     let told = String::from_utf8(ended.out).unwrap();
     assert_eq!((ended.code, told.lines().count()), (12, 2), "{told}");
     assert!(told.contains("damaged") && told.contains("(record "), "{told}");
+    // What is listed can be typed.
+    fs::rename(place.path("store/one"), place.path("store/odd %20?#")).unwrap();
+    let odd = format!("{store}/odd%20%2520%3F%23");
+    let line = format!("  {odd}  (record ");
+    let told = String::from_utf8(run(&place, &["remote", "ls", &store]).out).unwrap();
+    assert!(told.contains(&line), "{told}");
+    assert!(good(&place, &["remote", "ls", &format!("{odd}/")]).contains(&line));
     let web = run(&place, &["remote", "ls", "https://example.org/a.lbx"]);
     assert_eq!(web.code, 2);
     assert!(web.complaint.contains("archives are listed in s3://BUCKET"), "{}", web.complaint);

@@ -156,7 +156,7 @@ pub struct Amount {
 }
 
 pub struct Stored {
-    pub name: String,
+    pub address: String,
     pub amount: Amount,
     pub time: Option<u64>,
     pub newest: Result<Option<Newest>>,

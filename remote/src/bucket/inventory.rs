@@ -40,8 +40,7 @@ impl Amount {
 /// An archive in a store, or a directory that cannot be looked into.
 #[derive(Debug)]
 pub struct Stored {
-    /// Below the place that was looked at; empty for the place itself.
-    pub name: String,
+    pub address: String,
     /// All objects that it has, needed or not.
     pub amount: Amount,
     /// When the store got its newest record, in seconds since 1970.
@@ -121,19 +120,19 @@ struct Seen {
     newest: Option<(String, Option<u64>)>,
 }
 
-/// The archives whose objects are among these, by name; behind them the directories that cannot be looked into, of which nobody knows what is in them.
+/// The archives whose objects are among these, by name, with the address of each that `address` makes of the name; behind them the directories that cannot be looked into, of which nobody knows what is in them.
 ///
 /// # Errors
 /// Those of requests and of `step`; `Unsupported` for more objects than are looked through.
 pub(crate) fn archives(
     objects: Box<dyn Objects>,
-    name: &str,
+    address: &dyn Fn(&str) -> String,
     options: &Options,
     step: &mut Step<'_>,
 ) -> Result<Vec<Stored>> {
     let objects: Arc<dyn Objects> = objects.into();
     let below = |prefix: &str| Below { objects: objects.clone(), prefix: prefix.to_owned() };
-    let store = Store::new(Box::new(below("")), name.to_owned(), options.timeout);
+    let store = Store::new(Box::new(below("")), display(address("").as_bytes()), options.timeout);
     // By the archive's name and its incarnation: of a prefix that was emptied and made anew there may be two.
     let mut seen: BTreeMap<(String, String), Seen> = BTreeMap::new();
     let mut markers: Vec<(String, u64)> = Vec::new();
@@ -158,23 +157,13 @@ pub(crate) fn archives(
         Ok(())
     })?;
     let mut found = Vec::new();
-    let place = |above: &str| {
-        let named = if above.is_empty() {
-            name.to_owned()
-        } else {
-            format!("{name}/{}", display(above.trim_end_matches('/').as_bytes()))
-        };
-        Store::new(Box::new(below(above)), named, options.timeout)
-    };
+    let address = |above: &str| address(above.trim_end_matches('/'));
+    let place = |above: &str| Store::new(Box::new(below(above)), display(address(above).as_bytes()), options.timeout);
     for (above, bytes) in markers {
         step(0, 0)?;
         let store = place(&above);
-        let mut stored = Stored {
-            name: above.trim_end_matches('/').to_owned(),
-            amount: Amount { objects: 1, bytes },
-            time: None,
-            newest: Ok(None),
-        };
+        let mut stored =
+            Stored { address: address(&above), amount: Amount { objects: 1, bytes }, time: None, newest: Ok(None) };
         match store.known() {
             Ok(incarnation) => {
                 if let Some(seen) = seen.get(&(above, hex(&incarnation))) {
@@ -192,7 +181,7 @@ pub(crate) fn archives(
     }
     for (above, trouble) in barred {
         found.push(Stored {
-            name: above.trim_end_matches('/').to_owned(),
+            address: address(&above),
             amount: Amount::default(),
             time: None,
             newest: Err(place(&above).told(trouble)),

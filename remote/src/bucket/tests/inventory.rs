@@ -30,8 +30,12 @@ fn back_up(world: &Arc<World>, prefix: &str) {
     two.publish().unwrap();
 }
 
+fn below_b(name: &str) -> String {
+    format!("s3://b/{name}")
+}
+
 fn listed(world: &Arc<World>) -> Vec<Stored> {
-    archives(world.store(1), "s3://b", &options(), &mut |_, _| Ok(())).unwrap()
+    archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())).unwrap()
 }
 
 fn examined(world: &Arc<World>, whole: bool) -> Result<Examined> {
@@ -76,7 +80,7 @@ fn archives_are_listed_wherever_they_lie_with_what_they_have() {
     let found = listed(&world);
     // One list, and of each archive its marker and its newest record, which is listed once more.
     assert_eq!(spent(&world).len(), 1 + 3 * 3 + 1);
-    let names: Vec<_> = found.iter().map(|stored| &*stored.name).collect();
+    let names: Vec<_> = found.iter().map(|stored| stored.address.strip_prefix("s3://b/").unwrap()).collect();
     assert_eq!(names, ["a", "b/c", "d", "e"]);
     assert_eq!((found[0].amount, found[1].amount), (a, c));
     let newest = found[0].newest.as_ref().unwrap().as_ref().unwrap();
@@ -85,9 +89,9 @@ fn archives_are_listed_wherever_they_lie_with_what_they_have() {
     assert_eq!((came.length, came.writer.as_deref()), (0, Some("host")));
     assert!(matches!(found[3].newest, Err(Error::Damaged(_))));
     // One that is the place itself.
-    let own = archives(below(&world, "a/"), "s3://b/a", &options(), &mut |_, _| Ok(())).unwrap();
-    assert_eq!((&*own[0].name, own[0].amount, own.len()), ("", a, 1));
-    let stops = archives(world.store(1), "s3://b", &options(), &mut |_, _| Err(Error::Interrupted(2)));
+    let own = archives(below(&world, "a/"), &|_| "s3://b/a".into(), &options(), &mut |_, _| Ok(())).unwrap();
+    assert_eq!((&*own[0].address, own[0].amount, own.len()), ("s3://b/a", a, 1));
+    let stops = archives(world.store(1), &below_b, &options(), &mut |_, _| Err(Error::Interrupted(2)));
     assert!(matches!(stops, Err(Error::Interrupted(2))));
 }
 
@@ -193,5 +197,5 @@ fn a_store_that_lists_for_ever_is_looked_through_to_a_bound() {
         }
     });
     assert!(matches!(examined(&world, false), Err(Error::Unsupported(_))));
-    assert!(matches!(archives(world.store(1), "s3://b", &options(), &mut |_, _| Ok(())), Err(Error::Unsupported(_))));
+    assert!(matches!(archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())), Err(Error::Unsupported(_))));
 }
