@@ -159,14 +159,17 @@ impl Archive {
         self.close_telling().map(drop)
     }
 
-    /// The same, with the bytes that are now where nobody else finds them ([`kept_back`](crate::storage::Storage::kept_back)). What they made of the archive is not remembered: what is where it is to be would
-    /// be older than that.
+    /// The same, with what [`Archive::kept_back`] says at the end.
     pub fn close_telling(self) -> Result<u64> {
         self.fs.close()?;
-        let kept_back = self.storage.kept_back()?;
-        if !self.storage.read_only() && kept_back == 0 {
+        if !self.storage.read_only() {
             self.witness.remember();
         }
-        Ok(kept_back)
+        self.kept_back()
+    }
+
+    /// Bytes of what is durable that are where nobody else finds them ([`kept_back`](crate::storage::Storage::kept_back)).
+    pub fn kept_back(&self) -> Result<u64> {
+        self.storage.kept_back()
     }
 }

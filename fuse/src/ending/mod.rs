@@ -134,7 +134,7 @@ impl End {
         let archive = self.slot.lock().take();
         let closed = match archive {
             Some(archive) if loops_ended => archive.close_telling(),
-            Some(archive) => archive.file_system().make_durable().map(|()| 0),
+            Some(archive) => archive.file_system().make_durable().and_then(|()| archive.kept_back()),
             None => Ok(0),
         };
         if let Some(elsewhere) = &self.elsewhere {

@@ -481,6 +481,24 @@ fn no_crash_raises_an_alarm() {
     assert!(crashes > 1000);
 }
 
+/// What waits on this machine for its store is no part of the archive that others find, which would be told as an older copy.
+#[test]
+fn what_is_kept_back_is_not_remembered_before_it_is_there() {
+    let user = User::new(202);
+    let storage = user.create();
+    let (volume, witness) = user.open(&storage).unwrap();
+    witness.remember();
+    let before = copy(&storage);
+    user.change(&volume);
+    volume.commit().unwrap();
+    storage.keep_back(4096);
+    witness.remember();
+    assert!(user.open(&copy(&before)).is_ok(), "others have no more than this");
+    storage.keep_back(0);
+    witness.remember();
+    assert!(matches!(user.open(&before).err(), Some(Error::Older(_))));
+}
+
 /// SEEN-2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
 #[test]
 fn a_remembered_commit_is_not_undone() {

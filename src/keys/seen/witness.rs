@@ -161,7 +161,8 @@ impl Witness {
         Looked { file: self.file.clone(), seen: self.saved.lock().clone() }
     }
 
-    /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4).
+    /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4). What nobody else finds is not remembered:
+    /// what is where it is to be would be older than that.
     pub fn remember(&self) {
         if let Some(file) = &self.file
             && let Err(error) = self.try_remember(file)
@@ -174,6 +175,10 @@ impl Witness {
     fn try_remember(&self, file: &SeenFile) -> Result<()> {
         let mut saved = self.saved.lock();
         let Some(Durable { mark, entry }) = self.volume.durable_point() else { return Ok(()) };
+        // Asked after it: when nothing is kept back now, nothing of it was.
+        if self.volume.kept_back()? > 0 {
+            return Ok(());
+        }
         let reach = (mark.generation, entry.map_or(0, |entry| entry.number));
         // A reader knows one commit or entry less than the writer that it follows (LINEAGE-1).
         let known = saved.as_ref().filter(|saved| saved.reach() >= reach);

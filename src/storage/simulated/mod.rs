@@ -76,6 +76,7 @@ struct State {
     /// Blocks that are clean but lost (HOST-3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
+    kept_back: u64,
     /// HOST-5
     ordered: bool,
     fail_barrier: bool,
@@ -92,6 +93,11 @@ struct State {
 impl SimulatedStorage {
     pub(crate) fn new() -> Arc<SimulatedStorage> {
         Self::with_state(State::default())
+    }
+
+    /// From now on so many bytes are where nobody else finds them.
+    pub(crate) fn keep_back(&self, bytes: u64) {
+        self.state.lock().kept_back = bytes;
     }
 
     /// Starts with `bytes` on the medium.
@@ -388,6 +394,10 @@ impl State {
 }
 
 impl Storage for SimulatedStorage {
+    fn kept_back(&self) -> Result<u64> {
+        Ok(self.state.lock().kept_back)
+    }
+
     fn allocated(&self) -> Result<u64> {
         Ok(SimulatedStorage::allocated(self))
     }
