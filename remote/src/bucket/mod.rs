@@ -14,6 +14,7 @@
 
 mod answers;
 mod azure;
+mod beside;
 mod counted;
 mod directory;
 mod follower;

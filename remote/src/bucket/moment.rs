@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use lockbox::{Error, Result};
 use sha2::{Digest, Sha256};
 
+use super::beside::by_many;
 use super::layout::{BLOCK, Dead, Incarnation, Owner, Said, Trailer};
 use super::map::Map;
 use super::names::hex;
@@ -19,6 +19,8 @@ use crate::source::{Label, Source, Trouble, Version};
 
 /// Times that a reader begins anew because the writer went on while it looked.
 const TRIES: usize = 8;
+/// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
+const AT_ONCE: usize = 16;
 /// Blocks between two parts of an object that are fetched along rather than asked for apart.
 const GAP: u64 = 32;
 
@@ -249,13 +251,7 @@ fn fetched(
             }
         }
     };
-    thread::scope(|scope| {
-        for _ in 1..fetches.len().min(store.at_once) {
-            // Without them it takes longer.
-            let _ = thread::Builder::new().name("fetch".into()).spawn_scoped(scope, work);
-        }
-        work();
-    });
+    by_many("fetch", fetches.len().min(AT_ONCE), work);
     // One that was not asked for is there only beside one that failed.
     brought.into_iter().filter_map(OnceLock::into_inner).collect()
 }

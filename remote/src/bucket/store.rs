@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
+use super::beside::{all, both, by_many};
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
 use super::names::{hex, id_of, path, what};
@@ -32,27 +33,11 @@ const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
 /// From one look at whether somebody leaves to the next.
 const LOOKS: Duration = Duration::from_millis(100);
-/// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
-const AT_ONCE: usize = 16;
 /// Records that a writer makes, at most, while somebody who wants to take over looks for the newest: each is two ways, and so is the looking.
 const BEHIND: u64 = 4;
 /// Removals under way at once, and how many make one more worth its start.
 const REMOVING: usize = 8;
 const REMOVED_BY_ONE: usize = 4;
-
-#[cfg(test)]
-thread_local! {
-    /// Whether the stores that this thread makes ask for one after the other, in an order that a seed gives.
-    pub(super) static ONE_BY_ONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-fn at_once() -> usize {
-    #[cfg(test)]
-    if ONE_BY_ONE.get() {
-        return 1;
-    }
-    AT_ONCE
-}
 
 /// The objects below one prefix.
 #[derive(Clone)]
@@ -61,8 +46,6 @@ pub(crate) struct Store {
     /// For messages.
     pub(super) name: String,
     pub(super) timeout: Option<Duration>,
-    /// Objects that one read asks for at once.
-    pub(super) at_once: usize,
     patience: Arc<Patience>,
     /// Where what the store does not take is kept, once it is known of which archive.
     spool: Arc<OnceLock<Spool>>,
@@ -125,16 +108,7 @@ impl Store {
     pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
         let patience = Arc::default();
         let spool = Arc::new(OnceLock::new());
-        Store {
-            objects: objects.into(),
-            name,
-            timeout,
-            at_once: at_once(),
-            patience,
-            spool,
-            spools: None,
-            tail: Arc::default(),
-        }
+        Store { objects: objects.into(), name, timeout, patience, spool, spools: None, tail: Arc::default() }
     }
 
     /// The same, with a directory for what it does not take of an archive that is written to.
@@ -215,20 +189,11 @@ impl Store {
 
     /// The same, and the number of the newest record when that was found beside it: no name of an archive's objects comes before its own, unless others lie there.
     pub(super) fn look(&self) -> std::result::Result<Option<Result<Looked>>, Trouble> {
-        let mut first = None;
-        let incarnation = if self.at_once > 1 {
-            thread::scope(|scope| {
-                // That it fails is told when it is asked for again.
-                let list = || self.objects.list("", "", 1).ok().and_then(|listed| listed.into_iter().next());
-                let list = thread::Builder::new().name("list".into()).spawn_scoped(scope, list);
-                let incarnation = self.incarnation();
-                first = list.ok().and_then(|list| list.join().ok().flatten());
-                incarnation
-            })?
-        } else {
-            self.incarnation()?
-        };
-        Ok(incarnation.map(|incarnation| {
+        // That it fails is told when it is asked for again.
+        let list = || self.objects.list("", "", 1).ok().and_then(|listed| listed.into_iter().next());
+        let (incarnation, first) = both(|| self.incarnation(), "list", list);
+        let first = first.flatten();
+        Ok(incarnation?.map(|incarnation| {
             let incarnation = incarnation?;
             let id = first.and_then(|first| id_of(&incarnation, &first.name));
             let number = id.and_then(|id| if let Id::Log(number) = id { Some(number) } else { None });
@@ -360,13 +325,7 @@ impl Store {
                 }
             }
         };
-        thread::scope(|scope| {
-            for _ in 1..(ids.len() / REMOVED_BY_ONE).min(REMOVING) {
-                // Without them it takes longer.
-                let _ = thread::Builder::new().name("remove".into()).spawn_scoped(scope, work);
-            }
-            work();
-        });
+        by_many("remove", (ids.len() / REMOVED_BY_ONE).min(REMOVING), work);
         left.into_inner()
     }
 
@@ -463,25 +422,8 @@ impl Store {
     /// # Errors
     /// As of [`Store::record`].
     pub(super) fn record_behind(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
-        let ask = |number: u64| self.record(incarnation, sequence + number);
-        if self.at_once == 1 {
-            let mut last = None;
-            for number in 1..=BEHIND {
-                match ask(number)? {
-                    None => break,
-                    found => last = found,
-                }
-            }
-            return Ok(last);
-        }
-        let cannot = |error| Error::io("cannot start a thread that asks", error);
-        thread::scope(|scope| {
-            let start = |number| thread::Builder::new().name("record".into()).spawn_scoped(scope, move || ask(number));
-            let asking = (1..=BEHIND).map(start).collect::<io::Result<Vec<_>>>().map_err(cannot)?;
-            let ended = |_| Error::request("a thread that asks has ended", io::ErrorKind::Other);
-            let answers = asking.into_iter().map(|answer| answer.join().map_err(ended)?);
-            Ok(answers.collect::<Result<Vec<_>>>()?.into_iter().flatten().next_back())
-        })
+        let answers = all("record", BEHIND as usize, |number| self.record(incarnation, sequence + 1 + number as u64))?;
+        Ok(answers.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().next_back())
     }
 
     fn record_with(&self, incarnation: &Incarnation, sequence: u64, most: u64) -> Result<Option<(Trailer, Said)>> {

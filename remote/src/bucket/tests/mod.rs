@@ -39,10 +39,7 @@ fn store(world: &Arc<World>, actor: u64) -> Arc<Store> {
 }
 
 fn store_of(world: &Arc<World>, actor: u64) -> Store {
-    let mut store = Store::new(world.store(actor), "s3://b/p".into(), Some(Duration::ZERO));
-    // One after the other, in an order that a seed gives.
-    store.at_once = 1;
-    store
+    Store::new(world.store(actor), "s3://b/p".into(), Some(Duration::ZERO))
 }
 
 /// A storage that is changed, and the bytes that it has to have.

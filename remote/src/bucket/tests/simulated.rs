@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::super::beside::ORDER;
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::GRACE;
-use super::super::store::ONE_BY_ONE;
 use crate::source::Trouble;
 
 /// Chance, the same for a seed.
@@ -101,7 +101,8 @@ impl World {
         std::thread::scope(|scope| {
             for (number, actor) in (1..).zip(actors) {
                 scope.spawn(move || {
-                    ONE_BY_ONE.set(true);
+                    let world = self.clone();
+                    ORDER.set(Some(Box::new(move || world.with(|state| state.dice.one_in(2)))));
                     let done = Done { world: self, number };
                     done.world.wait(number);
                     actor();
