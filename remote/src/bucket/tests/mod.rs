@@ -1,6 +1,7 @@
 //! The bucket's invariants on a simulated store.
 
 mod clouds;
+mod counting;
 mod figures;
 mod follower;
 mod golden;

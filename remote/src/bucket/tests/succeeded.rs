@@ -9,7 +9,8 @@ use lockbox::{Error, Result};
 use super::super::living::Living;
 use super::super::session::GRACE;
 use super::super::{Examined, examine, open};
-use super::living::{How, NAME, counting, found, living, made, overtaken, spent, whole};
+use super::counting::{How, counting};
+use super::living::{NAME, found, living, made, overtaken, spent, whole};
 use super::options;
 use super::simulated::World;
 
