@@ -71,7 +71,7 @@ impl FileSystem {
             expect(&self.volume, view, ino, &inode, behind)?;
         }
         if !whole {
-            read_visible(&self.volume, view, ino, &inode, &range, out, is_expected)?;
+            read_published(&self.volume, view, ino, &inode, &range, out, is_expected)?;
         }
         for (at, part) in &overlay.parts {
             let from = (at - offset) as usize;
@@ -278,20 +278,9 @@ pub(super) fn room(buffer: &mut Vec<u8>, count: usize) -> &mut [u8] {
     &mut buffer[..count]
 }
 
-/// Fills `out`, of any content before, with what extents or inline data say of `range`, and with zeros elsewhere.
+/// Fills `out`, of any content before, with what extents or inline data say of `range`, and with zeros elsewhere. The medium is told before what of it is read, unless it was
+/// and `is_expected` says so.
 pub(super) fn read_published(
-    volume: &Volume,
-    view: View<'_>,
-    ino: Ino,
-    inode: &InodeValue,
-    range: &Range<u64>,
-    out: &mut [u8],
-) -> Result<()> {
-    read_visible(volume, view, ino, inode, range, out, false)
-}
-
-/// The same; what the medium was told of before it is not told of again.
-fn read_visible(
     volume: &Volume,
     view: View<'_>,
     ino: Ino,

@@ -78,7 +78,7 @@ impl<'a> SnapshotView<'a> {
         let inode = inode::load_regular(reading.view(), ino)?;
         let end = offset.saturating_add(length as u64).min(inode.size).max(offset);
         let out = room(buffer, (end - offset) as usize);
-        read_published(self.volume, reading.view(), ino, &inode, &(offset..end), out)?;
+        read_published(self.volume, reading.view(), ino, &inode, &(offset..end), out, false)?;
         Ok(out.len())
     }
 

@@ -77,17 +77,7 @@ impl Pager {
     /// whose head is not in memory two places are read one after the other, and of a long range many pages; a disk can fetch them side
     /// by side, and neighbours in one go. Of the others only what lies on another machine, where several are waited for one after the other.
     pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
-        let mut wanted: Range<u64> = 0..0;
-        let mut add = |place: Range<u64>| {
-            if place.start == wanted.end {
-                wanted.end = place.end;
-            } else {
-                let before = std::mem::replace(&mut wanted, place);
-                if !before.is_empty() {
-                    self.storage.will_need(before.start, before.end - before.start);
-                }
-            }
-        };
+        let mut places: Vec<Range<u64>> = Vec::new();
         let is_far = self.is_far();
         let mut parts = parts.peekable();
         let mut is_alone = true;
@@ -96,7 +86,7 @@ impl Pager {
             let begin = pointer.run.offset();
             if self.heads.has(pointer) {
                 if let Some(place) = self.cells_to_read(pointer, start, length).filter(|_| is_far && !is_alone) {
-                    add(begin + place.start as u64..begin + place.end as u64);
+                    places.push(begin + place.start as u64..begin + place.end as u64);
                 }
                 continue;
             }
@@ -107,13 +97,13 @@ impl Pager {
             let part = likely_part(pointer.run.bytes(), start, length);
             // Another machine is asked for both at once.
             if is_far || part.start <= 2 * BLOCK {
-                add(begin..begin + part.end);
+                places.push(begin..begin + part.end);
             } else {
-                add(begin..begin + BLOCK);
-                add(begin + part.start..begin + part.end);
+                places.push(begin..begin + BLOCK);
+                places.push(begin + part.start..begin + part.end);
             }
         }
-        add(0..0);
+        self.name(places, 0);
     }
 
     /// Where the cells lie in a page whose head is in memory, unless all of them are, too.
@@ -132,19 +122,20 @@ impl Pager {
         let mut places: Vec<Range<u64>> =
             named.map(|pointer| pointer.run.offset()..pointer.run.offset() + pointer.run.bytes()).collect();
         places.sort_unstable_by_key(|place| place.start);
-        let mut wanted: Range<u64> = 0..0;
-        for place in places {
-            if place.start <= wanted.end + BETWEEN && !wanted.is_empty() {
-                wanted.end = wanted.end.max(place.end);
-                continue;
+        self.name(places, BETWEEN);
+    }
+
+    /// Names places to the medium in their order: those together of which one begins in the other, or behind it with so much between them at most.
+    fn name(&self, mut places: Vec<Range<u64>>, between: u64) {
+        places.dedup_by(|place, before| {
+            let is_near = (before.start..=before.end + between).contains(&place.start);
+            if is_near {
+                before.end = before.end.max(place.end);
             }
-            if !wanted.is_empty() {
-                self.storage.will_need(wanted.start, wanted.end - wanted.start);
-            }
-            wanted = place;
-        }
-        if !wanted.is_empty() {
-            self.storage.will_need(wanted.start, wanted.end - wanted.start);
+            is_near
+        });
+        for place in places.iter().filter(|place| !place.is_empty()) {
+            self.storage.will_need(place.start, place.end - place.start);
         }
     }
 
