@@ -52,7 +52,7 @@ impl Follower {
     /// Of a reader that has `file` open, which has what `reading` has of `moment`; all since `listed`, when the newest number was asked for.
     pub(super) fn of(moment: Moment, reading: Arc<Reading>, file: RemoteFile, listed: Duration) -> Follower {
         let Moment { trailer, checkpoint, changes, .. } = moment;
-        let (store, file, moment) = (reading.store.clone(), Arc::new(file), trailer.sequence);
+        let (store, file, moment) = (reading.blocks.store.clone(), Arc::new(file), trailer.sequence);
         Follower {
             store,
             checkpoint: (trailer.checkpoint, checkpoint),
@@ -85,7 +85,7 @@ impl Follower {
 
     /// By a clock. What it says after an answer tells how old that may be: the machine may have slept before it asked.
     pub(super) fn look_by(&mut self, now: &dyn Fn() -> Duration) -> Result<()> {
-        let next = self.store.record(&self.reading.incarnation, self.trailer.sequence + 1)?;
+        let next = self.store.record(&self.reading.blocks.incarnation, self.trailer.sequence + 1)?;
         if let Some((trailer, _)) = &next
             && trailer.before != self.trailer.hash
         {
@@ -97,9 +97,9 @@ impl Follower {
             Some((trailer, _)) => (trailer.sequence, trailer.hash),
         };
         let listed = now();
-        let done = match self.store.newest(&self.reading.incarnation)? {
+        let done = match self.store.newest(&self.reading.blocks.incarnation)? {
             Some(newest) if newest > sequence => {
-                let moment = Moment::newest(&self.store, &self.reading.incarnation)?;
+                let moment = Moment::newest(&self.store, &self.reading.blocks.incarnation)?;
                 let moment = moment.ok_or_else(|| self.torn("no record any more"))?;
                 if moment.trailer.sequence == sequence + 1 && moment.trailer.before != hash {
                     return Err(self.torn("a record that does not follow upon the one before it"));
@@ -130,7 +130,7 @@ impl Follower {
         let checkpoint = if trailer.checkpoint == self.checkpoint.0 {
             self.checkpoint.1.clone()
         } else {
-            self.store.checkpoint(&self.reading.incarnation, trailer.checkpoint)?
+            self.store.checkpoint(&self.reading.blocks.incarnation, trailer.checkpoint)?
         };
         Moment::of(&self.store, checkpoint, trailer, said)
     }
@@ -141,14 +141,14 @@ impl Follower {
             && moment.changes == self.changes;
         // Of a writer that came, went, or had nothing to say.
         if is_same {
-            self.reading.sequence.store(moment.trailer.sequence, Ordering::Release);
+            self.reading.blocks.sequence.store(moment.trailer.sequence, Ordering::Release);
             self.trailer = moment.trailer;
             return Ok(());
         }
         if moment.trailer.length == 0 {
             return Err(self.torn("nothing in it any more"));
         }
-        let reading = Arc::new(Reading::of(self.store.clone(), self.reading.incarnation, &moment));
+        let reading = Arc::new(Reading::of(self.store.clone(), self.reading.blocks.incarnation, &moment));
         let start = reading.start_after(&self.reading, self.file.start());
         let start = start.map_err(|trouble| told_later(&self.store.name, trouble))?;
         let file = self.file.succeeded(Box::new(reading.clone()), reading.version(), start);

@@ -15,6 +15,7 @@
 mod answers;
 mod azure;
 mod beside;
+mod blocks;
 mod counted;
 mod directory;
 mod follower;
@@ -77,7 +78,7 @@ const RETREAT: Duration = Duration::from_secs(5);
 /// As [`crate::open`].
 pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<Follower>> {
     let Some(Found { moment, reading, counts, listed }) = find(objects, name, options)? else { return Ok(None) };
-    let (name, reading) = (reading.store.name.clone(), Arc::new(reading));
+    let (name, reading) = (reading.blocks.store.name.clone(), Arc::new(reading));
     let file = RemoteFile::of(Box::new(reading.clone()), name, options, counts)?;
     Ok(Some(Follower::of(moment, reading, file, listed)))
 }
@@ -90,7 +91,7 @@ pub(crate) fn salvage(objects: Box<dyn Objects>, name: String, options: &Options
     // Whoever reads the archive as a whole is not to find zeros there.
     let options = Options { cache_bytes: Some(0), ..options.clone() };
     let Some(Found { reading, counts, .. }) = find(objects, name, &options)? else { return Ok(None) };
-    let name = reading.store.name.clone();
+    let name = reading.blocks.store.name.clone();
     RemoteFile::of(Box::new(Salvage::of(reading)), name, &options, counts).map(Some)
 }
 

@@ -1,14 +1,13 @@
 //! One moment of an archive in a bucket: what its newest record names. It never changes, and what it needs stays for a day after newer records need it no more.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use lockbox::{Error, Result};
 use sha2::{Digest, Sha256};
 
-use super::beside::by_many;
+use super::blocks::Blocks;
 use super::layout::{BLOCK, Dead, Incarnation, Owner, Said, Trailer};
 use super::map::Map;
 use super::names::hex;
@@ -19,10 +18,6 @@ use crate::source::{Label, Source, Trouble, Version};
 
 /// Times that a reader begins anew because the writer went on while it looked.
 const TRIES: usize = 8;
-/// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
-const AT_ONCE: usize = 16;
-/// Blocks between two parts of an object that are fetched along rather than asked for apart.
-const GAP: u64 = 32;
 
 /// What the newest record says.
 pub(crate) struct Moment {
@@ -103,12 +98,9 @@ impl Moment {
 
 /// The bytes of a moment.
 pub(crate) struct Reading {
-    pub(super) store: Arc<Store>,
-    pub(super) incarnation: Incarnation,
+    pub(super) blocks: Blocks,
     pub(super) map: Map,
     pub(super) length: u64,
-    /// The number of the newest record of who reads: that of the moment, or a later one of a writer who looks back at its beginning.
-    pub(super) sequence: Arc<AtomicU64>,
     /// The hash of the record that names the moment.
     pub(super) tag: String,
 }
@@ -117,7 +109,7 @@ impl Reading {
     pub(super) fn of(store: Arc<Store>, incarnation: Incarnation, moment: &Moment) -> Reading {
         let (length, tag) = (moment.trailer.length, hex(&moment.trailer.hash));
         let sequence = Arc::new(AtomicU64::new(moment.trailer.sequence));
-        Reading { store, incarnation, map: moment.map.clone(), length, sequence, tag }
+        Reading { blocks: Blocks { store, incarnation, sequence }, map: moment.map.clone(), length, tag }
     }
 
     pub(super) fn version(&self) -> Version {
@@ -138,7 +130,7 @@ impl Reading {
             }
         }
         let all = 0..start.len() as u64;
-        lay(&self.store, &self.incarnation, &self.sequence, &missing, all, &mut start)?;
+        self.blocks.lay(&missing, all, &mut start)?;
         Ok(start)
     }
 
@@ -146,16 +138,14 @@ impl Reading {
         // The file's last block may be a part of one.
         let parts = self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
         let length = range.end - range.start;
-        let Reading { store, incarnation, sequence, .. } = self;
         match &parts[..] {
             // What lies side by side in one object is what came.
             [Entry { place: Some(place), .. }] if range.start.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK) => {
-                store.blocks(incarnation, sequence, place, length)
+                self.blocks.of(place, length)
             }
             _ => {
-                let (fetches, brought) = bring(store, incarnation, sequence, &parts)?;
                 let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
-                put(&fetches, brought, &range, &mut bytes);
+                self.blocks.lay(&parts, range, &mut bytes)?;
                 Ok(bytes)
             }
         }
@@ -171,128 +161,6 @@ fn places(map: &Map, count: u64) -> Vec<Option<(Id, u32)>> {
     map.parts(0..count).into_iter().flat_map(each).collect()
 }
 
-/// The bytes of a range, whose blocks lie where `parts` says, as of the record `sequence`.
-pub(super) fn fill(
-    store: &Store,
-    incarnation: &Incarnation,
-    sequence: &AtomicU64,
-    parts: &[Entry],
-    range: Range<u64>,
-    out: &mut [u8],
-) -> std::result::Result<(), Trouble> {
-    out.fill(0);
-    lay(store, incarnation, sequence, parts, range, out)
-}
-
-/// The same over what `out` has: that stays where `parts` names nothing.
-fn lay(
-    store: &Store,
-    incarnation: &Incarnation,
-    sequence: &AtomicU64,
-    parts: &[Entry],
-    range: Range<u64>,
-    out: &mut [u8],
-) -> std::result::Result<(), Trouble> {
-    let (fetches, brought) = bring(store, incarnation, sequence, parts)?;
-    put(&fetches, brought, &range, out);
-    Ok(())
-}
-
-/// What these parts need, all of it.
-fn bring(
-    store: &Store,
-    incarnation: &Incarnation,
-    sequence: &AtomicU64,
-    parts: &[Entry],
-) -> std::result::Result<(Vec<Fetch>, Vec<Vec<u8>>), Trouble> {
-    let fetches = fetches(parts);
-    let brought = fetched(store, incarnation, sequence, &fetches)?;
-    Ok((fetches, brought))
-}
-
-/// Lays what was brought where it belongs in the bytes of a range.
-fn put(fetches: &[Fetch], brought: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [u8]) {
-    for (fetch, bytes) in fetches.iter().zip(brought) {
-        for (blocks, at) in &fetch.parts {
-            let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
-            let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);
-            let from = from + (place.start - blocks.start * BLOCK) as usize;
-            let length = (place.end - place.start) as usize;
-            let to = (place.start - range.start) as usize;
-            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
-        }
-    }
-}
-
-/// What each of them brings, several under way at once.
-fn fetched(
-    store: &Store,
-    incarnation: &Incarnation,
-    sequence: &AtomicU64,
-    fetches: &[Fetch],
-) -> std::result::Result<Vec<Vec<u8>>, Trouble> {
-    let fetch = |fetch: &Fetch| store.blocks(incarnation, sequence, &fetch.place, fetch.blocks * BLOCK);
-    if let [one] = fetches {
-        return Ok(vec![fetch(one)?]);
-    }
-    let brought: Vec<OnceLock<_>> = fetches.iter().map(|_| OnceLock::new()).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some((fetch_of, place)) = {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            fetches.get(number).zip(brought.get(number))
-        } {
-            let answer = fetch(fetch_of);
-            // The others are asked for in vain.
-            let failed = answer.is_err();
-            let _ = place.set(answer);
-            if failed {
-                next.store(fetches.len(), Ordering::Relaxed);
-            }
-        }
-    };
-    by_many("fetch", fetches.len().min(AT_ONCE), work);
-    // One that was not asked for is there only beside one that failed.
-    brought.into_iter().filter_map(OnceLock::into_inner).collect()
-}
-
-/// One request: so many blocks of an object from a place on, and which blocks of the archive are among them at which of the object's.
-pub(super) struct Fetch {
-    pub(super) place: Place,
-    pub(super) blocks: u64,
-    pub(super) parts: Vec<(Range<u64>, u32)>,
-}
-
-/// The requests for these parts: neighbours in an object are asked for together.
-pub(super) fn fetches(parts: &[Entry]) -> Vec<Fetch> {
-    let mut by_object: BTreeMap<_, Vec<(Place, Range<u64>)>> = BTreeMap::new();
-    for Entry { blocks, place } in parts {
-        if let Some(place) = place {
-            by_object.entry(place.id).or_default().push((*place, blocks.clone()));
-        }
-    }
-    let mut fetches: Vec<Fetch> = Vec::new();
-    for mut parts in by_object.into_values() {
-        parts.sort_unstable_by_key(|(place, _)| place.at);
-        let mut last: Option<Fetch> = None;
-        for (place, blocks) in parts {
-            let count = blocks.end - blocks.start;
-            match &mut last {
-                Some(fetch) if u64::from(place.at) <= u64::from(fetch.place.at) + fetch.blocks + GAP => {
-                    fetch.blocks = fetch.blocks.max(u64::from(place.at - fetch.place.at) + count);
-                    fetch.parts.push((blocks, place.at));
-                }
-                _ => {
-                    let next = Fetch { place, blocks: count, parts: vec![(blocks, place.at)] };
-                    fetches.extend(last.replace(next));
-                }
-            }
-        }
-        fetches.extend(last);
-    }
-    fetches
-}
-
 impl Source for Reading {
     fn first(&self, count: u64) -> std::result::Result<(Version, Vec<u8>), Trouble> {
         Ok((self.version(), self.bytes(0..count.min(self.length))?))
@@ -303,7 +171,7 @@ impl Source for Reading {
     }
 
     fn lineage(&self) -> Option<&[u8]> {
-        Some(&self.incarnation)
+        Some(&self.blocks.incarnation)
     }
 
     /// Of where its blocks are: an object never changes.
@@ -337,7 +205,7 @@ impl Source for Reading {
             let first = blocks.start;
             blocks.into_iter().all(|number| {
                 let place = place.map(|place| Place { at: place.at + (number - first) as u32, ..place });
-                let is_here = place.is_some_and(|place| self.store.has(&place, &mut block));
+                let is_here = place.is_some_and(|place| self.blocks.store.has(&place, &mut block));
                 let part = (number * BLOCK).max(offset)..((number + 1) * BLOCK).min(end);
                 if is_here {
                     let from = (part.start - number * BLOCK) as usize;

@@ -8,16 +8,14 @@ use std::collections::{HashSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::thread;
 
 use lru::LruCache;
 use parking_lot::{Condvar, Mutex};
 
-use super::layout::{BLOCK, Incarnation};
-use super::moment::{Fetch, fetches};
+use super::blocks::{Blocks, Fetch, fetches};
+use super::layout::BLOCK;
 use super::place::{Entry, Id, Place};
-use super::store::Store;
 
 /// Blocks in memory: 4 MiB.
 const KEPT: NonZeroUsize = NonZeroUsize::new(4 << 8).unwrap();
@@ -31,10 +29,7 @@ type Name = (Id, u32);
 
 /// See above.
 pub(super) struct Near {
-    store: Arc<Store>,
-    incarnation: Incarnation,
-    /// The newest record of the writer.
-    sequence: Arc<AtomicU64>,
+    blocks: Blocks,
     state: Mutex<State>,
     arrived: Condvar,
 }
@@ -47,9 +42,9 @@ struct State {
 }
 
 impl Near {
-    pub(super) fn new(store: Arc<Store>, incarnation: Incarnation, sequence: Arc<AtomicU64>) -> Near {
+    pub(super) fn new(blocks: Blocks) -> Near {
         let state = State { blocks: LruCache::new(KEPT), coming: HashSet::new(), queue: VecDeque::new(), threads: 0 };
-        Near { store, incarnation, sequence, state: Mutex::new(state), arrived: Condvar::new() }
+        Near { blocks, state: Mutex::new(state), arrived: Condvar::new() }
     }
 
     /// Keeps what is in the store by now.
@@ -96,7 +91,7 @@ impl Near {
                 return;
             };
             drop(state);
-            let came = self.store.blocks(&self.incarnation, &self.sequence, &fetch.place, fetch.blocks * BLOCK);
+            let came = self.blocks.of(&fetch.place, fetch.blocks * BLOCK);
             let bytes = came.unwrap_or_default();
             let state = &mut *self.state.lock();
             for (blocks, at) in &fetch.parts {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use super::layout::BLOCK;
-use super::moment::{Reading, fill};
+use super::moment::Reading;
 use super::place::{Entry, Id, Place};
 use crate::source::{Source, Trouble, Version};
 
@@ -30,7 +30,7 @@ impl Salvage {
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
         let parts = self.reading.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
         let parts: Vec<Entry> = parts.iter().filter_map(|part| self.left(part)).collect();
-        match self.ask(&parts, range.clone(), out) {
+        match self.reading.blocks.fill(&parts, range.clone(), out) {
             Err(Trouble::Damaged(_)) => {}
             asked => return asked,
         }
@@ -51,14 +51,14 @@ impl Salvage {
         let Some(part) = self.left(part) else { return Ok(()) };
         let range = (part.blocks.start * BLOCK).max(all.start)..(part.blocks.end * BLOCK).min(all.end);
         let into = &mut out[(range.start - all.start) as usize..(range.end - all.start) as usize];
-        let (why, place) = match (self.ask(std::slice::from_ref(&part), range, into), part.place) {
+        let (why, place) = match (self.reading.blocks.fill(std::slice::from_ref(&part), range, into), part.place) {
             (Err(Trouble::Damaged(why)), Some(place)) => (why, place),
             (asked, _) => return asked,
         };
         into.fill(0);
         let count = part.blocks.end - part.blocks.start;
         if count == 1 {
-            tracing::warn!("{}: {why}; what it lacks is passed over", self.reading.store.name);
+            tracing::warn!("{}: {why}; what it lacks is passed over", self.reading.blocks.store.name);
             self.gone.lock().insert(place.id, place.at);
             return Ok(());
         }
@@ -66,11 +66,6 @@ impl Salvage {
         let later = Place { at: place.at + (count / 2) as u32, ..place };
         self.search(&Entry { blocks: part.blocks.start..middle, ..part.clone() }, all, out)?;
         self.search(&Entry { blocks: middle..part.blocks.end, place: Some(later) }, all, out)
-    }
-
-    fn ask(&self, parts: &[Entry], range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
-        let Reading { store, incarnation, sequence, .. } = &self.reading;
-        fill(store, incarnation, sequence, parts, range, out)
     }
 }
 

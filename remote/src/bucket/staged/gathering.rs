@@ -7,12 +7,11 @@ use lockbox::Result;
 use rangemap::RangeSet;
 
 use super::super::layout::BLOCK;
-use super::super::moment::fill;
 use super::super::place::{Entry, Id};
 use super::sending::INLINE;
 use super::state::LITTLE;
-use super::{SEGMENT, Shared, Staged};
-use crate::file::{START, told_later};
+use super::{SEGMENT, Staged};
+use crate::file::START;
 
 impl Staged {
     /// What every opening reads lies in two objects from then on, whatever number of commits there were: the file's start in the one that has most of it, and the rest in the
@@ -26,7 +25,7 @@ impl Staged {
         {
             let mut state = self.shared.state.lock();
             chosen.extend(state.latest.iter().map(|number| *number..number + 1));
-            let before = self.shared.store.has_of();
+            let before = self.shared.blocks.store.has_of();
             let left = |entry: &Entry| {
                 entry.blocks.start >= START / BLOCK && entry.place.is_some_and(|place| Some(place.id) == before)
             };
@@ -79,12 +78,8 @@ impl Staged {
                 }
             }
         }
-        let Shared { store, incarnation, sequence, .. } = &*self.shared;
         let (here, parts) = self.shared.near.take(parts);
-        let mut brought = vec![0; numbers.len() * BLOCK as usize];
-        let range = 0..brought.len() as u64;
-        let filled = store.patiently(&mut || fill(store, incarnation, sequence, &parts, range.clone(), &mut brought));
-        filled.map_err(|trouble| told_later(&store.name, trouble))?;
+        let mut brought = self.shared.bring(&parts, 0..numbers.len() as u64 * BLOCK)?;
         for (at, block) in here {
             let at = (at * BLOCK) as usize;
             brought[at..at + BLOCK as usize].copy_from_slice(&*block);

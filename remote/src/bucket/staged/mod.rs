@@ -24,11 +24,11 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use self::state::State;
-use super::layout::{BLOCK, Incarnation, LONGEST};
+use super::blocks::Blocks;
+use super::layout::{BLOCK, LONGEST};
 use super::near::{Block, Near};
 use super::place::Entry;
 use super::session::Session;
-use super::store::Store;
 use crate::Options;
 
 /// Blocks that gather before they go up: 8 MiB.
@@ -47,10 +47,8 @@ pub(crate) struct Staged {
 }
 
 struct Shared {
-    store: Arc<Store>,
-    incarnation: Incarnation,
-    /// The newest record of this writer.
-    sequence: Arc<AtomicU64>,
+    /// As of this writer's newest record.
+    blocks: Blocks,
     state: Mutex<State>,
     sent: Condvar,
     near: Arc<Near>,
@@ -70,12 +68,14 @@ impl Staged {
         } else {
             (session.map().clone(), session.length())
         };
-        let sequence = Arc::new(AtomicU64::new(session.sequence()));
-        let shared = Arc::new(Shared {
+        let blocks = Blocks {
             store: session.store.clone(),
             incarnation: session.incarnation,
-            near: Arc::new(Near::new(session.store.clone(), session.incarnation, sequence.clone())),
-            sequence,
+            sequence: Arc::new(AtomicU64::new(session.sequence())),
+        };
+        let shared = Arc::new(Shared {
+            near: Arc::new(Near::new(blocks.clone())),
+            blocks,
             state: Mutex::new(State::new(map, length, empty)),
             sent: Condvar::new(),
         });

@@ -8,7 +8,7 @@ use lockbox::{Error, Result};
 use rangemap::RangeSet;
 
 use super::super::layout::{BLOCK, MAX_BLOCKS};
-use super::super::moment::{Reading, fill};
+use super::super::moment::Reading;
 use super::super::names::{hex, random};
 use super::super::place::Entry;
 use super::state::Seen;
@@ -27,19 +27,16 @@ impl Staged {
             }
             (state.map.clone(), state.length, state.written)
         };
-        let reading = Reading {
-            store: self.shared.store.clone(),
-            incarnation: self.shared.incarnation,
-            map,
-            length,
-            sequence: self.shared.sequence.clone(),
-            tag: hex(&random()?),
-        };
+        let reading = Reading { blocks: self.shared.blocks.clone(), map, length, tag: hex(&random()?) };
         // Nobody comes back to a moment that is in the making.
         let options = Options { cache_bytes: Some(0), ..self.options.clone() };
         let base = match length {
             0 => None,
-            _ => Some(Arc::new(RemoteFile::counting(Box::new(reading), self.shared.store.name.clone(), &options)?)),
+            _ => Some(Arc::new(RemoteFile::counting(
+                Box::new(reading),
+                self.shared.blocks.store.name.clone(),
+                &options,
+            )?)),
         };
         let mut state = self.shared.state.lock();
         (state.base, state.based) = (base, written);
@@ -89,10 +86,7 @@ impl Staged {
         // All at once: what many records have is one round trip away, not one for each.
         if let (Some(first), Some(last)) = (far.first(), far.last()) {
             let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
-            let mut brought = vec![0; (range.end - range.start) as usize];
-            let Shared { store, incarnation, sequence, .. } = &*self.shared;
-            let filled = store.patiently(&mut || fill(store, incarnation, sequence, &far, range.clone(), &mut brought));
-            filled.map_err(|trouble| told_later(&store.name, trouble))?;
+            let brought = self.shared.bring(&far, range.clone())?;
             for part in &far {
                 let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
                 let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
@@ -133,5 +127,16 @@ impl Staged {
         if let Some(base) = base {
             old.into_iter().for_each(|run| base.will_need(run.start * BLOCK, (run.end - run.start) * BLOCK));
         }
+    }
+}
+
+impl Shared {
+    /// The bytes of a range, whose blocks lie where `parts` says: asked for all at once, and patiently.
+    pub(super) fn bring(&self, parts: &[Entry], range: Range<u64>) -> Result<Vec<u8>> {
+        let mut brought = vec![0; (range.end - range.start) as usize];
+        let store = &self.blocks.store;
+        let filled = store.patiently(&mut || self.blocks.fill(parts, range.clone(), &mut brought));
+        filled.map_err(|trouble| told_later(&store.name, trouble))?;
+        Ok(brought)
     }
 }

@@ -66,7 +66,7 @@ impl Staged {
             let runs = runs(&gathered);
             let blocks: Vec<Range<u64>> = runs.iter().map(Inline::blocks).collect();
             let pages: Vec<u8> = runs.into_iter().flat_map(|run| run.pages).collect();
-            let (bytes, hash) = layout::encode_segment(&self.shared.incarnation, &random()?, &blocks, &pages);
+            let (bytes, hash) = layout::encode_segment(&self.shared.blocks.incarnation, &random()?, &blocks, &pages);
             let id = Id::Segment(hash);
             let (count, mut at) = ((pages.len() as u64 / BLOCK) as u32, 0);
             for run in blocks {
@@ -79,7 +79,7 @@ impl Staged {
             state.sending.insert(id, bytes.clone());
             let shared = self.shared.clone();
             let sent = thread::Builder::new().name("send".into()).spawn(move || {
-                let made = Session::make_segment(&shared.store, &shared.incarnation, &id, &bytes);
+                let made = Session::make_segment(&shared.blocks.store, &shared.blocks.incarnation, &id, &bytes);
                 let mut state = shared.state.lock();
                 state.sending.remove(&id);
                 state.made.push(id);
@@ -125,7 +125,7 @@ impl Staged {
             state.map.checkpointed_but(late);
         }
         state.made.retain(|id| !cut.made.contains(id));
-        self.shared.sequence.store(session.sequence(), Ordering::Release);
+        self.shared.blocks.sequence.store(session.sequence(), Ordering::Release);
         let is_old = state.written - state.based >= self.most_since_base && kind == Kind::Commit;
         drop(state);
         if is_old {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
+use super::super::blocks::Blocks;
 use super::super::follower::{Follower, now};
 use super::super::layout::{BLOCK, Kind, encode_segment};
 use super::super::moment::{Moment, Reading};
@@ -153,11 +154,13 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
     session.least_changes = 20 * dice.below(8) as usize;
     // What the session says is there.
     let reading = Reading {
-        store: session.store.clone(),
-        incarnation: session.incarnation,
+        blocks: Blocks {
+            store: session.store.clone(),
+            incarnation: session.incarnation,
+            sequence: Arc::new(session.sequence().into()),
+        },
         map: session.map().clone(),
         length: session.length(),
-        sequence: Arc::new(session.sequence().into()),
         tag: String::new(),
     };
     let Ok((_, bytes)) = reading.first(BLOCKS * BLOCK) else { return };
