@@ -247,8 +247,11 @@ impl Storage for Living {
         let mut cleaned = self.cleaned.lock();
         if cleaned.elapsed() >= CLEANED && !self.store.spool().is_some_and(Spool::holds_back) {
             *cleaned = Instant::now();
+            let due = session.due(CLEANED_AT_ONCE);
             // What is in the way is met by the next one.
-            let _ = session.clean_some(CLEANED_AT_ONCE);
+            if self.staged.lets_go_of(&due) {
+                let _ = session.remove_dead(&due);
+            }
         }
         Ok(())
     }

@@ -139,6 +139,11 @@ impl Map {
         sparse.map(|(id, object)| (*id, object.live)).collect()
     }
 
+    /// Whether it names any block of the object.
+    pub(crate) fn names(&self, id: &Id) -> bool {
+        self.objects.get(id).is_some_and(|object| object.live > 0)
+    }
+
     /// Those that it names a block of.
     pub(crate) fn objects(&self) -> impl Iterator<Item = Id> {
         self.objects.keys().copied()

@@ -412,16 +412,19 @@ impl Session {
     /// Removes what durable records have called dead for longer than the grace. By the store's clock; one that went back removes nothing.
     /// What cannot be removed now is left for the next writer. Gives how many are removed, and what was in the way.
     pub(super) fn clean(&mut self) -> (u64, Option<Trouble>) {
-        self.clean_some(usize::MAX)
+        self.remove_dead(&self.due(MOST_CLEANED))
     }
 
-    /// The same of so many at most.
-    pub(super) fn clean_some(&mut self, most: usize) -> (u64, Option<Trouble>) {
-        let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return (0, None) };
+    /// What is to be removed now, so many at most.
+    pub(super) fn due(&self, most: usize) -> Vec<Id> {
+        let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return Vec::new() };
         let is_due = |dead: &Dead| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
-        let due = self.dead.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids());
-        let due: Vec<Id> = due.take(most.min(MOST_CLEANED)).collect();
-        let (left, trouble) = self.store.remove(&self.incarnation, &due, None);
+        self.dead.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids()).take(most).collect()
+    }
+
+    /// Removes what is due, as [`Session::clean`] does.
+    pub(super) fn remove_dead(&mut self, due: &[Id]) -> (u64, Option<Trouble>) {
+        let (left, trouble) = self.store.remove(&self.incarnation, due, None);
         let gone: HashSet<Id> = due.iter().filter(|id| !left.contains(id)).copied().collect();
         let stays = |dead: &Dead| -> Vec<Dead> {
             match dead.more > 0 && dead.ids().any(|id| gone.contains(&id)) {

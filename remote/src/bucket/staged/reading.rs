@@ -10,7 +10,7 @@ use rangemap::RangeSet;
 use super::super::layout::{BLOCK, MAX_BLOCKS};
 use super::super::moment::Reading;
 use super::super::names::{hex, random};
-use super::super::place::Entry;
+use super::super::place::{Entry, Id};
 use super::state::Seen;
 use super::{Shared, Staged};
 use crate::Options;
@@ -27,19 +27,19 @@ impl Staged {
             }
             (state.map.clone(), state.length, state.written)
         };
-        let reading = Reading { blocks: self.shared.blocks.clone(), map, length, tag: hex(&random()?) };
+        let reading = Arc::new(Reading { blocks: self.shared.blocks.clone(), map, length, tag: hex(&random()?) });
         // Nobody comes back to a moment that is in the making.
         let options = Options { cache_bytes: Some(0), ..self.options.clone() };
         let base = match length {
             0 => None,
             _ => Some(Arc::new(RemoteFile::counting(
-                Box::new(reading),
+                Box::new(reading.clone()),
                 self.shared.blocks.store.name.clone(),
                 &options,
             )?)),
         };
         let mut state = self.shared.state.lock();
-        (state.base, state.based) = (base, written);
+        (state.base, state.based_on, state.based) = (base, Some(reading), written);
         state.changed = RangeSet::new();
         state.last.clear();
         Ok(())
@@ -53,6 +53,14 @@ impl Staged {
         {
             tracing::debug!(%error, "what was written is not read ahead of yet");
         }
+    }
+
+    /// Makes the base anew when it names any of these objects, which are about to be removed. Whether it names none of them (STAGED-2).
+    pub(in super::super) fn lets_go_of(&self, ids: &[Id]) -> bool {
+        let _writing = self.writing.lock();
+        let names = |reading: &Arc<Reading>| ids.iter().any(|id| reading.map.names(id));
+        let is_named = self.shared.state.lock().based_on.as_ref().is_some_and(names);
+        !is_named || self.rebase().is_ok()
     }
 
     /// STAGED-2

@@ -9,6 +9,7 @@ use rangemap::RangeSet;
 
 use super::super::layout::BLOCK;
 use super::super::map::Map;
+use super::super::moment::Reading;
 use super::super::near::Block;
 use super::super::place::{Entry, Id};
 use crate::file::RemoteFile;
@@ -41,8 +42,9 @@ pub(super) struct State {
     /// Where all is but what is dirty.
     pub(super) map: Map,
     pub(super) length: u64,
-    /// For what is as it was there.
+    /// For what is as it was there, and where that has it from.
     pub(super) base: Option<Arc<RemoteFile>>,
+    pub(super) based_on: Option<Arc<Reading>>,
     /// What is not.
     pub(super) changed: RangeSet<u64>,
 }
@@ -76,6 +78,7 @@ impl State {
             map,
             length,
             base: None,
+            based_on: None,
             changed: RangeSet::new(),
         }
     }

@@ -191,7 +191,7 @@ fn a_writer_that_commits_all_day_makes_small_records_and_leaves_none_of_them() {
     two.commit(two.map().clone(), Vec::new(), BLOCK, Kind::Commit).unwrap();
     let mut removed = 0;
     loop {
-        match two.clean_some(37).0 {
+        match two.remove_dead(&two.due(37)).0 {
             0 => break,
             some => removed += some,
         }

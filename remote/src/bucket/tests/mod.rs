@@ -15,6 +15,7 @@ mod schedules;
 mod simulated;
 mod spooled;
 mod staged;
+mod staying;
 mod succeeded;
 mod vectors;
 
