@@ -296,6 +296,23 @@ impl Inner {
         Ok(fetched)
     }
 
+    /// Whether what is gone may be something else than what is read: a slot, and more of them what is asked for at once, has pieces of many objects.
+    fn may_be_beside(&self, error: &Error) -> bool {
+        let is_gone = match error {
+            Error::Damaged(_) => true,
+            Error::Io { source, .. } => source.kind() == io::ErrorKind::StaleNetworkFileHandle,
+            _ => false,
+        };
+        is_gone && self.source.whole()
+    }
+
+    /// These bytes and nothing beside them.
+    fn just(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let answered = patiently(&|| self.timeout, &mut || self.source.range(&self.version, range.clone()));
+        out.copy_from_slice(&answered.map_err(|trouble| told_later(&self.name, trouble))?);
+        Ok(())
+    }
+
     /// The slot, from wherever it is. `wanted` is what its reader is going to read beside it.
     fn slot(&self, slot: u64, wanted: Range<u64>) -> Result<Slot> {
         let mut shelf = self.shelf.lock();
@@ -344,11 +361,17 @@ impl Storage for RemoteFile {
         let ahead = inner.shelf.lock().ahead(wanted.clone(), inner.end());
         self.expect(ahead);
         for number in wanted.clone() {
-            let slot = inner.slot(number, wanted.clone())?;
-            let place = number * SLOT..number * SLOT + slot.len() as u64;
+            let place = inner.slot_bytes(&(number..number + 1));
             let part = offset.max(place.start)..end.min(place.end);
-            let from = (part.start - place.start) as usize..(part.end - place.start) as usize;
-            out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&slot[from]);
+            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
+            match inner.slot(number, wanted.clone()) {
+                Ok(slot) => {
+                    let from = (part.start - place.start) as usize..(part.end - place.start) as usize;
+                    into.copy_from_slice(&slot[from]);
+                }
+                Err(error) if inner.may_be_beside(&error) => inner.just(part, into)?,
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

@@ -315,6 +315,32 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
     assert!(records > 400 && others >= 3 && segments >= 2, "{records} {others} {segments} {names:?}");
 }
 
+/// What is asked for together is not lost together.
+#[test]
+fn what_lies_beside_a_missing_object_is_read() {
+    let world = World::new(1, 0);
+    let mut one = bucket(&world);
+    one.fresh().unwrap().write_at(0, &vec![7; 1200 * 4096]).unwrap();
+    one.publish().unwrap();
+    let living = super::living::living(&world, 1).unwrap();
+    (450..650).step_by(2).for_each(|block| living.write_at(block * 4096, &[8; 4096]).unwrap());
+    living.barrier().unwrap();
+    drop(living);
+    let record = format!("/log/{:016x}", u64::MAX - 4);
+    let name = world.with(|state| state.objects.keys().find(|name| name.ends_with(&record)).unwrap().clone());
+    world.with(|state| state.objects.remove(&name));
+    let file = open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap().file().clone();
+    let mut block = [0; 4096];
+    file.read_at(501 * 4096, &mut block).unwrap();
+    assert_eq!(block, [7; 4096]);
+    let told = file.read_at(500 * 4096, &mut block).unwrap_err().to_string();
+    assert!(told.contains("record 4 is missing"), "{told}");
+    let mut part = [0; 5000];
+    file.read_at(501 * 4096, &mut part).unwrap_err();
+    file.read_at(501 * 4096 + 1, &mut part[..4095]).unwrap();
+    assert_eq!(part[..4095], [7; 4095]);
+}
+
 fn newest(names: &[String]) -> &str {
     names.iter().find(|name| name.contains("/log/")).unwrap()
 }
