@@ -67,7 +67,7 @@ impl Staged {
                     near.push((number, block.to_vec()));
                     continue;
                 }
-                match state.sending.get(&place.id) {
+                match state.object(&place.id) {
                     Some(bytes) => near.push((number, bytes[from..from + BLOCK as usize].to_vec())),
                     None => {
                         // As if they were neighbours, which is where they are put.

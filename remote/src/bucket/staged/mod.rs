@@ -9,7 +9,7 @@
 //!     itself is no longer counted as written.
 //! STAGED-2  Of a block the newest bytes are read, wherever they are: not sent, in the last record, on their way, in the store, or as they were at the beginning.
 //!     The base, which has it as it was at the beginning, is asked for pieces with many blocks: so it names no object that this writer removes, needed or not.
-//! STAGED-3  After a failure nothing is sent any more: who writes on has lost what was to go with it.
+//! STAGED-3  After a failure nothing is sent any more: who writes on has lost what was to go with it. It is read all the same.
 
 mod gathering;
 mod reading;

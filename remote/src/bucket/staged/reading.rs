@@ -127,7 +127,7 @@ impl Staged {
         let is_far = |number: &u64| !state.dirty.contains_key(number) && !state.last.contains_key(number);
         let new =
             changed.take(MAX_BLOCKS as usize).filter(is_far).flat_map(|number| state.map.parts(number..number + 1));
-        let is_up = |part: &Entry| part.place.is_some_and(|place| !state.sending.contains_key(&place.id));
+        let is_up = |part: &Entry| part.place.is_some_and(|place| state.object(&place.id).is_none());
         let new: Vec<Entry> = new.filter(is_up).collect();
         let base = state.base.clone();
         drop(state);

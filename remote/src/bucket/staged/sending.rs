@@ -84,12 +84,14 @@ impl Staged {
                 state.sending.remove(&id);
                 state.made.push(id);
                 if let Err(error) = made {
+                    state.lost.insert(id, bytes);
                     state.failed.get_or_insert(error);
                 }
                 shared.sent.notify_all();
             });
             if let Err(error) = sent {
-                state.sending.remove(&id);
+                let bytes = state.sending.remove(&id);
+                state.lost.extend(bytes.map(|bytes| (id, bytes)));
                 let error = Error::io("cannot start a thread that sends", error);
                 state.failed = Some(error.clone());
                 return Err(error);

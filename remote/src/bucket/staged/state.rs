@@ -36,6 +36,8 @@ pub(super) struct State {
     pub(super) late: Option<RangeSet<u64>>,
     /// What is going up: segments, which begin with their pages.
     pub(super) sending: HashMap<Id, Arc<Vec<u8>>>,
+    /// The same that did not get there: no more than was sent at once, for then nothing is.
+    pub(super) lost: HashMap<Id, Arc<Vec<u8>>>,
     /// What went up, or may have, and no record names yet.
     pub(super) made: Vec<Id>,
     pub(super) failed: Option<Error>,
@@ -73,6 +75,7 @@ impl State {
             based: 0,
             late: None,
             sending: HashMap::new(),
+            lost: HashMap::new(),
             made: Vec::new(),
             failed: None,
             map,
@@ -92,6 +95,11 @@ impl State {
         self.changed.insert(number..number + 1);
         self.touched = true;
         self.written += 1;
+    }
+
+    /// What is not in the store, or not yet.
+    pub(super) fn object(&self, id: &Id) -> Option<&Arc<Vec<u8>>> {
+        self.sending.get(id).or_else(|| self.lost.get(id))
     }
 
     pub(super) fn is_written(&mut self, number: u64) {
@@ -140,15 +148,15 @@ impl State {
             new.extend(changed.flat_map(|other| self.map.parts(run.start.max(other.start)..run.end.min(other.end))));
         }
         let (near, far): (Vec<Entry>, Vec<Entry>) =
-            new.into_iter().partition(|part| part.place.is_none_or(|place| self.sending.contains_key(&place.id)));
+            new.into_iter().partition(|part| part.place.is_none_or(|place| self.object(&place.id).is_some()));
         let mut pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)> = Vec::new();
         for Entry { blocks, place } in &near {
             let count = ((blocks.end - blocks.start) * BLOCK) as usize;
-            match place {
+            match place.and_then(|place| Some((self.object(&place.id)?, place.at))) {
                 None => pieces.push((blocks.start, Arc::new(vec![0; count]), 0..count)),
-                Some(place) => {
-                    let from = (u64::from(place.at) * BLOCK) as usize;
-                    pieces.push((blocks.start, self.sending[&place.id].clone(), from..from + count));
+                Some((bytes, at)) => {
+                    let from = (u64::from(at) * BLOCK) as usize;
+                    pieces.push((blocks.start, bytes.clone(), from..from + count));
                 }
             }
         }

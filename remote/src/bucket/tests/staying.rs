@@ -7,7 +7,7 @@ use lockbox::storage::Storage;
 
 use super::super::session::GRACE;
 use super::super::{Bucket, Living};
-use super::living::{NAME, living, spent, whole};
+use super::living::{NAME, living, made, spent, whole};
 use super::simulated::World;
 use super::{Compared, options};
 
@@ -52,5 +52,18 @@ fn a_writer_that_stays_for_days_reads_what_lies_beside_what_was_removed() {
     let asked = spent(&world);
     // Each of them is there: nothing had to be looked for.
     assert!(asked.iter().all(|asked| asked.contains(" get ")), "{asked:?}");
+    assert!(whole(&storage) == now);
+}
+
+#[test]
+fn what_did_not_go_up_is_still_read_by_who_wrote_it() {
+    let world = World::new(1, 0);
+    let mut now = made(&world, 3);
+    let storage = living(&world, 2).unwrap();
+    world.with(|state| state.away = true);
+    Compared { storage: &storage, now: &mut now }.write(4096, &vec![9; 9 << 20]).unwrap();
+    assert!(storage.staged.settle(false).is_err());
+    world.with(|state| state.away = false);
+    assert!(storage.barrier().is_err());
     assert!(whole(&storage) == now);
 }
