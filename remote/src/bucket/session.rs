@@ -151,7 +151,7 @@ impl Session {
         let is_orderly =
             before.as_ref().is_none_or(|before| before.trailer.kind == Kind::Close && before.dead.len() < MAX_DEAD);
         let (map, dead, newest) = match before {
-            Some(Moment { trailer, map, dead, .. }) => (map, dead, trailer),
+            Some(Moment { trailer, map, dead, .. }) => (map, together(dead), trailer),
             None => (Map::default(), Vec::new(), nothing(incarnation)),
         };
         let mut session = Session {
@@ -477,14 +477,21 @@ impl Session {
 }
 
 /// Records first, of which those with numbers one after the other are one entry when they died within one hour of the store's clock: a writer that commits once a second makes 86,400 in
-/// the day for which they stay, and each commit has the list. The last one's time is that of all.
+/// the day for which they stay, and each commit has the list. The last one's time is that of all. None is named twice.
 fn together(dead: Vec<Dead>) -> Vec<Dead> {
     let number = |dead: &Dead| if let Id::Log(first) = dead.id { Some(first) } else { None };
     let (mut records, objects): (Vec<Dead>, Vec<Dead>) = dead.into_iter().partition(|dead| number(dead).is_some());
     records.sort_by_key(number);
     let mut all: Vec<Dead> = Vec::new();
-    for next in records {
+    for mut next in records {
         let count = |dead: &Dead| u64::from(dead.more) + 1;
+        // Of an enemy's list: each of thousands of runs over each other would be taken apart into all that it names when one of that is removed.
+        if let (Some(end), Some(first)) = (all.last().and_then(|last| Some(number(last)? + count(last))), number(&next))
+            && first < end
+        {
+            let Some(more) = u64::from(next.more).checked_sub(end - first) else { continue };
+            next = Dead { id: Id::Log(end), more: more as u32, ..next };
+        }
         match all.last_mut() {
             Some(last)
                 if number(last).map(|first| first + count(last)) == number(&next)

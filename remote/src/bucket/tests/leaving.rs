@@ -1,5 +1,6 @@
 //! What becomes of objects that no record names, and of those who leave without a backup.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -8,9 +9,10 @@ use lockbox::Error;
 use parking_lot::Mutex;
 
 use super::super::Bucket;
-use super::super::layout::{BLOCK, Kind, MAX_DEAD};
-use super::super::names::hex;
+use super::super::layout::{BLOCK, Dead, Kind, MAX_BLOCKS, MAX_DEAD, Said, Trailer, encode_record};
+use super::super::names::{hex, path};
 use super::super::objects::{Created, Listed, Objects, Part};
+use super::super::place::Id;
 use super::super::session::{GRACE, Inline, Session};
 use super::super::store::Store;
 use super::simulated::World;
@@ -140,6 +142,54 @@ fn what_does_not_fit_into_a_list_of_the_dead_is_found_by_the_next_writer() {
     assert_eq!(count(&world, "/seg/"), 0);
     // The records of those who came stay, the newest one, and that of before, which is dead since a moment ago.
     assert_eq!(count(&world, "/log/"), 7 + 2);
+}
+
+/// Removes one object and no more.
+struct Grudging {
+    objects: Box<dyn Objects>,
+    removed: AtomicBool,
+}
+
+impl Objects for Grudging {
+    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+        self.objects.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+        self.objects.get(name, part)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+        self.objects.list(prefix, after, most)
+    }
+
+    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+        match self.removed.swap(true, Ordering::Relaxed) {
+            false => self.objects.remove(name),
+            true => Err(Trouble::Refused("you may not".into())),
+        }
+    }
+}
+
+/// An enemy's list of runs that lie over each other is not taken apart into all that they name.
+#[test]
+fn what_a_list_of_the_dead_names_many_times_is_dead_once() {
+    let world = World::new(1, 0);
+    let incarnation = Session::open(store(&world, 1), somebody(), true).unwrap().incarnation;
+    let run = |first| Dead { id: Id::Log(first), more: MAX_BLOCKS, since: 5 };
+    let dead: Vec<Dead> = (0..100).map(|number| run(1 + number % 3)).collect();
+    let trailer = Trailer { kind: Kind::Close, incarnation, sequence: 10_000, epoch: 1, ..Trailer::default() };
+    let (bytes, _) = encode_record(&trailer, &[], &Said { changes: Vec::new(), dead, owner: somebody() });
+    world.with(|state| state.objects.insert(path(&incarnation, &Id::Log(10_000)), bytes));
+    let objects = Grudging { objects: world.store(1), removed: AtomicBool::new(false) };
+    let grudging = Arc::new(Store::new(Box::new(objects), "s3://b/p".into(), options().timeout));
+    let mut session = Session::open(grudging, somebody(), true).unwrap();
+    assert_eq!(session.clean().0, 1);
+    session.close().unwrap();
+    let (_, said) = store(&world, 1).record(&incarnation, session.sequence()).unwrap().unwrap();
+    assert!(said.dead.len() < 10, "{} entries", said.dead.len());
+    let named: Vec<Id> = said.dead.iter().flat_map(|dead| dead.ids()).collect();
+    assert_eq!(named.iter().collect::<std::collections::HashSet<_>>().len(), named.len());
 }
 
 #[test]
