@@ -5,7 +5,8 @@
 //! MOMENT-2  A later request is answered from the same moment or a newer one, whoever makes it. So what is open shows what is written to it elsewhere, as a file of this host shows what
 //!     other programs write; and of several files no more is promised than that none goes back.
 //! MOMENT-3  What is open and gone from the newest moment is answered from the last one in which it was, as an unlinked file can be read by those who have it open. Of such moments
-//!     [`HELD`] are held at most, for each has memory of its own: what is open of older ones is stale (ESTALE).
+//!     [`HELD`] are held at most, for each has memory of its own: what is open of older ones is stale (ESTALE). As long as nobody answers whether it is in the newest, it stays
+//!     where it was.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -133,8 +134,8 @@ impl Shown {
         let newest = self.newest();
         let last = self.open.lock().get(&number.0).and_then(|opened| opened.last.clone());
         let Some(last) = last.filter(|last| last.number < newest.number) else { return newest };
-        // Without the lock: it may have to be fetched.
-        if let Err(Error::NotFound | Error::Stale) = newest.adapter.fs.attributes(ino(number)) {
+        // Without the lock: it may have to be fetched. While it cannot be, nobody knows whether it is there, and the next request asks again.
+        if let Err(Error::NotFound | Error::Stale | Error::Io { .. }) = newest.adapter.fs.attributes(ino(number)) {
             return last;
         }
         if let Some(opened) = self.open.lock().get_mut(&number.0) {
@@ -281,14 +282,17 @@ impl fuser::Filesystem for Followed {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
     use lockbox::format::{Ino, ROOT_INO};
     use lockbox::fs::SyncProfile;
     use lockbox::keys::{self, UnlockedKey};
+    use lockbox::storage::{FileStorage, LockMode, Storage};
 
     use super::*;
     use crate::adapter::{Activity, Manner};
@@ -328,11 +332,75 @@ mod tests {
             archive.close().unwrap();
         }
 
-        fn moment(&mut self) -> Arc<FileSystem> {
+        fn copy(&mut self) -> std::path::PathBuf {
             let path = self.place.path().join(format!("{}.lbx", self.copies));
             std::fs::copy(self.place.path().join("a.lbx"), &path).unwrap();
             self.copies += 1;
-            Arc::clone(opened(&path, &self.key, true).file_system())
+            path
+        }
+
+        fn moment(&mut self) -> Arc<FileSystem> {
+            Arc::clone(opened(&self.copy(), &self.key, true).file_system())
+        }
+
+        /// One of which nothing can be read while it is away.
+        fn far(&mut self) -> (Arc<Far>, Arc<FileSystem>) {
+            let file = FileStorage::open(&self.copy(), LockMode::Shared).unwrap();
+            let far = Arc::new(Far { file, away: AtomicBool::new(false) });
+            let storage: Arc<dyn Storage> = far.clone();
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            let archive = Archive::open(&storage, &self.key, &options).unwrap();
+            (far, Arc::clone(archive.file_system()))
+        }
+    }
+
+    struct Far {
+        file: FileStorage,
+        away: AtomicBool,
+    }
+
+    impl Storage for Far {
+        fn len(&self) -> lockbox::Result<u64> {
+            self.file.len()
+        }
+
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> lockbox::Result<()> {
+            match self.away.load(Ordering::Relaxed) {
+                false => self.file.read_at(offset, out),
+                true => Err(Error::request("the server does not answer", io::ErrorKind::TimedOut)),
+            }
+        }
+
+        fn write_at(&self, offset: u64, data: &[u8]) -> lockbox::Result<()> {
+            self.file.write_at(offset, data)
+        }
+
+        fn allocate(&self, offset: u64, length: u64) -> lockbox::Result<()> {
+            self.file.allocate(offset, length)
+        }
+
+        fn punch(&self, offset: u64, length: u64) -> lockbox::Result<()> {
+            self.file.punch(offset, length)
+        }
+
+        fn set_len(&self, length: u64) -> lockbox::Result<()> {
+            self.file.set_len(length)
+        }
+
+        fn barrier(&self) -> lockbox::Result<()> {
+            self.file.barrier()
+        }
+
+        fn evict(&self, offset: u64, length: u64) -> lockbox::Result<()> {
+            self.file.evict(offset, length)
+        }
+
+        fn next_data(&self, offset: u64) -> lockbox::Result<Option<Range<u64>>> {
+            self.file.next_data(offset)
+        }
+
+        fn read_only(&self) -> bool {
+            true
         }
     }
 
@@ -388,6 +456,25 @@ mod tests {
         shown.closed(goes);
         assert_eq!(shown.read(goes), (3, None));
         assert_eq!(shown.file_systems().len(), 1, "nobody keeps the moments that were");
+    }
+
+    /// Whether a moment has a file is not known while it cannot be asked.
+    #[test]
+    fn what_is_open_and_gone_stays_although_the_server_was_away_when_it_went() {
+        let mut written = Written::new();
+        let mut files = Vec::new();
+        written.change(|fs| files.extend((0..2000).map(|number| make(fs, &number.to_string()))));
+        let (goes, stays) = (files[1000], files[1200]);
+        let shown = shown(written.moment());
+        [goes, stays].iter().for_each(|number| shown.open(*number));
+        written.change(|fs| fs.unlink(ROOT_INO, b"1000").unwrap());
+        let (far, fs) = written.far();
+        far.away.store(true, Ordering::Relaxed);
+        assert!(matches!(fs.attributes(Ino(goes.0)), Err(Error::Io { .. })), "it is in memory");
+        shown.go_on(fs);
+        far.away.store(false, Ordering::Relaxed);
+        assert_eq!(shown.read(goes), (0, Some(b"1000".to_vec())));
+        assert_eq!(shown.read(stays), (1, Some(b"1200".to_vec())));
     }
 
     #[test]
