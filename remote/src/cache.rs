@@ -13,6 +13,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -165,6 +166,12 @@ impl Cache {
             self.off.store(true, Ordering::Relaxed);
             tracing::warn!("nothing more is kept on disk: {error}");
         }
+    }
+
+    /// Forgets slots that are not what they should be.
+    pub(crate) fn forget(&self, slots: &Range<u64>) {
+        let gone = |slot: &u64| slot.checked_sub(1).is_some_and(|slot| slots.contains(&slot));
+        self.table.lock().slots.iter_mut().filter(|slot| gone(slot)).for_each(|slot| *slot = 0);
     }
 
     /// Slots that came from here.

@@ -421,7 +421,9 @@ impl Storage for RemoteFile {
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
-        self.inner.shelf.lock().forget(offset / SLOT..offset.saturating_add(length).div_ceil(SLOT));
+        let slots = offset / SLOT..offset.saturating_add(length).div_ceil(SLOT);
+        self.inner.shelf.lock().forget(slots.clone());
+        self.inner.cache.iter().for_each(|cache| cache.forget(&slots));
         Ok(())
     }
 

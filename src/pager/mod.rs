@@ -101,9 +101,23 @@ impl Pager {
     /// Reads and opens a page of any kind, whole: padding and every cell are verified.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
         self.check_place(pointer)?;
-        let mut bytes = vec![0; (pointer.run.blocks * BLOCK) as usize];
-        self.storage.read_at(pointer.run.offset(), &mut bytes)?;
-        self.cipher.open(pointer, bytes)
+        self.once_more(pointer, || {
+            let mut bytes = vec![0; (pointer.run.blocks * BLOCK) as usize];
+            self.storage.read_at(pointer.run.offset(), &mut bytes)?;
+            self.cipher.open(pointer, bytes)
+        })
+    }
+
+    /// Reads a page again, when it is not as it should be, from where it lies: of an archive of another machine what is kept here may be of another history of it, as when its
+    /// store was set back to an older state and written on, or the file of a web server was replaced within the second that its tag tells.
+    fn once_more<T>(&self, pointer: &Pointer, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+        match read() {
+            Err(Error::Damaged(_)) if self.is_far() => {
+                self.storage.evict(pointer.run.offset(), pointer.run.bytes())?;
+                read()
+            }
+            done => done,
+        }
     }
 
     /// Seals `page` for `run`.

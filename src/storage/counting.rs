@@ -20,6 +20,8 @@ pub(crate) struct CountingStorage {
     bytes: AtomicU64,
     blocks: Mutex<BTreeMap<u64, u64>>,
     hints: Mutex<Vec<Range<u64>>>,
+    /// What reads see of it until something is evicted.
+    kept: Mutex<Option<MemoryStorage>>,
 }
 
 impl CountingStorage {
@@ -30,6 +32,11 @@ impl CountingStorage {
     /// The same as a storage of another machine, or not.
     pub(crate) fn at(far: bool) -> CountingStorage {
         CountingStorage { far, ..CountingStorage::default() }
+    }
+
+    /// From now on what is there now is read, whatever is written, until something is evicted.
+    pub(crate) fn keep(&self) {
+        *self.kept.lock() = Some(MemoryStorage::from_contents(self.memory.contents()));
     }
 
     /// (requests, bytes) since the last call.
@@ -60,7 +67,7 @@ impl Storage for CountingStorage {
         let mut blocks = self.blocks.lock();
         touched.for_each(|block| *blocks.entry(block).or_default() += 1);
         drop(blocks);
-        self.memory.read_at(offset, out)
+        self.kept.lock().as_ref().unwrap_or(&self.memory).read_at(offset, out)
     }
 
     fn is_far(&self) -> bool {
@@ -92,6 +99,7 @@ impl Storage for CountingStorage {
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        *self.kept.lock() = None;
         self.memory.evict(offset, length)
     }
 

@@ -39,6 +39,10 @@ impl Pager {
         if out.is_empty() {
             return Ok(());
         }
+        self.once_more(pointer, || self.read_cells_of(pointer, start, out))
+    }
+
+    fn read_cells_of(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         let page = Page::begin(self, pointer, start, out.len() as u32)?;
         let head = page.head()?;
         let table = &head.table;

@@ -236,3 +236,33 @@ fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
     }
     assert!(ended && failed > 2, "{failed}");
 }
+
+/// Records have numbers, which are given again when a store is set back to an older state and written on.
+#[test]
+fn what_is_kept_of_another_history_is_forgotten_when_it_is_told() {
+    let world = World::new(1, 0);
+    let place = tempfile::tempdir().unwrap();
+    let cached = Options { cache_directory: Some(place.path().into()), cache_bytes: Some(32 << 20), ..options() };
+    let mut now = vec![3; 6 * MIB as usize];
+    made(&world, &now);
+    let one = living(&world);
+    let commit = |living: &Living, now: &mut Vec<u8>, at: u64, byte: u8| {
+        Compared { storage: living, now }.write(at, &[byte; 4096]).unwrap();
+        living.barrier().unwrap();
+    };
+    commit(&one, &mut now, 5 * MIB, 4);
+    let (old, mut then) = (world.with(|state| state.objects.clone()), now.clone());
+    commit(&one, &mut now, 5 * MIB, 5);
+    commit(&one, &mut now, 5 * MIB, 6);
+    commit(&one, &mut now, 0, 9);
+    assert!(whole(&**follower(&world, &cached).file()) == now);
+    world.with(|state| state.objects = old);
+    let other = living(&world);
+    commit(&other, &mut then, 5 * MIB, 7);
+    commit(&other, &mut then, 0, 9);
+    let follower = follower(&world, &cached);
+    assert!(whole(&**follower.file()) != then, "nothing is of another history, and this test shows nothing");
+    // As who opens a page does that is not what it should be.
+    follower.file().evict(5 * MIB, 4096).unwrap();
+    assert!(whole(&**follower.file()) == then);
+}
