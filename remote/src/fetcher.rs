@@ -30,8 +30,8 @@ use crate::address::Address;
 use crate::bucket::{Follower, Living};
 use crate::traffic::Traffic;
 
-/// Readers that are served at once.
-const LENT: usize = 16;
+/// Readers that are served at once: as many event loops as a mount for many programs is told to have, and what else asks. Who waits for a store that is away keeps one.
+const LENT: usize = 40;
 /// With the one for news.
 const SOCKETS: usize = LENT + 1;
 
