@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::{Output, Reader, rfc3339};
+use crate::output::{self, Output, Reader, rfc3339};
 use crate::progress::Bar;
 
 /// The end of the year 9999: what a stranger says is told as a time.
@@ -228,6 +228,7 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
         }
         _ => Failure::at(&args.address, &error),
     })?;
+    collected.notice.iter().for_each(|notice| output::complain(notice));
     let mut out = Output::new();
     if args.json {
         out.json(&json!({"removed": collected.removed, "found": collected.found, "waiting": collected.waiting}))?;

@@ -182,6 +182,7 @@ pub struct Collected {
     pub removed: u64,
     pub found: u64,
     pub waiting: u64,
+    pub notice: Option<String>,
 }
 
 /// # Errors

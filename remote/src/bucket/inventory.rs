@@ -370,7 +370,7 @@ fn is_content(incarnation: &Incarnation, id: &Id, bytes: &[u8]) -> bool {
 }
 
 /// What a collection did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Objects that were removed.
     pub removed: u64,
@@ -378,4 +378,6 @@ pub struct Collected {
     pub found: u64,
     /// Objects that are dead and stay until their day is over.
     pub waiting: u64,
+    /// What the user should know about the writer's coming.
+    pub notice: Option<String>,
 }

@@ -459,6 +459,7 @@ impl Session {
             removed,
             found: found?.len() as u64,
             waiting: self.dead.iter().map(|dead| u64::from(dead.more) + 1).sum(),
+            notice: self.notice,
         })
     }
 

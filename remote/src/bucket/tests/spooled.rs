@@ -14,11 +14,11 @@ use super::super::living::Living;
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::GRACE;
 use super::super::spool::{Spool, Unsent, forget, unsent};
-use super::super::{Bucket, open_unsent};
+use super::super::{Bucket, collect, open_unsent};
 use super::counting::{How, counting};
 use super::living::{NAME, found, living, made, whole};
-use super::options;
 use super::simulated::World;
+use super::{Compared, options};
 use crate::Options;
 use crate::source::Trouble;
 
@@ -197,6 +197,22 @@ fn what_another_writer_came_before_is_kept_for_who_wrote_it() {
     assert_eq!(forget(place.path(), "s3://b/other").unwrap(), []);
     assert_eq!(forget(place.path(), NAME).unwrap().len(), 1);
     assert_eq!(kept(place.path()), []);
+}
+
+#[test]
+fn who_only_collects_is_told_too_that_another_writer_came_before_what_was_kept() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let mut now = made(&world, 3);
+    leave(&world, place.path(), &now);
+    is_away(&world, false);
+    let other = living(&world, 3).unwrap();
+    Compared { storage: &other, now: &mut now }.write(0, &[0xD1; 4096]).unwrap();
+    other.barrier().unwrap();
+    drop(other);
+    let told = collect(world.store(2), NAME.into(), &at(place.path()), false).unwrap().notice;
+    assert!(told.as_ref().is_some_and(|told| told.contains("lockbox remote unsent")), "{told:?}");
+    assert!(found(&world) == now);
 }
 
 #[test]
