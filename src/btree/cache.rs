@@ -72,6 +72,29 @@ impl NodeStore {
         self.nodes.bytes()
     }
 
+    /// Whether each node that is read is waited for, on another machine.
+    pub(super) fn is_far(&self) -> bool {
+        match &self.source {
+            Source::Pager(pager) => pager.is_far(),
+            #[cfg(test)]
+            Source::Pages(_) => false,
+        }
+    }
+
+    /// Names nodes that are going to be read on another machine, as far as they are not in memory.
+    pub(super) fn expect<'a>(&self, children: impl Iterator<Item = &'a Child>) {
+        match &self.source {
+            Source::Pager(pager) if pager.is_far() => {
+                let stored = children.filter_map(|child| match child {
+                    Child::Stored(pointer) => Some(pointer),
+                    Child::Resident(_) => None,
+                });
+                pager.expect_pages(stored.filter(|pointer| !self.nodes.has(pointer)));
+            }
+            _ => {}
+        }
+    }
+
     /// The stored node at `pointer`, which must be what its parent says (TREE-4).
     pub(super) fn load(&self, pointer: &Pointer, bounds: Bounds) -> Result<Arc<Node>> {
         if let Some(node) = self.nodes.get(pointer) {

@@ -6,6 +6,7 @@
 //! in that version, with its fences and all below it (`difference.rs` has the induction), and each key between its fences has the value that it had. What came,
 //! went or changed since lies between the fences of newer leaves: a leaf that loses a key is made anew, and so is the neighbour that takes the range of one that is emptied.
 
+use super::foresee::MOST;
 use super::node::{Body, Bounds};
 use super::{Child, NodeStore, Tree, cursor};
 use crate::error::Result;
@@ -33,13 +34,17 @@ impl Tree {
 }
 
 impl Walk<'_, '_> {
-    fn visit(&mut self, child: &Child, bounds: Bounds) -> Result<()> {
-        // What no commit has written is newer than all.
+    /// What no commit has written is newer than all.
+    fn is_newer(&self, child: &Child) -> bool {
         let stored = match child {
             Child::Stored(pointer) => Some(pointer.generation),
             Child::Resident(node) => node.stored.get().map(|pointer| pointer.generation),
         };
-        if stored.is_some_and(|generation| generation <= self.since) {
+        stored.is_none_or(|generation| generation > self.since)
+    }
+
+    fn visit(&mut self, child: &Child, bounds: Bounds) -> Result<()> {
+        if !self.is_newer(child) {
             return Ok(());
         }
         if bounds.level == 0 {
@@ -47,8 +52,13 @@ impl Walk<'_, '_> {
         }
         cursor::with_node(self.store, child, bounds, |node| match &node.body {
             Body::Leaf(_) => self.leaf(node.lower, node.upper),
-            Body::Internal(children) => (0..children.len())
-                .try_for_each(|slot| self.visit(&children[slot].1, node.child_bounds(children, slot))),
+            Body::Internal(children) => {
+                // Leaves among them are not read here, but by whoever compares what is in them.
+                let newer = children.iter().map(|(_, child)| child).filter(|child| self.is_newer(child));
+                self.store.expect(newer.take(MOST));
+                (0..children.len())
+                    .try_for_each(|slot| self.visit(&children[slot].1, node.child_bounds(children, slot)))
+            }
         })
     }
 

@@ -18,6 +18,7 @@ mod difference;
 mod edit;
 mod finger;
 mod flush;
+mod foresee;
 mod node;
 mod search;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{MemoryStorage, Storage};
 use crate::error::Result;
-use crate::format::BLOCK;
+use crate::format::{BLOCK, RESERVED};
 
 /// `memory`, with its reads counted. What goes to `memory` itself is not.
 #[derive(Default)]
@@ -18,6 +18,8 @@ pub(crate) struct CountingStorage {
     far: bool,
     requests: AtomicU64,
     bytes: AtomicU64,
+    /// Requests for what was not named before, but for headers and rings, which come with an archive's start.
+    unexpected: AtomicU64,
     blocks: Mutex<BTreeMap<u64, u64>>,
     hints: Mutex<Vec<Range<u64>>>,
     /// What reads see of it until something is evicted.
@@ -44,6 +46,11 @@ impl CountingStorage {
         (self.requests.swap(0, Ordering::Relaxed), self.bytes.swap(0, Ordering::Relaxed))
     }
 
+    /// The same requests, as far as nothing that was named since the last call of [`CountingStorage::take_hints`] had all of what they asked for.
+    pub(crate) fn take_unexpected(&self) -> u64 {
+        self.unexpected.swap(0, Ordering::Relaxed)
+    }
+
     /// How often each block was read since the last call.
     pub(crate) fn take_blocks(&self) -> BTreeMap<u64, u64> {
         std::mem::take(&mut self.blocks.lock())
@@ -63,6 +70,11 @@ impl Storage for CountingStorage {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        let named = |hint: &Range<u64>| hint.start <= offset && offset + out.len() as u64 <= hint.end;
+        let is_start = RESERVED.iter().any(|(start, end)| (*start..*end).contains(&(offset / BLOCK)));
+        if !is_start && !self.hints.lock().iter().any(named) {
+            self.unexpected.fetch_add(1, Ordering::Relaxed);
+        }
         let touched = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
         let mut blocks = self.blocks.lock();
         touched.for_each(|block| *blocks.entry(block).or_default() += 1);

@@ -52,6 +52,11 @@ impl<'a> View<'a> {
         self.tree.changed_since(self.store, since, f)
     }
 
+    /// Has the nodes in which these ranges lie asked for together, on another machine: see [`Tree::foresee`].
+    pub(crate) fn foresee(&self, ranges: &[(Key, Key)]) -> Result<()> {
+        self.tree.foresee(self.store, ranges)
+    }
+
     /// The same in pieces; without an older version every record of this one.
     pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> Differing<'a> {
         Differing { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }

@@ -16,6 +16,8 @@ const MOST_RECORDS: usize = 100_000;
 const MOST_PAGES: usize = 16_384;
 /// Bytes of values that are held for it at most.
 const MOST_BYTES: usize = 64 << 20;
+/// Ranges that are compared one after the other, and whose nodes are asked for together.
+const RANGES: usize = 64;
 /// Records read at once.
 const BATCH: usize = 4096;
 
@@ -50,15 +52,31 @@ pub(super) fn prepare(
     let mut fits = true;
     // Every extent is judged by its birth, which is a number of the line; nodes that have others are all looked at.
     let since = if pinned.counts_on_since(base)? { base.generation } else { Generation(0) };
-    ours.changed_since(since, &mut |lower, upper| {
-        let mut walk = Pair { at: lower, upper, ours: &ours, theirs: &theirs };
-        while fits && let Some((new, old)) = walk.next()? {
-            prepared.compare(new, old, base.generation)?;
-            fits = prepared.changes.len() <= MOST_RECORDS && prepared.bytes <= MOST_BYTES;
-            watch(BackupStep::Copying { done: 0, total: None })?;
+    let mut compare = |ranges: &[(Key, Key)]| {
+        if !fits {
+            return Ok(());
+        }
+        theirs.foresee(ranges).map_err(in_backup)?;
+        for (lower, upper) in ranges {
+            let mut walk = Pair { at: *lower, upper: *upper, ours: &ours, theirs: &theirs };
+            while fits && let Some((new, old)) = walk.next()? {
+                // What is behind this part of a long one.
+                if walk.at < walk.upper {
+                    theirs.foresee(&[(walk.at, walk.upper)]).map_err(in_backup)?;
+                }
+                prepared.compare(new, old, base.generation)?;
+                fits = prepared.changes.len() <= MOST_RECORDS && prepared.bytes <= MOST_BYTES;
+                watch(BackupStep::Copying { done: 0, total: None })?;
+            }
         }
         Ok(())
+    };
+    let mut ranges = Vec::new();
+    ours.changed_since(since, &mut |lower, upper| {
+        ranges.push((lower, upper));
+        if ranges.len() < RANGES { Ok(()) } else { compare(&std::mem::take(&mut ranges)) }
     })?;
+    compare(&ranges)?;
     if !fits {
         return Ok(None);
     }

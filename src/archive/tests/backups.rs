@@ -17,7 +17,7 @@ use crate::fs::FileSystem;
 use crate::keys::header::Header;
 use crate::keys::{self, SeenOptions};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
-use crate::storage::{MemoryStorage, Storage};
+use crate::storage::{CountingStorage, MemoryStorage, Storage};
 
 pub(super) fn source(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> BackupSource {
     Backups::of(fs.clone(), storage.clone()).pin().unwrap()
@@ -128,6 +128,30 @@ fn what_did_not_change_is_not_copied() {
     }
     let fresh_copy = filled(&source(&fs, &storage));
     assert!(fresh_copy.contents().len() < 8 << 20, "{}", fresh_copy.contents().len());
+    fs.close().unwrap();
+}
+
+/// In a store each node that is read is a way there and back: those of a level are asked for together.
+#[test]
+fn the_nodes_of_a_backup_elsewhere_are_named_before_they_are_read() {
+    let (storage, fs) = fresh(17);
+    let files: Vec<_> = (0..6000u64).map(|n| put(&fs, ROOT_INO, format!("file{n}").as_bytes(), b"content")).collect();
+    let file = filled(&source(&fs, &storage));
+    for ino in files.iter().step_by(40) {
+        fs.write(*ino, 0, b"changed").unwrap();
+    }
+    let moment = source(&fs, &storage);
+    let measured = |far: bool| {
+        let there = Arc::new(CountingStorage::at(far));
+        there.write_at(0, &file.contents()).unwrap();
+        moment.bring_up_to_date(&(there.clone() as Arc<dyn Storage>), &mut on).unwrap().unwrap();
+        let unexpected = there.take_unexpected();
+        moment.verify(&(there as Arc<dyn Storage>), &mut on).unwrap();
+        unexpected
+    };
+    let (far, near) = (measured(true), measured(false));
+    assert!(near > 60, "{near} nodes are too few to show anything");
+    assert!(far * 4 < near, "{far} of {near} nodes were read that nobody had named");
     fs.close().unwrap();
 }
 
