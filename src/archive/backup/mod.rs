@@ -189,11 +189,12 @@ impl BackupSource {
         if backup.origin() != Some(base) {
             return Err(in_backup(Error::damaged("its newest commit is lost; try again")));
         }
+        // The keys of the archive; those that were removed open it no more. Before a record carries the number (9.1 rule 6), and also where no commit came
+        // since: a change of the keys on a full disk has none of its own (`vouch`).
+        header::write_copies(&**file, &copies).map_err(in_backup)?;
         if base == *self.origin() {
             return Ok(Some(self.backed_up(false, 0)));
         }
-        // The keys of the archive; those that were removed open it no more. Before a record carries the number (9.1 rule 6).
-        header::write_copies(&**file, &copies).map_err(in_backup)?;
         let watch = &mut |step| self.go_on(step, watch);
         let prepared = next::prepare(self.volume(), &self.pinned, &base, &backup, watch);
         let copied = prepared

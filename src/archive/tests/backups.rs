@@ -668,3 +668,23 @@ fn keys_that_were_changed_are_changed_in_the_backup() {
     verify(&moment, &file);
     fs.close().unwrap();
 }
+
+/// On a full disk keys are changed, and the commit that says so is left to the next writer: the backup shows that moment already, and has the keys of before.
+#[test]
+fn keys_that_were_changed_without_a_commit_are_changed_in_the_backup() {
+    let (storage, fs) = fresh(24);
+    put(&fs, ROOT_INO, b"one", b"1");
+    fs.close().unwrap();
+    let fs = open_on(storage.clone(), true, 25).unwrap();
+    let file = filled(&source(&fs, &storage));
+    let header = Header::read(&*storage).unwrap();
+    header.replace_slots(&*storage, &[(3, (9, [7; 4096]))], &super::key()).unwrap();
+    let fs = open_on(storage.clone(), true, 26).unwrap();
+    let moment = source(&fs, &storage);
+    let done = next(&moment, &file).unwrap().unwrap();
+    assert_eq!((done.whole, done.copied_bytes), (false, 0));
+    let there = Header::read(&*file).unwrap();
+    there.authenticate(&super::key()).unwrap();
+    assert_eq!((there.framing().sequence, there.framing().slots[3]), (2, 9));
+    verify(&moment, &file);
+}
