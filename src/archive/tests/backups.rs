@@ -688,3 +688,38 @@ fn keys_that_were_changed_without_a_commit_are_changed_in_the_backup() {
     assert_eq!((there.framing().sequence, there.framing().slots[3]), (2, 9));
     verify(&moment, &file);
 }
+
+/// Two machines go on from one memory image, as one does that was set back while the archive was mounted: both write in one session, and give the same numbers.
+#[test]
+fn a_machine_that_was_set_back_does_not_go_on_with_a_backup_of_what_it_lost() {
+    let (storage, fs) = fresh(81);
+    for n in 0..200 {
+        put(&fs, ROOT_INO, format!("{n:04}{}", "x".repeat(200)).as_bytes(), b"1");
+    }
+    fs.close().unwrap();
+    let other = Arc::new(MemoryStorage::from_contents(storage.contents()));
+    // The same dice give the same session.
+    let lost = open_on(storage.clone(), false, 82).unwrap();
+    let fs = open_on(other.clone(), false, 82).unwrap();
+    put(&lost, ROOT_INO, b"lost", &super::sample::noise(1, 9_000));
+    let file = filled(&source(&lost, &storage));
+    let before = filled(&source(&fs, &other));
+    for n in 0..5 {
+        put(&fs, ROOT_INO, format!("new{n}").as_bytes(), &super::sample::noise(n, 9_000));
+        fs.make_durable().unwrap();
+    }
+    let moment = source(&fs, &other);
+    let (one, two) = (lost.volume.durable(), fs.volume.durable());
+    assert_eq!((one.session, one.session_first), (two.session, two.session_first));
+    assert!(one.generation < two.generation);
+    let bytes = file.contents();
+    let brought = next(&moment, &file);
+    assert!(matches!(brought, Ok(None) | Err(Error::Refused(Refusal::Destination { .. }))), "{brought:?}");
+    assert!(file.contents() == bytes);
+    // What this machine backed up itself is gone on with.
+    assert!(next(&moment, &before).unwrap().is_some());
+    verify(&moment, &before);
+    for fs in [lost, fs] {
+        fs.close().unwrap();
+    }
+}

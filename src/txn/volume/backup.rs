@@ -28,6 +28,9 @@ use crate::txn::operation::Operation;
 use crate::txn::references;
 use crate::txn::state::{Counters, State};
 
+/// Records of one session that are remembered as pinned: a backup of every hour for half a year, and 100 KB.
+const MOST_PINNED: usize = 4096;
+
 /// A moment of an archive, which stays readable as long as this lives.
 pub(crate) struct Pinned {
     state: Arc<State>,
@@ -143,20 +146,35 @@ impl Volume {
                 tag: chain.tag,
                 time: record.time,
             };
+            self.remember_pinned(&origin);
             Ok((self.state(), origin, record))
         })
     }
 
+    fn remember_pinned(&self, origin: &Origin) {
+        let mut pinned = self.pinned.lock();
+        pinned.insert(origin.generation, origin.tag);
+        if pinned.len() > MOST_PINNED {
+            pinned.pop_first();
+        }
+    }
+
     /// Whether what is there now, also by this session's commits, is `origin` or came after it.
+    ///
+    /// A machine that was set back goes on in one session and gives its numbers again, so of a writer's own session a number alone proves nothing: what this
+    /// process pinned is in its line. Of anything else in it, which another machine's reader may have made or this one before it was set back, nothing is known.
     pub(crate) fn descent_now(&self, origin: &Origin) -> Result<Descent> {
         let durable = self.durable();
-        if (durable.session, durable.session_first) == (origin.session, origin.first) {
-            // One process that extends its own records.
+        if !self.read_only() && (durable.session, durable.session_first) == (origin.session, origin.first) {
             return Ok(match durable.generation.cmp(&origin.generation) {
                 Ordering::Less => Descent::Earlier,
-                // A machine that was set back goes on in one session.
                 Ordering::Equal if self.chain().tag != origin.tag => Descent::Apart,
-                Ordering::Equal | Ordering::Greater => Descent::Continues,
+                Ordering::Equal => Descent::Continues,
+                Ordering::Greater => match self.pinned.lock().get(&origin.generation) {
+                    Some(tag) if *tag == origin.tag => Descent::Continues,
+                    Some(_) => Descent::Apart,
+                    None => Descent::Unknown,
+                },
             });
         }
         Ok(match self.descent_from(&(*origin).into())? {

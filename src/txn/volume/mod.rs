@@ -16,6 +16,7 @@ mod snapshots;
 pub(crate) use backup::Pinned;
 pub(crate) use snapshots::Choice;
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
@@ -26,7 +27,7 @@ use crate::env::Environment;
 use crate::error::{CacheUse, Error, LogUse, Result, SnapshotUse};
 use crate::format::log::LogMark;
 use crate::format::record::{CommitRecord, Origin};
-use crate::format::{BLOCK, Generation, Key};
+use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
@@ -97,6 +98,8 @@ pub(crate) struct Volume {
     unlaid: OnceLock<Arc<State>>,
     /// The snapshot that this is a view of, in another open archive.
     moment: Option<u64>,
+    /// The records of this session that were pinned, which backups may show.
+    pinned: Mutex<BTreeMap<Generation, Tag>>,
 }
 
 impl Volume {
@@ -131,6 +134,7 @@ impl Volume {
             logged: Mutex::default(),
             unlaid: OnceLock::new(),
             moment: None,
+            pinned: Mutex::default(),
         }
     }
 
