@@ -40,6 +40,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // It would stand for the root: of a variable that is not set everything that is newer would go.
+    if args.paths.iter().any(|path| path.is_empty()) {
+        return Err(Failure::usage("a path is empty; without any path everything is brought back"));
+    }
     let mut before = None;
     let restored = match Mounted::find(&args.archive)? {
         Some(mounted) => {

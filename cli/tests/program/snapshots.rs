@@ -392,3 +392,18 @@ fn a_purge_takes_snapshots_when_it_is_told_to() {
     assert!(after.0 == 0 && after.1 < before.1, "{before:?} {after:?}");
     place.good(&["check", "--full", "a.lbx"]);
 }
+
+/// Of a variable that is not set: `lockbox snapshot restore a.lbx kept "$FILE"`.
+#[test]
+fn an_empty_path_does_not_bring_everything_back() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    place.good(&["snapshot", "create", "a.lbx", "kept"]);
+    place.good(&["add", "a.lbx", "pass"]);
+    for paths in [&[""][..], &["pass", ""]] {
+        let arguments = [&["snapshot", "restore", "a.lbx", "kept"][..], paths].concat();
+        let refused = place.run(&arguments);
+        assert!(refused.code == 1 && refused.out.is_empty(), "{refused:?}");
+    }
+    assert_eq!(text(place.good(&["ls", "a.lbx"])), "pass\n");
+}
