@@ -5,9 +5,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use lockbox_share_protocol::token;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FallocateFlags, RenameFlags, fallocate, renameat2};
 use nix::unistd::geteuid;
@@ -110,6 +111,41 @@ impl Partial {
     pub(crate) fn former(&self) -> Option<(&Path, u64)> {
         let former = self.former.as_ref()?;
         Some((&former.path, former.length().ok()?))
+    }
+
+    /// SHA-256 of what arrived before, when it is so long. Where the next byte is read or written stays as it is.
+    pub(crate) fn arrived(&self, size: u64) -> Option<token::Digest> {
+        let file = self.former.as_ref().map_or(&self.file, |former| &former.file);
+        if file.metadata().ok()?.len() != size {
+            return None;
+        }
+        let (mut hash, mut at) = (Sha256::new(), 0);
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match file.read_at(&mut buffer, at).ok()? {
+                0 => return (at == size).then(|| token::Digest::new(hash.finalize().into())),
+                count => {
+                    hash.update(&buffer[..count]);
+                    at += count as u64;
+                }
+            }
+        }
+    }
+
+    /// What arrived before, in place of a new beginning.
+    pub(crate) fn back(mut self) -> Partial {
+        match self.former.take() {
+            Some(former) => {
+                self.discard();
+                *former
+            }
+            None => self,
+        }
+    }
+
+    /// Takes away what lies behind so many bytes.
+    pub(crate) fn cut(&self, length: u64) -> Result<()> {
+        self.file.set_len(length).map_err(Error::io("cannot write what was received"))
     }
 
     fn length(&self) -> Result<u64> {

@@ -40,6 +40,9 @@ struct Note {
     claim: ClaimId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     leased: Option<Leased>,
+    /// What the claim gave away with its content inside: no server has it any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    given: Option<Capsule>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -142,6 +145,13 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
         return Err(Error::Invalid(format!("{} is a directory", path.display())));
     }
     let mut partial = Partial::open(&target.directory(), &link.secret().note_name(), options.resume)?;
+    if let Some(remembered) = Claimant::remembered(client, link, options)?
+        && let Some(written) = remembered.arrived_before(&partial, options)
+    {
+        let partial = partial.back();
+        (options.kept_in)(partial.path());
+        return give_name(&remembered, partial, written, target, options);
+    }
     if let Some((path, length)) = partial.former() {
         (options.kept_before)(path, length);
     }
@@ -173,6 +183,17 @@ pub fn to_file(client: &Client, link: &Link, target: &Target, options: &Options<
             return Err(error);
         }
     };
+    give_name(&claimed, partial, written, target, options)
+}
+
+/// Gives what arrived whole its name, unpacks it when it is to be, and tells the daemon.
+fn give_name(
+    claimed: &Claimant<'_>,
+    partial: Partial,
+    written: Written,
+    target: &Target,
+    options: &Options<'_>,
+) -> Result<Receipt> {
     match options.unpack {
         Some(unpack) if written.kind == Kind::Directory => {
             // By the time that it is unpacked the link is used up: whatever happens then, the tar is whole and has a name.
@@ -231,13 +252,21 @@ struct Claimant<'a> {
 }
 
 impl<'a> Claimant<'a> {
+    /// What a former call was leased, as it noted it; nothing is asked of the server.
+    fn remembered(client: &'a Client, link: &'a Link, options: &Options<'_>) -> Result<Option<Claimant<'a>>> {
+        let Some(path) = note_path(link, options) else { return Ok(None) };
+        let Some(Note { leased: Some(leased), .. }) = state::read::<Note>(&path)? else { return Ok(None) };
+        let Leased { token, expires_in, capsule } = leased;
+        let lease = Some((token, expires_in));
+        Ok(Some(Claimant { client, link, note_path: Some(path), capsule, lease, patience: options.patience }))
+    }
+
     fn begin(client: &'a Client, link: &'a Link, options: &Options<'_>) -> Result<Claimant<'a>> {
-        let directory = options.state.map(notes);
-        if let Some(directory) = &directory {
+        if let Some(directory) = &options.state.map(notes) {
             state::make_directory(directory)?;
             state::sweep(directory, state::NOTES_KEPT);
         }
-        let note_path = directory.map(|directory| directory.join(format!("{}.json", link.secret().note_name())));
+        let note_path = note_path(link, options);
         let note = match &note_path {
             Some(path) => state::read::<Note>(path)?,
             None => None,
@@ -246,6 +275,7 @@ impl<'a> Claimant<'a> {
         let claimant =
             |capsule, lease| Claimant { client, link, note_path: note_path.clone(), capsule, lease, patience };
         let claim = match note {
+            Some(Note { given: Some(capsule), .. }) => return Ok(claimant(capsule, None)),
             Some(Note { leased: Some(leased), .. }) => {
                 let path = OfShare::Ciphertext.path(link.handle()).to_string();
                 if client.probe(&path, &leased.token.to_text())? {
@@ -254,10 +284,10 @@ impl<'a> Claimant<'a> {
                 // That lease ended; the share may have been armed again.
                 new_claim()?
             }
-            Some(Note { claim, leased: None }) => claim,
+            Some(Note { claim, .. }) => claim,
             None => new_claim()?,
         };
-        let mut note = Note { claim, leased: None };
+        let mut note = Note { claim, leased: None, given: None };
         if let Some(path) = &note_path {
             state::write(path, &note)?;
         }
@@ -268,7 +298,11 @@ impl<'a> Claimant<'a> {
                 let _ = fs::remove_file(path);
             }
         })?;
-        let Some(lease) = claimed.lease else { return Ok(claimant(claimed.capsule, None)) };
+        let Some(lease) = claimed.lease else {
+            let claimant = claimant(claimed.capsule, None);
+            claimant.keep_given(note);
+            return Ok(claimant);
+        };
         let (token, expires_in) = (lease.token, lease.expires_in);
         let kept = LeaseToken::new(*token.as_bytes());
         note.leased = Some(Leased { token, expires_in, capsule: claimed.capsule.clone() });
@@ -276,6 +310,30 @@ impl<'a> Claimant<'a> {
             state::write(path, &note)?;
         }
         Ok(claimant(claimed.capsule, Some((kept, expires_in))))
+    }
+
+    /// Remembers content that came with the claim: the link is used up, and whatever is done with the content may fail still. Where it
+    /// cannot be remembered, it is at hand all the same.
+    fn keep_given(&self, note: Note) {
+        let Some(path) = &self.note_path else { return };
+        let opens = || self.opened().and_then(|(meta, content)| open::verify(&meta, &content)).is_ok();
+        // What is damaged would be found so for ever, and the server never asked again.
+        if self.capsule.content() == Content::Inline && opens() {
+            let _ = state::write(path, &Note { given: Some(self.capsule.clone()), ..note });
+        }
+    }
+
+    /// What was received, when all of it arrived before and only its name is missing. The server may have it no more.
+    fn arrived_before(&self, partial: &Partial, options: &Options<'_>) -> Option<Written> {
+        let Content::Spooled { size, digest } = self.capsule.content() else { return None };
+        let (meta, _) = self.opened().ok()?;
+        let (length, expected) = if options.ciphertext { (size, digest) } else { (meta.size, meta.sha256) };
+        // Nothing at all is what every file begins with.
+        if length == 0 || partial.arrived(length)?.as_bytes() != expected.as_bytes() {
+            return None;
+        }
+        (options.progress)(size, size);
+        Some(if options.ciphertext { Written::sealed(&meta, size, digest) } else { Written::content(meta) })
     }
 
     /// The description, and the content when it is in the capsule.
@@ -301,7 +359,10 @@ impl<'a> Claimant<'a> {
 
     fn receive(&self, partial: &mut Partial, options: &Options<'_>) -> Result<Written> {
         let Content::Spooled { size, digest } = self.capsule.content() else {
-            return self.stream(partial.file(), options);
+            let written = self.stream(partial.file(), options)?;
+            // What arrived before, perhaps sealed, may have been longer.
+            partial.cut(written.size)?;
+            return Ok(written);
         };
         let (meta, _) = self.opened()?;
         let progress = |position| (options.progress)(position, size);
@@ -371,6 +432,11 @@ impl<'a> Claimant<'a> {
             self.client.signal(&path, &token.to_text()).is_ok()
         })
     }
+}
+
+/// Where what is remembered of a link is.
+fn note_path(link: &Link, options: &Options<'_>) -> Option<PathBuf> {
+    options.state.map(|state| notes(state).join(format!("{}.json", link.secret().note_name())))
 }
 
 fn new_claim() -> Result<ClaimId> {

@@ -4,6 +4,7 @@ mod unix;
 
 use std::fmt;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,8 +70,13 @@ impl Server {
     /// Whether what is sent cannot be read on the way.
     pub fn is_private(&self) -> bool {
         let Server::Url(url) = self else { return true };
-        let Some(rest) = url.strip_prefix("http://") else { return true };
-        ["127.", "[::1]", "localhost:", "localhost/"].iter().any(|host| rest.starts_with(host)) || rest == "localhost"
+        if !url.starts_with("http://") {
+            return true;
+        }
+        // The host as the connection takes it: a name may begin as an address does, and a user stands before it.
+        let Ok(address) = url.parse::<http::Uri>() else { return false };
+        let host = address.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 }
 
@@ -199,12 +205,17 @@ impl Client {
         self.accepted(response)
     }
 
-    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly ends a lease.
+    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly ends a lease, and only from a daemon,
+    /// which refuses in JSON: a proxy that does not know where the daemon is answers 404 as well.
     pub(crate) fn probe(&self, path: &str, bearer: &str) -> Result<bool> {
         let request = self.request(Method::HEAD, path, Some(bearer))?;
-        match self.agent.run(request).map_err(|error| self.unreachable(&error))?.status() {
+        let response = self.agent.run(request).map_err(|error| self.unreachable(&error))?;
+        let kind = response.headers().get(header::CONTENT_TYPE);
+        let is_json = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+        match response.status() {
             status if status.is_success() => Ok(true),
-            StatusCode::NOT_FOUND | StatusCode::GONE => Ok(false),
+            StatusCode::NOT_FOUND | StatusCode::GONE if is_json => Ok(false),
+            status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => Err(self.foreign(format!("status {status}"))),
             status => Err(self.busy(status)),
         }
     }
@@ -334,6 +345,34 @@ mod tests {
         }
         for text in ["", "share.example.org", "ftp://x", "https://", "https://x/#y", "https://a b", "https://x/?q"] {
             assert!(Server::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_stays_on_this_machine_is_private_without_https() {
+        let is_private = |url: &str| Server::parse(url).unwrap().is_private();
+        for url in [
+            "https://share.example.org",
+            "http://localhost",
+            "http://localhost:7377",
+            "http://localhost/share",
+            "http://127.0.0.1:7377",
+            "http://127.1.2.3",
+            "http://[::1]:7377/share",
+        ] {
+            assert!(is_private(url), "{url}");
+        }
+        for url in [
+            "http://share.example.org",
+            "http://127.0.0.1.example.org",
+            "http://127.example.org:7377",
+            "http://localhost.example.org",
+            "http://localhost:7377@example.org",
+            "http://127.0.0.1@example.org/share",
+            "http://[::1]@example.org",
+            "http://192.0.2.1",
+        ] {
+            assert!(Server::parse(url).is_err() || !is_private(url), "{url}");
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Faults {
     pub(crate) tamper: Option<fn(&mut Vec<u8>)>,
     /// The next claims and questions for a lease are answered with these.
     pub(crate) passing: Vec<(u16, ErrorCode)>,
+    /// The next claims and questions for a lease reach something that is no daemon, which answers with these.
+    pub(crate) elsewhere: Vec<u16>,
     /// Whether the lease is gone.
     pub(crate) lease_ended: bool,
 }
@@ -147,6 +149,9 @@ fn answer(mut stream: &UnixStream, heard: &Heard, inner: &Mutex<Inner>) -> Optio
         _ if asks && !inner.faults.passing.is_empty() => {
             let (status, error) = inner.faults.passing.remove(0);
             refusal(status, error)
+        }
+        _ if asks && !inner.faults.elsewhere.is_empty() => {
+            (inner.faults.elsewhere.remove(0), "content-type: text/html\r\n".into(), b"<h1>Not here</h1>".to_vec())
         }
         ("GET", "/v1/limits") => json(200, &limits()),
         ("POST", "/v1/uploads") => upload(&mut inner, heard),

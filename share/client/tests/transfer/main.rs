@@ -241,6 +241,68 @@ fn what_arrived_before_is_kept_until_a_new_beginning_is_whole() {
     }
 }
 
+/// By then no server has it any more: the file that is kept is the only one.
+#[test]
+fn what_arrived_whole_and_got_no_name_gets_one_after_the_end_of_its_link() {
+    for (length, resume) in [(100, true), (100, false), (200_000, true), (200_000, false)] {
+        let place = Place::new();
+        let link = place.share(length);
+        let state = place.path("state");
+        let receive = |target, resume| {
+            let options = Options { state: Some(&state), resume, ..forgetful() };
+            receive::to_file(&place.daemon.client(), &link, &target, &options)
+        };
+        // A directory is not replaced by a file, whatever was said.
+        fs::create_dir(place.path("in/report.bin")).unwrap();
+        let in_the_way = Target::Directory { path: place.path("in"), replace: true };
+        assert!(matches!(receive(in_the_way, false), Err(Error::Io { .. })));
+        place.daemon.faults(|faults| {
+            faults.passing = vec![(410, ErrorCode::Consumed), (410, ErrorCode::Consumed)];
+            faults.lease_ended = true;
+        });
+        let free = Target::File { path: place.path("in/other.bin"), replace: false };
+        let receipt = receive(free, resume).unwrap();
+        assert_eq!((receipt.size, receipt.path.as_deref()), (length as u64, Some(&*place.path("in/other.bin"))));
+        holds(&place.path("in/other.bin"), length);
+        assert_eq!(place.names(), ["other.bin", "report.bin"], "{length}, {resume}");
+        assert!(fs::read_dir(state.join("receiving")).unwrap().next().is_none());
+    }
+}
+
+#[test]
+fn nothing_of_a_longer_file_that_arrived_before_stays_behind_a_shorter_one() {
+    let place = Place::new();
+    let link = place.share(100);
+    fs::create_dir(place.path("in/report.bin.age")).unwrap();
+    let (target, state) = (Target::Directory { path: place.path("in"), replace: true }, place.path("state"));
+    let sealed = Options { state: Some(&state), ciphertext: true, ..forgetful() };
+    assert!(receive::to_file(&place.daemon.client(), &link, &target, &sealed).is_err());
+    holds(&place.receive(&link, true).unwrap().path.unwrap(), 100);
+}
+
+/// A way to the server that leads elsewhere for a moment, such as a proxy that does not know its name.
+#[test]
+fn an_answer_of_something_else_does_not_end_a_lease() {
+    let place = Place::new();
+    let length = 10 * PIECE;
+    let link = place.share(length);
+    place.daemon.faults(|faults| faults.cuts = vec![300_000]);
+    assert!(matches!(place.receive(&link, false), Err(Error::Cut { .. })));
+    for status in [404, 410] {
+        place.daemon.faults(|faults| faults.elsewhere = vec![status; 2]);
+        let told = place.receive(&link, true);
+        assert!(matches!(told, Err(Error::Foreign { .. })), "{status}: {told:?}");
+    }
+    place.daemon.faults(|faults| {
+        faults.cuts.clear();
+        faults.elsewhere.clear();
+    });
+    place.daemon.inner.lock().unwrap().ranges.clear();
+    holds(&place.receive(&link, true).unwrap().path.unwrap(), length);
+    let expected = ["None".to_owned(), place.range_behind(3, length)];
+    assert_eq!(place.daemon.inner.lock().unwrap().ranges, expected);
+}
+
 #[test]
 fn a_lost_reply_after_an_upload_makes_no_second_share() {
     let place = Place::new();
