@@ -163,16 +163,18 @@ impl Deposit {
         };
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let work = move || {
-            // The caller is gone: then no share names the file, and it is removed.
-            if let Err(Ok(entry)) = sender.send(self.persist().map(|()| entry)) {
-                self.spool.remove(&entry.id);
-            }
+            let finished = self.persist().map(|()| Finished { spool: Some(Arc::clone(&self.spool)), entry });
+            // What nobody takes goes with the message.
+            let _ = sender.send(finished);
         };
         if let Err(error) = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work) {
             return Pending::ready(Err(error.into()));
         }
         Pending::remote(async move {
-            receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
+            let finished = receiver.await;
+            finished
+                .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
+                .map(Finished::take)
         })
     }
 
@@ -198,6 +200,29 @@ impl Drop for Deposit {
         if self.file.take().is_some() {
             let _ = fs::remove_file(self.spool.path(&self.id).with_extension(UNFINISHED));
             self.spool.used.fetch_sub(self.length, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A payload that has its name, on its way to the caller. Where the caller goes away before or after it was sent, no share names the file, and
+/// it is removed.
+struct Finished {
+    /// None after it was taken.
+    spool: Option<Arc<Spool>>,
+    entry: SpoolEntry,
+}
+
+impl Finished {
+    fn take(mut self) -> SpoolEntry {
+        self.spool = None;
+        self.entry
+    }
+}
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        if let Some(spool) = &self.spool {
+            spool.remove(&self.entry.id);
         }
     }
 }
@@ -258,6 +283,29 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
         spool.remove(&entry.id);
         deposit(&spool, &[3; 30]);
+    }
+
+    /// A client that went away between the end of its upload and the answer.
+    #[test]
+    fn a_payload_whose_depositor_went_away_before_it_heard_of_it_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(directory.path(), 1000).unwrap();
+        let mut deposit = spool.begin().unwrap();
+        deposit.write(&[1; 20]).unwrap();
+        let path = spool.path(&deposit.id);
+        let pending = deposit.finish();
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        let wait = |done: &dyn Fn() -> bool| {
+            while !done() {
+                assert!(std::time::Instant::now() < until);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait(&|| path.exists());
+        // The message is sent soon after: most times it lies there when nobody asks for it any more.
+        std::thread::sleep(Duration::from_millis(200));
+        drop(pending);
+        wait(&|| !path.exists() && spool.bytes() == 0);
     }
 
     #[test]
