@@ -203,7 +203,7 @@ impl Inner {
                 _ => None,
             });
             if let Some(due) = leases.min().or((!share.live()).then_some(until)) {
-                shard.due.push(std::cmp::Reverse((due, *key)));
+                shard.look_at(*key, due);
             }
         }
     }

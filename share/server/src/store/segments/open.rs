@@ -109,6 +109,12 @@ impl SegmentStore {
         self.inner.shared.group.unsynced()
     }
 
+    /// Times at which shares are looked at.
+    #[cfg(test)]
+    pub(super) fn due(&self) -> usize {
+        self.inner.shards.iter().map(|shard| shard.lock().due.len()).sum()
+    }
+
     /// Where payloads are deposited and read.
     pub fn spool(&self) -> Option<&Arc<Spool>> {
         self.inner.spool.as_ref()

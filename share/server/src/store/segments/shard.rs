@@ -79,6 +79,8 @@ pub(super) struct Shard {
     out: Vec<u8>,
     /// When the shares of payloads may have ended by time alone.
     pub(super) due: BinaryHeap<Reverse<(Time, Key)>>,
+    /// Of the times in `due` the one that counts for each share: the earliest.
+    due_of: HashMap<Key, Time>,
     /// Shares that expired unused.
     pub(super) expired: u64,
 }
@@ -96,6 +98,7 @@ impl Shard {
             buffer: Vec::new(),
             out: Vec::new(),
             due: BinaryHeap::new(),
+            due_of: HashMap::new(),
             expired: 0,
         })
     }
@@ -106,6 +109,27 @@ impl Shard {
             self.index = empty_index(self.number, &self.shared)?;
         }
         Ok(())
+    }
+
+    /// Has a share looked at when it may have ended. A later time than the one that is known already is found then: who holds a lease moves
+    /// its end as often as it asks, and may not fill the memory by that.
+    pub(super) fn look_at(&mut self, key: Key, due: Time) {
+        if self.due_of.get(&key).is_none_or(|known| due < *known) {
+            self.due_of.insert(key, due);
+            self.due.push(Reverse((due, key)));
+        }
+    }
+
+    /// A share that is to be looked at by now.
+    pub(super) fn next_due(&mut self, now: Time) -> Option<Key> {
+        while let Some(Reverse((due, key))) = self.due.peek().copied().filter(|Reverse((due, _))| *due <= now) {
+            self.due.pop();
+            if self.due_of.get(&key) == Some(&due) {
+                self.due_of.remove(&key);
+                return Some(key);
+            }
+        }
+        None
     }
 
     pub(super) fn adopt(&mut self, id: u32, head: Head, length: u64) {

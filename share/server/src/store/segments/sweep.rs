@@ -142,11 +142,7 @@ impl Inner {
     fn drop_ended_payloads(&self, number: usize, now: Time) -> Result<()> {
         loop {
             let mut shard = self.shards[number].lock();
-            match shard.due.peek() {
-                Some(std::cmp::Reverse((due, _))) if *due <= now => {}
-                _ => return Ok(()),
-            }
-            let Some(std::cmp::Reverse((_, key))) = shard.due.pop() else { return Ok(()) };
+            let Some(key) = shard.next_due(now) else { return Ok(()) };
             let Some(mut found) = shard.find(&key)? else { continue };
             found.share.cell.end_overdue(now);
             self.schedule_payload(&mut shard, &found.key, &found.share, now);

@@ -315,6 +315,35 @@ fn payloads_go_with_their_share() {
     assert_eq!(store.figures().spool_bytes, 0);
 }
 
+/// Whoever holds a lease may ask for the last byte again and again, and is not counted by the limiter.
+#[test]
+fn a_receiver_that_asks_for_the_end_over_and_over_takes_no_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Arc::new(ManualClock::new());
+    let durability = Durability::None;
+    let settings = Settings { durability, background: None, clock: clock.clone(), ..Settings::default() };
+    let store = SegmentStore::open(directory.path(), &settings).unwrap();
+    let mut deposit = store.spool().unwrap().begin().unwrap();
+    deposit.write(&[4; 1000]).unwrap();
+    let payload = Some(deposit.finish().wait().unwrap());
+    store.create(handle(1), NewShare { payload, ttl: MINUTE, ..large(1) }).wait().unwrap();
+    let lease = claim(&store, 1, 1).unwrap().lease.unwrap();
+    for _ in 0..30 {
+        for _ in 0..100 {
+            store.payload(handle(1), &lease.token).wait().unwrap();
+            store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
+        }
+        clock.pass(MINUTE / 2);
+        store.sweep().unwrap();
+    }
+    assert!(store.due() < 64, "{}", store.due());
+    assert_eq!(store.figures().spool_bytes, 1000);
+    // The end is found although it was moved behind what was known.
+    clock.pass(MINUTE * 3);
+    store.sweep().unwrap();
+    assert_eq!(store.figures().spool_bytes, 0);
+}
+
 #[test]
 fn no_step_of_the_wall_clock_removes_a_payload() {
     let directory = tempfile::tempdir().unwrap();
