@@ -450,9 +450,10 @@ fn send_claim(client: &Client, link: &Link, claim: &ClaimId) -> Result<Claimed> 
     let message = Claim { handle: link.handle(), auth: link.secret().auth(), claim: ClaimId::new(*claim.as_bytes()) };
     let begun = Instant::now();
     let mut wait = Duration::from_millis(200);
+    let mut is_lost = false;
     loop {
         match client.post(api::CLAIM, None, Some(&message)) {
-            Err(error) if begun.elapsed() < REPEAT && worth_repeating(&error) => {
+            Err(error) if begun.elapsed() < REPEAT && worth_repeating(&error, &mut is_lost) => {
                 tracing::info!("no answer to the claim; sending the same again: {error}");
                 thread::sleep(wait);
                 wait = (wait * 2).min(Duration::from_secs(5));
@@ -462,10 +463,14 @@ fn send_claim(client: &Client, link: &Link, claim: &ClaimId) -> Result<Claimed> 
     }
 }
 
-/// Whether the reply may have been lost, or the daemon has no time at this moment.
-fn worth_repeating(error: &Error) -> bool {
+/// Whether the reply may have been lost, or the daemon has no time at this moment. `is_lost`: one was, and a daemon that is started anew
+/// gives it again.
+fn worth_repeating(error: &Error, is_lost: &mut bool) -> bool {
     match error {
-        Error::Unreachable { may_have_arrived, .. } => *may_have_arrived,
+        Error::Unreachable { may_have_arrived, .. } => {
+            *is_lost |= *may_have_arrived;
+            *is_lost
+        }
         other => {
             matches!(other.code(), Some(ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout))
         }

@@ -322,6 +322,27 @@ fn a_lost_reply_to_a_claim_does_not_burn_the_link() {
     }
 }
 
+/// A daemon that was killed behind the claim, and is not back when the reply is asked for again.
+#[test]
+fn a_daemon_that_is_started_anew_behind_a_claim_does_not_burn_the_link() {
+    let place = Place::new();
+    let link = place.share(100);
+    place.daemon.faults(|faults| faults.lost_claims = 1);
+    let (inner, socket) = (place.daemon.inner.clone(), place.daemon.socket.clone());
+    let away = place.path("away");
+    let restart = std::thread::spawn(move || {
+        while !inner.lock().unwrap().heard.iter().any(|heard| heard.starts_with(b"POST /v1/claim")) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        fs::rename(&socket, &away).unwrap();
+        std::thread::sleep(Duration::from_millis(700));
+        fs::rename(&away, &socket).unwrap();
+    });
+    let receipt = place.receive(&link, false);
+    restart.join().unwrap();
+    holds(&receipt.unwrap().path.unwrap(), 100);
+}
+
 #[test]
 fn a_daemon_without_time_does_not_end_what_was_begun() {
     let busy = [(429, ErrorCode::Limited), (503, ErrorCode::Unavailable), (504, ErrorCode::Timeout)];
