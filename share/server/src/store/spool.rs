@@ -20,6 +20,8 @@ use super::random::random;
 
 /// What is being deposited carries this ending.
 const UNFINISHED: &str = "part";
+/// Nothing was added for so long to what another daemon takes in: that daemon has ended. Uploads end when they stand still for much less.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// A directory of payloads.
 pub struct Spool {
@@ -44,17 +46,45 @@ impl Spool {
     /// # Errors
     /// What the host says.
     pub fn open(directory: &Path, capacity: u64) -> io::Result<Arc<Spool>> {
+        let spool = Spool::open_shared(directory, capacity)?;
+        spool.remove_unfinished(Duration::ZERO)?;
+        Ok(spool)
+    }
+
+    /// The same in a directory that other daemons use at this time: what they take in stays.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn open_shared(directory: &Path, capacity: u64) -> io::Result<Arc<Spool>> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let mut used = 0;
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            if entry.path().extension().is_some_and(|ending| ending == UNFINISHED) {
-                fs::remove_file(entry.path())?;
-            } else {
+            if !is_unfinished(&entry.path()) {
                 used += entry.metadata()?.size();
             }
         }
         Ok(Arc::new(Spool { directory: directory.into(), capacity, used: AtomicU64::new(used) }))
+    }
+
+    /// Removes what daemons left that ended while they took it in.
+    pub(crate) fn remove_abandoned(&self) -> io::Result<()> {
+        self.remove_unfinished(ABANDONED)
+    }
+
+    fn remove_unfinished(&self, age: Duration) -> io::Result<()> {
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            if !is_unfinished(&path) || (!age.is_zero() && !is_older(&path, age)) {
+                continue;
+            }
+            match fs::remove_file(&path) {
+                // It has its name by now, or another daemon was first.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of all payloads, those on their way in included.
@@ -236,6 +266,16 @@ pub(crate) fn name(id: &[u8; 16]) -> String {
     })
 }
 
+fn is_unfinished(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == UNFINISHED)
+}
+
+/// Whether nothing was written to a file for so long; not when it cannot be told.
+fn is_older(path: &Path, age: Duration) -> bool {
+    let modified = fs::symlink_metadata(path).and_then(|meta| meta.modified());
+    modified.is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age))
+}
+
 /// The payload whose file has this name.
 fn id_of(name: &str) -> Option<[u8; 16]> {
     let number = u128::from_str_radix(name, 16).ok().filter(|_| name.len() == 32)?;
@@ -306,6 +346,24 @@ mod tests {
         std::thread::sleep(Duration::from_millis(200));
         drop(pending);
         wait(&|| !path.exists() && spool.bytes() == 0);
+    }
+
+    #[test]
+    fn a_start_in_a_shared_directory_leaves_what_other_daemons_take_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Spool::open_shared(directory.path(), 1000).unwrap();
+        let mut deposit = first.begin().unwrap();
+        deposit.write(&[1; 20]).unwrap();
+        let second = Spool::open_shared(directory.path(), 1000).unwrap();
+        second.remove_abandoned().unwrap();
+        let entry = deposit.finish().wait().unwrap();
+        assert!(second.read(&entry).is_ok());
+        let left = directory.path().join("00.part");
+        fs::write(&left, [0; 5]).unwrap();
+        let file = File::options().write(true).open(&left).unwrap();
+        file.set_modified(SystemTime::now() - ABANDONED - Duration::from_secs(60)).unwrap();
+        second.remove_abandoned().unwrap();
+        assert!(!left.exists() && second.read(&entry).is_ok());
     }
 
     #[test]

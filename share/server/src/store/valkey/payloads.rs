@@ -32,6 +32,7 @@ impl Inner {
     }
 
     pub(super) fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
+        spool.remove_abandoned()?;
         let ids = spool.older_than(young)?;
         if ids.is_empty() {
             return Ok(());

@@ -53,7 +53,8 @@ fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<S
     };
     let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
     let directory = arguments.state_dir.join("spool");
-    let spool = Spool::open(&directory, arguments.spool_size)
+    // Daemons that serve the same links may share it.
+    let spool = Spool::open_shared(&directory, arguments.spool_size)
         .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
     store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
     let store: Arc<dyn ShareStore> = Arc::new(store);
