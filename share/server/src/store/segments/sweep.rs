@@ -19,6 +19,10 @@ use crate::store::share::Share;
 /// Dead bytes below this are left alone in the background.
 const WORTHWHILE: u64 = 256 * 1024;
 
+/// Where so little lives, what is dead goes as soon as no claim can be repeated that needs it: to move the rest costs little, and a text that was
+/// read or taken back would lie here until its expiry, days perhaps, for whoever gets the disk and has the link.
+const LITTLE: u64 = 64 * 1024;
+
 /// Files that wait for a barrier, before the sweep makes one.
 const MAX_UNSYNCED: usize = 32;
 
@@ -68,8 +72,12 @@ impl Inner {
             let over = segment.head.end() <= now;
             let dead = segment.length.saturating_sub(segment.live_bytes);
             let worthwhile = dead >= WORTHWHILE && dead * 2 >= segment.length && segment.quiet <= now;
+            // Zero until something in it died.
+            let settled = Time(0) < segment.quiet && segment.quiet <= now;
+            let little = settled && segment.live_bytes <= LITTLE;
             let overhead = HEAD + segment.live * 8;
-            if over || (segment.head.class == Class::Content && (worthwhile || (all && dead > overhead))) {
+            let content = segment.head.class == Class::Content;
+            if over || (content && (worthwhile || ((all || little) && dead > overhead))) {
                 found.push(*id);
             }
         }

@@ -172,6 +172,34 @@ fn mostly_dead_segments_are_compacted_in_the_background() {
 }
 
 #[test]
+fn content_that_is_over_leaves_the_disk_where_little_lives_as_well() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    for number in 0..3 {
+        store.create(handle(number), NewShare { ttl: MINUTE * 600, ..small(number) }).wait().unwrap();
+    }
+    let kept = |number: u64| {
+        let wanted = format!("capsule of {number}");
+        rig.disk.list().unwrap().iter().any(|name| {
+            let mut bytes = vec![0; 1 << 20];
+            let read = rig.disk.open(name).unwrap().read_at(&mut bytes, 0).unwrap();
+            bytes[..read].windows(wanted.len()).any(|part| part == wanted.as_bytes())
+        })
+    };
+    claim(&store, 0, 0).unwrap();
+    store.revoke(handle(1), &owner(1)).wait().unwrap();
+    store.sweep().unwrap();
+    assert!(kept(0) && kept(2));
+    assert_eq!(claim(&store, 0, 0).unwrap().capsule, "capsule of 0", "repeated within a minute");
+    rig.clock.pass(MINUTE);
+    store.sweep().unwrap();
+    assert_eq!([0, 1, 2].map(kept), [false, false, true]);
+    assert!(matches!(claim(&store, 0, 9).err(), Some(StoreError::Used { .. })));
+    assert!(matches!(claim(&store, 1, 9).err(), Some(StoreError::Revoked { .. })));
+    assert_eq!(claim(&store, 2, 9).unwrap().capsule, "capsule of 2");
+}
+
+#[test]
 fn time_goes_on_over_restarts_whatever_the_clock_says() {
     for step in [DAY_MS, -DAY_MS] {
         let rig = Rig::new(Durability::Commit);
