@@ -60,7 +60,7 @@ impl Spool {
         let mut used = 0;
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            if !is_unfinished(&entry.path()) {
+            if id_of(&entry.file_name().to_string_lossy()).is_some() {
                 used += entry.metadata()?.size();
             }
         }
@@ -131,12 +131,15 @@ impl Spool {
         }
     }
 
-    /// Removes everything but the payloads that are needed.
+    /// Removes all payloads but those that are needed. What has another name is somebody else's: the state directory may have been named
+    /// wrong, as /var, which has a spool as well.
     pub(crate) fn retain(&self, needed: &HashSet<[u8; 16]>) -> io::Result<()> {
         let names: HashSet<String> = needed.iter().map(name).collect();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
-            if !names.contains(entry.file_name().to_string_lossy().as_ref()) {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if id_of(&name).is_some() && !names.contains(name.as_ref()) {
                 let length = entry.metadata()?.size();
                 fs::remove_file(entry.path())?;
                 self.used.fetch_sub(length, Ordering::Relaxed);
@@ -267,7 +270,8 @@ pub(crate) fn name(id: &[u8; 16]) -> String {
 }
 
 fn is_unfinished(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == UNFINISHED)
+    let is_ours = |stem: &std::ffi::OsStr| stem.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit);
+    path.extension().is_some_and(|ending| ending == UNFINISHED) && path.file_stem().is_some_and(is_ours)
 }
 
 /// Whether nothing was written to a file for so long; not when it cannot be told.
@@ -377,5 +381,23 @@ mod tests {
         spool.retain(&HashSet::from([kept.id])).unwrap();
         assert_eq!(spool.bytes(), 20);
         assert!(spool.read(&kept).is_ok() && spool.read(&orphan).is_err());
+    }
+
+    #[test]
+    fn a_start_leaves_what_is_somebody_elses() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = |name: &str| directory.path().join(name);
+        fs::create_dir(place("cron")).unwrap();
+        fs::write(place("letters"), "precious").unwrap();
+        fs::write(place("film.part"), "precious").unwrap();
+        std::os::unix::fs::symlink("../mail", place("mail")).unwrap();
+        let spool = Spool::open(directory.path(), 1000).unwrap();
+        assert_eq!(spool.bytes(), 0);
+        let orphan = deposit(&spool, &[1; 20]);
+        spool.retain(&HashSet::new()).unwrap();
+        assert!(spool.read(&orphan).is_err());
+        let left = ["cron", "letters", "film.part", "mail"];
+        assert!(left.iter().all(|name| place(name).symlink_metadata().is_ok()));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), left.len());
     }
 }
