@@ -5,11 +5,10 @@
 //! kernel (`allow_other` or its absence).
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, IoSliceMut, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -257,18 +256,54 @@ pub fn register(archive: &Path, point: &Path) {
     }
 }
 
-/// Opens the root of the mount with the device number `device`, if it is still on top at `point`.
-pub fn open_root(point: &Path, device: u64) -> io::Result<File> {
-    let root = File::open(point)?;
-    if root.metadata()?.dev() != device {
-        return Err(io::ErrorKind::NotFound.into());
+/// Opens the root of the mount with the device number `device`, if it is still on top at `point`. Whoever may change the path may have put anything
+/// there since: a FIFO, of which opening it would wait for a writer, or a link to a device that does something when it is opened. So nothing but that
+/// mount is opened.
+pub fn open_root(point: &Path, device: u64) -> io::Result<OwnedFd> {
+    held_root(point, device)?.reopen()
+}
+
+/// The same without asking its daemon.
+pub fn held_root(point: &Path, device: u64) -> io::Result<Point> {
+    let held = Point::of(point)?;
+    match held.mounted_at(point)? {
+        Some(mounted) if mounted.device == device => Ok(held),
+        _ => Err(io::ErrorKind::NotFound.into()),
     }
-    Ok(root)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use nix::sys::stat::Mode;
+
     use super::*;
+
+    #[test]
+    fn nothing_is_opened_in_the_place_of_a_mount() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
+        let (pipe, link, proc) = (at("fifo"), at("link"), Path::new("/proc"));
+        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        symlink(proc, &link).unwrap();
+        let device = proc.metadata().unwrap().dev();
+        let (opened, answers) = mpsc::channel();
+        // Opening a FIFO waits for who writes to it.
+        std::thread::spawn(move || {
+            for path in [&pipe, &link] {
+                opened.send(open_root(path, device).is_ok()).unwrap();
+            }
+        });
+        for _ in 0..2 {
+            assert_eq!(answers.recv_timeout(Duration::from_secs(60)), Ok(false));
+        }
+        assert!(open_root(proc, device).is_ok());
+        assert!(open_root(proc, device + 1).is_err(), "another mount");
+        assert!(open_root(&at("."), at(".").metadata().unwrap().dev()).is_err(), "no mount's root");
+    }
 
     #[test]
     fn the_name_of_the_archive_cannot_inject_options() {

@@ -9,7 +9,6 @@
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -99,9 +98,9 @@ pub(crate) fn flush(point: &Path, device: u64) -> bool {
 
 /// Whether the mount with this device number is on top at `point` and answers.
 fn look(point: &Path, device: u64) -> Unmounted {
-    match point.metadata() {
-        Ok(root) if root.dev() == device => Unmounted::Busy,
-        Ok(_) => Unmounted::Gone,
+    match mount::held_root(point, device).and_then(|root| root.mode()) {
+        Ok(_) => Unmounted::Busy,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Unmounted::Gone,
         Err(error) => Unmounted::Failed(error.to_string()),
     }
 }

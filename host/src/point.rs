@@ -74,7 +74,13 @@ impl Point {
         umount2(&self.link().join(name), flags | MntFlags::UMOUNT_NOFOLLOW)
     }
 
-    /// The mode of the directory.
+    /// A descriptor of the same directory that does more than name it: its file system is asked for that.
+    pub fn reopen(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(&self.0, ".", flags, Mode::empty())?)
+    }
+
+    /// The mode of the directory, which its file system is asked for.
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)
     }
