@@ -14,10 +14,24 @@ use nix::unistd::getppid;
 use crate::exit::Failure;
 use crate::options::Options;
 
+/// What mount(8) was asked for in its command line, in words that it may keep to itself; nothing when another program called this one.
+pub fn asked() -> Vec<String> {
+    let command = command();
+    let command: Vec<&[u8]> = command.split(|&byte| byte == 0).collect();
+    let lists = Asked::of(&command).map(|mount| mount.lists).unwrap_or_default();
+    let words = lists.iter().flat_map(|list| list.split(|&byte| byte == b','));
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+/// That of who called this program.
+fn command() -> Vec<u8> {
+    std::fs::read(format!("/proc/{}/cmdline", getppid())).unwrap_or_default()
+}
+
 /// # Errors
 /// Usage, with the word to write instead.
 pub fn check(options: &Options, archive: &Path, point: &Path) -> Result<(), Failure> {
-    let command = std::fs::read(format!("/proc/{}/cmdline", getppid())).unwrap_or_default();
+    let command = command();
     let command: Vec<&[u8]> = command.split(|&byte| byte == 0).collect();
     let Some(mount) = Asked::of(&command) else { return Ok(()) };
     let table = std::fs::read(mount.table.unwrap_or(Path::new("/etc/fstab"))).unwrap_or_default();

@@ -63,6 +63,24 @@ pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
 }
 
+/// The words that the kernel's table has for the mount with this number itself, such as `nosuid`, and not for its file system.
+///
+/// # Errors
+/// As [`table`]; `NotFound` when it is gone.
+pub fn words(id: u64) -> io::Result<Vec<String>> {
+    words_in(&fs::read("/proc/self/mountinfo")?, id).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+fn words_in(table: &[u8], id: u64) -> Option<Vec<String>> {
+    table.split(|&b| b == b'\n').find_map(|line| {
+        let mut fields = line.split(|&b| b == b' ');
+        let number: u64 = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+        // The number of the one below it, device, root and point come before them.
+        let words = String::from_utf8_lossy(fields.nth(4)?).into_owned();
+        (number == id).then(|| words.split(',').map(str::to_owned).collect())
+    })
+}
+
 /// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
 pub fn canonical(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -133,6 +151,14 @@ mod tests {
         assert_eq!(mounted.user, Some(7));
         assert_eq!((mounted.id, mounted.parent, mounted.device), (36, 35, makedev(0, 42)));
         assert!(mounted.is_archive());
+    }
+
+    #[test]
+    fn the_words_of_a_mount_are_told_from_those_of_its_file_system() {
+        let table = b"3\n6 1 0:41 / /mnt rw,noexec - tmpfs x rw\n36 6 0:42 / /mnt/a ro,nosuid,nodev shared:1 - fuse.lockbox /x rw,user_id=7\n";
+        assert_eq!(words_in(table, 36).unwrap(), ["ro", "nosuid", "nodev"]);
+        assert_eq!(words_in(table, 3), None);
+        assert_eq!(words_in(table, 42), None);
     }
 
     #[test]

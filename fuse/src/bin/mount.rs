@@ -198,10 +198,10 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     };
     // The daemon does that for itself.
     let _ = harden::lock_memory_if_plenty();
-    if let Some(flags) = remount::requested(&arguments.options)? {
+    if let Some(change) = remount::requested(&arguments.options, &kept::asked())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = arguments.directory.canonicalize().map_err(absent)?;
-        return if arguments.fake { Ok(()) } else { remount::remount(&point, flags) };
+        return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
     }
     let mut options = options(arguments)?;
     kept::check(&options, &arguments.archive, &arguments.directory)?;

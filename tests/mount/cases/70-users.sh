@@ -60,8 +60,8 @@ case_what_root_makes_read_only_of_a_user_is_durable() {
 case_root_gives_the_mount_of_a_user_no_rights() {
     users_archive
     as_user lockbox mount --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
-    # Of a remount silence means suid and dev: mount(8) tells what it found, and that user may have exchanged the mount since.
-    mount.lockbox "$HOME_DIR/box.lbx" "$HOME_DIR/point" -o remount,rw
+    # That user chooses what is in it, and may have exchanged the mount since.
+    mount.lockbox "$HOME_DIR/box.lbx" "$HOME_DIR/point" -o remount,rw,set-id,devices
     awk -v point="$HOME_DIR/point" '$5 == point && $6 ~ /nosuid/ && $6 ~ /nodev/ { kept = 1 } END { exit !kept }' /proc/self/mountinfo ||
         fail 'the mount of a user may give rights'
     as_user lockbox umount "$HOME_DIR/point"

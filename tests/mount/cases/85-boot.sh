@@ -315,6 +315,9 @@ mount_8() {
         [[ $(mounted_as "$WORK/box") == rw,nosuid,nodev,noatime*" fuse.lockbox $WORK/box.lbx" ]] || fail "$(mounted_as "$WORK/box")"
         mount -o remount,ro "$WORK/box"
         expect 1 'read-only' touch "$WORK/box/file"
+        # With both names mount(8) passes on nothing of what the mount has.
+        mount -t "$type" -o remount,rw "$WORK/box.lbx" "$WORK/box"
+        [[ $(mounted_as "$WORK/box") == rw,nosuid,nodev,noatime* ]] || fail "$(mounted_as "$WORK/box")"
         umount "$WORK/box"
     done
     mount -t lockbox -o "$words,ro,noexec,allow_other,default_permissions,noatime" "$WORK/box.lbx" "$WORK/box"
