@@ -14,8 +14,12 @@ use lockbox::control;
 use nix::unistd::geteuid;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
 
-/// Longest message taken; ours are some hundred bytes, the protocol allows 128 MiB.
-const MAX_MESSAGE: usize = 1 << 20;
+/// Longest message taken; ours are some hundred bytes.
+const MAX_MESSAGE: usize = 64 << 10;
+/// What the protocol allows.
+const LONGEST: usize = 128 << 20;
+/// Signals that are kept while an answer is waited for: whoever sends more of them takes no more memory.
+const MAX_EARLY: usize = 256;
 /// How long the bus may take for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the header before its fields, their length included.
@@ -137,7 +141,7 @@ impl Bus {
         loop {
             let message = self.receive()?;
             match message.kind {
-                SIGNAL => self.early.push_back(message),
+                SIGNAL if self.early.len() < MAX_EARLY => self.early.push_back(message),
                 REPLY if message.reply_to == self.serial => return Ok(message),
                 ERROR if message.reply_to == self.serial => {
                     let said = message.text().unwrap_or_default();
@@ -163,16 +167,34 @@ impl Bus {
         }
     }
 
+    /// The next message that is understood. Any program of any user may send us signals: in the other byte order, longer than all of ours, and with fields
+    /// that nobody knows. These are passed over, or one of them would end the connection, and nobody would hear that the machine sleeps.
     fn receive(&mut self) -> io::Result<Message> {
-        let mut bytes = vec![0; FIXED];
-        let mut descriptor = self.fill(&mut bytes)?;
-        let total = total_length(&bytes)?;
-        bytes.resize(total, 0);
-        let later = self.fill(&mut bytes[FIXED..])?;
-        descriptor = descriptor.or(later);
-        let mut message = decode(&bytes)?;
-        message.descriptor = descriptor;
-        Ok(message)
+        loop {
+            let mut bytes = vec![0; FIXED];
+            let mut descriptor = self.fill(&mut bytes)?;
+            let total = total_length(&bytes)?;
+            if bytes[0] != ENDIAN || total > MAX_MESSAGE {
+                self.pass_over(total - FIXED)?;
+                continue;
+            }
+            bytes.resize(total, 0);
+            let later = self.fill(&mut bytes[FIXED..])?;
+            descriptor = descriptor.or(later);
+            if let Ok(message) = decode(&bytes) {
+                return Ok(Message { descriptor, ..message });
+            }
+        }
+    }
+
+    fn pass_over(&mut self, mut length: usize) -> io::Result<()> {
+        let mut part = [0; 4096];
+        while length > 0 {
+            let some = length.min(part.len());
+            self.fill(&mut part[..some])?;
+            length -= some;
+        }
+        Ok(())
     }
 
     /// Reads until `buffer` is full; a descriptor that comes along is the answer.
@@ -297,17 +319,21 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("a message of the bus is not understood: {what}"))
 }
 
-/// Length of the message that begins with these bytes.
+/// Length of the message that begins with these bytes, in whichever byte order.
 fn total_length(fixed: &[u8]) -> io::Result<usize> {
-    let mut reader = Reader { bytes: fixed, at: 4 };
-    if fixed.first() != Some(&ENDIAN) || fixed.get(3) != Some(&1) {
+    let number = |at: usize| {
+        let bytes: [u8; 4] = fixed.get(at..at + 4)?.try_into().ok()?;
+        match fixed.first()? {
+            b'l' => Some(u32::from_le_bytes(bytes) as usize),
+            b'B' => Some(u32::from_be_bytes(bytes) as usize),
+            _ => None,
+        }
+    };
+    let (Some(body), Some(fields), Some(1)) = (number(4), number(12), fixed.get(3)) else {
         return Err(invalid("byte order or version"));
-    }
-    let body = reader.number()? as usize;
-    reader.number()?;
-    let fields = reader.number()? as usize;
+    };
     let total = fields.checked_add(FIXED).map(|n| n.next_multiple_of(8)).and_then(|n| n.checked_add(body));
-    total.filter(|&total| total <= MAX_MESSAGE).ok_or_else(|| invalid("length"))
+    total.filter(|&total| total <= LONGEST).ok_or_else(|| invalid("length"))
 }
 
 fn decode(bytes: &[u8]) -> io::Result<Message> {
@@ -428,6 +454,35 @@ mod tests {
         let mut endless = bytes;
         endless[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(total_length(&endless[..FIXED]).is_err());
+    }
+
+    #[test]
+    fn what_strangers_send_ends_no_connection() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let ours_is = encode(7, &METHOD, &["sleep"]);
+        let mut foreign = ours_is.clone();
+        foreign[0] = if ENDIAN == b'l' { b'B' } else { b'l' };
+        foreign[4..8].reverse();
+        foreign[12..16].reverse();
+        let mut long = ours_is.clone();
+        let body = 2 * MAX_MESSAGE;
+        let head = ours_is.len() - u32::from_ne_bytes(ours_is[4..8].try_into().unwrap()) as usize;
+        long[4..8].copy_from_slice(&(body as u32).to_ne_bytes());
+        long.resize(head + body, 0);
+        let mut unknown = ours_is.clone();
+        // The type of the first field: an array.
+        unknown[FIXED + 2] = b'a';
+        let sent = std::thread::spawn(move || {
+            for message in [foreign, long, unknown, ours_is] {
+                theirs.write_all(&message).unwrap();
+            }
+        });
+        let mut bus = Bus { stream: ours, serial: 0, early: VecDeque::new() };
+        let message = bus.receive().unwrap();
+        assert_eq!((&*message.member, message.text().as_deref()), ("Do", Some("sleep")));
+        sent.join().unwrap();
+        assert!(bus.receive().is_err(), "nothing is left");
     }
 
     #[test]
