@@ -170,9 +170,10 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
-        let made = self
-            .to_make(parent, name)
-            .and_then(|parent| self.fs.make_node(parent, name.as_bytes(), mode, rdev, creator(request, umask)));
+        let made = self.to_make(parent, name).and_then(|parent| {
+            let mode = self.made_mode(request, parent, mode)?;
+            self.fs.make_node(parent, name.as_bytes(), mode, rdev, creator(request, umask))
+        });
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         self.reply_entry(made, reply);
     }
@@ -265,9 +266,10 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let _in_flight = self.begin_change();
-        let made = self
-            .to_make(parent, name)
-            .and_then(|parent| self.fs.create_and_open(parent, name.as_bytes(), mode, creator(request, umask)));
+        let made = self.to_make(parent, name).and_then(|parent| {
+            let mode = self.made_mode(request, parent, mode)?;
+            self.fs.create_and_open(parent, name.as_bytes(), mode, creator(request, umask))
+        });
         self.cache.changed_names(self.profile, &made, &[(parent, name)]);
         match made {
             Ok(a) => {

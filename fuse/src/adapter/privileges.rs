@@ -18,6 +18,8 @@ use super::caller::Caller;
 use super::context::Adapter;
 
 const GROUP_EXECUTE: u32 = 0o010;
+/// Together these bits have a program run with the rights of its group.
+const GIVES_GROUP: u32 = mode::SET_GID | GROUP_EXECUTE;
 
 impl Adapter {
     /// `set` with what it takes away of the set-id bits.
@@ -42,6 +44,24 @@ impl Adapter {
         }
         Ok(SetAttributes { kill_set_id: true, kill_set_gid: going & mode::SET_GID != 0, ..set })
     }
+}
+
+impl Adapter {
+    /// The mode of what is made. Kernels before 6.0 leave it to file systems what becomes of the set-gid bit in a directory that hands down its group.
+    pub(super) fn made_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
+        if bits & GIVES_GROUP != GIVES_GROUP {
+            return Ok(bits);
+        }
+        let directory = self.fs.attributes(directory)?;
+        let caller = Caller::of(request, &self.callers);
+        Ok(made(bits, directory.mode, || caller.keeps_set_gid(directory.gid)))
+    }
+}
+
+/// Whoever makes a program there would have it run with the rights of a group that is not the maker's.
+fn made(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
+    let inherits = bits & mode::TYPE != mode::DIRECTORY && directory & mode::SET_GID != 0;
+    if bits & GIVES_GROUP == GIVES_GROUP && inherits && !keeps_set_gid() { bits & !mode::SET_GID } else { bits }
 }
 
 fn names_nobody(set: &SetAttributes) -> bool {
@@ -96,6 +116,17 @@ mod tests {
         ] {
             assert!(!is_chown_of_nobody(mode::REGULAR, &set), "{set:?}");
         }
+    }
+
+    #[test]
+    fn nobody_makes_a_program_of_a_group_that_only_the_directory_has() {
+        let bits = |bits, directory, member| made(bits, directory, || member);
+        assert_eq!(bits(0o102_755, 0o042_777, false), 0o100_755);
+        assert_eq!(bits(0o106_755, 0o042_777, false), 0o104_755, "what the owner may give is the owner's");
+        assert_eq!(bits(0o102_755, 0o042_777, true), 0o102_755);
+        assert_eq!(bits(0o102_755, 0o040_777, false), 0o102_755, "the group is the maker's");
+        assert_eq!(bits(0o102_745, 0o042_777, false), 0o102_745, "the group may not run it");
+        assert_eq!(bits(0o042_775, 0o042_777, false), 0o042_775, "of a directory it is about what is created in it");
     }
 
     #[test]
