@@ -52,7 +52,9 @@ struct Quiet<'a> {
 impl Quiet<'_> {
     fn over(terminal: &File) -> io::Result<Quiet<'_>> {
         let before = tcgetattr(terminal)?;
-        let watched: SigSet = SIGNALS.into_iter().collect();
+        let blocked = SigSet::thread_get_mask()?;
+        // What was blocked before ends nothing: passed on, it would only come again, and again.
+        let watched: SigSet = SIGNALS.into_iter().filter(|signal| !blocked.contains(*signal)).collect();
         let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let blocked = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let quiet = Quiet { terminal, before, blocked, signals };
@@ -165,4 +167,31 @@ pub(crate) fn again(first: Bytes) -> Result<Bytes> {
         return Err(Error::source("the two passphrases differ; nothing was changed"));
     }
     Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use nix::pty::openpty;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_that_was_blocked_before_is_not_asked_about_again_and_again() {
+        let pair = openpty(None, None).unwrap();
+        let (mut keyboard, terminal) = (File::from(pair.master), File::from(pair.slave));
+        let (answer, answered) = mpsc::channel();
+        // With the thread goes the signal that is blocked in it.
+        thread::spawn(move || {
+            SigSet::from(Signal::SIGHUP).thread_block().unwrap();
+            raise(Signal::SIGHUP).unwrap();
+            let typed = Quiet::over(&terminal).and_then(|quiet| quiet.ask("Passphrase: "));
+            answer.send(typed.map(|line| line.to_vec()).map_err(|error| error.kind())).unwrap();
+        });
+        keyboard.write_all(b"secret\n").unwrap();
+        assert_eq!(answered.recv_timeout(Duration::from_secs(60)), Ok(Ok(b"secret\n".to_vec())));
+    }
 }
