@@ -24,6 +24,7 @@ use crate::moments;
 use crate::restores::{self, Turns};
 use crate::schedule::Schedule;
 use crate::task::Task;
+use crate::watch::Strangers;
 
 /// What there is while the mount lives.
 pub(crate) struct Living {
@@ -38,6 +39,8 @@ pub(crate) struct Living {
     pub(crate) telling: Option<Telling>,
     /// Of a mount that follows.
     pub(crate) following: Option<Failing>,
+    /// Told of work with files that came with requests.
+    pub(crate) strangers: Strangers,
 }
 
 /// What the answers are taken from.
@@ -80,7 +83,10 @@ impl Answers {
         }
     }
 
-    pub(crate) fn respond(&self, request: &Request, client: Client) -> Response {
+    pub(crate) fn respond(&self, request: &Request, asking: Client) -> Response {
+        let _at_work = asking.file.is_some().then(|| self.living.strangers.begin());
+        // Its file is to be closed before that ends.
+        let client = asking;
         match request {
             Request::Status => {
                 // Without the slot: another process is asked.

@@ -244,6 +244,7 @@ fn start(
             namespace,
             telling,
             following: failing.clone(),
+            strangers: watch.as_ref().map(Watch::strangers).unwrap_or_default(),
         };
         let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
         listening.serve(move |request, client| answers.respond(&request, client))?

@@ -11,6 +11,8 @@
 //! 1  A thread that is in that wait at [`LOOKS`] looks in a row, and did not run in between, waits for a connection that does not answer it.
 //! 2  At a moment when a connection has no request under way, nobody waits for that one. When that is so, at one of those looks, for each
 //!    connection that our files lie on, the thread does not wait there: it waits for us, or on a path that it has no business with.
+//! 3  A file that came with a request, such as a backup's, may lie on any connection, whose count is out of reach by then. So nothing is proved while
+//!    somebody works with one ([`Strangers`]).
 //!
 //! A host that hangs is therefore never taken for it, and one that is merely slow neither. Answering requests of our own process with an
 //! error at once would be quicker, but only while a loop is there to read them, and the ones that end in this state have none, or one that
@@ -22,6 +24,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
@@ -46,7 +49,34 @@ pub(crate) struct Watch {
     tasks: OwnedFd,
     /// How many requests are under way on the connections that our own files lie on.
     hosts: Vec<File>,
+    strangers: Strangers,
     suspects: HashMap<String, Suspect>,
+}
+
+/// Counts those who work with files that came with requests.
+#[derive(Clone, Default)]
+pub(crate) struct Strangers(Arc<AtomicUsize>);
+
+impl Strangers {
+    /// Somebody does until the answer is dropped, which has to be after the file is closed: that asks its file system, too.
+    pub(crate) fn begin(&self) -> AtWork {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        AtWork(self.clone())
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// Work with a file that came with a request.
+pub(crate) struct AtWork(Strangers);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        let Strangers(count) = &self.0;
+        count.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// A thread in that wait.
@@ -96,12 +126,17 @@ impl Watch {
                 hosts.push(File::open(format!("/sys/fs/fuse/connections/{number}/waiting"))?);
             }
         }
-        Ok(Watch { tasks, hosts, suspects: HashMap::new() })
+        Ok(Watch { tasks, hosts, strangers: Strangers::default(), suspects: HashMap::new() })
     }
 
     /// The directory that has to stay within reach.
     pub(crate) fn tasks(&self) -> &OwnedFd {
         &self.tasks
+    }
+
+    /// Whom it is to be told of.
+    pub(crate) fn strangers(&self) -> Strangers {
+        self.strangers.clone()
     }
 
     /// Looks until the process ends, or until it has to.
@@ -136,13 +171,18 @@ impl Watch {
             return false;
         }
         // After the threads were seen waiting, so that their requests would be counted.
-        let hosts_idle = self.hosts.iter().all(is_idle);
+        let hosts_idle = self.hosts_idle();
         let seen = |(thread, switches): (String, u64)| {
             let suspect = Suspect::again(self.suspects.get(&thread), switches, hosts_idle);
             (thread, suspect)
         };
         self.suspects = waiting.into_iter().map(seen).collect();
         self.suspects.values().any(Suspect::is_proved)
+    }
+
+    /// Whether nobody waits for any connection but ours, as far as this process has business with others.
+    fn hosts_idle(&self) -> bool {
+        !self.strangers.any() && self.hosts.iter().all(is_idle)
     }
 
     /// Threads of this process that wait for a FUSE answer, and how often they were put to sleep until now.
@@ -199,6 +239,20 @@ mod tests {
         assert!(!looks(&[(7, false); 1000]), "the host has work, perhaps this one");
         assert!(looks(&[(7, false), (7, true), (7, false), (7, false)]), "idle once is enough");
         assert!(!looks(&[(7, true), (8, true), (9, true), (10, true), (11, true)]), "slow, and answered");
+    }
+
+    #[test]
+    fn nothing_is_proved_while_somebody_works_with_a_file_that_came_with_a_request() {
+        let home = File::open("/proc").unwrap();
+        let watch = Watch::prepare([home.as_fd()]).unwrap();
+        assert!(watch.hosts_idle());
+        let strangers = watch.strangers();
+        let (one, other) = (strangers.begin(), strangers.begin());
+        assert!(!watch.hosts_idle());
+        drop(one);
+        assert!(!watch.hosts_idle());
+        drop(other);
+        assert!(watch.hosts_idle());
     }
 
     #[test]
