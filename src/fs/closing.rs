@@ -33,9 +33,12 @@ impl Closing {
         if self.begun.load(Ordering::SeqCst) { Err(Error::invalid("the archive is being closed")) } else { Ok(()) }
     }
 
-    /// Returns when no work is under way.
-    pub(super) fn begin(&self) -> RwLockWriteGuard<'_, ()> {
+    /// Returns when no work is under way. If there is any, `before` comes before the waiting.
+    pub(super) fn begin(&self, before: impl FnOnce()) -> RwLockWriteGuard<'_, ()> {
         self.begun.store(true, Ordering::SeqCst);
-        self.gate.write()
+        self.gate.try_write().unwrap_or_else(|| {
+            before();
+            self.gate.write()
+        })
     }
 }

@@ -140,7 +140,12 @@ impl FileSystem {
     /// That of closing the volume, else that of reclaim: what cannot be reclaimed stays for the next session; else that of repacking: what
     /// deleted files left on shared pages then stays until `purge` finds it.
     pub fn close(&self) -> Result<()> {
-        let _closing = self.closing.begin();
+        // Who works may wait for something that never comes, such as the file of a backup on a server: whoever kills this program for that loses nothing.
+        let _closing = self.closing.begin(|| {
+            if let Err(error) = self.commit_all() {
+                tracing::debug!(%error, "nothing could be made durable before closing, which tells why");
+            }
+        });
         let writable = !self.volume.read_only();
         let mut reclaimed = if writable { self.reclaim.forget_handles().map(|()| true) } else { Ok(false) };
         while matches!(reclaimed, Ok(true)) {

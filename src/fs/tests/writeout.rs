@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -144,6 +144,28 @@ fn closing_waits_for_who_works_beside_it() {
         std::thread::yield_now();
     }
     assert!(!fs.volume.durable().closed);
+    drop(work);
+    closing.join().unwrap().unwrap();
+    assert!(fs.volume.durable().closed);
+}
+
+/// A backup whose file does not answer keeps the archive from being closed, until somebody kills the program.
+#[test]
+fn what_was_accepted_is_durable_before_closing_waits() {
+    let (_, fs) = fresh(1);
+    make(&fs, b"file");
+    assert!(fs.is_dirty());
+    let before = fs.generation();
+    let work = fs.closing.work().unwrap();
+    let closing = std::thread::spawn({
+        let fs = Arc::clone(&fs);
+        move || fs.close()
+    });
+    let began = Instant::now();
+    while fs.generation() == before && began.elapsed() < HANGS {
+        std::thread::yield_now();
+    }
+    assert!(fs.generation() != before && !fs.volume.durable().closed);
     drop(work);
     closing.join().unwrap().unwrap();
     assert!(fs.volume.durable().closed);
