@@ -194,7 +194,9 @@ fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
     let place = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let (log, program) = (task.options.log.as_deref().and_then(place), place(Path::new("/proc/self/exe")));
     let stderr = std::io::stderr();
-    let held = [host, Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
+    // Somebody may have mounted it there alone, as containers do: then its directory lies elsewhere. An address leads nowhere.
+    let file = place(archive);
+    let held = [host, file.as_ref(), Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
     let files = held.into_iter().flatten().map(AsFd::as_fd).chain([stderr.as_fd()]);
     let watch =
         Watch::prepare(files).inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}")).ok();
