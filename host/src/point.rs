@@ -77,7 +77,7 @@ impl Point {
     /// A descriptor of the same directory that does more than name it: its file system is asked for that.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(openat(&self.0, ".", flags, Mode::empty())?)
+        Ok(openat(CWD, self.link(), flags, Mode::empty())?)
     }
 
     /// The mode of the directory, which its file system is asked for.
