@@ -33,6 +33,30 @@ a_swapped_parent_is_no_way() {
     end_impostors
 }
 
+case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
+    local pid
+    need_user
+    install -d -o "$TEST_USER" "$WORK/users"
+    new_archive box
+    as_user mkdir -p "$WORK/users/parent/point"
+    lockbox mount --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/users/parent/point"
+    pid=$(daemon_of "$WORK/box.lbx")
+    # Only with a writer does the daemon send for what the kernel caches.
+    exec 5>"$WORK/users/parent/point/file"
+    echo content >&5
+    as_user mv "$WORK/users/parent" "$WORK/users/parent.before"
+    as_user mkdir "$WORK/users/parent"
+    # Opening it waits for somebody who writes to it.
+    as_user mkfifo "$WORK/users/parent/point"
+    sleep 7
+    exec 5>&-
+    umount -i "$WORK/users/parent.before/point"
+    await 30 gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/file")" content
+    detach box
+}
+
 case_another_users_daemon_is_believed_where_it_is_mounted_only() {
     need_user
     install -d -o "$TEST_USER" "$WORK/users"
