@@ -34,7 +34,9 @@ a_swapped_parent_is_no_way() {
 }
 
 case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
-    local pid
+    local pid before
+    commits() { lockbox status --json "$WORK/box.lbx" | python3 -c 'import json, sys; print(json.load(sys.stdin)["commits"])'; }
+    went_on() { (($(commits) > before)); }
     need_user
     install -d -o "$TEST_USER" "$WORK/users"
     new_archive box
@@ -48,12 +50,14 @@ case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
     as_user mkdir "$WORK/users/parent"
     # Opening it waits for somebody who writes to it.
     as_user mkfifo "$WORK/users/parent/point"
-    sleep 7
+    before=$(commits)
+    echo more >&5
+    await 60 went_on
     exec 5>&-
     umount -i "$WORK/users/parent.before/point"
     await 30 gone "$pid"
     attach box
-    same "$(cat "$WORK/box/file")" content
+    same "$(cat "$WORK/box/file")" $'content\nmore'
     detach box
 }
 
