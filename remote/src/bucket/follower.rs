@@ -127,12 +127,8 @@ impl Follower {
     }
 
     fn moment_of(&self, trailer: Trailer, said: Said) -> Result<Moment> {
-        let checkpoint = if trailer.checkpoint == self.checkpoint.0 {
-            self.checkpoint.1.clone()
-        } else {
-            self.store.checkpoint(&self.reading.blocks.incarnation, trailer.checkpoint)?
-        };
-        Moment::of(&self.store, checkpoint, trailer, said)
+        let known = (self.checkpoint.0, &self.checkpoint.1);
+        Moment::after(&self.store, &self.reading.blocks.incarnation, known, trailer, said)
     }
 
     fn go_to(&mut self, moment: Moment) -> Result<()> {

@@ -11,7 +11,7 @@ use super::blocks::Blocks;
 use super::layout::{BLOCK, Dead, Incarnation, Owner, Said, Trailer};
 use super::map::Map;
 use super::names::hex;
-use super::place::{Entry, Id, Place};
+use super::place::{Entry, Hash, Id, Place};
 use super::store::Store;
 use crate::file::START;
 use crate::source::{Label, Source, Trouble, Version};
@@ -73,11 +73,26 @@ impl Moment {
         let Some((trailer, said)) = store.record_behind(incarnation, moment.trailer.sequence)? else {
             return Ok(Some(moment));
         };
-        let checkpoint = match trailer.checkpoint == moment.trailer.checkpoint {
-            true => moment.checkpoint,
+        let Moment { trailer: Trailer { checkpoint: name, .. }, checkpoint, .. } = &moment;
+        Moment::after(store, incarnation, (*name, checkpoint), trailer, said).map(Some)
+    }
+
+    /// Of a record that may name the same checkpoint as an earlier one, `known` with its map: then that is not asked for again.
+    ///
+    /// # Errors
+    /// As of [`Moment::newest`].
+    pub(super) fn after(
+        store: &Store,
+        incarnation: &Incarnation,
+        known: (Option<(Hash, u64)>, &Map),
+        trailer: Trailer,
+        said: Said,
+    ) -> Result<Moment> {
+        let checkpoint = match trailer.checkpoint == known.0 {
+            true => known.1.clone(),
             false => store.checkpoint(incarnation, trailer.checkpoint)?,
         };
-        Moment::of(store, checkpoint, trailer, said).map(Some)
+        Moment::of(store, checkpoint, trailer, said)
     }
 
     /// Of a record, and of the map of the checkpoint that it names.
