@@ -1,9 +1,8 @@
 //! Requests that need not wait for each other, several of them under way at once.
 
-use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-
-use lockbox::{Error, Result};
 
 #[cfg(test)]
 thread_local! {
@@ -45,26 +44,18 @@ pub(super) fn both<A, B: Send>(
     })
 }
 
-/// What so many, each asked by a thread of its own, answer.
-///
-/// # Errors
-/// `Io` when there cannot be as many threads.
-pub(super) fn all<T: Send>(name: &str, count: usize, ask: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
+/// What so many answer, all of them asked at once.
+pub(super) fn all<T: Send + Sync>(name: &str, count: usize, ask: impl Fn(usize) -> T + Sync) -> Vec<T> {
     #[cfg(test)]
-    if let Some(is_last_first) = ORDER.with_borrow_mut(|order| order.as_mut().map(|order| order())) {
-        let mut answers: Vec<T> =
-            if is_last_first { (0..count).rev().map(ask).collect() } else { (0..count).map(ask).collect() };
-        if is_last_first {
-            answers.reverse();
+    let is_last_first = ORDER.with_borrow_mut(|order| order.as_mut().is_some_and(|order| order()));
+    #[cfg(not(test))]
+    let is_last_first = false;
+    let (answers, next): (Vec<OnceLock<T>>, _) = ((0..count).map(|_| OnceLock::new()).collect(), AtomicUsize::new(0));
+    by_many(name, count, || {
+        while let Some(behind) = count.checked_sub(next.fetch_add(1, Ordering::Relaxed) + 1) {
+            let number = if is_last_first { behind } else { count - 1 - behind };
+            let _ = answers[number].set(ask(number));
         }
-        return Ok(answers);
-    }
-    let cannot = |error| Error::io("cannot start a thread that asks", error);
-    let ended = |_| Error::request("a thread that asks has ended", io::ErrorKind::Other);
-    thread::scope(|scope| {
-        let ask = &ask;
-        let start = |number| thread::Builder::new().name(name.into()).spawn_scoped(scope, move || ask(number));
-        let asking = (0..count).map(start).collect::<io::Result<Vec<_>>>().map_err(cannot)?;
-        asking.into_iter().map(|answer| answer.join().map_err(ended)).collect()
-    })
+    });
+    answers.into_iter().filter_map(OnceLock::into_inner).collect()
 }
