@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use lockbox::control::{self, Request, Response};
+use lockbox_host::daemons;
 use lockbox_host::point::Point;
-use lockbox_host::{daemons, mounts};
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 
@@ -91,7 +91,7 @@ pub fn remount(point: &Path, change: Change) -> Result<(), Failure> {
         Some(mounted) if mounted.is_archive() => mounted,
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
     };
-    let flags = change.of(&mounts::words(mounted.id).map_err(failed)?) | kept(mounted.user, geteuid().as_raw());
+    let flags = change.of(&mounted.words) | kept(mounted.user, geteuid().as_raw());
     // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
     let places = mounted.user.map_or_else(daemons::places, daemons::places_of);
     let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();

@@ -21,6 +21,8 @@ pub struct Mounted {
     /// The file system's device number: that of a bind mount is the same.
     pub device: u64,
     pub point: PathBuf,
+    /// What the table says of the mount itself, such as `nosuid`, and not of its file system.
+    pub words: Vec<String>,
     /// The archive, as it was named at mounting.
     pub source: PathBuf,
     /// Who made a FUSE mount.
@@ -63,24 +65,6 @@ pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
 }
 
-/// The words that the kernel's table has for the mount with this number itself, such as `nosuid`, and not for its file system.
-///
-/// # Errors
-/// As [`table`]; `NotFound` when it is gone.
-pub fn words(id: u64) -> io::Result<Vec<String>> {
-    words_in(&fs::read("/proc/self/mountinfo")?, id).ok_or_else(|| io::ErrorKind::NotFound.into())
-}
-
-fn words_in(table: &[u8], id: u64) -> Option<Vec<String>> {
-    table.split(|&b| b == b'\n').find_map(|line| {
-        let mut fields = line.split(|&b| b == b' ');
-        let number: u64 = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-        // The number of the one below it, device, root and point come before them.
-        let words = String::from_utf8_lossy(fields.nth(4)?).into_owned();
-        (number == id).then(|| words.split(',').map(str::to_owned).collect())
-    })
-}
-
 /// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
 pub fn canonical(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -106,13 +90,14 @@ pub fn parse(line: &[u8]) -> Option<Mounted> {
     let (major, minor) = device.split_once(':')?;
     let device = makedev(major.parse().ok()?, minor.parse().ok()?);
     let point = path(fields.nth(1)?);
+    let words = String::from_utf8_lossy(fields.next()?).split(',').map(str::to_owned).collect();
     // Optional fields end at a dash; type, source and the file system's options follow.
     let mut rest = fields.skip_while(|&field| field != b"-").skip(1);
     let file_system = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = path(rest.next()?);
     let options = String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned();
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(Mounted { id, parent, device, point, source, user, file_system })
+    Some(Mounted { id, parent, device, point, words, source, user, file_system })
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -156,9 +141,12 @@ mod tests {
     #[test]
     fn the_words_of_a_mount_are_told_from_those_of_its_file_system() {
         let table = b"3\n6 1 0:41 / /mnt rw,noexec - tmpfs x rw\n36 6 0:42 / /mnt/a ro,nosuid,nodev shared:1 - fuse.lockbox /x rw,user_id=7\n";
-        assert_eq!(words_in(table, 36).unwrap(), ["ro", "nosuid", "nodev"]);
-        assert_eq!(words_in(table, 3), None);
-        assert_eq!(words_in(table, 42), None);
+        let words = |id| {
+            table.split(|&b| b == b'\n').filter_map(parse).find(|mounted| mounted.id == id).map(|mounted| mounted.words)
+        };
+        assert_eq!(words(36).unwrap(), ["ro", "nosuid", "nodev"]);
+        assert_eq!(words(3), None);
+        assert_eq!(words(42), None);
     }
 
     #[test]
