@@ -120,10 +120,17 @@ pub(crate) fn begin(
 fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
         Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
+        _ => in_the_way(address, takes_over, &error),
+    }
+}
+
+/// The same for who does not look for mounts.
+pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Failure {
+    match error {
         Error::InUse(why) if !takes_over => {
-            Failure::new(code(&error), format!("{why}; --take-over goes on in its place"))
+            Failure::new(code(error), format!("{why}; --take-over goes on in its place"))
         }
-        _ => Failure::at(address, &error),
+        _ => Failure::at(address, error),
     }
 }
 

@@ -1,7 +1,6 @@
 //! `lockbox remote`: what lies in a store of objects, and what has not got there, told and kept in order without a key.
 use std::path::PathBuf;
 
-use lockbox::Error;
 use lockbox::error::Timestamp;
 use lockbox_host::elsewhere::{self, RemoteArgs};
 use lockbox_host::{DAMAGED, code, shown};
@@ -10,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::opening::in_the_way;
 use crate::output::{self, Output, Reader, rfc3339};
 use crate::progress::Bar;
 
@@ -222,12 +222,7 @@ fn check(args: &CheckArgs) -> Result<(), Failure> {
 
 fn collect(args: &CollectArgs) -> Result<(), Failure> {
     let collected = elsewhere::collect(&args.address, &args.remote.remote, args.take_over);
-    let collected = collected.map_err(|error| match &error {
-        Error::InUse(why) if !args.take_over => {
-            Failure::new(code(&error), format!("{why}; --take-over goes on in its place"))
-        }
-        _ => Failure::at(&args.address, &error),
-    })?;
+    let collected = collected.map_err(|error| in_the_way(&args.address, args.take_over, &error))?;
     collected.notice.iter().for_each(|notice| output::complain(notice));
     let mut out = Output::new();
     if args.json {
