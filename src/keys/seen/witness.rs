@@ -175,14 +175,14 @@ impl Witness {
     fn try_remember(&self, file: &SeenFile) -> Result<()> {
         let mut saved = self.saved.lock();
         let Some(Durable { mark, entry }) = self.volume.durable_point() else { return Ok(()) };
-        // Asked after it: when nothing is kept back now, nothing of it was.
-        if self.volume.kept_back()? > 0 {
-            return Ok(());
-        }
         let reach = (mark.generation, entry.map_or(0, |entry| entry.number));
         // A reader knows one commit or entry less than the writer that it follows (LINEAGE-1).
         let known = saved.as_ref().filter(|saved| saved.reach() >= reach);
         if known.is_some_and(|known| known.header_sequence >= self.header_sequence) {
+            return Ok(());
+        }
+        // Asked after the point was read: when nothing is kept back now, nothing of it was.
+        if self.volume.kept_back()? > 0 {
             return Ok(());
         }
         let environment = SystemEnvironment;
