@@ -18,12 +18,12 @@ use super::super::living::Living;
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::session::Session;
 use super::super::{Bucket, open};
+use super::living::{NAME, published};
 use super::simulated::{Dice, World};
 use super::{options, somebody, store};
 use crate::file::RemoteFile;
 use crate::source::{Source, Trouble, Version};
 
-const NAME: &str = "s3://b/p";
 /// Of a page of file data: a head and 128 KiB.
 const PAGE: u64 = 33 * 4096;
 const CREATOR: Creator = Creator { uid: 1, gid: 1, umask: None };
@@ -229,9 +229,7 @@ fn who_goes_asks_for_all_of_the_start_at_once() {
     let gone = |count: usize| {
         let world = World::new(1, 0);
         let mut wanted = vec![1; 100 * 4096];
-        let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-        bucket.fresh().unwrap().write_at(0, &wanted).unwrap();
-        bucket.publish().unwrap();
+        published(&world, &wanted);
         let gate = Gate::of(0);
         let store = Together::these(world.store(1), |_| true, gate.clone());
         let storage = Living::open(store, NAME.into(), &options(), true).unwrap();

@@ -9,9 +9,9 @@ use lockbox::storage::Storage;
 
 use super::super::follower::now;
 use super::super::session::GRACE;
-use super::super::{Bucket, Follower, Living, open};
+use super::super::{Follower, Living, open};
 use super::counting::{How, counting};
-use super::living::{self, NAME, whole};
+use super::living::{self, NAME, published, whole};
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed};
 use crate::Options;
@@ -21,12 +21,6 @@ const MIB: u64 = 1 << 20;
 
 fn living(world: &Arc<World>) -> Living {
     living::living(world, 1).unwrap()
-}
-
-fn made(world: &Arc<World>, bytes: &[u8]) {
-    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    bucket.fresh().unwrap().write_at(0, bytes).unwrap();
-    bucket.publish().unwrap();
 }
 
 fn follower(world: &Arc<World>, options: &Options) -> Follower {
@@ -60,7 +54,7 @@ fn each_moment_is_what_its_writer_made_durable_and_older_ones_stay_what_they_wer
         let mut dice = Dice::of(seed);
         let world = World::new(seed, 0);
         let mut now = vec![3; 3 * MIB as usize];
-        made(&world, &now);
+        published(&world, &now);
         let mut follower = follower(&world, &cached);
         let mut seen: Vec<(Arc<RemoteFile>, Vec<u8>)> = Vec::new();
         for _ in 0..3 {
@@ -97,7 +91,7 @@ fn asked(world: &World) -> Vec<String> {
 fn nothing_new_costs_one_request_and_what_did_not_change_none() {
     let world = World::new(1, 0);
     let mut now = vec![3; 6 * MIB as usize];
-    made(&world, &now);
+    published(&world, &now);
     let mut follower = follower(&world, &options());
     assert!(whole(&**follower.file()) == now);
     asked(&world);
@@ -136,7 +130,7 @@ fn nothing_new_costs_one_request_and_what_did_not_change_none() {
 fn who_slept_for_days_goes_on_with_the_newest_and_what_is_gone_is_stale() {
     let world = World::new(1, 0);
     let mut now = vec![3; 6 * MIB as usize];
-    made(&world, &now);
+    published(&world, &now);
     let living = living(&world);
     let mut follower = follower(&world, &options());
     let before = follower.file().clone();
@@ -165,7 +159,7 @@ fn now_plus(seconds: u64) -> Duration {
 fn a_record_of_another_history_and_a_store_that_went_back_are_told_and_not_followed() {
     let world = World::new(1, 0);
     let mut now = vec![3; 2 * MIB as usize];
-    made(&world, &now);
+    published(&world, &now);
     let living = living(&world);
     let mut step = |byte: u8| {
         Compared { storage: &living, now: &mut now }.write(MIB, &[byte; 4096]).unwrap();
@@ -207,7 +201,7 @@ fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
     for fault in 0.. {
         let world = World::new(1, 0);
         let mut bytes = vec![3; 3 * MIB as usize];
-        made(&world, &bytes);
+        published(&world, &bytes);
         let living = living(&world);
         let mut commit = |byte: u8| {
             living.write_at(0, &[byte; 4096]).unwrap();
@@ -244,7 +238,7 @@ fn what_is_kept_of_another_history_is_forgotten_when_it_is_told() {
     let place = tempfile::tempdir().unwrap();
     let cached = Options { cache_directory: Some(place.path().into()), cache_bytes: Some(32 << 20), ..options() };
     let mut now = vec![3; 6 * MIB as usize];
-    made(&world, &now);
+    published(&world, &now);
     let one = living(&world);
     let commit = |living: &Living, now: &mut Vec<u8>, at: u64, byte: u8| {
         Compared { storage: living, now }.write(at, &[byte; 4096]).unwrap();

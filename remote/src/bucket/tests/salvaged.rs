@@ -5,9 +5,8 @@ use std::sync::Arc;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-use super::super::Bucket;
 use super::super::layout::BLOCK;
-use super::living::{NAME, living, spent, whole};
+use super::living::{NAME, living, published, spent, whole};
 use super::options;
 use super::simulated::World;
 use crate::file::RemoteFile;
@@ -19,9 +18,7 @@ fn salvaged(world: &Arc<World>) -> Result<RemoteFile> {
 /// An archive of several segments, with records that have pages in between.
 fn made(world: &Arc<World>) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..30 << 20).map(|at| (at / 4096 % 251) as u8 + 1).collect();
-    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    bucket.fresh().unwrap().write_at(0, &bytes).unwrap();
-    bucket.publish().unwrap();
+    published(world, &bytes);
     let storage = living(world, 1).unwrap();
     for block in [1, 5, 700, 701, 3000, 7000] {
         storage.write_at(block * BLOCK, &[0xEE; BLOCK as usize]).unwrap();

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use lockbox::storage::Storage;
 
+use super::super::Living;
 use super::super::session::GRACE;
-use super::super::{Bucket, Living};
-use super::living::{NAME, living, made, spent, whole};
+use super::Compared;
+use super::living::{living, made, published, spent, whole};
 use super::simulated::World;
-use super::{Compared, options};
 
 /// The base of what a writer reads has pieces of many objects: what of them it wrote anew dies, and is removed while it stays.
 #[test]
@@ -17,9 +17,7 @@ fn a_writer_that_stays_for_days_reads_what_lies_beside_what_was_removed() {
     let world = World::new(1, 0);
     // More than the start that is in memory, and than a record has itself.
     let mut now = vec![7; 1200 * 4096];
-    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    bucket.fresh().unwrap().write_at(0, &now).unwrap();
-    bucket.publish().unwrap();
+    published(&world, &now);
     let commit = |storage: &Living, now: &mut Vec<u8>, byte: u8| {
         for block in (450..650_u64).step_by(2) {
             Compared { storage, now: &mut *now }.write(block * 4096, &[byte; 4096]).unwrap();

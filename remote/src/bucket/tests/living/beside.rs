@@ -7,7 +7,6 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use super::super::super::Bucket;
 use super::super::super::living::Living;
 use super::super::super::objects::{Created, Listed, Objects, Part};
 use super::super::super::session::Session;
@@ -15,7 +14,7 @@ use super::super::super::store::Store;
 use super::super::counting::{How, counting};
 use super::super::simulated::World;
 use super::super::{options, somebody};
-use super::{NAME, found, left, whole};
+use super::{NAME, found, left, published, whole};
 use crate::source::Trouble;
 
 #[test]
@@ -97,9 +96,7 @@ fn what_is_written_anew_takes_nothing_back() {
     let world = World::new(1, 0);
     // Longer than the start that is in memory.
     let mut now = vec![7; 600 * 4096];
-    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    bucket.fresh().unwrap().write_at(0, &now).unwrap();
-    bucket.publish().unwrap();
+    published(&world, &now);
     let meet = Meet::default();
     let objects = Box::new(Meeting { objects: world.store(2), meet: meet.clone() });
     let store = Arc::new(Store::new(objects, NAME.into(), options().timeout));

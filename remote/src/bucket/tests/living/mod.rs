@@ -39,10 +39,15 @@ pub(super) fn living(world: &Arc<World>, actor: u64) -> Result<Living> {
 /// An archive of so many blocks, each of its number.
 pub(super) fn made(world: &Arc<World>, blocks: u8) -> Vec<u8> {
     let bytes: Vec<u8> = (1..=blocks).flat_map(|number| [number; 4096]).collect();
-    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    bucket.fresh().unwrap().write_at(0, &bytes).unwrap();
-    bucket.publish().unwrap();
+    published(world, &bytes);
     bytes
+}
+
+/// An archive of these bytes.
+pub(super) fn published(world: &Arc<World>, bytes: &[u8]) {
+    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
+    bucket.fresh().unwrap().write_at(0, bytes).unwrap();
+    bucket.publish().unwrap();
 }
 
 /// The same that a writer came to and went from: what who comes next finds in the newest record is nothing, whoever came before.
