@@ -2,7 +2,7 @@
 # Shows lockbox at work: builds it, makes an archive, uses it as a folder, and proves what it promises.
 #
 # For a Debian-like machine with a Rust toolchain. Everything is made in a temporary directory and taken away at the end;
-# the programs stay in target/release.
+# the programs stay in target/quick.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,9 +36,10 @@ if [[ ! -e /dev/fuse ]]; then
     exit 1
 fi
 
-say 'Building (some minutes the first time)'
-cargo build --release --locked --workspace --bins
-programs=${CARGO_TARGET_DIR:-$PWD/target}/release
+say 'Building (under five minutes the first time)'
+# The profile "quick" leaves out what makes packages a little faster and their build much longer.
+cargo build --profile quick --locked --package lockbox-cli --package lockbox-fuse --bins
+programs=${CARGO_TARGET_DIR:-$PWD/target}/quick
 
 scratch=$(mktemp -d)
 finish() {

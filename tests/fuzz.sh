@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets with libFuzzer and AddressSanitizer and runs each.
 #
-#   tests/fuzz.sh [SECONDS [TARGET...]]     30 seconds for a target that takes whole archives or operations, a fifth of it for one decoder
+#   tests/fuzz.sh [SECONDS [TARGET...]]     replays the corpus and explores: 10 seconds for a target that takes whole archives or operations, a fifth for a decoder
 #
 # BUILD_ONLY=1 builds and runs nothing. JOBS=N runs N targets at a time (default 2). CORPUS=DIRECTORY keeps what was learned (default: below the target directory).
 # For a long run: FULL=1 tests/fuzz.sh 3600    gives decoders the whole time as well.
@@ -11,7 +11,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-seconds=${1:-30}
+seconds=${1:-10}
 shift || true
 jobs=${JOBS:-2}
 base=${CARGO_TARGET_DIR:-$PWD/target}/fuzz

@@ -1,33 +1,47 @@
 #!/usr/bin/env bash
-# Installs what the tests need on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
+# Installs the tests' needs on a Debian-like machine and runs all of them. Ends with 0 only when every stage passed.
 #
-#   tests/run.sh [STAGE...]     all stages, or those named: format lint test portable reader mount share page suites store package fuzz licences
-#   tests/run.sh quick          what a change meets most often: format lint unit reader smoke
+#   tests/run.sh [STAGE...]     all stages, or the named ones
+#   tests/run.sh quick          the checks that a change needs most often: format lint unit reader smoke
 #
-# Needs a Rust toolchain and root (directly or by sudo) for packages and mounts. Takes about 40 minutes on two cores.
+# After install and build the stages run in two lanes at once. One lane waits for mounts, servers and disks:
+#   mount share page suites store package
+# The other lane computes, at low priority:
+#   tools format lint test model portable reader fuzz licences
+#
+# Each stage writes its output to target/tests/STAGE.log; target/tests/summary.tsv has seconds, processor seconds, cases and seed of each.
+# SEED=N repeats the random tests of a run; the long forms are tests/nightly.sh. Needs a Rust toolchain and root (directly or by sudo)
+# for packages and mounts. CONTRIBUTING.md says how long it takes.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-# Tests interrupt programs, and a program ignores what it was started to ignore: shells and nohup(1) have what runs in the background ignore some signals.
+# Tests interrupt programs, and a child ignores the signals that its parent ignored: shells and nohup(1) start background jobs that way.
 [[ -n ${DEFAULT_SIGNALS-} ]] || DEFAULT_SIGNALS=1 exec env --default-signal=HUP,INT,QUIT "$BASH" tests/run.sh "$@"
 
 PACKAGES=(acl age attr binutils ca-certificates curl dbench dbus debootstrap desktop-file-utils dpkg-dev e2fsprogs fio fish fuse3 g++ gcc git iproute2 libarchive-tools libc6-dev
     libxml2-utils make mount nginx-light openssl procps python3 python3-dbus python3-gi python3-venv redis-server rpm rsync shared-mime-info sqlite3 strace stress-ng systemd tar unzip util-linux vim zip zsh zstd)
-# The reader's needs; pinned so that a run next year tests the same thing.
+# Dependencies of the reader, pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
+WAITING=(mount share page suites store package)
+COMPUTING=(tools format lint test model portable reader fuzz licences)
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
 target=${CARGO_TARGET_DIR:-$PWD/target}
-export PROGRAMS=$target/debug
+logs=$target/tests
+# Copies: a stage that builds other features replaces the programs in target/debug.
+export PROGRAMS=$logs/programs
+export READER_PYTHON=$target/reader/bin/python READER=$PWD/format-spec/reader/lockbox_reader.py
 exec </dev/null
 
 as_root() {
-    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,PROGRAMS,BUILD_ONLY,DEBIAN_MIRROR,DEBIAN_RELEASE,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,ROUNDS,SECONDS_EACH "$@"; fi
+    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,PROGRAMS,BUILD_ONLY,DEBIAN_MIRROR,DEBIAN_RELEASE,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,MOUNT_JOBS,ROUNDS,SECONDS_EACH,SEED "$@"; fi
 }
 
-# As the tests build them: without what tests depend on, many dependencies have other features and are built once more.
-build_programs() {
-    cargo build --quiet --workspace --bins --tests
+# once NAME COMMAND...: runs the command while no other lane runs one of that name. A tool that is already built costs nothing.
+once() {
+    local lock=$logs/$1.lock
+    shift
+    (flock 9 && "$@") 9>"$lock"
 }
 
 stage_install() {
@@ -50,6 +64,37 @@ stage_install() {
     fi
 }
 
+# Builds all programs and tests in one go, so that every dependency has one set of features, and lists the tests.
+stage_build() {
+    cargo build --quiet --workspace --bins --tests --message-format=json-render-diagnostics >"$logs/build.json" || return 1
+    # DIRECTORY EXECUTABLE, the longest first.
+    python3 - "$logs/build.json" >"$logs/programs.list" <<'END' || return 1
+import json, os, sys
+tests = []
+for line in open(sys.argv[1], encoding="utf-8"):
+    message = json.loads(line)
+    if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+        tests.append((message["executable"], os.path.dirname(message["manifest_path"])))
+for executable, directory in sorted(tests, key=lambda test: -os.path.getsize(test[0])):
+    print(directory, executable)
+END
+    mkdir -p "$PROGRAMS"
+    install -m 755 "$target"/debug/{lockbox,mount-lockbox,lockbox-share} "$PROGRAMS"
+}
+
+# The tools of the waiting lane. A tool that cannot be built here is built again by its stage, which then reports the reason.
+stage_tools() {
+    local failed=0
+    once deny build_deny || failed=1
+    once pjdfstest as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh || failed=1
+    once fsx as_root env BUILD_ONLY=1 tests/suites/fsx.sh || failed=1
+    once versitygw env BUILD_ONLY=1 tests/campaign/versitygw.sh || failed=1
+    once azurite build_azurite || failed=1
+    once packaging packaging/tools.sh cargo-deb cargo-generate-rpm || failed=1
+    once system as_root env BUILD_ONLY=1 packaging/test-package.sh || failed=1
+    return $failed
+}
+
 stage_format() {
     cargo fmt --all --check
 }
@@ -58,15 +103,31 @@ stage_lint() {
     cargo clippy --quiet --workspace --all-targets -- -D warnings
 }
 
-stage_test() {
-    if [[ $EUID -eq 0 ]]; then
-        cargo test --quiet --workspace --no-fail-fast && stage_model
-        return
+# run_program DIRECTORY EXECUTABLE: one test program, as cargo would start it.
+run_program() {
+    local name=${2##*/} runner=() started=$SECONDS log
+    log=$logs/unit/$name.log
+    name=${1##*/}/${name%-*}
+    # Tests of real mounts need root.
+    [[ $EUID -eq 0 || $1 != */fuse ]] || runner=(sudo --preserve-env=PATH)
+    if (cd "$1" && "${runner[@]}" "$2" --quiet) >"$log" 2>&1; then
+        printf 'ok      %-30s %s (%d s)\n' "$name" "$(grep -aoE '[0-9]+ passed' "$log" | tail -n 1)" $((SECONDS - started))
+    else
+        printf 'FAILED  %s (%d s)\n' "$name" $((SECONDS - started))
+        sed 's/^/        | /' "$log"
+        return 1
     fi
-    # The tests of real mounts need root.
-    cargo test --quiet --workspace --no-fail-fast --exclude lockbox-fuse &&
-        cargo test --quiet --no-fail-fast --package lockbox-fuse --config "target.'cfg(all())'.runner = ['sudo', '--preserve-env=PATH']" &&
-        stage_model
+}
+
+# Every test program of the workspace, two at a time.
+stage_test() {
+    [[ -s $logs/programs.list ]] || stage_build || return 1
+    rm -rf "$logs/unit"
+    mkdir -p "$logs/unit"
+    export -f run_program
+    export logs
+    # shellcheck disable=SC2016
+    xargs --max-procs=2 --max-lines=1 bash -c 'run_program "$1" "$2"' run_program <"$logs/programs.list"
 }
 
 # The tests of "test" that need no mount and run no program, and those that read the sources.
@@ -75,42 +136,39 @@ stage_unit() {
         cargo test --quiet --package lockbox --test layering --test invariants --test threats
 }
 
-# A dozen of the cases of "mount" (a name that is a part of two takes both), a few seconds each: trees, programs, durability, ends, secrecy.
+# A dozen cases of "mount", a few seconds each: trees, programs, durability, ends, secrecy. A name that is part of another takes both.
 stage_smoke() {
     local cases=(tree_copied_by_cp git_works_and_clones sqlite_with_a_write_ahead_log two_writers_append_to_one_file shared_memory_map_is_written
         punching_frees_and_reads_as_zeros fsynced_bytes_survive_kill_9 sigterm_saves_what_the_kernel_holds who_is_cut_off_keeps_what_was_written
         umount_of_a_busy_mount_is_refused an_unlinked_file_lives_while_it_is_open the_archive_reveals_neither_names_nor_content)
-    # With a test, for the reason that build_programs gives.
+    # With a test: without the dependencies of tests, shared dependencies have other features and are built again.
     cargo build --quiet --workspace --bins --test layering || return 1
-    as_root tests/mount/run.sh "${cases[@]}" | tee "$target/smoke.log" &&
-        awk -v least="${#cases[@]}" '/ passed, 0 failed$/ && $1 >= least { all = 1 } END { exit !all }' "$target/smoke.log"
+    PROGRAMS=$target/debug as_root tests/mount/run.sh "${cases[@]}" | tee "$logs/smoke" &&
+        awk -v least="${#cases[@]}" '/ passed, 0 failed$/ && $1 >= least { all = 1 } END { exit !all }' "$logs/smoke"
 }
 
 # Every interleaving of the claims on one share: the feature replaces the locks, so that nothing else runs with it.
 stage_model() {
-    cargo test --quiet --workspace --features lockbox-share/model --lib store::model::
+    cargo test --quiet --package lockbox-share --features model --lib store::model::
 }
 
-# The program with the pure-Rust cipher reads what the other engine sealed, and works; that both engines agree on every message is
-# a unit test of each build.
+# The pure-Rust cipher reads archives that the other engine sealed. That both engines agree on every message is a unit test of each build.
 stage_portable() {
-    cargo test --quiet --workspace --features lockbox/portable --test program -- golden import_extract
+    cargo test --quiet --package lockbox-cli --features lockbox/portable --test program -- golden import_extract
 }
 
+make_reader() {
+    [[ -x $READER_PYTHON ]] || python3 -m venv "$target/reader" || return 1
+    "$READER_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
+}
+
+# The vectors and the golden archives.
 stage_reader() {
-    local python=$target/reader/bin/python
-    [[ -x $python ]] || python3 -m venv "$target/reader" || return 1
-    "$python" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}" || return 1
-    export READER_PYTHON=$python READER=$PWD/format-spec/reader/lockbox_reader.py
-    "$python" "$READER" --help >/dev/null || return 1
-    # The vectors and the golden archives.
-    (cd format-spec/reader && "$python" -m unittest --quiet)
+    once reader make_reader && "$READER_PYTHON" "$READER" --help >/dev/null && (cd format-spec/reader && "$READER_PYTHON" -m unittest --quiet)
 }
 
 stage_mount() {
-    build_programs || return 1
-    start_building
-    as_root tests/mount/run.sh
+    once reader make_reader && as_root tests/mount/run.sh
 }
 
 # The distribution's Node.js may be too old, so one that is there is kept.
@@ -127,37 +185,40 @@ install_node() {
     fi
 }
 
+build_azurite() {
+    once node install_node && BUILD_ONLY=1 tests/campaign/azurite.sh
+}
+
 # The page of one-time links: its parts, that dist is what the sources build, and links opened in Chromium against a real daemon.
 stage_page() {
     local missing=()
     [[ -x /usr/bin/chromium ]] || missing+=(chromium)
-    install_node "${missing[@]}" || return 1
+    once node install_node "${missing[@]}" || return 1
     # No package needs its installation script.
     npm ci --prefix share/page --ignore-scripts --no-audit --no-fund --loglevel error || return 1
-    build_programs || return 1
     node --test --test-reporter=dot share/page/test/*.test.mjs || return 1
-    timeout 180 node share/page/test/browser/run.mjs "$target/debug/lockbox" "$target/debug/lockbox-share"
+    timeout 180 node share/page/test/browser/run.mjs "$PROGRAMS/lockbox" "$PROGRAMS/lockbox-share"
 }
 
-# The share daemon: its interface against its own description, and links from end to end. (Its tests are in the stage "test".)
+# The share daemon: its interface against its own description, and links from end to end. (Its unit tests are in the stage "test".)
 stage_share() {
-    build_programs && tests/share.sh && tests/share/links.sh "$target/debug" && as_root env CARGO_TARGET_DIR="$target" tests/share/setup.sh "$target/debug"
+    BIN=$PROGRAMS/lockbox-share tests/share.sh && tests/share/links.sh "$PROGRAMS" &&
+        as_root env CARGO_TARGET_DIR="$target" tests/share/setup.sh "$PROGRAMS"
 }
 
-# libFuzzer with AddressSanitizer: each target for a while, two at a time.
+# libFuzzer with AddressSanitizer: every target replays its corpus and explores for some seconds, two targets at a time.
 stage_fuzz() {
-    end_building
     tests/fuzz.sh
 }
 
-# Each suite says in its last line what it counted.
+# Each suite prints its counts in its last line.
 stage_suites() {
-    end_building
-    build_programs || return 1
-    local suite failed=0 log=$target/suites/log before
-    mkdir -p "$target/suites"
+    once pjdfstest true
+    once fsx true
+    local suite failed=0 log before
     for suite in tests/suites/*.sh; do
         [[ -x $suite ]] || continue
+        log=$logs/${suite##*/}.log
         before=$SECONDS
         if as_root "$suite" >"$log" 2>&1; then
             printf 'ok      %s (%d s)\n' "$(tail -n 1 "$log" | sed 's/^summary: //')" $((SECONDS - before))
@@ -172,26 +233,23 @@ stage_suites() {
 
 # Backups and mounts on a real server that speaks S3, of a pinned version, which the first run builds, and on Microsoft's emulator of Azure's.
 stage_store() {
-    end_building
-    build_programs || return 1
-    install_node || return 1
+    once versitygw true
+    once azurite build_azurite || return 1
     as_root env ROUNDS=1 tests/campaign/versitygw.sh && as_root env ROUNDS=1 tests/campaign/azurite.sh
 }
 
-# Packages of the programs that the other stages built (the development profile), installed into a clean system, used and removed again.
+# Packages of the programs that the other stages test (the development profile), installed into a clean system, used and removed again.
 stage_package() {
-    end_building
-    build_programs || return 1
-    packaging/tools.sh cargo-deb cargo-generate-rpm || return 1
+    once packaging packaging/tools.sh cargo-deb cargo-generate-rpm && once system true || return 1
+    mkdir -p "$target/package"
     rm -f "$target"/package/*.{deb,rpm}
-    packaging/build.sh "$target/debug" || return 1
+    packaging/build.sh "$PROGRAMS" || return 1
     as_root packaging/test-package.sh "$target"/package/*.{deb,rpm}
 }
 
 # Licences, duplicates, sources, and advisories where there is a copy of their database: fetching it would make the test depend on the network.
 stage_licences() {
-    end_building
-    build_deny || return 1
+    once deny build_deny || return 1
     # Crates of other platforms are in the lock file but were not needed until here.
     cargo fetch --quiet --locked || return 1
     cargo deny --offline --workspace check --hide-inclusion-graph licenses bans sources && check_advisories
@@ -215,79 +273,104 @@ build_deny() {
     fi
 }
 
-# What later stages need takes minutes to build, and mounts under test leave most of one processor idle. A stage whose tool
-# could not be built here builds it itself, and tells why it cannot.
-builder=
-start_building() {
-    [[ -z $builder ]] || return 0
-    # Before root makes them: what the other stages write there is the user's.
-    mkdir -p "$target/package" "$target/suites"
-    {
-        renice -n 19 "$BASHPID"
-        build_deny
-        packaging/tools.sh cargo-deb cargo-generate-rpm
-        as_root env BUILD_ONLY=1 packaging/test-package.sh
-        as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh
-        as_root env BUILD_ONLY=1 tests/suites/fsx.sh
-        BUILD_ONLY=1 tests/campaign/versitygw.sh
-        BUILD_ONLY=1 tests/campaign/azurite.sh
-        BUILD_ONLY=1 tests/fuzz.sh
-    } >"$target/background-builds.log" 2>&1 &
-    builder=$!
+# run_stage STAGE: its output goes to its log, and as a whole to standard output when it ends, or at once when STREAM is set.
+# Adds a line to the summary: stage, outcome, seconds, processor seconds, cases, seed.
+run_stage() {
+    local stage=$1 log=$logs/$1.log outcome=passed seconds user system TIMEFORMAT='%R %U %S'
+    echo "=== $stage begins"
+    if [[ -n ${STREAM-} ]]; then
+        { time "stage_$stage" > >(tee "$log") 2>&1; } 2>"$log.time" || outcome=FAILED
+    else
+        { time "stage_$stage" >"$log" 2>&1; } 2>"$log.time" || outcome=FAILED
+    fi
+    read -r seconds user system <"$log.time"
+    (
+        flock 9
+        printf '%s\t%s\t%.0f\t%s\t%s\t%s\n' "$stage" "$outcome" "$seconds" "$(awk -v a="$user" -v b="$system" 'BEGIN { printf "%.0f", a + b }')" \
+            "$(grep -aoE '\b[0-9]+ passed' "$log" | awk '{ n += $1 } END { print n ? n : "-" }')" \
+            "$(grep -aioE '\bseeds?[ =][0-9]+' "$log" | grep -oE '[0-9]+' | sort -un | paste -sd, | grep . || echo -)" >>"$logs/summary.tsv"
+        [[ -n ${STREAM-} ]] || cat "$log"
+        printf '=== %-10s %-7s %5.0f s\n' "$stage" "$outcome" "$seconds"
+    ) 9>"$logs/print.lock"
+    [[ $outcome == passed ]]
 }
 
-end_building() {
-    [[ -z $builder ]] || wait "$builder" || true
-    builder=
+# run_lane STAGE...
+run_lane() {
+    local stage
+    for stage in "$@"; do
+        run_stage "$stage"
+    done
 }
 
-stages=(install format lint test portable reader mount share page suites store package fuzz licences)
+# chosen STAGE...: the stages of the arguments that were asked for.
+chosen() {
+    local stage
+    for stage in "$@"; do
+        [[ " ${asked[*]} " != *" $stage "* ]] || echo "$stage"
+    done
+}
+
+asked=("${WAITING[@]}" "${COMPUTING[@]}")
+before=(install build)
 if [[ "$*" == quick ]]; then
-    stages=(install format lint unit reader smoke)
+    asked=()
+    before=(install format lint unit reader smoke)
+    STREAM=1
 elif [[ $# -gt 0 ]]; then
-    stages=(install "$@")
-    # The mount stage compares with the reader as well.
-    [[ " $* " != *' mount '* || " $* " == *' reader '* ]] || stages=(install reader "$@")
+    asked=()
+    before=(install)
+    for stage in "$@"; do
+        if ! declare -F "stage_$stage" >/dev/null; then
+            echo "tests/run.sh: no stage '$stage'; the stages are: ${WAITING[*]} ${COMPUTING[*]} unit smoke" >&2
+            exit 1
+        fi
+        if [[ " ${WAITING[*]} test " == *" $stage "* && " ${before[*]} " != *' build '* ]]; then before+=(build); fi
+        if [[ " ${WAITING[*]} ${COMPUTING[*]} " == *" $stage "* ]]; then asked+=("$stage"); else before+=("$stage"); fi
+    done
 fi
+mapfile -t waiting < <(chosen "${WAITING[@]}")
+mapfile -t computing < <(chosen "${COMPUTING[@]}")
+[[ ${#waiting[@]} -gt 0 && ${#computing[@]} -gt 0 ]] || STREAM=1
 
-# What each stage told, so that what failed can be told once more at the end, where it is read first.
-told=$target/told
-mkdir -p "$told"
-
+mkdir -p "$logs"
+rm -f "$logs/programs.list"
+printf 'stage\toutcome\tseconds\tprocessor seconds\tcases\tseeds\n' >"$logs/summary.tsv"
 started=$SECONDS
-results=()
-failed=()
-for stage in "${stages[@]}"; do
-    if ! declare -F "stage_$stage" >/dev/null; then
-        echo "tests/run.sh: no stage '$stage'" >&2
-        exit 1
+lanes=()
+trap 'kill "${lanes[@]}" 2>/dev/null; exit 130' INT TERM
+for stage in "${before[@]}"; do
+    run_stage "$stage" && continue
+    # Nothing that follows can be trusted without these.
+    if [[ $stage == install || $stage == build ]]; then
+        waiting=() computing=()
+        break
     fi
-    echo "=== $stage"
-    before=$SECONDS
-    # Not in a pipe: a stage may start what a later one waits for.
-    if "stage_$stage" > >(tee "$told/$stage") 2>&1; then outcome=passed; else
-        outcome=FAILED
-        failed+=("$stage")
-    fi
-    line=$(printf '%-10s %-7s %5d s' "$stage" "$outcome" $((SECONDS - before)))
-    results+=("$line")
-    echo "=== $line"
-    # Without what it needs nothing else can be trusted.
-    [[ $stage != install || $outcome == passed ]] || break
 done
+if [[ ${#waiting[@]} -gt 0 ]]; then
+    run_lane "${waiting[@]}" &
+    lanes+=($!)
+fi
+if [[ ${#computing[@]} -gt 0 ]]; then
+    (
+        renice -n 10 "$BASHPID" >/dev/null
+        run_lane "${computing[@]}"
+    ) &
+    lanes+=($!)
+fi
+[[ ${#lanes[@]} -eq 0 ]] || wait "${lanes[@]}"
 
+mapfile -t failed < <(awk -F'\t' '$2 == "FAILED" { print $1 }' "$logs/summary.tsv")
 for stage in "${failed[@]}"; do
     echo
     echo "What failed in $stage, and its last lines:"
-    grep -aE '^(FAILED|not ok|error)|panicked at|^test .* FAILED' "$told/$stage" | head -n 20
-    tail -n 30 "$told/$stage"
+    grep -aE '^(FAILED|not ok|error)|panicked at|^test .* FAILED' "$logs/$stage.log" | head -n 20
+    tail -n 30 "$logs/$stage.log"
 done
 
 echo
-echo "Summary after $((SECONDS - started)) s:"
-printf '  %s\n' "${results[@]}"
-if [[ ${#failed[@]} -gt 0 ]]; then
-    echo "${#failed[@]} of ${#results[@]} stages FAILED"
-    exit 1
-fi
-echo "all ${#results[@]} stages passed"
+echo "Summary after $((SECONDS - started)) s, also in $logs/summary.tsv:"
+column -t -s $'\t' "$logs/summary.tsv" | sed 's/^/  /'
+passed=$(grep -c $'\tpassed\t' "$logs/summary.tsv")
+echo "stages: $passed passed, ${#failed[@]} failed"
+[[ ${#failed[@]} -eq 0 ]]

@@ -7,7 +7,7 @@
 #   PROGRAMS    directory with lockbox, mount-lockbox and lockbox-share (default: target/debug, built when missing)
 #   KILLS       rounds of the kill -9 case (default 10)
 #   FLIPS       bits flipped in the tampering case (default 40)
-#   MOUNT_JOBS  cases at a time (default 2: most of a case is waiting)
+#   MOUNT_JOBS  cases at a time (default 4: most of a case is waiting)
 #   SCRATCH     where archives and trees lie (default $TMPDIR or /tmp); needs about 8 GiB
 #   KEEP        when set, the scratch directory and the logs stay
 set -uo pipefail
@@ -37,7 +37,7 @@ if [[ -z ${PROGRAMS-} ]]; then
     (cd "$repository" && cargo build --quiet --workspace --bins --tests) || exit 1
 fi
 
-jobs=${MOUNT_JOBS:-2}
+jobs=${MOUNT_JOBS:-4}
 scratch=$(mktemp -d "${SCRATCH:-${TMPDIR:-/tmp}}/lockbox-mount.XXXXXX")
 chmod 755 "$scratch"
 mkdir "$scratch/bin" "$scratch/shared" "$scratch/logs"
