@@ -133,7 +133,7 @@ stage_test() {
 # The tests of "test" that need no mount and run no program, and those that read the sources.
 stage_unit() {
     cargo test --quiet --workspace --lib --bins --no-fail-fast &&
-        cargo test --quiet --package lockbox --test layering --test invariants --test threats
+        cargo test --quiet --package lockbox --test layering --test language --test invariants --test threats
 }
 
 # A dozen cases of "mount", a few seconds each: trees, programs, durability, ends, secrecy. A name that is part of another takes both.
