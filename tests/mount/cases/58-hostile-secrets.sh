@@ -254,3 +254,46 @@ assert call(number, b"user", name, os.urandom(length), ctypes.c_size_t(length), 
     list </dev/null
     lockbox forget box.lbx | shows 'is forgotten'
 }
+
+# A login has a session keyring with a link to the user's (pam_keyinit), and what su and the like start possesses it whatever its user is.
+case_a_kept_key_is_for_its_owner_alone_in_the_session_of_its_owner() {
+    new_archive box
+    cd "$WORK"
+    need_user
+    if ! lockbox doctor | shows 'keyring .*available'; then
+        note 'no keyrings here'
+        return
+    fi
+    cat >"$WORK/keys.py" <<'P'
+import ctypes, os, platform, sys
+JOIN_SESSION, LINK, READ = 1, 8, 11
+keyctl = {"x86_64": 250, "aarch64": 219}[platform.machine()]
+call = ctypes.CDLL(None, use_errno=True).syscall
+if sys.argv[1] == "login":
+    assert call(keyctl, JOIN_SESSION, None) > 0 and call(keyctl, LINK, ctypes.c_long(-4), ctypes.c_long(-3)) == 0
+    os.execvp(sys.argv[2], sys.argv[2:])
+# "read ID...": the ids in hexadecimal, and what the list of keys shows of ours.
+found = [line.split()[0] for line in open("/proc/keys") if " lockbox:" in line]
+print("listed", len(found))
+for number in sys.argv[2:] + found:
+    length = call(keyctl, READ, ctypes.c_long(int(number, 16)), ctypes.create_string_buffer(256), ctypes.c_size_t(256))
+    print("read", length)
+P
+    chmod 755 "$WORK" "$WORK/keys.py"
+    # shellcheck disable=SC2016
+    python3 keys.py login bash -Eeuo pipefail -c '
+        lockbox ls --passfile "$1" --keyring-cache 10m box.lbx
+        key=$(awk "/ lockbox:/ { print \$1; exit }" /proc/keys)
+        [[ -n $key ]]
+        echo owner; python3 keys.py read "$key"
+        echo su; su -s /bin/bash "$2" -c "python3 keys.py read $key"
+        echo setpriv; setpriv --reuid "$2" --regid "$2" --init-groups python3 keys.py read "$key"
+        lockbox ls box.lbx </dev/null
+        lockbox forget box.lbx
+    ' session "$PASSFILE" "$TEST_USER" >shown
+    cat shown
+    same "$(sed -n '/^owner$/,/^su$/p' shown | grep -c '^read 48$')" 2 'the owner reads the key'
+    same "$(sed -n '/^su$/,$p' shown | grep -c '^listed 0$')" 2 'no other user sees it'
+    same "$(sed -n '/^su$/,$p' shown | grep -c '^read -1$')" 2 'no other user reads it'
+    shows 'is forgotten' <shown
+}
