@@ -100,7 +100,9 @@ impl Http {
         match &self.place {
             Target::Bucket { signer, key } => {
                 let response = signer.with(|asker| {
-                    let response = self.send(&asker.get(key), &headers, length)?;
+                    let (url, mut signed) = asker.get(key);
+                    signed.extend(headers.iter().cloned());
+                    let response = self.send(&url, &signed, length)?;
                     // Any other answer is for whoever asks.
                     match refusal(&response) {
                         Some(trouble) => Err(trouble),

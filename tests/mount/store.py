@@ -24,8 +24,8 @@ class Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         refused = PLACE / ".refused"
-        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        if refused.exists() and query.get("X-Amz-Credential", "").split("/")[0] in refused.read_text().split():
+        who = self.headers.get("Authorization", "").partition("Credential=")[2].split("/")[0]
+        if refused.exists() and who in refused.read_text().split():
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.answer(403)
             return False

@@ -73,11 +73,8 @@ impl Objects for S3 {
 
 impl S3 {
     fn create_as(&self, asker: &Asker<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
-        let (url, headers) = asker.put(&self.key(name), hash);
-        let mut request = self.agent.put(url.as_str());
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
+        let (url, headers) = asker.put(&self.key(name), bytes, hash);
+        let request = s3::with(self.agent.put(url.as_str()), headers);
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
         match response.status() {
@@ -101,8 +98,8 @@ impl S3 {
             Part::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
             Part::Last(most) => (format!("bytes=-{most}"), most),
         };
-        let url = asker.get(&self.key(name));
-        let request = self.agent.get(url.as_str()).header(header::RANGE, range);
+        let (url, headers) = asker.get(&self.key(name));
+        let request = s3::with(self.agent.get(url.as_str()), headers).header(header::RANGE, range);
         let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
         match response.status() {
@@ -119,7 +116,7 @@ impl S3 {
         let mut listed = Vec::new();
         let mut token: Option<String> = None;
         for _ in 0..MOST_ANSWERS {
-            let url = asker.list(|action| {
+            let (url, headers) = asker.list(|action| {
                 action.with_prefix(self.key(prefix));
                 action.with_max_keys(most - listed.len());
                 match &token {
@@ -128,7 +125,8 @@ impl S3 {
                     None => {}
                 }
             });
-            let request = self.agent.get(url.as_str()).config().timeout_global(limit(MAX_LIST)).build();
+            let request = s3::with(self.agent.get(url.as_str()), headers);
+            let request = request.config().timeout_global(limit(MAX_LIST)).build();
             let response = request.call().map_err(|error| http::trouble(&error))?;
             match response.status() {
                 StatusCode::OK => {}
@@ -151,8 +149,8 @@ impl S3 {
     }
 
     fn remove_as(&self, asker: &Asker<'_>, name: &str) -> Answer<()> {
-        let url = asker.delete(&self.key(name));
-        let request = self.agent.delete(url.as_str()).config().timeout_global(limit(0)).build();
+        let (url, headers) = asker.delete(&self.key(name));
+        let request = s3::with(self.agent.delete(url.as_str()), headers).config().timeout_global(limit(0)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
         match response.status() {
             StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
