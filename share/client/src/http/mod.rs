@@ -19,6 +19,7 @@ use ureq::{Agent, Body, SendBody};
 use zeroize::Zeroizing;
 
 use self::unix::UnixConnector;
+pub use self::unix::{is_expected, listener};
 use crate::error::{Error, Result};
 
 /// What is taken of a refusal in words, in bytes: a sentence.
@@ -96,8 +97,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects nowhere yet.
+    /// Connects nowhere yet. At a socket, this user, root, or the one to whom root gave the directory has to listen.
     pub fn new(server: Server) -> Client {
+        Client::noted(server, None)
+    }
+
+    /// The same of a socket for which a user is noted, who may listen there, too.
+    pub fn noted(server: Server, noted: Option<u32>) -> Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -109,7 +115,8 @@ impl Client {
             .output_buffer_size(BUFFER);
         let agent = match &server {
             Server::Socket(path) => {
-                Agent::with_parts(config.proxy(None).build(), UnixConnector(path.clone()), DefaultResolver::default())
+                let connector = UnixConnector { path: path.clone(), noted };
+                Agent::with_parts(config.proxy(None).build(), connector, DefaultResolver::default())
             }
             Server::Url(url) => {
                 // The certificates that the system trusts; SSL_CERT_FILE names others.
