@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
-use nix::unistd::{Uid, User, geteuid};
+use nix::unistd::{Uid, User, geteuid, mkdtemp};
 
 use crate::{Failure, elsewhere};
 
@@ -34,7 +34,16 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
     match directory() {
         Runtime::Ready(path) => Ok(path),
         Runtime::Missing(path) | Runtime::NotPrivate(path) => {
-            Err(Failure::other(format!("{} is not a private directory of this user", path.display())))
+            let mut template = path.clone().into_os_string();
+            template.push(control::SUFFIX);
+            template.push("XXXXXX");
+            mkdtemp(Path::new(&template)).map_err(|errno| {
+                let path = path.display();
+                Failure::other(format!(
+                    "cannot make a directory beside {path}, which is not a private directory of this user: {}",
+                    errno.desc()
+                ))
+            })
         }
     }
 }

@@ -12,7 +12,7 @@ mod snapshots;
 
 pub use client::{ask, ask_with_file, connect_within, converse, running};
 pub use names::{Name, TreePath};
-pub use places::{Place, Runtime, places, runtime};
+pub use places::{Place, Runtime, SUFFIX, places, runtime};
 pub use server::{Client, Listening, Server, listen};
 pub use snapshots::{Among, Listed, PAGE, held, ranges, snapshots};
 

@@ -238,10 +238,9 @@ fn runtime_directory() -> Finding {
             Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there")
         }
         Runtime::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
-        Runtime::NotPrivate(path) => Finding::bad(
+        Runtime::NotPrivate(path) => Finding::good(
             NAME,
-            format!("{} is not a private directory of this user", shown(&path)),
-            "remove it, or set XDG_RUNTIME_DIR to a directory of this user",
+            format!("beside {}, which is not a private directory of this user, to be made by the first mount", shown(&path)),
         ),
     }
 }
