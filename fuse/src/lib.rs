@@ -27,6 +27,7 @@ pub mod mount;
 pub mod notify;
 pub mod options;
 pub mod pace;
+pub mod point_owner;
 pub mod remount;
 mod restores;
 mod sandbox;

@@ -22,6 +22,7 @@ use nix::unistd::{getegid, geteuid};
 use rustix::thread::CapabilitySet;
 
 use crate::exit::Failure;
+use crate::point_owner;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -39,6 +40,8 @@ pub struct Mount<'a> {
     pub point: &'a Path,
     pub allow_other: bool,
     pub flags: MsFlags,
+    /// User who must own the mount point, which must be empty then ([`crate::point_owner`]).
+    pub point_owner: Option<u32>,
 }
 
 /// Why a mount stays.
@@ -75,6 +78,7 @@ impl Mount<'_> {
         };
         let point = Point::of(self.point).and_then(|point| Ok((point.mode()?, point)));
         let (mode, point) = point.map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?;
+        self.check_owner(&point).map_err(AttachError::Failed)?;
         let mut data = format!(
             "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions,subtype={}",
             device.as_raw_fd(),
@@ -92,9 +96,19 @@ impl Mount<'_> {
         }
     }
 
+    fn check_owner(&self, held: &Point) -> Result<(), Failure> {
+        self.point_owner.map_or(Ok(()), |owner| point_owner::check(held, self.point, owner))
+    }
+
     /// The program gets one end of a socket as its standard input and sends the opened device through it.
     fn attach_through_fusermount(&self) -> Result<OwnedFd, Failure> {
         let failed = |e: io::Error| Failure::mount(format!("cannot run {FUSERMOUNT}: {e}"));
+        if self.point_owner.is_some() {
+            // The program takes a path and not what is open. Root comes here only without the right to mount, where that program has none either.
+            let held = Point::of(self.point);
+            let held = held.map_err(|e| Failure::mount(format!("cannot read {}: {e}", self.point.display())))?;
+            self.check_owner(&held)?;
+        }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut child = Command::new(FUSERMOUNT)
             .arg("-o")
@@ -313,6 +327,7 @@ mod tests {
             point: Path::new("/mnt"),
             allow_other: false,
             flags: MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+            point_owner: None,
         };
         assert_eq!(
             mount.fusermount_options(),

@@ -70,6 +70,8 @@ pub struct Options {
     pub nofail: bool,
     /// Mount also where that hides the archive, or what the daemon works with.
     pub over_archive: bool,
+    /// Mount an archive of another user also where [`crate::point_owner`] would refuse it.
+    pub trust_owner: bool,
     /// The snapshot that is shown, for reading.
     pub snapshot: Option<String>,
     pub snapshot_dir: SnapshotDir,
@@ -130,6 +132,7 @@ impl Default for Options {
             lock_on_suspend: false,
             nofail: false,
             over_archive: false,
+            trust_owner: false,
             snapshot: None,
             snapshot_dir: SnapshotDir::Hidden,
             snapshots: Keep::default(),
@@ -204,6 +207,7 @@ impl Options {
             "nofail" => self.nofail = true,
             "take-over" | "take_over" => self.take_over = true,
             "over-archive" | "over_archive" => self.over_archive = true,
+            "trust-owner" | "trust_owner" => self.trust_owner = true,
             _ => return false,
         }
         true

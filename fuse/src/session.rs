@@ -50,6 +50,7 @@ use crate::moments;
 use crate::mount::Mount;
 use crate::options::Options;
 use crate::pace::Pace;
+use crate::point_owner;
 use crate::sandbox::{self, Reach};
 use crate::schedule::Schedule;
 use crate::suspend;
@@ -82,6 +83,8 @@ pub fn serve(
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
         (Some(directory.into()), elsewhere::Place::file(path))
     };
+    // In the namespaces of `lockbox exec` the mount is seen by that command's program alone, at a directory that was made for it.
+    let is_alone = namespaces.is_some();
     if let Some(namespaces) = namespaces {
         namespaces.join().map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
     }
@@ -91,6 +94,7 @@ pub fn serve(
         Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
     };
     let archive = archive.map_err(|e| in_use(task, e))?;
+    let owner = archive.owner()?.or_else(|| point_owner::owner_by_path(path)).filter(|_| !is_alone);
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let follow = task.options.follow.filter(|_| task.options.snapshot.is_none());
@@ -106,7 +110,8 @@ pub fn serve(
     let elsewhere = place.leaving().zip(place.ending()).map(|(leave, end)| Elsewhere { leave, end });
     let mut end = End::of(Arc::clone(&slot), inbox, elsewhere);
     let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let host = Host { directory: host, telling: place.telling(), follow };
+    let point_owner = point_owner::required(owner, &task.options);
+    let host = Host { directory: host, point_owner, telling: place.telling(), follow };
     let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
             let (cache, place) = (Arc::clone(&running.cache), Arc::clone(&running.place));
@@ -149,6 +154,8 @@ pub fn serve(
 struct Host {
     /// Of the archive's file, when it is one of this host.
     directory: Option<OwnedFd>,
+    /// User who must own the mount point.
+    point_owner: Option<u32>,
     telling: Option<elsewhere::Telling>,
     /// Of one that is shown as it is written elsewhere.
     follow: Option<Follow>,
@@ -213,7 +220,7 @@ fn start(
     events: &Sender<Event>,
     end: &mut End,
 ) -> Result<Running, Failure> {
-    let Host { directory: host, telling, follow } = host;
+    let Host { directory: host, point_owner, telling, follow } = host;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::of(follow.is_some())), Arc::new(Activity::default()));
@@ -225,6 +232,7 @@ fn start(
         point: task.point(),
         allow_other: task.options.allow_other,
         flags: task.options.mount_flags(),
+        point_owner,
     };
     let Attached { place, connection, read_ahead } = Place::attach(&mount, unmounter, Arc::clone(&cache))?;
     end.mounted(Arc::clone(&place));

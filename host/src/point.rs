@@ -84,6 +84,21 @@ impl Point {
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)
     }
+
+    /// The uid of the directory, which its file system is asked for.
+    pub fn owner(&self) -> io::Result<u32> {
+        Ok(rustix::fs::fstat(&self.0)?.st_uid)
+    }
+
+    /// Returns whether the directory has no entries; its file system is asked for that.
+    pub fn is_empty(&self) -> io::Result<bool> {
+        for entry in rustix::fs::Dir::new(self.reopen()?)? {
+            if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// A directory that was made for a mount, and goes with it. Its parent is held open, and only the directory that was made is removed, by

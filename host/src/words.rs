@@ -24,7 +24,7 @@ pub const REMOTE: [(&str, Takes); 5] = [
 ];
 
 /// All others. What is written with a dash and with an underscore stands here as the manual has it.
-pub const MOUNT: [(&str, Takes); 47] = [
+pub const MOUNT: [(&str, Takes); 48] = [
     ("ro", Takes::Nothing),
     ("rw", Takes::Nothing),
     ("allow_other", Takes::Nothing),
@@ -60,6 +60,7 @@ pub const MOUNT: [(&str, Takes); 47] = [
     ("take-over", Takes::Nothing),
     ("nofail", Takes::Nothing),
     ("over-archive", Takes::Nothing),
+    ("trust-owner", Takes::Nothing),
     ("foreground", Takes::Nothing),
     ("suid", Takes::Nothing),
     ("dev", Takes::Nothing),

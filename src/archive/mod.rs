@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 pub use crate::crypto::kdf::KdfCost;
 pub use crate::format::Generation;
+use crate::error::Result;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::keys::Witness;
@@ -132,6 +133,14 @@ impl Archive {
     /// What tells the archive's file from every other one of the host; None where it is no file of the host.
     pub fn identity(&self) -> Option<Identity> {
         self.identity
+    }
+
+    /// The uid that owns the archive's file, as it is open; None where it is no file of the host.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn owner(&self) -> Result<Option<u32>> {
+        self.storage.owner()
     }
 
     /// What remembers this archive for its user; call [`Witness::remember`] now and then while it is open.

@@ -117,6 +117,11 @@ pub trait Storage: Send + Sync {
         Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
     }
 
+    /// The uid that owns the file, as it is open; None for what is not a file of this host.
+    fn owner(&self) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
     /// Whether writes are refused by the way it was opened.
     fn read_only(&self) -> bool;
 }

@@ -17,7 +17,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
-use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
+use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, point_owner, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
@@ -120,6 +120,8 @@ Options:
   nofail                       A missing archive is no failure
   over-archive                 Mount also where that hides the archive, the log,
                                or what the daemon keeps
+  trust-owner                  As root, mount another user's archive also on a
+                               directory that is not that user's own and empty
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
@@ -227,6 +229,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let made = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
     hidden::check(&point, &archive, &options)?;
+    if !arguments.for_program {
+        point_owner::check_early(&archive, &point, &options)?;
+    }
     // The status tells them.
     options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
     // Before the passphrase is asked for and worked on for a second.

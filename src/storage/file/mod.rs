@@ -475,6 +475,10 @@ impl Storage for FileStorage {
         Ok(())
     }
 
+    fn owner(&self) -> Result<Option<u32>> {
+        Ok(Some(metadata(&self.file, &self.path)?.uid()))
+    }
+
     fn read_only(&self) -> bool {
         self.read_only
     }
