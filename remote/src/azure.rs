@@ -4,7 +4,6 @@
 //! documentation of the REST interface has it) and is never sent; a SAS token is the signature itself, so it goes along in the address of each request, to its account's server alone.
 //! Neither is ever shown.
 
-use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -17,6 +16,7 @@ use zeroize::Zeroizing;
 use crate::Options;
 use crate::address::check_scheme;
 use crate::credentials::{Credentials, File, Variable, section, variable};
+use crate::settings_file;
 use crate::signing::{Header, encoded, mac};
 use crate::source::Trouble;
 
@@ -48,7 +48,7 @@ impl Account {
     /// # Errors
     /// `Invalid` when the environment names none, or one that cannot be.
     fn of_environment() -> Result<Account> {
-        Account::of(&variable, &|path| fs::read_to_string(path).ok())
+        Account::of(&variable, &settings_file::read)
     }
 
     /// As the Azure tools do, a connection string goes before all else, and a key before a token; what is in the environment before what is in the file.

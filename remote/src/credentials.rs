@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -21,6 +20,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+use crate::settings_file;
 use crate::source::Trouble;
 
 /// Where a store is, and whose words are signed there.
@@ -63,7 +63,7 @@ impl Place {
     /// # Errors
     /// `Invalid` when a profile is named that the files do not have.
     pub(crate) fn of_environment() -> Result<Place> {
-        Place::of(&variable, &|path| fs::read_to_string(path).ok())
+        Place::of(&variable, &settings_file::read)
     }
 
     fn of(variable: Variable<'_>, file: File<'_>) -> Result<Place> {
@@ -232,7 +232,7 @@ pub(crate) fn of_amazon() -> std::result::Result<Option<rusty_s3::Credentials>, 
 /// Those of Google's tools: HMAC keys, from the environment or the file that gsutil reads. Those of the AWS tools are tried when they are of that kind, which their name says: another
 /// cloud's are nothing for Google to see.
 pub(crate) fn of_google() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
-    match google(&variable, &|path| fs::read_to_string(path).ok()) {
+    match google(&variable, &settings_file::read) {
         Some(known) => Ok(Some(known)),
         None => Ok(of_amazon()?.filter(|known| known.key().starts_with("GOOG"))),
     }

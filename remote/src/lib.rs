@@ -26,6 +26,7 @@ mod http;
 mod kept;
 mod probe;
 mod s3;
+mod settings_file;
 mod shelf;
 mod signing;
 mod source;
