@@ -18,6 +18,7 @@ use lockbox::keys::UnlockedKey;
 use lockbox_host::harden;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Point;
+use lockbox_host::secrets::VARIABLES;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd;
@@ -105,7 +106,8 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
         .arg(&task.archive)
         .arg(&task.point)
         // It asks nobody, and a command may hold what is nobody's business.
-        .env_remove("LOCKBOX_PASSCOMMAND")
+        .env_remove(VARIABLES[0])
+        .env_remove(VARIABLES[1])
         // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
         .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))

@@ -254,10 +254,10 @@ impl PassphraseSources {
             Source::AskPassword
         } else if self.desktop {
             Source::Window
-        } else if let Some(path) = environment("LOCKBOX_PASSFILE") {
+        } else if let Some(path) = environment(PASSFILE) {
             Source::File(path.into())
-        } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
-            Source::Command(command, "LOCKBOX_PASSCOMMAND")
+        } else if let Some(command) = environment(PASSCOMMAND) {
+            Source::Command(command, PASSCOMMAND)
         } else if terminal || (self.input_taken && prompt::has_terminal()) {
             Source::Prompt
         } else if self.input_taken {
@@ -337,6 +337,13 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
 
 /// What is said when there is nothing where a passphrase should be.
 const TYPED: &str = "nothing was typed";
+const PASSFILE: &str = "LOCKBOX_PASSFILE";
+const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
+
+/// Variables that say where a passphrase is. Programs that are started on the content of an archive do not inherit them: what opens this one, and
+/// others of its user, is nothing that they need.
+pub const VARIABLES: [&str; 2] = [PASSFILE, PASSCOMMAND];
+
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
 const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
 
