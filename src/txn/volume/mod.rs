@@ -252,6 +252,16 @@ impl Volume {
         self.medium.store.clear();
     }
 
+    /// Runs `f` with a buffer for file data, which [`Volume::wipe_buffers`] wipes.
+    pub(crate) fn with_read_buffer<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        self.medium.pager.reads().with(f)
+    }
+
+    /// Wipes what is left of reads in buffers.
+    pub(crate) fn wipe_buffers(&self) {
+        self.medium.pager.wipe_buffers();
+    }
+
     /// Packed pages of which a part is named no more.
     pub(crate) fn stale_pages(&self) -> &StalePages {
         self.writer.stale_pages()
