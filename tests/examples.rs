@@ -26,7 +26,8 @@ struct Example {
 fn files() -> Vec<PathBuf> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging");
     let directories = [packaging.join("examples"), packaging.join("systemd"), packaging.join("lockbox-share")];
-    let below = |directory: &PathBuf| fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let below =
+        |directory: &PathBuf| fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     let mut files: Vec<PathBuf> = directories.iter().flat_map(below).collect();
     files.extend(below(&packaging).into_iter().filter(|path| path.extension().is_some_and(|end| end == "service")));
     files.retain(|path| path.is_file());
@@ -48,7 +49,8 @@ fn values<'a>(text: &'a str, before: &str, after: char) -> Vec<&'a str> {
 fn mounts(name: &str, text: &str) -> Option<Vec<(String, bool)>> {
     let by_root = |point: &str| (point.to_owned(), false);
     if WITHOUT_MOUNT.contains(&name) || name.ends_with(".json") || name.ends_with(".yml") {
-        let is_without = !text.contains("-t lockbox") && !text.contains("fstype=lockbox") && !text.contains("lockbox mount");
+        let is_without =
+            !text.contains("-t lockbox") && !text.contains("fstype=lockbox") && !text.contains("lockbox mount");
         return is_without.then(Vec::new);
     }
     Some(match name {
@@ -77,7 +79,11 @@ fn examples() -> Vec<Example> {
         let mounts = mounts(&file, &text).unwrap_or_else(|| panic!("{file}: say here what it mounts"));
         let silent = WITHOUT_MOUNT.contains(&&file[..]) || file.ends_with(".json") || file.ends_with(".yml");
         assert!(silent || !mounts.is_empty(), "{file}: no mount was found in it");
-        found.extend(mounts.into_iter().map(|(point, by_user)| Example { file: file.clone(), point: point.into(), by_user }));
+        found.extend(mounts.into_iter().map(|(point, by_user)| Example {
+            file: file.clone(),
+            point: point.into(),
+            by_user,
+        }));
     }
     found
 }

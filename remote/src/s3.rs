@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use lockbox::{Error, Result};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
-use ureq::{Body, RequestBuilder};
 use ureq::http::Response;
+use ureq::{Body, RequestBuilder};
 use url::Url;
 
 use crate::Options;

@@ -128,7 +128,8 @@ mod tests {
     /// The examples of Amazon's documentation ("Signature Calculations for the Authorization Header").
     #[test]
     fn a_request_is_signed_as_amazon_documents_it() {
-        let credentials = rusty_s3::Credentials::new("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY");
+        let credentials =
+            rusty_s3::Credentials::new("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY");
         let now: Timestamp = "2013-05-24T00:00:00Z".parse().unwrap();
         let sign = |method, path: &str, headers: Vec<Header>, body: &'static [u8]| {
             let url = Url::parse(&format!("https://examplebucket.s3.amazonaws.com/{path}")).unwrap();
@@ -164,8 +165,7 @@ mod tests {
     fn a_request_is_signed_in_the_words_of_google() {
         let url = Url::parse("https://storage.googleapis.com/some-bucket/p/name?prefix=a%2Fb").unwrap();
         let credentials = rusty_s3::Credentials::new("GOOG1EXAMPLE", "secret/key+with=signs");
-        let headers =
-            vec![("content-md5", "aGFzaA==".to_owned()), ("x-goog-if-generation-match", "0".to_owned())];
+        let headers = vec![("content-md5", "aGFzaA==".to_owned()), ("x-goog-if-generation-match", "0".to_owned())];
         let unsigned = Unsigned { method: "PUT", url, headers, body: b"bytes" };
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let (url, headers) = unsigned.sign(&GOOGLE, "auto", &credentials, now);

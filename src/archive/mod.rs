@@ -27,8 +27,8 @@ pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 use std::sync::Arc;
 
 pub use crate::crypto::kdf::KdfCost;
-pub use crate::format::Generation;
 use crate::error::Result;
+pub use crate::format::Generation;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::keys::Witness;

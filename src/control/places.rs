@@ -193,7 +193,14 @@ mod tests {
     #[test]
     fn a_user_has_few_places_and_root_has_everybodys() {
         let root = tempfile::tempdir().unwrap();
-        for directory in ["run/user/1000", "run/user/7", "run/user/x", "tmp/lockbox-1000", "tmp/lockbox-8.Ab3", "tmp/lockbox-mount.Ab3"] {
+        for directory in [
+            "run/user/1000",
+            "run/user/7",
+            "run/user/x",
+            "tmp/lockbox-1000",
+            "tmp/lockbox-8.Ab3",
+            "tmp/lockbox-mount.Ab3",
+        ] {
             fs::create_dir_all(root.path().join(directory)).unwrap();
         }
         let given = root.path().join("run/user/1000");
@@ -205,8 +212,13 @@ mod tests {
         let own = [("run/user/1000".to_owned(), 1000), ("tmp/lockbox-1000".to_owned(), 1000)];
         assert_eq!(shown(1000, None), own);
         assert_eq!(shown(1000, Some(&given)), own);
-        let all =
-            [("run".into(), 0), ("run/user/7".into(), 7), own[0].clone(), ("tmp/lockbox-8.Ab3".into(), 8), own[1].clone()];
+        let all = [
+            ("run".into(), 0),
+            ("run/user/7".into(), 7),
+            own[0].clone(),
+            ("tmp/lockbox-8.Ab3".into(), 8),
+            own[1].clone(),
+        ];
         assert_eq!(shown(0, None), all);
         assert_eq!(shown(0, Some(Path::new("relative"))), all);
     }

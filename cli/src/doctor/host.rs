@@ -240,7 +240,10 @@ fn runtime_directory() -> Finding {
         Runtime::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
         Runtime::NotPrivate(path) => Finding::good(
             NAME,
-            format!("beside {}, which is not a private directory of this user, to be made by the first mount", shown(&path)),
+            format!(
+                "beside {}, which is not a private directory of this user, to be made by the first mount",
+                shown(&path)
+            ),
         ),
     }
 }

@@ -44,7 +44,8 @@ fn user_of(stream: &UnixStream) -> io::Result<u32> {
 
 /// Returns whether secrets may be sent to `user`, who listens at the socket.
 pub fn is_expected(path: &Path, user: u32, noted: Option<u32>) -> bool {
-    [0, geteuid().as_raw()].contains(&user) || noted.map_or_else(|| is_placed_by_root(path, user), |noted| noted == user)
+    [0, geteuid().as_raw()].contains(&user)
+        || noted.map_or_else(|| is_placed_by_root(path, user), |noted| noted == user)
 }
 
 /// Rule 3.
@@ -65,7 +66,9 @@ impl<In: Transport> Connector<In> for UnixConnector {
         let stream = UnixStream::connect(&self.path)?;
         let user = user_of(&stream)?;
         if !is_expected(&self.path, user, self.noted) {
-            let whom = self.noted.map_or_else(String::new, |noted| format!(", nor is it user {noted}, who listened there before"));
+            let whom = self
+                .noted
+                .map_or_else(String::new, |noted| format!(", nor is it user {noted}, who listened there before"));
             let why = format!(
                 "user {user} listens there, who is neither this user nor root{whom}; naming the socket with --socket trusts its user, unless one is noted"
             );
