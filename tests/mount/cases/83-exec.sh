@@ -36,6 +36,10 @@ case_a_program_runs_in_an_archive_that_nobody_else_sees() {
     wait "${BACKGROUND[0]}"
     [[ ! -e $point ]] || fail 'the directory stayed'
     same "$(show file)" content
+    # Nothing that it inherits tells where a passphrase is.
+    LOCKBOX_PASSFILE=$PASSFILE LOCKBOX_PASSCOMMAND=false run_in box env >"$WORK/environment"
+    grep -q ^PATH= "$WORK/environment"
+    ! grep LOCKBOX_PASS "$WORK/environment" || fail 'the program inherits the way to the passphrase'
     # What is piped in and out is the program's.
     same "$(echo piped | run_in box tee below/told)" piped
     same "$(show below/told)" piped
