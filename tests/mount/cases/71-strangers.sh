@@ -187,8 +187,8 @@ a_stranger_listens() {
         lockbox-share serve --state-dir "$users/store" --listen 127.0.0.1:0 --metrics-listen none >"$WORK/served" 2>&1 &
     daemon=$!
     await 30 grep -q ready=1 "$WORK/served"
-    echo hello | as_user lockbox share --text --expires 1h >/dev/null
-    as_user lockbox share ls --json | shows '"state"'
+    echo hello | as_user env HOME="$users" lockbox share --text --expires 1h >/dev/null
+    as_user env HOME="$users" lockbox share ls --json | shows '"state"'
     kill "$daemon"
     wait "$daemon" || true
     rm -rf "$directory"
@@ -211,8 +211,8 @@ P
     setpriv --reuid 65534 --regid 65534 --clear-groups python3 "$WORK/listen.py" "$directory" >"$WORK/heard" &
     stranger=$!
     await 30 grep -q ready "$WORK/heard"
-    expect 21 'user 65534 listens there' as_user lockbox share ls
-    expect 21 'no share daemon runs' as_user lockbox share --text </dev/null
+    expect 21 'user 65534 listens there' as_user env HOME="$users" lockbox share ls
+    expect 21 'no share daemon runs' as_user env HOME="$users" lockbox share --text </dev/null
     ! grep -aq Bearer "$WORK/heard" || fail 'the token went to a stranger'
     same "$(grep -c 'heard b..' "$WORK/heard" | cat)" "$(grep -c "heard b''" "$WORK/heard" | cat)" 'not a byte'
     kill "$stranger"
