@@ -23,6 +23,7 @@ use url::Url;
 use crate::Options;
 use crate::address::{Address, Cloud, check_scheme};
 use crate::azure::{Container, Request};
+use crate::provenance::{self, Asked};
 use crate::s3::{self, Signer};
 use crate::signing::Header;
 use crate::source::{Source, Trouble, Version};
@@ -101,6 +102,7 @@ impl Http {
             Target::Bucket { signer, key } => {
                 let response = signer.with(|asker| {
                     let response = self.send(&asker.get(key), &headers, length)?;
+                    let response = asker.own(Asked::Read, response)?;
                     // Any other answer is for whoever asks.
                     match refusal(&response) {
                         Some(trouble) => Err(trouble),
@@ -117,7 +119,7 @@ impl Http {
             }
             Target::Container { container, name } => container.with(|asker| {
                 let Request { url, headers } = asker.request("GET", name, &[], &headers, 0);
-                let response = self.send(&url, &headers, length)?;
+                let response = provenance::azure(Asked::Read, self.send(&url, &headers, length)?)?;
                 refusal(&response).map_or(Ok(response), Err)
             }),
             Target::Web { address, current } => {
@@ -146,7 +148,7 @@ impl Http {
             let response = self.send(&url, headers, length)?;
             if !response.status().is_redirection() {
                 *current.lock() = url;
-                return Ok(response);
+                return provenance::web(response);
             }
             let next = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = next.and_then(|next| url.join(next).ok());

@@ -25,6 +25,7 @@ mod google;
 mod http;
 mod kept;
 mod probe;
+mod provenance;
 mod s3;
 mod shelf;
 mod signing;

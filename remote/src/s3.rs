@@ -17,6 +17,7 @@ use crate::Options;
 use crate::address::{Cloud, check_scheme};
 use crate::credentials::{self, Credentials, Place, variable};
 use crate::google;
+use crate::provenance::{self, Asked};
 use crate::signing::{Header, SIGNED_FOR};
 use crate::source::Trouble;
 
@@ -138,6 +139,21 @@ fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
 }
 
 impl Asker<'_> {
+    /// Returns the answer when it is that of the store (PROOF-1).
+    ///
+    /// # Errors
+    /// `Passing` for any other one.
+    pub(crate) fn own(
+        &self,
+        asked: Asked<'_>,
+        response: Response<Body>,
+    ) -> std::result::Result<Response<Body>, Trouble> {
+        match self.cloud {
+            Cloud::Google => provenance::google(asked, response),
+            _ => provenance::s3(asked, response),
+        }
+    }
+
     /// Where an object is read.
     pub(crate) fn get(&self, key: &str) -> Url {
         self.signed("GET", &self.bucket.get_object(self.amazons(), key), &[])

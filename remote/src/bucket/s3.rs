@@ -16,6 +16,7 @@ use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
 use crate::address::Cloud;
 use crate::http;
+use crate::provenance::Asked;
 use crate::s3::{self, Asker, Signer};
 use crate::source::Trouble;
 
@@ -80,6 +81,7 @@ impl S3 {
         }
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
+        let response = asker.own(Asked::Create(hash), response)?;
         match response.status() {
             StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
                 Ok(Created::Made(answers::date(&response)))
@@ -105,6 +107,7 @@ impl S3 {
         let request = self.agent.get(url.as_str()).header(header::RANGE, range);
         let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
+        let response = asker.own(Asked::Read, response)?;
         match response.status() {
             StatusCode::BAD_REQUEST => Err(refusal(response)),
             status => {
@@ -130,6 +133,7 @@ impl S3 {
             });
             let request = self.agent.get(url.as_str()).config().timeout_global(limit(MAX_LIST)).build();
             let response = request.call().map_err(|error| http::trouble(&error))?;
+            let response = asker.own(Asked::List, response)?;
             match response.status() {
                 StatusCode::OK => {}
                 StatusCode::NOT_FOUND => return Err(Trouble::Gone),
@@ -154,6 +158,18 @@ impl S3 {
         let url = asker.delete(&self.key(name));
         let request = self.agent.delete(url.as_str()).config().timeout_global(limit(0)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
+        let status = response.status();
+        let response = match asker.own(Asked::Remove, response) {
+            // PROOF-1: some stores send no proof with an answer that has no content, and with all others.
+            Err(strange) if status.is_success() => {
+                return match self.get_as(asker, name, Part::Last(1)) {
+                    Err(Trouble::Gone) => Ok(()),
+                    Ok(_) => Err(strange),
+                    Err(trouble) => Err(trouble),
+                };
+            }
+            judged => judged?,
+        };
         match response.status() {
             StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
             _ => Err(refusal(response)),

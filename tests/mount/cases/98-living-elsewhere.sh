@@ -299,6 +299,49 @@ case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
     lockbox umount "$WORK/dir"
 }
 
+# METHODS STATUS [once]: a portal on the way answers in the store's place.
+stand_between() {
+    echo "$*" >"$WORK/portal"
+    mv "$WORK/portal" "$WORK/objects/.portal"
+}
+
+case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
+    local status daemon
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,log=$WORK/log"
+    daemon=$(daemon_there)
+    BACKGROUND+=("$daemon")
+    for status in 200 204 302 403 404 412 507; do
+        stand_between PUT "$status" once
+        echo "$status" >"$WORK/dir/file$status"
+        sync "$WORK/dir/file$status"
+        [[ ! -e $WORK/objects/.portal ]] || fail "the portal was asked for nothing"
+        same "$(found "file$status")" "$status"
+        stand_between GET "$status" once
+        same "$(found "file$status")" "$status"
+        [[ ! -e $WORK/objects/.portal ]] || fail "the portal was asked for nothing"
+    done
+    stand_between PUT 200
+    { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits" && : >"$WORK/done"; } &
+    BACKGROUND+=("$!")
+    await 30 grep -q 'not an answer of this store (status 200)' "$WORK/log"
+    [[ ! -e $WORK/done ]] || fail "success without the store's word"
+    kill -9 "$daemon"
+    await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+    rm "$WORK/objects/.portal"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    for status in 200 204 302 403 404 412 507; do same "$(cat "$WORK/dir/file$status")" "$status"; done
+    same "$(cat "$WORK/dir/waits")" waits
+    lockbox umount "$WORK/dir"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    for status in 200 204 302 403 404 412 507; do
+        stand_between GET "$status"
+        expect 2 "does not answer: what came is not an answer of this store (status $status)" \
+            lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    done
+}
+
 give_credentials() {
     printf '[default]\naws_access_key_id = %s\naws_secret_access_key = secret\n' "$1" >"$WORK/credentials"
 }

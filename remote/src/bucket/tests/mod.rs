@@ -9,6 +9,7 @@ mod hooked;
 mod inventory;
 mod leaving;
 mod living;
+mod portal;
 mod probe;
 mod salvaged;
 mod schedules;
