@@ -73,10 +73,12 @@ pub(crate) fn s3(asked: Asked<'_>, response: Response<Body>) -> Judged {
                 return Ok(response);
             }
             let is_quoted = tag(response.headers()).is_some_and(|tag| tag.len() > 2 && unquoted(tag) != tag);
-            match is_named && is_quoted && is_empty(&response) {
-                true => Ok(response),
-                false => Err(unproven(response.status(), is_named)),
+            if !is_named || !is_quoted {
+                return Err(unproven(response.status(), is_named));
             }
+            // How an answer without a body says so is for its server: by its length, in pieces, or by its end.
+            let (response, begin) = begin(response)?;
+            if begin.is_empty() { Ok(response) } else { Err(unproven(response.status(), true)) }
         }
         _ => interface(asked, is_named, response),
     }
@@ -212,10 +214,6 @@ fn is_page(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     ["text/html", "application/xhtml+xml"].contains(&&*kind)
-}
-
-fn is_empty(response: &Response<Body>) -> bool {
-    response.status() == StatusCode::NO_CONTENT || response.body().content_length() == Some(0)
 }
 
 /// The answer, and the text that its body begins with.
