@@ -137,9 +137,11 @@ impl Server {
             (204, _) => ("204 x\r\n".into(), Vec::new()),
             (302, _) => (format!("302 x\r\n{kind}Location: https://portal.invalid/login\r\n"), Vec::new()),
             (206, Some((first, last))) => {
-                let (last, length) = (last.parse().unwrap_or(usize::MAX), page.len());
-                let first = first.parse().unwrap_or(length.saturating_sub(last));
-                let range = first.min(length - 1)..last.saturating_add(1).min(length);
+                let (last, length) = (last.parse().unwrap_or(0), page.len());
+                let range = match first.parse::<usize>() {
+                    Ok(first) => first.min(length - 1)..(last + 1).min(length),
+                    Err(_) => length.saturating_sub(last)..length,
+                };
                 let place = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
                 (format!("206 x\r\n{kind}{place}"), page.as_bytes()[range].to_vec())
             }
@@ -149,7 +151,7 @@ impl Server {
 
     fn carry_out(&self, asked: &Asked) -> Answer {
         let told = |status, code: &str| match self.cloud {
-            Cloud::Azure => (status, format!("x-ms-error-code: {code}\r\n"), Vec::new()),
+            Cloud::Azure => (status, format!("x-ms-error-code: {code}\r\nETag: \"0x8D4BCC2E4835CD0\"\r\n"), Vec::new()),
             _ if status < 400 => (status, String::new(), Vec::new()),
             _ => {
                 let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>";
