@@ -22,7 +22,7 @@ pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy, copies written apart or another archive at a known place, \
 20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
 
 /// What shells show for a program that SIGPIPE ended: this one ignores the signal, and ends without a word as if it did not.
@@ -57,6 +57,7 @@ impl Program for Lockbox {
             Error::Refused(refusal) => advised(refusal),
             Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
             Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
+            Error::Replaced(_) => format!("{error}; use --accept-other to go on with this one"),
             _ => return None,
         })
     }
@@ -216,6 +217,9 @@ mod tests {
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
         assert_eq!(sentence(&Error::Older("facts".into())), "older copy: facts; use --accept-older to go on with it");
         assert!(sentence(&Error::Forked("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
+        assert!(
+            sentence(&Error::Replaced("facts".into())).ends_with("facts; use --accept-other to go on with this one")
+        );
         assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong passphrase or key");
     }
 }

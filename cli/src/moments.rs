@@ -9,6 +9,7 @@ use lockbox::archive::{Archive, Generation, Snapshot};
 use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
+use lockbox::keys::Fingerprint;
 use lockbox_host::mounts;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
 use serde_json::json;
@@ -189,6 +190,11 @@ impl Mounted {
     /// Whether the daemon is this user's.
     pub(crate) fn is_ours(&self) -> bool {
         self.status.uid == nix::unistd::geteuid().as_raw()
+    }
+
+    /// As far as its daemon tells.
+    pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
+        Fingerprint::parse(&self.status.fingerprint)
     }
 
     pub(crate) fn archive_id(&self) -> Result<ArchiveId, Failure> {

@@ -291,6 +291,7 @@ impl ArchiveArgs {
         }
         let limits = self.opening.limit.limits();
         let key = lockbox_host::unlock_damaged(place.site(), path, &self.opening.sources, &limits)?;
+        keys::check_place(&key, &self.seen()).map_err(|error| Lockbox::failure(path, error))?;
         Ok((key, place))
     }
 
@@ -308,7 +309,7 @@ impl ArchiveArgs {
 
     /// What this user remembers, for commands that open the archive in their own way.
     pub(crate) fn seen(&self) -> SeenOptions {
-        let seen = self.opening.seen.options();
+        let seen = self.opening.seen.options(&self.archive);
         // What no store has is nothing that is to be found again.
         let is_unsent = self.remote().is_unsent() && elsewhere::is_elsewhere(&self.archive);
         SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }

@@ -151,6 +151,7 @@ fn as_json(found: &Found) -> Value {
         "mount_point": status.mount_point,
         "archive": status.archive,
         "archive_id": status.archive_id,
+        "fingerprint": status.fingerprint,
         "pid": status.pid,
         "user": daemons::user_name(status.uid),
         "uid": status.uid,

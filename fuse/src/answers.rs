@@ -178,6 +178,7 @@ impl Answers {
             uid: geteuid().as_raw(),
             archive: path.to_string_lossy().into_owned(),
             archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
+            fingerprint: archive.fingerprint().to_string(),
             mount_point: point.to_string_lossy().into_owned(),
             mount_namespace: self.living.namespace,
             read_only: options.read_only,

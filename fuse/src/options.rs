@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockbox::archive::{Keep, OpenOptions};
 use lockbox::fs::SyncProfile;
-use lockbox::keys::{SeenOptions, UnlockLimits, seen_directory};
+use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
 use lockbox_host::elsewhere::Remote;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use lockbox_terminal::quantity;
@@ -60,6 +60,10 @@ pub struct Options {
     pub kdf_limit: Option<u64>,
     pub accept_older: bool,
     pub accept_fork: bool,
+    pub accept_other: bool,
+    /// The names of the archive's place, as it was named to the mounting command: the daemon has only the path without links.
+    #[serde(default)]
+    pub places: Vec<PlaceName>,
     /// Whether the daemon gives up the files that it does not need.
     pub sandbox: bool,
     /// Seconds without use after which the archive is unmounted.
@@ -125,6 +129,8 @@ impl Default for Options {
             kdf_limit: None,
             accept_older: false,
             accept_fork: false,
+            accept_other: false,
+            places: Vec::new(),
             sandbox: true,
             idle: None,
             lock_on_suspend: false,
@@ -194,6 +200,7 @@ impl Options {
             "foreground" => self.foreground = true,
             "accept-older" | "accept_older" => self.accept_older = true,
             "accept-fork" | "accept_fork" => self.accept_fork = true,
+            "accept-other" | "accept_other" => self.accept_other = true,
             "passfile_any" | "passfile-any" => self.sources.passphrase.passfile_any = true,
             "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
@@ -263,7 +270,13 @@ impl Options {
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
         // What no store has is nothing that is to be found again.
         let directory = directory.filter(|_| !self.remote.is_unsent());
-        SeenOptions { directory, accept_older: self.accept_older, accept_fork: self.accept_fork }
+        SeenOptions {
+            directory,
+            accept_older: self.accept_older,
+            accept_fork: self.accept_fork,
+            accept_other: self.accept_other,
+            places: self.places.clone(),
+        }
     }
 
     pub fn sync_profile(&self) -> SyncProfile {

@@ -18,6 +18,7 @@ pub(crate) mod tests;
 pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Beside, Destination};
 pub use check::{CheckReport, CheckStep};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
+pub use create::Created;
 pub use keep::{Keep, KeepRule};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
 pub use snapshots::{Moments, Now, Snapshot, name_of_time, time_of_scheduled};
@@ -30,7 +31,7 @@ pub use crate::crypto::kdf::KdfCost;
 pub use crate::format::Generation;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
-use crate::keys::Witness;
+use crate::keys::{Fingerprint, Witness};
 use crate::storage::{Identity, Storage};
 
 /// How to create an archive.
@@ -78,6 +79,10 @@ impl OpenOptions {
 #[derive(Clone, Debug)]
 pub struct Info {
     pub archive: ArchiveId,
+    /// What no other archive can have; the id is no such thing, since it stands in the clear.
+    pub fingerprint: Fingerprint,
+    /// A sentence when nothing but a public key may vouch for it ([`crate::keys::SeenOptions::places`]).
+    pub first_use: Option<String>,
     pub format_version: u32,
     pub generation: Generation,
     /// Id of the writing session that made the newest commit.
@@ -105,7 +110,8 @@ impl Info {
         let backup = self.backup_of.map(|(generation, time)| {
             format!("this is a backup: the archive as it was at commit {} on {} UTC", generation.0, time.utc())
         });
-        backup.into_iter().chain(self.fallback.clone()).chain(self.mended.clone()).collect()
+        let first_use = self.first_use.clone().into_iter();
+        first_use.chain(backup).chain(self.fallback.clone()).chain(self.mended.clone()).collect()
     }
 }
 
@@ -115,6 +121,8 @@ pub struct Archive {
     storage: Arc<dyn Storage>,
     identity: Option<Identity>,
     archive: ArchiveId,
+    fingerprint: Fingerprint,
+    first_use: Option<String>,
     witness: Arc<Witness>,
     key_slots: Vec<(u8, u8)>,
     /// Of both copies of the header as they are to be.

@@ -255,6 +255,8 @@ pub struct Status {
     pub uid: u32,
     pub archive: String,
     pub archive_id: String,
+    /// What no other archive can have, as `lockbox info` shows it; empty of a daemon that does not tell.
+    pub fingerprint: String,
     pub mount_point: String,
     /// The number of the mount namespace in which the daemon is, and the mount was made; 0 where that is not known.
     pub mount_namespace: u64,

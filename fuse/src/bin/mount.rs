@@ -10,14 +10,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
-use lockbox::keys::UnlockedKey;
+use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
-use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
+use lockbox_fuse::{daemon, fetcher, former, fstab, hidden, kept, kernel, mount, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
@@ -100,6 +100,8 @@ Options:
                                to stop (default 60)
   accept-older, accept-fork    Go on with a copy that is older than what this
                                user saw of the archive, or was written apart
+  accept-other                 Go on with another archive than the one that this
+                               user opened at this place before
   kdf-limit=N                  What unlocking may cost, in MiB times passes
   sandbox=on|off               Whether the daemon gives up the files that it does
                                not need (default on)
@@ -128,7 +130,7 @@ Options:
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
-  16 older copy or copies written apart
+  16 older copy, copies written apart or another archive at a known place
   Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
   0 mounted, 1 usage, 2 system error, 32 failed";
 
@@ -220,6 +222,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         Some(found) => found,
         None => return Ok(()),
     };
+    options.places = places(&arguments.archive, &archive, &arguments.directory);
     let missing = match arguments.make_directory {
         true => to_be_made(&arguments.directory)?,
         false => None,
@@ -282,6 +285,16 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
+/// The names of the archive's place: those of the command line and, as mount(8) has resolved the links there, those of fstab.
+fn places(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
+    let mut places = lockbox_host::place_names(named);
+    if called_as_mount_8(std::env::args_os().next().as_deref()) {
+        let table = std::fs::read(fstab::TABLE).unwrap_or_default();
+        places.extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
+    }
+    places
+}
+
 /// The namespaces in which the program will be; the command that made them hands them over through standard output, and waits for this one. Refuses what
 /// lets this one end well without a mount, or not end, and what the program would inherit.
 fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
@@ -321,7 +334,10 @@ fn is_read_only(archive: &Path) -> bool {
 fn is_backup(place: &Place, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
-    Ok(archive.info()?.backup_of.is_some())
+    let info = archive.info()?;
+    // Its place is remembered now, so that nothing is new to the daemon.
+    info.first_use.iter().for_each(|sentence| tell(sentence));
+    Ok(info.backup_of.is_some())
 }
 
 /// Whether it is for others, or at another time, that the archive can be written.

@@ -124,6 +124,11 @@ pub fn directory(name: &Path) -> Option<PathBuf> {
     }
 }
 
+/// An address in its one spelling.
+pub fn spelled(name: &Path) -> Option<String> {
+    address(name).ok().map(|address| address.text())
+}
+
 /// Serves [`Place::apart`] of the process at the other end, until that is gone.
 ///
 /// # Errors

@@ -19,6 +19,11 @@ pub fn is_elsewhere(name: &Path) -> bool {
         .any(|scheme| name.as_os_str().as_encoded_bytes().starts_with(scheme.as_bytes()))
 }
 
+/// Nothing is opened there.
+pub fn spelled(_name: &Path) -> Option<String> {
+    None
+}
+
 fn lacking() -> Error {
     Error::Unsupported("this program was built without archives on servers".into())
 }

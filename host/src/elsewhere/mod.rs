@@ -214,7 +214,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 
 pub use built::{
     Access, Bucket, archives, check_writable, collect, directory, examine, fetch, forget_unsent, is_elsewhere, kept,
-    probe, remove_kept, unsent, write,
+    probe, remove_kept, spelled, unsent, write,
 };
 use built::{change, open, open_apart, salvage};
 

@@ -396,7 +396,7 @@ fn check_torn(bytes: Vec<u8>) {
 
 #[test]
 fn an_unlocked_key_survives_its_way_through_a_pipe() {
-    let sent = UnlockedKey { archive: ARCHIVE, volume_key: key() };
+    let sent = UnlockedKey { archive: ARCHIVE, volume_key: key(), by_recipient: false };
     let received = UnlockedKey::from_bytes(&sent.to_bytes()).unwrap();
     assert_eq!((received.archive, received.volume_key.bytes()), (ARCHIVE, &KEY));
     assert!(UnlockedKey::from_bytes(&[0; 47]).is_err() && UnlockedKey::from_bytes(&[0; 49]).is_err());

@@ -179,6 +179,48 @@ case_a_daemon_without_its_other_process_says_so_and_loses_nothing() {
     check_full box
 }
 
+case_another_archive_in_its_place_is_refused_by_mount() {
+    new_archive box
+    new_archive other
+    attach box
+    echo mine >"$WORK/box/file"
+    detach box
+    mv "$WORK/box.lbx" "$WORK/kept"
+    cp "$WORK/other.lbx" "$WORK/box.lbx"
+    for options in "passfile=$PASSFILE" "ro,passfile=$PASSFILE" "accept-older,accept-fork,passfile=$PASSFILE"; do
+        expect 16 'opened it before.*with -o accept-other' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "$options"
+    done
+    ! grep -q -e --accept "$WORK/stderr" || fail "advises an option that mounting lacks: $(cat "$WORK/stderr")"
+    ! mountpoint -q "$WORK/box" || fail 'mounted all the same'
+    # A link leads no further than to the name that is known.
+    rm "$WORK/box.lbx"
+    ln -s other.lbx "$WORK/box.lbx"
+    expect 16 'accept-other' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    rm "$WORK/box.lbx"
+    mv "$WORK/kept" "$WORK/box.lbx"
+    attach box
+    same "$(cat "$WORK/box/file")" mine
+    detach box
+    cp "$WORK/other.lbx" "$WORK/box.lbx"
+    attach box accept-other
+    detach box
+    attach box
+    detach box
+}
+
+# A recipient's first use is told by the mounting command, once.
+case_a_mount_tells_the_first_use_by_an_identity_once() {
+    new_archive box
+    ssh-keygen -q -t ed25519 -N '' -f "$WORK/id"
+    lockbox key add --passfile "$PASSFILE" --recipient-file "$WORK/id.pub" "$WORK/box.lbx" >/dev/null
+    print=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | grep -oE '"fingerprint":"[0-9a-f]{32}"' | cut -d '"' -f 4)
+    for expected in 1 0; do
+        XDG_STATE_HOME="$WORK/another" lockbox mount "$WORK/box.lbx" "$WORK/box" --identity "$WORK/id" 2>"$WORK/told"
+        same "$(grep -c "first use.*$print" "$WORK/told")" "$expected"
+        XDG_STATE_HOME="$WORK/another" lockbox umount "$WORK/box"
+    done
+}
+
 case_an_older_copy_is_refused_by_mount() {
     new_archive box
     attach box
