@@ -92,8 +92,14 @@ fn on_top(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) -> Result<
 /// Makes the kernel write the dirty pages of the mount with this device number. Answers whether it is on top at `point`.
 pub(crate) fn flush(point: &Path, device: u64) -> bool {
     let Ok(root) = mount::open_root(point, device) else { return false };
-    let _ = nix::unistd::syncfs(&root);
+    flush_open(&root);
     true
+}
+
+/// A failure is no matter of the caller, who meets what could not be written as the daemon that is to write it.
+#[expect(clippy::disallowed_methods, reason = "the mount of this daemon, not its host")]
+fn flush_open(root: impl AsFd) {
+    let _ = rustix::io::retry_on_intr(|| rustix::fs::syncfs(&root));
 }
 
 /// Whether the mount with this device number is on top at `point` and answers.

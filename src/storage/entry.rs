@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
+use super::host_call;
+
 /// The entry, whether there is a file or not.
 pub struct HostEntry {
     /// O_PATH: search permission is enough, as for a path.
@@ -148,11 +150,7 @@ impl HostEntry {
 
     /// Makes the directory's names durable.
     pub fn sync_directory(&self) -> io::Result<()> {
-        match rustix::fs::fsync(self.opened()?) {
-            // File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
-            Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
+        Ok(host_call::sync_directory(self.opened()?)?)
     }
 
     /// The very directory, opened for reading.

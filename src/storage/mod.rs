@@ -4,6 +4,7 @@
 mod counting;
 mod entry;
 mod file;
+pub mod host_call;
 #[cfg(any(test, fuzzing))]
 mod image;
 pub mod lent;

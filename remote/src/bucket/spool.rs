@@ -26,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use lockbox::storage::host_call;
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
@@ -194,7 +195,7 @@ impl Spool {
         file.write_all_at(&entry, kept.end)?;
         file.write_all_at(object, at)?;
         file.sync_data()?;
-        rustix::fs::fsync(&self.directory)?;
+        host_call::sync(&self.directory)?;
         kept.end = at + object.len() as u64;
         kept.entries.push(Entry { name: name.to_owned(), at, length: object.len() as u64 });
         Ok(())
@@ -238,7 +239,7 @@ impl Spool {
         let renamed = random().map(|chance| format!("{stem}-{}{REFUSED}", hex(&chance)));
         let cannot = |error: io::Error| Error::io("cannot keep what another writer came before", error);
         renameat_with(&self.directory, &*self.name, &self.directory, renamed?, RenameFlags::NOREPLACE)
-            .and_then(|()| rustix::fs::fsync(&self.directory))
+            .and_then(|()| host_call::sync(&self.directory))
             .map_err(|error| cannot(error.into()))?;
         let refused = bytes(&kept.entries);
         *kept = Kept { file: None, entries: Vec::new(), end: 0 };

@@ -176,15 +176,19 @@ impl Partial {
     }
 
     /// Makes room for `size` bytes, so that a full disk is told before a download and not at its end.
+    #[expect(clippy::disallowed_methods, reason = "the place that repeats it")]
     pub(crate) fn reserve(&self, size: u64) -> Result<()> {
         let Ok(length) = i64::try_from(size) else { return Ok(()) };
         if length == 0 {
             return Ok(());
         }
-        match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
-            // A host that cannot reserve tells by writing.
-            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EINTR) => Ok(()),
-            Err(errno) => Err(Error::io("there is no room for the file")(errno.into())),
+        loop {
+            match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
+                Err(Errno::EINTR) => {}
+                // A host that cannot reserve tells by writing.
+                Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
+                Err(errno) => return Err(Error::io("there is no room for the file")(errno.into())),
+            }
         }
     }
 

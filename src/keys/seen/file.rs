@@ -19,6 +19,7 @@ use crate::crypto::kdf::hkdf;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
+use crate::storage::host_call;
 
 /// Label of the key that seals the file.
 const KEY_LABEL: &str = "lockbox/v1/seen";
@@ -103,7 +104,7 @@ impl SeenFile {
             file.sync_all()?;
             renameat(directory, &temporary, directory, format!("{}.seen", self.name))?;
             // File systems without the notion answer EINVAL; the rename stands all the same.
-            let _ = rustix::fs::fsync(directory);
+            let _ = host_call::sync_directory(directory);
             Ok(())
         };
         write().map_err(|e| {

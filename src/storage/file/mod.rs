@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
+use nix::fcntl::{FcntlArg, PosixFadviseAdvice, fcntl, posix_fadvise};
 use nix::libc;
-use nix::unistd::{Whence, fdatasync, lseek};
-use rustix::fs::{AtFlags, FileType, OFlags};
+use nix::unistd::{Whence, lseek};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags};
+use rustix::io::Errno as HostErrno;
 
-use super::{HostEntry, Identity, Storage, end_of, truncated};
+use super::{HostEntry, Identity, Storage, end_of, host_call, truncated};
 use crate::error::{Error, Result};
 
 /// How a file is locked while it is open.
@@ -187,9 +188,9 @@ impl FileStorage {
         check_length(&self.least, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
-    fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
+    fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
         let context = format!("{what} {}", self.path.display());
-        move |errno| Error::io(context, errno.into())
+        move |source| Error::io(context, source.into())
     }
 
     /// Writes zeros behind the end, on hosts that cannot allocate. Holes inside the file stay holes there: they cannot be
@@ -371,13 +372,10 @@ impl Storage for FileStorage {
             return Ok(()); // the host answers EINVAL
         }
         self.check_uncut()?;
-        loop {
-            match fallocate(&self.file, FallocateFlags::empty(), offset as libc::off_t, length as libc::off_t) {
-                Ok(()) => break,
-                Err(Errno::EINTR) => {}
-                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => return self.extend_with_zeros(end),
-                Err(errno) => return Err(self.failed("allocating space for")(errno)),
-            }
+        match host_call::allocate(&self.file, FallocateFlags::empty(), offset, length) {
+            Ok(()) => {}
+            Err(HostErrno::OPNOTSUPP | HostErrno::NOSYS) => return self.extend_with_zeros(end),
+            Err(errno) => return Err(self.failed("allocating space for")(errno)),
         }
         self.least.fetch_max(end, Ordering::SeqCst);
         Ok(())
@@ -388,17 +386,13 @@ impl Storage for FileStorage {
         if length == 0 {
             return Ok(());
         }
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        loop {
-            match fallocate(&self.file, flags, offset as libc::off_t, length as libc::off_t) {
-                Ok(()) => return Ok(()),
-                Err(Errno::EINTR) => {}
-                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
-                    return Err(Error::Unsupported("the host's file system cannot punch holes".to_string()));
-                }
-                Err(errno) => return Err(self.failed("punching")(errno)),
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        host_call::allocate(&self.file, flags, offset, length).map_err(|errno| match errno {
+            HostErrno::OPNOTSUPP | HostErrno::NOSYS => {
+                Error::Unsupported("the host's file system cannot punch holes".to_string())
             }
-        }
+            errno => self.failed("punching")(errno),
+        })
     }
 
     fn set_len(&self, length: u64) -> Result<()> {
@@ -413,8 +407,8 @@ impl Storage for FileStorage {
     }
 
     fn barrier(&self) -> Result<()> {
-        // No second try, whatever the error: the host reports a lost write once and may then call the page clean.
-        fdatasync(&self.file).map_err(self.failed("syncing"))
+        // Every error is final but EINTR, which is none (see `host_call`): the host reports a lost write once and may then call the page clean.
+        host_call::sync_data(&self.file).map_err(self.failed("syncing"))
     }
 
     /// What may be trusted: pages that a good barrier covered are clean and are dropped, also such whose write-back failed

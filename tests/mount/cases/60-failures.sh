@@ -304,3 +304,20 @@ case_the_log_tells_who_ended_the_mount() {
     await 30 gone "$pid"
     same "$(grep -c 'another program took the mount away' "$WORK/box.log")" 1
 }
+
+# Some hosts end an fsync(2) with EINTR, which is no error of the file.
+case_host_calls_that_a_signal_interrupts_are_made_again() {
+    local calls=fdatasync,fsync,fallocate,ftruncate,syncfs traced
+    traced=(strace -f -e "trace=$calls" -e "inject=$calls:error=EINTR:when=1+3")
+    new_archive box
+    head -c 5000000 /dev/urandom >"$WORK/large"
+    "${traced[@]}" -o "$WORK/trace.add" lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
+    "${traced[@]}" -o "$WORK/trace.extract" lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
+    same_file "$WORK/large" "$WORK/out/large"
+    "${traced[@]}" -o "$WORK/trace.compact" lockbox compact --passfile "$PASSFILE" "$WORK/box.lbx"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    local call
+    for call in fdatasync fsync fallocate ftruncate; do
+        grep -Eq "$call\(.*EINTR.*INJECTED" "$WORK"/trace.* || fail "$call was never interrupted"
+    done
+}
