@@ -8,6 +8,7 @@ use lockbox::error::Refusal;
 use lockbox::exchange::{Cause, Problem};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere;
+use lockbox_host::located::Located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
@@ -90,16 +91,21 @@ impl Program for Lockbox {
         }
         // Whatever that directory answers, when it still answers anything.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
-            && let Some(mounted) = mounts::at(&mounts::canonical(path)).ok().flatten().filter(Mounted::is_archive)
+            && let Some(mounted) = Located::of(path).ok().as_ref().and_then(Located::mounted_here)
         {
-            let archive = shown(&mounted.source);
-            return Failure::new(
-                code(&error),
-                format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
-            );
+            return mount_point(path, mounted, code(&error));
         }
         Failure::at(path, &error)
     }
+}
+
+/// The failure of a command that was given the mount point in place of the archive.
+pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
+    let archive = shown(&mounted.source);
+    Failure::new(
+        code,
+        format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
+    )
 }
 
 /// The refusal with its remedy, as one sentence.

@@ -9,7 +9,7 @@ use lockbox::archive::{Archive, Generation, Snapshot};
 use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
-use lockbox_host::mounts;
+use lockbox_host::located::Located;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
 use serde_json::json;
 
@@ -116,9 +116,8 @@ impl Mounted {
             return Ok(Some(Mounted { socket, status }));
         }
         // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
-        if let Some(mounted) = mounts::at(&runtime::canonical(path)).ok().flatten().filter(mounts::Mounted::is_archive)
-        {
-            return Err(runtime::unanswered(&mounted));
+        if let Some(mounted) = Located::of(path).ok().as_ref().and_then(Located::mounted_here) {
+            return Err(runtime::unanswered(mounted));
         }
         if path.is_dir() {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));

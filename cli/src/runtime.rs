@@ -1,9 +1,11 @@
 //! The daemons of mounted archives: where their sockets are, who holds an archive, and which one a user means.
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
 
 use lockbox::control::{self, Status};
-pub(crate) use lockbox_host::mounts::canonical;
+pub(crate) use lockbox_host::located::canonical;
+use lockbox_host::located::{Located, real_path};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, shown};
 use nix::unistd::geteuid;
@@ -47,7 +49,11 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
         return Ok(Some(found.clone()));
     }
     // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
-    let Ok(real) = given.canonicalize() else { return Ok(None) };
+    let real = match real_path(given) {
+        Ok(real) => real,
+        Err(error) if error.kind() == ErrorKind::TimedOut => return Err(unresolved(given)),
+        Err(_) => return Ok(None),
+    };
     // A file that took the place of a mounted one has that one's name, and may be mounted too: whoever serves this very file comes first.
     let name = daemons::socket_name(&real).ok();
     let of_another = |socket: &Path| !name.as_ref().is_some_and(|name| name.is_of(socket));
@@ -64,7 +70,7 @@ fn is_meant(status: &Status, real: &Path) -> bool {
 
 /// Why there is nothing to be done with what was given as a mount point or an archive.
 pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
-    let real = given.canonicalize().unwrap_or_else(|_| canonical.to_path_buf());
+    let real = real_path(given).unwrap_or_else(|_| canonical.to_path_buf());
     let at = shown(given);
     let named = |mounted: &Mounted| mounted.is_archive() && [canonical, &real].contains(&&*mounted.source);
     let Some(mounted) = mounts::all().into_iter().rfind(named) else {
@@ -79,6 +85,14 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     Failure::other(format!(
         "{at} is not mounted by this user; user {user} has a mount of this name at {point}, and only by its mount point can it be meant"
     ))
+}
+
+/// Why a path is not resolved that leads on below a mount.
+fn unresolved(given: &Path) -> Failure {
+    match Located::of(given).ok().as_ref().and_then(Located::mount) {
+        Some(mounted) => unanswered(mounted),
+        None => Failure::other(format!("cannot look up {}: a file system on the way does not answer", shown(given))),
+    }
 }
 
 /// Why nothing can be asked of a mount that is in the kernel's table.

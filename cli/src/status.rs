@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lockbox::control::{self, Status};
 use lockbox::error::{CacheUse, Timestamp};
+use lockbox_host::located::real_path;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, shown};
 use nix::unistd::geteuid;
@@ -86,7 +87,7 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     if let Some(daemon) = runtime::find(&what, given)? {
         return Ok(Found::served(daemon, &mounts::all(), whole));
     }
-    let real = given.canonicalize().unwrap_or_else(|_| what.clone());
+    let real = real_path(given).unwrap_or_else(|_| what.clone());
     // The name of an archive says something only of a mount of this user's own.
     let me = Some(geteuid().as_raw());
     let named = |mounted: &Mounted| {

@@ -3,11 +3,12 @@ use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use lockbox::control::{self, Request, Response, Status};
+use lockbox_host::located::in_time;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::point::Held;
 use lockbox_host::secrets::desktop;
@@ -23,8 +24,6 @@ use crate::runtime::{self, Daemon};
 
 /// The daemon answers when the archive is closed; what it does after that takes moments.
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
-/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that lives answers at once.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts at a busy mount.
 const AGAIN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(5);
@@ -399,13 +398,6 @@ fn probe(held: &Arc<Held>) -> Probe {
         Some(false) => Probe::Serves,
         None => Probe::Silent,
     }
-}
-
-/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that was stopped.
-fn in_time<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(question()));
-    receiver.recv_timeout(ANSWER_DEADLINE).ok()
 }
 
 fn take_away(mounted: &Mounted, held: Arc<Held>, lazily: bool) -> Result<(), Failure> {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
 use nix::unistd::{Uid, User, geteuid};
 
+use crate::located::{Located, in_time};
 use crate::{Failure, elsewhere};
 
 fn given() -> Option<OsString> {
@@ -77,12 +78,19 @@ pub fn is_out_of_sight(status: &Status) -> bool {
 /// The name of the socket of a daemon that serves the archive at this path or address.
 ///
 /// # Errors
-/// When it is a path, and nothing is there.
+/// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut` when it lies in an archive whose daemon does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     if elsewhere::is_elsewhere(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));
     }
-    archive.metadata().map(|file| SocketName::of_file(&file))
+    let located = Located::of(archive)?;
+    let real = located.path();
+    let found = match located.mount() {
+        None => real.metadata(),
+        Some(_) if located.mounted_here().is_some() => return Err(ErrorKind::IsADirectory.into()),
+        Some(_) => in_time(move || real.metadata()).unwrap_or_else(|| Err(ErrorKind::TimedOut.into())),
+    };
+    found.map(|file| SocketName::of_file(&file))
 }
 
 /// Who holds the archive at this path or address.

@@ -11,6 +11,7 @@ pub mod elsewhere;
 mod failure;
 mod given;
 pub mod harden;
+pub mod located;
 pub mod mounts;
 pub mod namespaces;
 pub mod point;

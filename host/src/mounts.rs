@@ -65,18 +65,6 @@ pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
 }
 
-/// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
-pub fn canonical(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => match parent.canonicalize() {
-            Ok(parent) => parent.join(name),
-            Err(_) => absolute,
-        },
-        _ => absolute,
-    }
-}
-
 /// Another mount of the same file system, such as the one that `mounted` is a bind of.
 pub fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> {
     table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)

@@ -19,6 +19,7 @@ use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
 use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
+use lockbox_host::located::real_path;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
 use lockbox_host::secrets::{Cache, Sources, desktop};
@@ -200,7 +201,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let _ = harden::lock_memory_if_plenty();
     if let Some(change) = remount::requested(&arguments.options, &kept::asked())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
-        let point = arguments.directory.canonicalize().map_err(absent)?;
+        let point = real_path(&arguments.directory).map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
     }
     let mut options = options(arguments)?;

@@ -542,6 +542,44 @@ case_the_mount_of_a_stopped_daemon_can_be_taken_away() {
     detach box
 }
 
+# The kernel asks the daemon for the attributes of a root that was changed: what looks at the path of such a mount waits for ever. The limits only end a wait.
+case_a_stopped_daemon_stops_no_command_that_names_its_mount() {
+    local pid name code
+    new_archive box
+    new_archive other
+    new_archive inner
+    attach box
+    ln -s box "$WORK/link"
+    mkdir "$WORK/box/directory"
+    cp "$WORK/inner.lbx" "$WORK/box/inner.lbx"
+    sync "$WORK/box/inner.lbx"
+    pid=$(daemon_of "$WORK/box.lbx")
+    echo content >"$WORK/box/file"
+    kill -STOP "$pid"
+    cd "$WORK"
+    code=0
+    timeout 2 stat box >stdout 2>&1 || code=$?
+    same "$code" 124 'the kernel knows the attributes of the root'
+    for name in box box/ box/. box/../box link "$WORK/box" ./link/; do
+        expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status "$name"
+        expect 2 'no daemon answers for .*/box:' timeout 60 lockbox snapshot ls --passfile "$PASSFILE" "$name"
+        expect 11 'is where .*/box.lbx is mounted: name the archive' timeout 60 lockbox ls --passfile "$PASSFILE" "$name"
+    done
+    expect 2 'box does not answer' timeout 60 lockbox umount box
+    expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status
+    expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status box/directory
+    expect 2 'no daemon answers for .*/box:' timeout 60 lockbox umount box/inner.lbx
+    expect 32 'does not answer' timeout 60 mount.lockbox other.lbx box -o "passfile=$PASSFILE"
+    expect 32 'does not answer' timeout 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
+    timeout 60 lockbox umount --lazy link
+    [[ -z $(mounts_below "$WORK") ]] || fail 'still mounted'
+    kill -CONT "$pid"
+    await 30 gone "$pid"
+    attach box
+    same "$(cat box/file)" content
+    detach box
+}
+
 # Runs alone: it puts a link into /sbin.
 case_a_living_mount_becomes_read_only_and_writable_again() {
     local link=/sbin/mount.fuse.lockbox before made=
