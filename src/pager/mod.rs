@@ -137,12 +137,13 @@ impl Pager {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
     }
 
-    /// Writes once more when the host says that it is full, since it had allocated these blocks.
+    /// Writes once more when the host says that it is full, since it had allocated these blocks; where that is no promise the ballast gives it the room (STORAGE-6).
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
         self.latch.check()?;
         let written = match self.storage.write_at(at, bytes) {
             Err(Error::NoSpace(reason)) => {
                 tracing::warn!("the host refused a write into blocks that it had allocated: {reason}");
+                self.storage.cut_ballast();
                 self.storage.write_at(at, bytes)
             }
             written => written,

@@ -28,6 +28,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
+/// Bytes of the ballast: the blocks that are kept for deletes and commits (1 MiB) may all be overwritten once, and 256 records or small entries of the log.
+pub(crate) const BALLAST: u64 = 2 << 20;
+
 /// A growable array of bytes with barriers. All methods may be called from several threads at once.
 ///
 /// # Contract
@@ -40,6 +43,8 @@ use crate::error::{Error, Result};
 /// STORAGE-5  What is written into a [`Successor`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
 ///     what is here, at once. Without that, or when it fails, here is what was here; one that fails may have been carried out all the same, as a whole. Afterwards this
 ///     storage is only read, and shows what it showed.
+/// STORAGE-6  After `keep_ballast`, where overwriting takes room, the host has allocated [`BALLAST`] bytes that nothing is ever written to, or `cut_ballast` was called since, or the
+///     host had no room for them. They lie on the medium and outlive the process. Growth takes none of them: it is refused while they do not fit behind the new end.
 pub trait Storage: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
@@ -66,6 +71,14 @@ pub trait Storage: Send + Sync {
     /// Makes the range really allocated on the host (zeros where it was a hole), growing the storage when needed.
     /// `NoSpace` when the host is full; then nothing changed that matters.
     fn allocate(&self, offset: u64, length: u64) -> Result<()>;
+
+    /// Keeps room for overwriting what is there, where that takes room (STORAGE-6). Elsewhere nothing is kept.
+    fn keep_ballast(&self) {}
+
+    /// Gives that room back to the host, which may give it to whoever asks first; answers whether there was any.
+    fn cut_ballast(&self) -> bool {
+        false
+    }
 
     /// Gives the range back to the host; it reads as zeros. `Unsupported` where the host refuses.
     fn punch(&self, offset: u64, length: u64) -> Result<()>;

@@ -560,6 +560,9 @@ impl Volume {
             }
             storage.set_len(length)?;
         }
-        self.committer.commit_for(Purpose::Close).map(drop)
+        self.committer.commit_for(Purpose::Close)?;
+        // For the next one who opens it, when the disk may be full.
+        storage.keep_ballast();
+        Ok(())
     }
 }

@@ -79,6 +79,7 @@ impl Volume {
         if pager.storage().len()? < record.total_blocks * BLOCK {
             pager.storage().set_len(record.total_blocks * BLOCK)?;
         }
+        pager.storage().keep_ballast();
         for slot in 0..RING_SLOTS {
             pager.scrub_slot(slot, &*environment)?;
         }
@@ -162,6 +163,9 @@ impl Volume {
         if writable && length > total * BLOCK {
             // Growth of a transaction that never committed, or a part of a block. The rejected slot was scrubbed behind a barrier before.
             pager.storage().set_len(total * BLOCK)?;
+        }
+        if writable {
+            pager.storage().keep_ballast();
         }
         let start = Start {
             space: SpaceMap::new(total, record.used_blocks, !record.closed, pager.reserved()),

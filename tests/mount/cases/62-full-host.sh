@@ -487,3 +487,85 @@ END
     lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
     umount "$WORK/host"
 }
+
+# btrfs of 400 MB in a file, with a quota of 200 MB when one is asked for. Writing over what is there takes room on it.
+# btrfs_host [quota]
+btrfs_host() {
+    mkdir -p "$WORK/btrfs" "$WORK/box"
+    truncate -s 400M "$WORK/btrfs.image"
+    mkfs.btrfs -q "$WORK/btrfs.image" >"$WORK/mkfs"
+    mount -o loop "$WORK/btrfs.image" "$WORK/btrfs"
+    btrfs subvolume create "$WORK/btrfs/part" >"$WORK/mkfs"
+    if [[ ${1-} == quota ]]; then
+        btrfs quota enable "$WORK/btrfs"
+        btrfs qgroup limit 200M "$WORK/btrfs/part"
+    fi
+    ln -s btrfs/part "$WORK/host"
+    create "$WORK/host/box.lbx"
+}
+
+has_btrfs() {
+    grep -qw btrfs /proc/filesystems || modprobe btrfs 2>/dev/null || {
+        note 'not tested: this kernel has no btrfs'
+        return 1
+    }
+}
+
+# With what the host takes still, down to the last block.
+fill_btrfs() {
+    fill_host
+    sync -f "$WORK/host/filler" || true
+    fill_host
+}
+
+case_an_archive_on_a_full_btrfs_is_emptied() {
+    has_btrfs || return 0
+    btrfs_host
+    attach_hosted
+    local name
+    for name in {1..6}; do
+        dd if=/dev/urandom of="$WORK/box/file$name" bs=1M count=10 conv=fsync status=none
+    done
+    fill_btrfs
+    rm "$WORK/box/file1" "$WORK/box/file2"
+    sync "$WORK/box"
+    not_latched
+    lockbox umount "$WORK/box"
+    not_latched
+    # Whatever came back is taken by others while nobody has the archive open.
+    fill_btrfs
+    lockbox rm --passfile "$PASSFILE" "$WORK/host/box.lbx:file3"
+    fill_btrfs
+    lockbox rm --passfile "$PASSFILE" "$WORK/host/box.lbx:file4"
+    rm "$WORK/host/filler"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    same "$(lockbox ls --passfile "$PASSFILE" "$WORK/host/box.lbx" | grep -c file)" 2
+    umount "$WORK/btrfs"
+}
+
+# There even truncating the archive is refused, so what was accepted waits until its user makes room elsewhere.
+case_an_archive_at_a_quota_of_btrfs_latches_nothing() {
+    has_btrfs || return 0
+    btrfs_host quota
+    attach_hosted
+    dd if=/dev/urandom of="$WORK/box/old" bs=1M count=20 conv=fsync status=none
+    fill_btrfs
+    rm "$WORK/box/old"
+    local code round
+    for round in 1 2 3; do
+        code=0
+        sync "$WORK/box" 2>"$WORK/sync" || code=$?
+        [[ $code -eq 0 ]] || grep -qi 'no space' "$WORK/sync" || fail "round $round: $(cat "$WORK/sync")"
+    done
+    not_latched
+    rm "$WORK/host/filler"
+    sync -f "$WORK/host/"
+    sync "$WORK/box"
+    echo content >"$WORK/box/new"
+    sync "$WORK/box/new"
+    lockbox umount "$WORK/box"
+    not_latched
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    same "$(lockbox ls --passfile "$PASSFILE" "$WORK/host/box.lbx")" new
+    umount "$WORK/btrfs"
+}
