@@ -15,7 +15,7 @@ mod site;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
-pub use entry::{HostEntry, Identity, names};
+pub use entry::{HostEntry, Identity, names, rename_to_free_name};
 pub use file::{FileStorage, LockMode};
 pub use lent::{Borrowed, lend};
 #[cfg(any(test, fuzzing))]
@@ -98,6 +98,11 @@ pub trait Storage: Send + Sync {
     /// `Damaged` when it was cut, removed or replaced; any other when the host does not tell.
     fn still_there(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Returns whether the file has no name any more: what is in it is lost when it is closed.
+    fn is_nameless(&self) -> bool {
+        false
     }
 
     /// Bytes that barriers covered and that this host alone has, of an archive that is elsewhere: who opens it there does not find them, and nobody is to be told that

@@ -18,7 +18,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,9 +26,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use lockbox::storage::rename_to_free_name;
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
@@ -237,7 +238,8 @@ impl Spool {
         let stem = self.name.strip_suffix(WAITS).unwrap_or(&self.name);
         let renamed = random().map(|chance| format!("{stem}-{}{REFUSED}", hex(&chance)));
         let cannot = |error: io::Error| Error::io("cannot keep what another writer came before", error);
-        renameat_with(&self.directory, &*self.name, &self.directory, renamed?, RenameFlags::NOREPLACE)
+        let directory = self.directory.as_fd();
+        rename_to_free_name(directory, self.name.as_bytes(), directory, renamed?.as_bytes())
             .and_then(|()| rustix::fs::fsync(&self.directory))
             .map_err(|error| cannot(error.into()))?;
         let refused = bytes(&kept.entries);

@@ -242,6 +242,12 @@ impl Partial {
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => match fs::hard_link(&self.path, to) {
                 Ok(()) => fs::remove_file(&self.path).map_err(failed),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+                // Others have no links: looked at first, which leaves a moment's gap.
+                Err(error) if has_no_links(&error) => match to.symlink_metadata() {
+                    Ok(_) => Err(exists()),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(&self.path, to).map_err(failed),
+                    Err(error) => Err(failed(error)),
+                },
                 Err(error) => Err(failed(error)),
             },
             Err(errno) => Err(failed(errno.into())),
@@ -261,6 +267,12 @@ impl Partial {
         }
         self.discard();
     }
+}
+
+/// Returns whether a link was refused because the file system makes none.
+fn has_no_links(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EPERM | Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::EMLINK))
 }
 
 /// A file that arrived whole and has its name.
