@@ -63,8 +63,8 @@ fn attributes_are_limited_to_what_can_be_listed() {
     assert!(listxattr(&path, &mut names[..]).unwrap() > 65_000);
 }
 
-/// When a file was made is told by its attribute `user.lockbox.btime` (seconds, a dot, nine digits), because statx(2) cannot
-/// get it through FUSE. It is not listed and cannot be changed.
+/// When a file was made is told by its attribute `user.lockbox.btime` (seconds, a dot, nine digits), because the library between the kernel
+/// and this file system does not know the request with which statx(2) asks for it. It is not listed and cannot be changed.
 #[test]
 fn the_time_of_birth_is_an_attribute() {
     let mut mount = Mount::new();
