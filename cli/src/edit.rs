@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use lockbox::Error;
 use lockbox::archive::Archive;
@@ -35,6 +36,10 @@ use crate::paths::in_one_archive;
 const PIECE: usize = 64 << 10;
 /// What is tried when neither VISUAL nor EDITOR says anything.
 const USUAL: &str = "$(command -v sensible-editor || command -v editor || command -v nano || echo vi)";
+/// A person needs longer to look at a file. An editor that only tells a window to show it returns sooner.
+const AT_ONCE: Duration = Duration::from_secs(2);
+const RETURNED_AT_ONCE: &str = "the editor returned at once and changed nothing; \
+     an editor that opens a window needs its option to wait, such as VISUAL='code --wait' or 'gvim -f'";
 /// What fstatfs(2) says of file systems that are in memory alone.
 const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
@@ -128,7 +133,9 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     if is_there {
         private.fill(fs, path)?;
     }
+    let begun = Instant::now();
     let ended = editor(&private.file, watch)?;
+    let lasted = begun.elapsed();
     let accident = match (watch.check(), ended) {
         (Err(failure), _) => Some(failure),
         (Ok(()), WaitStatus::Exited(..)) => None,
@@ -145,13 +152,21 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     }
     let failed = |error: &std::io::Error| Failure::host("cannot read what was edited", error);
     let found = match private.file.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => {
+            if lasted < AT_ONCE {
+                output::complain(RETURNED_AT_ONCE);
+            }
+            return Ok(None);
+        }
         found => found.map_err(|error| failed(&error))?,
     };
     if !found.is_file() {
         return Err(Failure::other("the editor left no regular file; nothing was changed"));
     }
     let changed = private.differs(fs, path);
+    if !changed && lasted < AT_ONCE {
+        output::complain(RETURNED_AT_ONCE);
+    }
     Ok(changed.then_some(private))
 }
 
