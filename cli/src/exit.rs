@@ -68,8 +68,8 @@ impl Program for Lockbox {
             // Of what is at an address only who writes there is in the way.
             && !(elsewhere::is_elsewhere(path) && status.read_only)
         {
-            let point = &status.mount_point;
-            if daemons::is_out_of_sight(&status) && !mounts::all().iter().any(|it| it.point == Path::new(point)) {
+            let point = shown(&status.mount_point_path());
+            if daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none() {
                 return Failure::new(
                     code(&error),
                     format!(

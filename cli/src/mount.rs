@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lockbox_host::harden::CoreLimit;
-use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::{Cache, Sources, desktop};
-use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, shown};
+use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, mounts, shown};
 use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::exit::Failure;
@@ -102,7 +101,7 @@ fn cannot_run(command: &Command, error: &io::Error) -> Failure {
 /// more there, and one of another namespace never was.
 fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
     let Some((_, status)) = runtime::find(&runtime::canonical(&args.archive), &args.archive)? else { return Ok(None) };
-    let point = PathBuf::from(&status.mount_point);
+    let point = status.mount_point_path();
     if daemons::is_out_of_sight(&status) {
         return match args.directory {
             Some(_) => Ok(None),
@@ -113,10 +112,9 @@ fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
         };
     }
     let wanted = args.directory.as_deref().map(runtime::canonical);
-    // Another archive may have come to the place of a mount that was detached. A daemon's words are text, whatever its paths are.
-    let is_it = |mounted: Mounted| mounted.is_archive() && mounted.source.to_string_lossy() == status.archive;
-    let is_there = |point: &PathBuf| mounts::at(point).is_ok_and(|at| at.is_some_and(is_it));
-    Ok(Some(point).filter(|point| wanted.as_ref().is_none_or(|wanted| wanted == point) && is_there(point)))
+    // A mount that was detached is in no table.
+    let is_there = daemons::mount_of(&status, &mounts::all()).is_some();
+    Ok(Some(point).filter(|point| is_there && wanted.as_ref().is_none_or(|wanted| wanted == point)))
 }
 
 /// Whether an archive is what is mounted there.

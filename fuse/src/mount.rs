@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::mounts::{self, Mounted, Numbers};
 use lockbox_host::point::{Held, Point};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
@@ -256,53 +256,35 @@ pub fn register(archive: &Path, point: &Path) {
     }
 }
 
-/// Opens the root of the mount with the device number `device`, if it is still on top at `point`. Whoever may change the path may have put anything
-/// there since: a FIFO, of which opening it would wait for a writer, or a link to a device that does something when it is opened. So nothing but that
+/// Opens the root of the mount with these numbers, if nothing lies on top of it. Whoever may change its path may have put anything
+/// there since the table was read: a FIFO, of which opening it would wait for a writer, or a link to a device that does something when it is opened. So nothing but that
 /// mount is opened.
-pub fn open_root(point: &Path, device: u64) -> io::Result<OwnedFd> {
-    held_root(point, device)?.reopen()
+pub fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
+    held_root(mount)?.reopen()
 }
 
 /// The same without asking its daemon.
-pub fn held_root(point: &Path, device: u64) -> io::Result<Point> {
-    let held = Point::of(point)?;
-    match held.mounted_at(point)? {
-        Some(mounted) if mounted.device == device => Ok(held),
+pub fn held_root(mount: Numbers) -> io::Result<Point> {
+    let found = mounts::table()?.into_iter().find(|mounted| mounted.numbers() == mount);
+    let point = found.ok_or(io::ErrorKind::NotFound)?.point;
+    let held = Point::of(&point)?;
+    match held.mounted_at(&point)? {
+        Some(mounted) if mounted.numbers() == mount => Ok(held),
         _ => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, symlink};
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use nix::sys::stat::Mode;
-
     use super::*;
 
     #[test]
-    fn nothing_is_opened_in_the_place_of_a_mount() {
-        let place = tempfile::tempdir().unwrap();
-        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
-        let (pipe, link, proc) = (at("fifo"), at("link"), Path::new("/proc"));
-        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
-        symlink(proc, &link).unwrap();
-        let device = proc.metadata().unwrap().dev();
-        let (opened, answers) = mpsc::channel();
-        // Opening a FIFO waits for who writes to it.
-        std::thread::spawn(move || {
-            for path in [&pipe, &link] {
-                opened.send(open_root(path, device).is_ok()).unwrap();
-            }
-        });
-        for _ in 0..2 {
-            assert_eq!(answers.recv_timeout(Duration::from_secs(60)), Ok(false));
-        }
-        assert!(open_root(proc, device).is_ok());
-        assert!(open_root(proc, device + 1).is_err(), "another mount");
-        assert!(open_root(&at("."), at(".").metadata().unwrap().dev()).is_err(), "no mount's root");
+    fn a_mount_is_opened_by_its_numbers_and_no_other_one() {
+        let proc = mounts::at(Path::new("/proc")).unwrap().unwrap().numbers();
+        let opened = open_root(proc).unwrap();
+        assert_eq!(rustix::fs::fstat(opened).unwrap().st_dev, proc.device);
+        assert!(open_root(Numbers { device: proc.device + 1, ..proc }).is_err(), "another file system");
+        assert!(open_root(Numbers { id: u64::MAX, ..proc }).is_err(), "another mount");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! It also is the one that looks below the mount: a daemon that does so waits for an answer of its own. It starts before the mount is there,
 //! which may hide what it is made of (the program, its libraries, the log), knows the mount point and no secret, takes one byte per order on
-//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's device number. Its
+//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's numbers. Its
 //! standard output is a second socket, for questions about callers. It ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
 //! not, as after SIGKILL, this process is the only one left to say so in the log.
 
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::mounts::{self, Mounted, Numbers};
 use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -51,9 +51,9 @@ pub(crate) enum Unmounted {
     Failed(String),
 }
 
-/// Unmounts what has this device number at `point`; with `detach` also when it is busy.
-pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
-    let top = match on_top(mounts::table(), point, device) {
+/// Unmounts the mount with these numbers, wherever it is by now; with `detach` also when it is busy.
+pub(crate) fn unmount(mount: Numbers, detach: bool) -> Unmounted {
+    let top = match on_top(mounts::table(), mount) {
         Ok(top) => top,
         Err(unmounted) => return unmounted,
     };
@@ -77,28 +77,31 @@ impl From<UnmountError> for Unmounted {
     }
 }
 
-/// Our mount when it is on top at `point`, else what is to be said without trying.
-fn on_top(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) -> Result<Mounted, Unmounted> {
+/// Our mount with the path that it has by now when it is on top there, else what is to be said without trying.
+fn on_top(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, Unmounted> {
     // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
     let table = table.map_err(|error| Unmounted::Failed(format!("the table of mounts cannot be read: {error}")))?;
-    match table.iter().rfind(|m| m.point == point) {
-        Some(top) if top.device == device => Ok(top.clone()),
-        // Somebody mounted over us, or moved us: what is there is not ours to take away, and we are still served.
-        _ if table.iter().any(|m| m.device == device) => Err(Unmounted::Busy),
-        _ => Err(Unmounted::Gone),
+    match table.iter().find(|mounted| mounted.numbers() == mount) {
+        // What is mounted on its root has the same path.
+        Some(ours) if !table.iter().any(|other| other.parent == ours.id && other.point == ours.point) => {
+            Ok(ours.clone())
+        }
+        None if !table.iter().any(|mounted| mounted.device == mount.device) => Err(Unmounted::Gone),
+        // Mounted over, or only a bind of it is left: what is there is not ours to take away, and we are still served.
+        _ => Err(Unmounted::Busy),
     }
 }
 
-/// Makes the kernel write the dirty pages of the mount with this device number. Answers whether it is on top at `point`.
-pub(crate) fn flush(point: &Path, device: u64) -> bool {
-    let Ok(root) = mount::open_root(point, device) else { return false };
+/// Makes the kernel write the dirty pages of the mount. Answers whether it is on top at its path.
+pub(crate) fn flush(mount: Numbers) -> bool {
+    let Ok(root) = mount::open_root(mount) else { return false };
     let _ = nix::unistd::syncfs(&root);
     true
 }
 
-/// Whether the mount with this device number is on top at `point` and answers.
-fn look(point: &Path, device: u64) -> Unmounted {
-    match mount::held_root(point, device).and_then(|root| root.mode()) {
+/// Whether the mount is on top at its path and answers.
+fn look(mount: Numbers) -> Unmounted {
+    match mount::held_root(mount).and_then(|root| root.mode()) {
         Ok(_) => Unmounted::Busy,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Unmounted::Gone,
         Err(error) => Unmounted::Failed(error.to_string()),
@@ -143,9 +146,9 @@ impl Unmounter {
     }
 
     /// Tells it of the mount. Before that there is nothing that it can do.
-    pub(crate) fn mounted(&mut self, device: u64) -> io::Result<()> {
+    pub(crate) fn mounted(&mut self, mount: Numbers) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        orders.get_ref().write_all(&device.to_le_bytes())
+        orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
     }
 
     /// Whether the mount answers.
@@ -220,17 +223,17 @@ pub fn run() -> io::Result<()> {
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
     thread::Builder::new().name("callers".into()).spawn(move || callers::serve(questions))?;
     orders.write_all(b"ready\n")?;
-    let mut device = [0; 8];
-    if orders.read_exact(&mut device).is_err() {
+    let (mut id, mut device) = ([0; 8], [0; 8]);
+    if orders.read_exact(&mut id).and_then(|()| orders.read_exact(&mut device)).is_err() {
         // There was no mount, and nothing was lost.
         return Ok(());
     }
-    let device = u64::from_le_bytes(device);
+    let mount = Numbers { id: u64::from_le_bytes(id), device: u64::from_le_bytes(device) };
     let parting = take_orders(&mut orders, |order| match order {
-        FLUSH if flush(&point, device) => Unmounted::Busy,
+        FLUSH if flush(mount) => Unmounted::Busy,
         FLUSH => Unmounted::Gone,
-        LOOK => look(&point, device),
-        POLITELY | DETACH => unmount(&point, device, order == DETACH),
+        LOOK => look(mount),
+        POLITELY | DETACH => unmount(mount, order == DETACH),
         _ => Unmounted::Failed(format!("there is no order {order}")),
     });
     match parting {
@@ -290,24 +293,34 @@ fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::makedev;
+
     use super::*;
 
     #[test]
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
-        let point = Path::new("/mnt/a");
-        let said = |table: &[(u64, &str)]| {
-            let mounted = |&(device, at): &(u64, &str)| {
-                mounts::parse(format!("{device} 0 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
+        let ours = Numbers { id: 7, device: makedev(0, 7) };
+        // Mounts with their parents, file systems and points.
+        let said = |table: &[(u64, u64, u64, &str)]| {
+            let mounted = |&(id, parent, device, at): &(u64, u64, u64, &str)| {
+                mounts::parse(format!("{id} {parent} 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
                     .unwrap()
             };
-            on_top(Ok(table.iter().map(mounted).collect()), point, 7).err()
+            on_top(Ok(table.iter().map(mounted).collect()), ours).map(|found| found.point)
         };
-        assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
-        assert_eq!(said(&[(1, "/"), (7, "/mnt/a"), (9, "/mnt/a")]), Some(Unmounted::Busy), "mounted over");
-        assert_eq!(said(&[(1, "/"), (7, "/mnt/b")]), Some(Unmounted::Busy), "moved");
-        assert_eq!(said(&[(1, "/"), (9, "/mnt/a")]), Some(Unmounted::Gone), "replaced");
-        assert_eq!(said(&[(1, "/")]), Some(Unmounted::Gone));
-        let unread = on_top(Err(io::ErrorKind::PermissionDenied.into()), point, 7);
+        let root = (1, 0, 1, "/");
+        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a")]), Ok("/mnt/a".into()));
+        assert_eq!(said(&[root, (7, 1, 7, "/renamed/a")]), Ok("/renamed/a".into()), "wherever it is by now");
+        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]), Err(Unmounted::Busy), "mounted over");
+        assert_eq!(
+            said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a/b")]),
+            Ok("/mnt/a".into()),
+            "the kernel says that it is busy"
+        );
+        assert_eq!(said(&[root, (9, 1, 7, "/mnt/b")]), Err(Unmounted::Busy), "a bind of it");
+        assert_eq!(said(&[root, (7, 1, 9, "/mnt/a")]), Err(Unmounted::Gone), "another one with its number");
+        assert_eq!(said(&[root]), Err(Unmounted::Gone));
+        let unread = on_top(Err(io::ErrorKind::PermissionDenied.into()), ours);
         assert!(matches!(unread, Err(Unmounted::Failed(_))), "{unread:?}");
     }
 

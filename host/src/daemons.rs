@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
 use nix::unistd::{Uid, User, geteuid};
 
+use crate::mounts::{self, Mounted};
 use crate::{Failure, elsewhere};
 
 fn given() -> Option<OsString> {
@@ -74,6 +75,19 @@ pub fn is_out_of_sight(status: &Status) -> bool {
     ![0, own].contains(&status.mount_namespace) && own != 0
 }
 
+/// The status with the mount point that the mount has by now, as far as it is in the table.
+pub fn located(mut status: Status, table: &[Mounted]) -> Status {
+    if let Some(mounted) = mount_of(&status, table) {
+        status.set_mount_point(&mounted.point);
+    }
+    status
+}
+
+/// The mount that the daemon serves, wherever it is by now.
+pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted> {
+    mounts::of_daemon(table, status, mount_namespace())
+}
+
 /// The name of the socket of a daemon that serves the archive at this path or address.
 ///
 /// # Errors
@@ -90,7 +104,7 @@ pub fn holder(archive: &Path) -> Holder {
     let Ok(name) = socket_name(archive) else { return Holder::Nobody };
     let asked = places().into_iter().find_map(|place| {
         match control::ask(&control::socket_path(&place.runtime, &name), place.owner, &Request::Status) {
-            Ok(Response::Status(status)) => Some(Holder::Serves(status)),
+            Ok(Response::Status(status)) => Some(Holder::Serves(Box::new(located(*status, &mounts::all())))),
             Ok(Response::Failed { .. }) => Some(Holder::Closes),
             _ => None,
         }

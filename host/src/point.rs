@@ -155,6 +155,14 @@ pub fn mount_of(link: &Path) -> Option<u64> {
     Point(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
 }
 
+/// The mount whose root a path leads to, by whatever links. No file system is asked: that of a mount whose daemon does not answer would
+/// keep the caller waiting.
+pub fn root_at<'a>(path: &Path, table: &'a [Mounted]) -> Option<&'a Mounted> {
+    let point = Point(openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?);
+    let (id, real) = (point.mount().ok()?, fs::read_link(point.link()).ok()?);
+    table.iter().find(|mounted| mounted.id == id && mounted.point == real)
+}
+
 /// A mount of an archive that stays the one that was found in the table.
 pub struct Held {
     root: Point,
@@ -232,6 +240,17 @@ mod tests {
         assert_eq!(held.mounted_at(Path::new("/sys")).unwrap(), None, "the path leads elsewhere by now");
         let below = Point::of(Path::new("/proc/self/fd").canonicalize().unwrap().as_path()).unwrap();
         assert_eq!(below.mounted_at(Path::new("/proc/self/fd")).unwrap(), None, "no root of a mount");
+    }
+
+    #[test]
+    fn the_root_of_a_mount_is_known_through_links_and_nothing_below_it_is_one() {
+        let table = mounts::all();
+        let place = tempfile::tempdir().unwrap();
+        let link = place.path().join("link");
+        symlink("/proc", &link).unwrap();
+        let at = |path: &Path| root_at(path, &table).map(|mounted| mounted.file_system.as_str());
+        assert_eq!([at(&link), at(Path::new("/proc/"))], [Some("proc"); 2]);
+        assert_eq!([at(Path::new("/proc/self")), at(place.path()), at(Path::new("/no/such"))], [None; 3]);
     }
 
     #[test]

@@ -142,4 +142,9 @@ impl Archive {
     pub fn read_only(&self) -> bool {
         self.storage.read_only()
     }
+
+    /// Returns whether the archive's file was removed or replaced, so that its content is lost when it is closed.
+    pub fn is_nameless(&self) -> bool {
+        self.storage.is_nameless()
+    }
 }

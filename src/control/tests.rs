@@ -27,7 +27,7 @@ fn describe(request: Request) -> Response {
         Request::Status => {
             Response::Status(Box::new(Status { pid: 7, mount_point: "/mnt".into(), ..Status::default() }))
         }
-        Request::Stop { lazy: false } => Response::Busy { message: "files are open".into() },
+        Request::Stop { lazy: false, abandon: false } => Response::Busy { message: "files are open".into() },
         _ => Response::Done,
     }
 }
@@ -49,7 +49,7 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
 
-    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false }), Ok(Response::Busy { .. })));
+    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false, abandon: false }), Ok(Response::Busy { .. })));
     assert!(matches!(ask(&socket, me(), &Request::Sync), Ok(Response::Done)));
     let all = running(&own(runtime.path())).unwrap();
     assert_eq!(all.len(), 1);
@@ -157,7 +157,7 @@ fn no_request_reaches_a_process_of_another_user() {
         describe(request)
     });
     let server = server.unwrap();
-    for request in [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true }] {
+    for request in [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true, abandon: false }] {
         assert!(matches!(ask(server.socket(), me() + 1, &request), Err(Error::NotPermitted)));
     }
     server.finish();
@@ -169,8 +169,8 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
     for request in [
         Request::Sync,
         Request::Purge,
-        Request::Stop { lazy: false },
-        Request::Stop { lazy: true },
+        Request::Stop { lazy: false, abandon: false },
+        Request::Stop { lazy: true, abandon: false },
         Request::SnapshotCreate { name: Name::default() },
         Request::SnapshotList { after: 0, held: true },
         Request::SnapshotHeld { ranges: vec![(1, 2)] },
@@ -193,7 +193,8 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
     let server = server.unwrap();
     assert!(ask(server.socket(), me(), &Request::Status).is_ok());
     let limit = Some(std::time::Duration::from_millis(50));
-    let error = client::ask_within(server.socket(), me(), &Request::Stop { lazy: false }, limit).unwrap_err();
+    let error =
+        client::ask_within(server.socket(), me(), &Request::Stop { lazy: false, abandon: false }, limit).unwrap_err();
     assert!(error.to_string().starts_with("no answer within"), "{error}");
     drop(over);
 }
@@ -207,7 +208,7 @@ fn who_takes_no_connection_is_left_in_time() {
     // A listener's queue is full when a connection has to wait.
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
-    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false }), Err(Error::Io { .. })));
+    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false, abandon: false }), Err(Error::Io { .. })));
 }
 
 /// Also of a long line, which comes in parts.
@@ -279,7 +280,11 @@ fn a_strangers_text_is_cut() {
     );
     let schedule = status.schedule.unwrap();
     assert_eq!((schedule.rules.len(), schedule.failure.unwrap().len()), (4096, 4096));
-    for request in [Request::Sync, Request::Stop { lazy: false }, Request::SnapshotCreate { name: Name::default() }] {
+    for request in [
+        Request::Sync,
+        Request::Stop { lazy: false, abandon: false },
+        Request::SnapshotCreate { name: Name::default() },
+    ] {
         match ask(server.socket(), me(), &request).unwrap() {
             Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
                 assert_eq!(message.len(), 4096)

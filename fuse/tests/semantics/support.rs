@@ -144,7 +144,7 @@ impl Mount {
     pub(crate) fn unmount(&mut self) {
         // A program that another test starts has all our descriptors for the moment before its exec.
         for _ in 0..500 {
-            match self.ask(&Request::Stop { lazy: false }).unwrap() {
+            match self.ask(&Request::Stop { lazy: false, abandon: false }).unwrap() {
                 Response::Done => {
                     self.mounted = false;
                     return;
@@ -259,7 +259,7 @@ impl Drop for Mount {
             eprintln!("log of the daemon:\n{}", fs::read_to_string(self.log()).unwrap_or_default());
         }
         // Whatever state the test left: the polite way, else by force.
-        if matches!(self.ask(&Request::Stop { lazy: false }), Ok(Response::Done)) {
+        if matches!(self.ask(&Request::Stop { lazy: false, abandon: false }), Ok(Response::Done)) {
             return;
         }
         let _ = umount2(&self.root(), MntFlags::MNT_DETACH);

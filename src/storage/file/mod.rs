@@ -475,6 +475,10 @@ impl Storage for FileStorage {
         Ok(())
     }
 
+    fn is_nameless(&self) -> bool {
+        metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0)
+    }
+
     fn read_only(&self) -> bool {
         self.read_only
     }
