@@ -287,7 +287,7 @@ impl<M: Mount> Course<'_, M> {
                 Unmounted::Busy | Unmounted::Detached => drop(answer.send(Slept::Busy)),
                 Unmounted::Failed(message) => {
                     tracing::error!("the archive is not locked before the machine sleeps: {message}");
-                    drop(answer.send(Slept::Busy));
+                    let _ = answer.send(Slept::Busy);
                 }
             },
             Err(RecvTimeoutError::Timeout) => {

@@ -357,7 +357,7 @@ const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
 
 /// Returns whether a passphrase begins with a byte order mark, which an editor wrote into its file. It counts like any other byte, so that
 /// an archive opens with the file that it was made with.
-pub fn is_marked(passphrase: &[u8]) -> bool {
+pub(crate) fn is_marked(passphrase: &[u8]) -> bool {
     MARKS.iter().any(|mark| passphrase.starts_with(mark))
 }
 
