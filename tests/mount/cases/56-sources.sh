@@ -123,7 +123,7 @@ case_systemd_ask_password_is_asked() {
     else
         python3 - "$PASSPHRASE" >"$WORK/asked" <<'END' &
 import glob, socket, sys, time
-deadline = time.time() + 30
+deadline = time.time() + 120
 while time.time() < deadline:
     for name in glob.glob("/run/systemd/ask-password/ask.*"):
         fields = dict(line.split("=", 1) for line in open(name).read().splitlines() if "=" in line)

@@ -138,7 +138,7 @@ case_the_independent_reader_extracts_the_same() {
 
 # Deleting seven of every eight files of each shared page gives their space back, by a purge and by waiting.
 case_small_files_that_shared_pages_are_erased() {
-    local full kept n how
+    local full n how
     new_archive box
     for how in purge wait; do
         attach box
@@ -156,13 +156,9 @@ case_small_files_that_shared_pages_are_erased() {
         [[ $how == wait ]] || lockbox purge "$WORK/box"
         # 41,000 of the 46,900 sectors of the files' content are to go; pages that only wait for others would keep them all. What the archive
         # keeps allocated ahead of need is some MiB.
-        kept=$full
-        for ((n = 0; n < 90 && full - kept < 20000; n++)); do
-            kept=$(stat -c %b "$WORK/box.lbx")
-            [[ $how == purge ]] && break
-            sleep 1
-        done
-        [[ $((full - kept)) -ge 20000 ]] || fail "$how: too little was given back: before=$full after=$kept"
+        given_back() { ((full - $(stat -c %b "$WORK/box.lbx") >= 20000)); }
+        if [[ $how == wait ]]; then await 300 given_back; fi
+        given_back || fail "$how: too little was given back: before=$full after=$(stat -c %b "$WORK/box.lbx")"
         for ((n = 0; n < 8000; n += 8)); do
             cmp -s "$WORK/box/$how/f$(printf %04d "$n")" <(tail -c +$((n * 3000 + 1)) "$WORK/noise" | head -c 3000) ||
                 fail "$how: file $n differs"

@@ -36,12 +36,12 @@ case_a_mount_that_hides_what_the_daemon_needs_is_refused_by_name() {
 # Everything lies below the mount point. One event loop, so that a daemon that looks there is stuck at once.
 # (Short names: the path of a socket may have 107 bytes.)
 case_no_path_once_mounted() {
-    local home=$WORK/h pid
+    local home=$WORK/h pid seen
     mkdir -p "$home/r" "$home/logs"
     chmod 700 "$home/r"
     create "$home/box.lbx"
     export XDG_STATE_HOME=$home/state XDG_RUNTIME_DIR=$home/r
-    in_background strace -f -e trace=%file,clone,clone3,fork,vfork -o "$WORK/trace" "$SCRATCH_DIR/bin/mount.lockbox" --foreground \
+    in_background strace -f -e trace=%file,clone,clone3,fork,vfork,syncfs,fdatasync -o "$WORK/trace" "$SCRATCH_DIR/bin/mount.lockbox" --foreground \
         "$home/box.lbx" "$home" -o "over-archive,threads=1,passfile=$PASSFILE,log=$home/logs/log" 2>"$WORK/strace.log"
     pid=$!
     await 30 mountpoint -q "$home"
@@ -51,7 +51,11 @@ case_no_path_once_mounted() {
     # While it is open for writing, the mount is flushed and committed by the clock.
     exec 7>"$home/other"
     echo more >&7
-    sleep 7
+    seen=$(wc -l <"$WORK/trace")
+    flushed_and_committed() {
+        tail -n "+$((seen + 1))" "$WORK/trace" | awk '/ syncfs\(/ { flushed = 1 } / fdatasync\(/ { committed = flushed } END { exit !committed }'
+    }
+    await flushed_and_committed
     exec 7>&-
     timeout 30 umount "$home"
     await 30 gone "$pid"

@@ -264,11 +264,16 @@ PYTHON
 
 case_differences_in_a_mount_are_told_to_who_reads_slowly() {
     many_differences
-    # Longer than a daemon waits for who reads nothing that was asked for.
-    lockbox snapshot diff "$WORK/box" good </dev/null | {
-        sleep 7
-        cat >"$WORK/told"
-    }
+    mkfifo "$WORK/pipe"
+    # Both ways, so that opening it waits for nobody; what is read from has an end.
+    exec 7<>"$WORK/pipe"
+    in_background lockbox snapshot diff "$WORK/box" good </dev/null >"$WORK/pipe" 7<&-
+    exec 8<"$WORK/pipe" 7<&-
+    # By its clock, the daemon has lived longer than the 5 seconds that it waits for who reads nothing that was asked for.
+    await_looks "$(daemon_of "$WORK/box.lbx")"
+    cat <&8 >"$WORK/told"
+    exec 8<&-
+    wait "${BACKGROUND[-1]}"
     same "$(grep -c '^A ' "$WORK/told")" 5000
     detach box
 }

@@ -125,7 +125,7 @@ waits_for_pages() {
 }
 
 case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
-    local writer reader part code=0 readers=()
+    local writer reader part code=0 readers=() counter
     prepare_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     head -c 8M /dev/urandom >"$WORK/dir/large"
@@ -153,8 +153,18 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     done
     timeout 20 stat "$WORK/dir/missing" >/dev/null 2>&1 || code=$?
     same "$code" 1
-    sleep 3
+    # At the store's place somebody counts what is asked, and answers nothing: three times the daemon asked for what was written to be taken.
+    in_background python3 -c 'import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    with server.accept()[0] as asking:
+        print(asking.recv(4096).split(b" ")[0].decode(), flush=True)' "$PORT" >"$WORK/asked"
+    counter=$!
+    asked_three_times() { [[ $(grep -c '^PUT$' "$WORK/asked" || true) -ge 3 ]]; }
+    await asked_three_times
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
+    kill "$counter"
+    wait "$counter" || true
     serve_store
     wait "$writer"
     # They may have given up meanwhile.
