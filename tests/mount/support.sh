@@ -160,7 +160,7 @@ kill_daemon() {
     local pid
     pid=$(daemon_of "$WORK/$1.lbx")
     kill -9 "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
 }
 
 # killed_at CALL NUMBER COMMAND...: kills the command as one of its threads makes the system call for that time. With fewer calls it ends by itself.

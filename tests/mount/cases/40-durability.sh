@@ -199,7 +199,7 @@ case_killed_at_any_moment_the_archive_is_whole() {
         # The moment is the point: any is right.
         await has_lines "$WORK/notes" $((before + RANDOM % 150))
         kill -9 "$pid"
-        await 30 gone "$pid"
+        await gone "$pid"
         wait "$worker" || fail "the workload failed by itself in round $round"
         umount -l "$WORK/box"
         check_full box
@@ -240,7 +240,7 @@ stops_with() {
     cp "$WORK/content" "$WORK/$1/file"
     pid=$(daemon_of "$WORK/$1.lbx")
     kill "-$1" "$pid"
-    await 60 gone "$pid"
+    await gone "$pid"
     ! mountpoint -q "$WORK/$1" || fail "still mounted after SIG$1"
     attach "$1"
     same_file "$WORK/content" "$WORK/$1/file"
@@ -264,11 +264,11 @@ case_sigterm_of_a_busy_mount_waits_for_the_last_user() {
     echo early >&7
     pid=$(daemon_of "$WORK/box.lbx")
     kill -TERM "$pid"
-    await 20 sh -c "! mountpoint -q '$WORK/box'"
+    await sh -c "! mountpoint -q '$WORK/box'"
     echo late >&7
     ! gone "$pid" || fail 'the daemon did not wait for the open file'
     exec 7>&-
-    await 60 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/open")" $'early\nlate'
     detach box
@@ -282,7 +282,7 @@ case_who_is_cut_off_keeps_what_was_written() {
     echo written >&7
     pid=$(daemon_of "$WORK/box.lbx")
     kill -TERM "$pid"
-    await 60 gone "$pid"
+    await gone "$pid"
     grep -q 'their users are cut off' "$WORK/box.log" || fail 'nobody was cut off'
     exec 7>&-
     attach box
@@ -294,7 +294,7 @@ case_who_is_cut_off_keeps_what_was_written() {
 # detach_lazily NAME: with files open in descriptor 7, which the command does not hold.
 detach_lazily() {
     in_background lockbox umount --lazy "$WORK/$1" 7>&-
-    await 20 sh -c "! mountpoint -q '$WORK/$1'"
+    await sh -c "! mountpoint -q '$WORK/$1'"
 }
 
 case_a_lazily_unmounted_archive_is_served_until_its_last_file_is_closed() {
@@ -309,7 +309,7 @@ case_a_lazily_unmounted_archive_is_served_until_its_last_file_is_closed() {
     echo late >&7
     ! gone "$pid" || fail 'the daemon did not wait for the open file'
     exec 7>&-
-    await 60 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/open")" late
     detach box
@@ -329,7 +329,7 @@ import json, sys
 status = json.load(sys.stdin)
 sys.exit(not (status["used_bytes"] > 1 << 20 and status["dirty_bytes"] == 0))'
     }
-    await 20 committed
+    await committed
     kill_daemon box
     exec 7>&-
     attach box
@@ -441,8 +441,8 @@ case_the_log_of_an_idle_mount_empties_by_itself() {
     [[ $(generation_of box) -eq $before ]] || fail 'too slow a machine'
     empty() { [[ $(logged_of box) -eq 0 && $(generation_of box) -gt $before ]]; }
     overwritten() { ! dd if="$WORK/box.lbx" bs=4096 skip=65 count=1 status=none | cmp -s - "$WORK/first"; }
-    await 60 empty
-    await 60 overwritten
+    await empty
+    await overwritten
     # What it had is in a commit: nothing is laid over that after a death.
     cp "$WORK/box/file" "$WORK/file"
     kill_daemon box

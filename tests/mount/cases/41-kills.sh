@@ -110,7 +110,7 @@ killed_under() {
         # The moment is the point: any is right.
         await beyond $((acknowledged + RANDOM % 30))
         kill -9 "$pid"
-        await 30 gone "$pid"
+        await gone "$pid"
         umount -l "$WORK/box"
         wait "${loads[@]}" || fail "a load failed by itself in round $round"
         check_full box

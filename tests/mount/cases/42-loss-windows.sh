@@ -170,13 +170,13 @@ case_orderly_ends_lose_nothing_in_any_profile() {
             rm -f "$WORK/done"
             DONE=$WORK/done in_background python3 "$WORK/rows.py" "do" "$WORK/box" opened "${CHANGED[@]}" "${SYNCED[@]}"
             worker=$!
-            await 60 test -e "$WORK/done"
+            await test -e "$WORK/done"
             pid=$(daemon_of "$WORK/box.lbx")
             # With SIGTERM the files are still open, so that only the end of the program lets the daemon finish.
             [[ $way == umount ]] || kill -TERM "$pid"
             kill -9 "$worker"
             wait "$worker" 2>/dev/null || true
-            if [[ $way == umount ]]; then detach box; else await 60 gone "$pid"; fi
+            if [[ $way == umount ]]; then detach box; else await gone "$pid"; fi
             attach box
             python3 "$WORK/rows.py" see "$WORK/box" opened "${CHANGED[@]}" "${SYNCED[@]}" >"$WORK/seen"
             all_are new

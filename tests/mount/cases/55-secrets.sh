@@ -80,7 +80,7 @@ case_a_foreground_mount_forgets_the_passphrase() {
     mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "foreground,passfile=$PASSFILE,log=$WORK/box.log" &
     pid=$!
     BACKGROUND+=("$pid")
-    await 30 mountpoint -q "$WORK/box"
+    await mountpoint -q "$WORK/box"
     read -r control counts < <(search_memory "$pid" "$(hex_of "$WORK/box.lbx")" "$(hex_of "$PASSPHRASE")" "$kek")
     [[ $control -gt 0 ]] || fail 'the search finds nothing at all'
     note "foreground: passphrase and KEK found $counts times"
@@ -137,7 +137,7 @@ case_a_mounted_daemon_is_in_its_sandbox() {
     # Without the window rsync leaves a time alone that lies in the right second.
     rsync -aXH --modify-window=-1 "$(source_tree)/odd/" "$WORK/box/odd/"
     detach box
-    await 10 gone "$other"
+    await gone "$other"
     attach box sandbox=off
     pid=$(daemon_of "$WORK/box.lbx")
     same "$(awk '$1 == "NoNewPrivs:" { print $2 }' "/proc/$pid/status")" 0
@@ -153,7 +153,7 @@ case_a_killed_daemon_takes_the_other_process_along() {
     pid=$(daemon_of "$WORK/box.lbx")
     other=$(pgrep -P "$pid")
     kill -9 "$pid"
-    await 10 gone "$other"
+    await gone "$other"
     attach box
     detach box
 }
@@ -165,14 +165,14 @@ case_a_daemon_without_its_other_process_says_so_and_loses_nothing() {
     pid=$(daemon_of "$WORK/box.lbx")
     other=$(pgrep -P "$pid")
     kill -9 "$other"
-    await 10 gone "$other"
+    await gone "$other"
     exec 7>"$WORK/box/file"
     echo written >&7
-    await 30 grep -q 'process that flushes the mount does not answer' "$WORK/box.log"
+    await grep -q 'process that flushes the mount does not answer' "$WORK/box.log"
     exec 7>&-
     # What an ordinary unmount does, as long as somebody else may unmount.
     umount "$WORK/box"
-    await 30 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/file")" written
     detach box
@@ -211,7 +211,7 @@ case_a_daemon_holds_nothing_that_its_caller_had_open() {
     detach box
     in_background mount.lockbox --foreground "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE" 2>"$WORK/box.log"
     pid=$!
-    await 30 mountpoint -q "$WORK/box"
+    await mountpoint -q "$WORK/box"
     ! find "/proc/$pid/fd" -lname "$WORK/open" | grep . || fail 'in the foreground it has'
     exec 9<&-
     lockbox umount "$WORK/box"

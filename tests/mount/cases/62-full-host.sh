@@ -167,7 +167,7 @@ END
         lockbox status --json "$WORK/box" >"$WORK/status"
         kill -9 "$(daemon_of "$WORK/host/box.lbx")"
         umount -l "$WORK/box"
-        await 30 free "$WORK/host/box.lbx"
+        await free "$WORK/host/box.lbx"
         lockbox info --json --passfile "$PASSFILE" "$WORK/host/box.lbx" >"$WORK/info"
         # Else the clock came between.
         if python3 - "$WORK/status" "$WORK/info" <<'END'
@@ -298,7 +298,7 @@ END
     lockbox umount "$WORK/box" 2>"$WORK/stderr" || code=$?
     same "$code" 2 'exit code of lockbox umount'
     grep -q 'read-only' "$WORK/stderr" || fail "lockbox umount said: $(cat "$WORK/stderr")"
-    await 30 gone "$inner"
+    await gone "$inner"
     umount -l "$WORK/host"
     umount -l "$WORK/outer"
     # What was acknowledged before is there.
@@ -385,7 +385,7 @@ case_a_full_archive_with_snapshots_gives_room_back_and_loses_none() {
     rm -rf "$WORK/box"/back-*
     snapshot rm "$WORK/box" '*'
     same "$(snapshot ls "$WORK/box")" ''
-    await 60 written_again
+    await written_again
     not_latched
     lockbox umount "$WORK/box"
     lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
@@ -421,14 +421,14 @@ case_what_a_failing_host_refuses_of_snapshots_is_said_and_nothing_of_them_is_los
     kill_daemon outer
     # Who asks for a commit learns why there is none, and soon that the archive is read-only.
     expect 2 'cannot|Transport|not connected|Input/output' snapshot create "$WORK/box" new
-    await 30 is_read_only_by_now
+    await is_read_only_by_now
     expect 2 'read-only' snapshot rm "$WORK/box" kept
     expect 2 'read-only' snapshot prune --keep-last 1 "$WORK/box"
     expect 2 'read-only|Input/output error' snapshot restore "$WORK/box" kept
     expect 2 'read-only|not connected' lockbox backup "$WORK/box" "$WORK/copy.lbx"
     [[ ! -e $WORK/copy.lbx ]] || fail 'a backup of what cannot be read'
     lockbox umount "$WORK/box" 2>"$WORK/stderr" || true
-    await 30 gone "$inner"
+    await gone "$inner"
     umount -l "$WORK/host"
     umount -l "$WORK/outer"
     attach outer

@@ -36,7 +36,7 @@ case_a_users_dead_mount_is_cleared_by_the_next() {
     as_user dd if=/dev/urandom of="$HOME_DIR/point/file" bs=100k count=1 conv=fsync status=none
     pid=$(daemon_of "$HOME_DIR/box.lbx")
     as_user kill -9 "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     as_user lockbox mount --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
     same "$(as_user stat -c %s "$HOME_DIR/point/file")" 102400
     as_user lockbox umount "$HOME_DIR/point"
@@ -51,7 +51,7 @@ case_what_root_makes_read_only_of_a_user_is_durable() {
     expect 1 'read-only file system' as_user touch "$HOME_DIR/point/other"
     pid=$(daemon_of "$HOME_DIR/box.lbx")
     kill -9 "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     as_user lockbox mount --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
     same "$(as_user cat "$HOME_DIR/point/file")" before
     as_user lockbox umount "$HOME_DIR/point"

@@ -5,7 +5,7 @@
 impostor() {
     impostor.py "$TEST_USER" "$@" >"$WORK/impostor" &
     BACKGROUND+=($!)
-    await 20 grep -q ready "$WORK/impostor"
+    await grep -q ready "$WORK/impostor"
 }
 
 end_impostors() {
@@ -52,10 +52,10 @@ case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
     as_user mkfifo "$WORK/users/parent/point"
     before=$(commits)
     echo more >&5
-    await 60 went_on
+    await went_on
     exec 5>&-
     umount -i "$WORK/users/parent.before/point"
-    await 30 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/file")" $'content\nmore'
     detach box
@@ -105,6 +105,6 @@ a_false_daemon_names_roots_archive() {
     kill_daemon dead
     in_background lockbox umount --all
     dead_is_cleared() { ! mountpoint -q "$WORK/dead"; }
-    await 20 dead_is_cleared
+    await dead_is_cleared
     end_impostors
 }

@@ -96,7 +96,7 @@ case_a_killed_removal_is_ended_by_the_next_mount() {
         [[ -z $listed ]] || snapshot rm kept
         attach box
         sync -f "$WORK/box"
-        await 60 freed "$before"
+        await freed "$before"
         detach box
         lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
     done

@@ -88,8 +88,8 @@ case_anybody_may_truncate_to_astronomic_sizes() {
         local first=$!
         as_user truncate -s "$size" "$WORK/box/two$size"
         wait "$first"
-        await 10 is_all_hole "$WORK/box/one$size" "$size"
-        await 10 is_all_hole "$WORK/box/two$size" "$size"
+        await is_all_hole "$WORK/box/one$size" "$size"
+        await is_all_hole "$WORK/box/two$size" "$size"
         same "$(tail -c 3 "$WORK/box/one$size" | od -An -tx1)" ' 00 00 00'
         as_user truncate -s 0 "$WORK/box/two$size"
     done
@@ -529,7 +529,7 @@ case_the_mount_of_a_stopped_daemon_can_be_taken_away() {
     ! mountpoint -q "$WORK/box" || fail 'still mounted'
     # It was detached, not killed: continued, it ends as after every unmount.
     kill -CONT "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/file")" content
     pid=$(daemon_of "$WORK/box.lbx")
@@ -537,7 +537,7 @@ case_the_mount_of_a_stopped_daemon_can_be_taken_away() {
     timeout 60 fusermount3 -uz "$WORK/box"
     ! mountpoint -q "$WORK/box" || fail 'still mounted after fusermount3 -uz'
     kill -KILL "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/file")" content
     detach box
