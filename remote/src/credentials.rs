@@ -401,10 +401,17 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_end_is_ended() {
-        for line in ["sleep 3", "exec 1>&-; sleep 3", "sleep 3 & exit 0"] {
-            let told = run_until(line, Duration::from_millis(50)).err().unwrap();
+        // What the lines read comes to an end with this test.
+        let place = tempfile::tempdir().unwrap();
+        let fifo = place.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let endless = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+        for line in ["cat FIFO", "exec 1>&-; cat FIFO", "cat FIFO & exit 0"] {
+            let line = line.replace("FIFO", fifo.to_str().unwrap());
+            let told = run_until(&line, Duration::from_millis(50)).err().unwrap();
             assert!(told.contains("does not end"), "{line}: {told}");
         }
+        drop(endless);
         let line = "printf '{\"AccessKeyId\":\"a\",\"SecretAccessKey\":\"s\",\"SessionToken\":\"\"}'";
         assert!(run_until(line, LONGEST).unwrap().token().is_none());
     }
