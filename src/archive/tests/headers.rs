@@ -6,6 +6,7 @@ use super::key_changes::{Case, key_file};
 use super::*;
 use crate::archive::{FindingKind, OpenOptions, Severity};
 use crate::crypto::SecretKey;
+use crate::env::seeds;
 use crate::format::ROOT_INO;
 use crate::format::header::Framing;
 use crate::frame::PageCipher;
@@ -152,8 +153,7 @@ fn a_change_of_keys_stands_also_without_its_commit() {
 fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_older_header() {
     let mut cuts = 0;
     let framing = numbered(1);
-    for seed in 0..6 {
-        println!("seed {seed}");
+    for seed in seeds(0..=5) {
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = with_commits();
         let record_of = |storage: Arc<dyn Storage>| {
