@@ -21,6 +21,7 @@
 mod allocator;
 mod audit;
 mod commit;
+mod counters;
 mod finding;
 mod kept;
 mod laying;

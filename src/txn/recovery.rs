@@ -29,6 +29,8 @@ pub(super) struct Recovered {
     pub(super) ring: Vec<AuthenticRecord>,
     /// First generation that was never used.
     pub(super) next_generation: Generation,
+    /// The newest record, when it was left out.
+    rejected: Option<Generation>,
     /// A sentence when the newest record was left out, or an entry of the log is lost or incomplete.
     pub(super) fallback: Option<String>,
     /// A sentence when something is lost that the log proves to have been durable. Only readers go on then.
@@ -86,7 +88,6 @@ fn open_listed(pager: &Pager, run: Run, tag: Tag, bytes: Vec<u8>) -> Result<()> 
 pub(super) fn choose(
     pager: &Pager,
     writable: bool,
-    environment: &dyn Environment,
     seen: Option<&Mark>,
 ) -> Result<Recovered> {
     // STORAGE-4: the newest record is there with all that it names, or it is damage. No other one takes its place, and its pages are read when somebody wants them.
@@ -113,7 +114,7 @@ pub(super) fn choose(
         let told = [fallback, lost.clone(), torn];
         let fallback = told.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
         let AuthenticRecord { record, tag, .. } = chosen;
-        Ok(Recovered { record, tag, ring, next_generation, fallback, lost, logged: laid, log })
+        Ok(Recovered { record, tag, ring, next_generation, rejected: None, fallback, lost, logged: laid, log })
     };
     let flaw = if together { cut_short(pager, &newest.record)? } else { first_flaw(pager, &newest.record, writable)? };
     let Some(reason) = flaw else { return recovered(newest, ring, None) };
@@ -137,13 +138,7 @@ pub(super) fn choose(
     }
     let fallback = left_out(&newest.record, &before.record, &reason);
     tracing::warn!("{fallback}");
-    let recovered = recovered(before, ring, Some(fallback))?;
-    if writable {
-        // The abandoned record must never win again.
-        pager.scrub_slot(newest.record.generation.slot(), environment)?;
-        pager.barrier()?;
-    }
-    Ok(recovered)
+    Ok(Recovered { rejected: Some(newest.record.generation), ..recovered(before, ring, Some(fallback))? })
 }
 
 /// Whether the storage itself shows that there is a log, when no header is left to say so: a block of where one lies begins an entry. The cipher has a log.
@@ -241,6 +236,18 @@ pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
 }
 
 impl Recovered {
+    /// Overwrites the record that was left out, which must never win again, behind a barrier (TXN-4).
+    pub(super) fn scrub_rejected(&self, pager: &Pager, environment: &dyn Environment) -> Result<()> {
+        let Some(rejected) = self.rejected else { return Ok(()) };
+        pager.scrub_slot(rejected.slot(), environment)?;
+        pager.barrier()
+    }
+
+    /// The next inode number of the record and what the log says beyond it.
+    pub(super) fn next_ino(&self) -> u64 {
+        self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino()))
+    }
+
     /// The chosen record and those before it as far as the ring has them, newest first, each with what it names as pending.
     pub(super) fn line(&self) -> Vec<(Mark, Option<LogMark>)> {
         let mark = |record: &CommitRecord, tag| {

@@ -33,6 +33,7 @@ use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
+use crate::txn::counters;
 use crate::txn::finding::Finding;
 use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
@@ -41,7 +42,7 @@ use crate::txn::operation::Operation;
 use crate::txn::recovery;
 use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
-use crate::txn::state::{State, Versions};
+use crate::txn::state::{Counters, State, Versions};
 use crate::txn::view::View;
 use crate::txn::writer::{Flusher, LogSource, Writer};
 
@@ -92,6 +93,8 @@ pub(crate) struct Volume {
     opened_log: Option<OpenedLog>,
     /// What it was a backup of when it was opened.
     origin: Option<Origin>,
+    /// Next inode number that the archive had when it was opened, before numbers were left out.
+    recorded_ino: u64,
     /// What the log says beyond the record that was opened, until it is laid over that.
     logged: Mutex<Option<Logged>>,
     /// What a reader opened, before it laid the log over it or put a snapshot in its place.
@@ -106,6 +109,7 @@ impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
         let Start { record, next_generation, space, memory, session, fallback, lost, line, log } = start;
         let (line, carried) = line.into_iter().unzip();
+        let recorded_ino = record.next_ino;
         let medium = Arc::new(Medium {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
             versions: Versions::new(record, next_generation),
@@ -131,6 +135,7 @@ impl Volume {
             carried,
             opened_log: log,
             origin: None,
+            recorded_ino,
             logged: Mutex::default(),
             unlaid: OnceLock::new(),
             moment: None,
@@ -437,12 +442,17 @@ impl Volume {
     /// Writers wait meanwhile. `progress` gets (blocks done, blocks in use).
     pub(crate) fn audit(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         if self.read_only() {
-            return self.auditor().audit(&self.chain(), full, progress);
+            let mut contradictions = self.contradictions(&self.durable(), self.recorded_ino, None)?;
+            contradictions.extend(self.allocator.find_behind_end()?);
+            return self.auditor().audit(&self.chain(), contradictions, full, progress);
         }
         self.committer.as_leader(|chain| {
             let mut transaction = self.writer.lock();
             self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
-            self.auditor().audit(chain, full, progress)
+            let next_ino = self.state().counters.next_ino;
+            let mut contradictions = self.contradictions(&self.durable(), next_ino, None)?;
+            contradictions.extend(self.allocator.find_behind_end()?);
+            self.auditor().audit(chain, contradictions, full, progress)
         })
     }
 
@@ -451,6 +461,15 @@ impl Volume {
         let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
         findings.extend(of_files);
         Ok(findings)
+    }
+
+    /// Returns the counters of `record`, whose state is published, that its trees contradict, and what the log says beyond these.
+    fn contradictions(&self, record: &CommitRecord, next_ino: u64, logged: Option<&Logged>) -> Result<Vec<Finding>> {
+        let state = self.state();
+        let given = Counters { next_ino, ..state.counters };
+        let mut found = counters::of_record(record);
+        found.extend(counters::of_trees(&given, &state.trees, logged, &self.medium.store)?);
+        Ok(found)
     }
 
     fn auditor(&self) -> Auditor<'_> {

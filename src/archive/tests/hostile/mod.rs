@@ -3,6 +3,7 @@
 
 mod cases;
 mod contradictions;
+mod counters;
 mod logs;
 mod objects;
 
