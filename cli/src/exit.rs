@@ -131,7 +131,9 @@ fn advised(refusal: &Refusal) -> String {
 pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",
-        FindingKind::Log => "; nothing can be added to the archive: 'lockbox rescue' copies out what is left",
+        FindingKind::Log | FindingKind::Commit => {
+            "; nothing can be added to the archive: 'lockbox rescue' copies out what is left"
+        }
         _ => "",
     }
 }

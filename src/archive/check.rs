@@ -1,10 +1,12 @@
 //! Verifies an open archive.
 
+use std::collections::HashSet;
+
 use super::Archive;
 use crate::error::Result;
 use crate::format::BLOCK;
 use crate::fs::{FileSystem, Reading, Structure};
-use crate::txn::{Audit, Finding, FindingKind, Severity};
+use crate::txn::{Audit, Finding, FindingKind, LostPage, Severity};
 
 /// What `check` found.
 #[derive(Clone, Debug, Default)]
@@ -31,8 +33,25 @@ impl Archive {
     /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
         let mut report = check(&self.fs, full, progress)?;
-        report.findings.splice(0..0, self.check_outside()?);
+        let told: HashSet<u64> = report.findings.iter().filter_map(|finding| finding.block).collect();
+        let mut outside = self.check_outside()?;
+        // What is told with the file that it costs is told once.
+        outside.extend(
+            self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !told.contains(&block))),
+        );
+        report.findings.splice(0..0, outside);
         Ok(report)
+    }
+
+    /// Pages of the newest commit that do not open: a quick check reads no other page of file data.
+    fn lost_of_commit(&self) -> Vec<Finding> {
+        let volume = &self.fs.volume;
+        let generation = volume.durable().generation.0;
+        let find = |page: &LostPage| {
+            let text = format!("a page that commit {generation} brought in is lost: {}", page.reason);
+            Finding::new(FindingKind::Commit, Severity::Lost, text).at_block(page.run.address)
+        };
+        volume.lost_pages().iter().map(find).collect()
     }
 
     /// What no page tells: the header copy that is not used, the end of the file, and what of the log is lost.

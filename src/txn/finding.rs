@@ -39,12 +39,14 @@ pub enum FindingKind {
     Length,
     /// An entry of the log, or a commit that entries extend.
     Log,
+    /// A page that the newest commit brought in does not open.
+    Commit,
     /// There is more than is told.
     More,
 }
 
 impl FindingKind {
-    pub const ALL: [FindingKind; 17] = [
+    pub const ALL: [FindingKind; 18] = [
         FindingKind::DataLost,
         FindingKind::RecordsLost,
         FindingKind::IndexLost,
@@ -61,6 +63,7 @@ impl FindingKind {
         FindingKind::Header,
         FindingKind::Length,
         FindingKind::Log,
+        FindingKind::Commit,
         FindingKind::More,
     ];
 
@@ -83,6 +86,7 @@ impl FindingKind {
             FindingKind::Header => "header",
             FindingKind::Length => "length",
             FindingKind::Log => "log",
+            FindingKind::Commit => "commit",
             FindingKind::More => "more",
         }
     }

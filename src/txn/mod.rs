@@ -52,7 +52,7 @@ pub(crate) use lineage::{Descent, Durable, EntryMark, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use publication::Publication;
 pub(crate) use reading::Reading;
-pub(crate) use recovery::has_entries;
+pub(crate) use recovery::{LostPage, has_entries};
 pub(crate) use shortage::Reclaimer;
 pub(crate) use state::State;
 pub(crate) use unnamed::{UnnamedPages, WrittenPiece};

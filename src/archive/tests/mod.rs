@@ -9,6 +9,7 @@ mod compaction;
 mod comparing;
 mod counted;
 mod damage;
+mod damaged_commit;
 mod erasure;
 mod flipped_snapshots;
 mod golden;

@@ -39,7 +39,7 @@ use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
-use crate::txn::recovery;
+use crate::txn::recovery::{self, LostPage};
 use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
 use crate::txn::state::{Counters, State, Versions};
@@ -67,6 +67,8 @@ struct Start {
     fallback: Option<String>,
     /// A sentence when something is lost that the log proves to have been durable.
     lost: Option<String>,
+    /// Pages of the newest record that do not open, of which a reader goes on all the same.
+    lost_pages: Vec<LostPage>,
     /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
     line: Vec<(Mark, Option<LogMark>)>,
     log: Option<OpenedLog>,
@@ -87,6 +89,7 @@ pub(crate) struct Volume {
     last_erase: Mutex<i64>,
     fallback: Option<String>,
     lost: Option<String>,
+    lost_pages: Vec<LostPage>,
     line: Vec<Mark>,
     /// What each of them names as pending.
     carried: Vec<Option<LogMark>>,
@@ -107,7 +110,7 @@ pub(crate) struct Volume {
 
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
-        let Start { record, next_generation, space, memory, session, fallback, lost, line, log } = start;
+        let Start { record, next_generation, space, memory, session, fallback, lost, lost_pages, line, log } = start;
         let (line, carried) = line.into_iter().unzip();
         let recorded_ino = record.next_ino;
         let medium = Arc::new(Medium {
@@ -131,6 +134,7 @@ impl Volume {
             last_erase: Mutex::new(0),
             fallback,
             lost,
+            lost_pages,
             line,
             carried,
             opened_log: log,
@@ -192,7 +196,12 @@ impl Volume {
         self.lost.as_deref()
     }
 
-    /// A sentence when recovery left the newest record out and took the one before, or left out entries of the log.
+    /// Pages that the newest record lists and that do not open; it is read from all the same (specification 10.1 rule 7).
+    pub(crate) fn lost_pages(&self) -> &[LostPage] {
+        &self.lost_pages
+    }
+
+    /// A sentence when recovery left the newest record out and took the one before, left out entries of the log, or found pages of the record lost.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.fallback.clone()
     }
