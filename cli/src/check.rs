@@ -55,6 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "directories": report.directories,
             "bytes": report.bytes,
             "findings": report.findings.iter().map(as_json).collect::<Vec<_>>(),
+            "notes": report.notes.iter().map(as_json).collect::<Vec<_>>(),
             "fallback": info.fallback,
             "header_repaired": repaired,
         }))?;
@@ -65,6 +66,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line(&format!("{}: sound{which} ({what} checked, {} files and directories)", shown(path), report.inodes))?;
     }
     out.finish()?;
+    for note in &report.notes {
+        output::complain(&format!("note: {note}{}", exit::mending(note.kind)));
+    }
     if report.findings.is_empty() {
         return Ok(());
     }

@@ -18,6 +18,8 @@ pub struct CheckReport {
     pub bytes: u64,
     /// None in what is sound.
     pub findings: Vec<Finding>,
+    /// States that a crash leaves by design, which make nothing unsound.
+    pub notes: Vec<Finding>,
 }
 
 /// How far a check is.
@@ -39,7 +41,10 @@ impl Archive {
         outside.extend(
             self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !told.contains(&block))),
         );
-        report.findings.splice(0..0, outside);
+        let (notes, findings): (Vec<_>, Vec<_>) =
+            outside.into_iter().partition(|finding| finding.severity == Severity::Note);
+        report.notes = notes;
+        report.findings.splice(0..0, findings);
         Ok(report)
     }
 
@@ -56,15 +61,16 @@ impl Archive {
 
     /// What no page tells: the header copy that is not used, the end of the file, and what of the log is lost.
     fn check_outside(&self) -> Result<Vec<Finding>> {
-        let header = self.header_flaw.as_ref().map(|flaw| {
+        let header = self.header_flaw.as_ref().map(|(flaw, is_interrupted)| {
             let detail = format!(
                 "{flaw}; without the other copy nothing would open, and the next writable opening writes it anew"
             );
-            Finding::new(FindingKind::Header, Severity::Minor, detail)
+            let severity = if *is_interrupted { Severity::Note } else { Severity::Minor };
+            Finding::new(FindingKind::Header, severity, detail)
         });
         let length = partial_block(self.storage.len()?).map(|what| {
             let detail = format!("{what}, and the next writable opening cuts it off");
-            Finding::new(FindingKind::Length, Severity::Minor, detail)
+            Finding::new(FindingKind::Length, Severity::Note, detail)
         });
         let log = self.fs.volume.lost().map(|lost| {
             let detail = format!("what was durable is lost: {lost}");
@@ -107,6 +113,7 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckS
         directories: counts.directories,
         bytes: counts.bytes,
         findings,
+        notes: Vec::new(),
     })
 }
 

@@ -119,8 +119,8 @@ pub struct Archive {
     key_slots: Vec<(u8, u8)>,
     /// Of both copies of the header as they are to be.
     header_sums: crate::keys::header::Sums,
-    /// What is wrong with the header copy that is not used.
-    header_flaw: Option<String>,
+    /// What is wrong with the header copy that is not used, and whether a crash explains it.
+    header_flaw: Option<(String, bool)>,
     mended: Vec<String>,
 }
 

@@ -95,7 +95,8 @@ impl Archive {
             mended.extend(header.repair(&*storage, &key.volume_key)?);
             mended.extend(partial_block(length).map(|what| format!("{what}; that was cut off")));
         }
-        let header_flaw = header.flaw(&key.volume_key);
+        let interrupted = header.is_interrupted(&*storage, &key.volume_key, volume.durable().header_sequence)?;
+        let header_flaw = header.flaw(&key.volume_key).map(|flaw| (flaw, interrupted));
         let witness = Arc::new(Witness::new(volume.clone(), header.durable_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
             volume.limit_size(limit);

@@ -101,6 +101,8 @@ pub enum Severity {
     Wrong,
     /// Nothing that was stored is concerned: it costs space or a second copy, or is a wrong number.
     Minor,
+    /// No fault: a crash leaves it so, and the next writable opening puts it in order.
+    Note,
 }
 
 impl Severity {
@@ -110,6 +112,7 @@ impl Severity {
             Severity::Lost => "lost",
             Severity::Wrong => "wrong",
             Severity::Minor => "minor",
+            Severity::Note => "note",
         }
     }
 }
