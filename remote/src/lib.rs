@@ -208,6 +208,16 @@ pub fn examine(address: &Address, options: &Options, whole: bool, step: &mut Ste
     bucket::examine(of_objects(address, options)?, address.to_string(), options, whole, step)
 }
 
+/// Compares all objects that the newest record of an archive names with the bytes that they were made with. None where an archive has no objects: on a web
+/// server, or as one object.
+///
+/// # Errors
+/// As of [`open`]; that of `step`.
+pub fn compare(address: &Address, options: &Options, step: &mut Step<'_>) -> Result<Option<Examined>> {
+    let Some(objects) = objects(address, options, None)? else { return Ok(None) };
+    bucket::compare(objects, address.to_string(), options, step)
+}
+
 /// Removes objects of an archive that are needed no more, as a writer does that comes, cleans and goes.
 ///
 /// # Errors

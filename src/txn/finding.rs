@@ -41,12 +41,14 @@ pub enum FindingKind {
     Log,
     /// A page that the newest commit brought in does not open.
     Commit,
+    /// An object of the store that has the archive is missing, or has other bytes than it was made with.
+    Object,
     /// There is more than is told.
     More,
 }
 
 impl FindingKind {
-    pub const ALL: [FindingKind; 18] = [
+    pub const ALL: [FindingKind; 19] = [
         FindingKind::DataLost,
         FindingKind::RecordsLost,
         FindingKind::IndexLost,
@@ -64,6 +66,7 @@ impl FindingKind {
         FindingKind::Length,
         FindingKind::Log,
         FindingKind::Commit,
+        FindingKind::Object,
         FindingKind::More,
     ];
 
@@ -87,6 +90,7 @@ impl FindingKind {
             FindingKind::Length => "length",
             FindingKind::Log => "log",
             FindingKind::Commit => "commit",
+            FindingKind::Object => "object",
             FindingKind::More => "more",
         }
     }
@@ -144,7 +148,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(kind: FindingKind, severity: Severity, detail: impl Into<String>) -> Finding {
+    /// A finding about nothing but what the sentence says.
+    pub fn new(kind: FindingKind, severity: Severity, detail: impl Into<String>) -> Finding {
         let detail = detail.into();
         Finding { kind, severity, inode: None, path: None, block: None, generation: None, lost: None, detail }
     }

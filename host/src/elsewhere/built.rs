@@ -195,6 +195,14 @@ pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut Step<'_>) -> R
     lockbox_remote::examine(&address(name)?, &how.options(), whole, step)
 }
 
+/// Compares the objects of an archive with their hashes; None where it has none.
+///
+/// # Errors
+/// As of [`lockbox_remote::compare`].
+pub fn compare(name: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Option<Examined>> {
+    lockbox_remote::compare(&address(name)?, &how.options(), step)
+}
+
 /// Removes objects of an archive that are needed no more.
 ///
 /// # Errors

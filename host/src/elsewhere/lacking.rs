@@ -199,6 +199,12 @@ pub fn examine(_name: &Path, _how: &Remote, _whole: bool, _step: &mut Step<'_>) 
 
 /// # Errors
 /// Always.
+pub fn compare(_name: &Path, _how: &Remote, _step: &mut Step<'_>) -> Result<Option<Examined>> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
 pub fn collect(_name: &Path, _how: &Remote, _take_over: bool) -> Result<Collected> {
     Err(lacking())
 }

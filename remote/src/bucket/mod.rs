@@ -50,7 +50,7 @@ pub(crate) use self::azure::Azure;
 pub(crate) use self::directory::Directory;
 pub(crate) use self::follower::Follower;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
-pub(crate) use self::inventory::{archives, examine};
+pub(crate) use self::inventory::{archives, compare, examine};
 use self::layout::Owner;
 pub(crate) use self::living::Living;
 use self::moment::{Moment, Reading};
