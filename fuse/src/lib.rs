@@ -4,6 +4,7 @@ pub mod adapter;
 mod answers;
 mod backups;
 pub mod callers;
+mod capabilities;
 mod convert;
 pub mod daemon;
 mod dbus;

@@ -34,6 +34,7 @@ use lockbox_host::{Program, code, daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::thread::CapabilitySet;
 
 use crate::adapter::{Activity, Adapter, Followed, Manner, Shown, snapshot_dir};
 use crate::answers::{Answers, Living};
@@ -57,7 +58,7 @@ use crate::task::Task;
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::watch::Watch;
-use crate::{filter, kernel};
+use crate::{capabilities, filter, kernel};
 
 /// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
 pub fn serve(
@@ -321,6 +322,9 @@ fn confine(reach: &Reach<'_>) {
         Ok(true) => {}
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
+    }
+    if let Err(error) = capabilities::keep_only(CapabilitySet::IPC_LOCK) {
+        tracing::warn!("the daemon keeps its capabilities: {error}");
     }
     if let Err(error) = filter::enter() {
         tracing::warn!("the filter of system calls was refused: {error}");

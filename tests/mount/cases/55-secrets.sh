@@ -130,6 +130,9 @@ case_a_mounted_daemon_is_in_its_sandbox() {
     same "$(cat /proc/"$pid"/task/*/status | awk '$1 == "NoNewPrivs:" { print $2 }' | sort -u)" 1
     # Each thread has the filter of system calls.
     same "$(cat /proc/"$pid"/task/*/status | awk '$1 == "Seccomp:" { print $2 }' | sort -u)" 2
+    # Of root's capabilities each thread keeps CAP_IPC_LOCK (bit 14) in the sets that count, and none in the others.
+    same "$(cat /proc/"$pid"/task/*/status | awk '/^Cap/ { print $1 $2 }' | sort -u | tr '\n' ' ')" \
+        'CapAmb:0000000000000000 CapBnd:0000000000004000 CapEff:0000000000004000 CapInh:0000000000000000 CapPrm:0000000000004000 '
     # The process that unmounts is outside, and has no secret.
     other=$(pgrep -P "$pid")
     same "$(tr '\0' '\n' <"/proc/$other/cmdline" | sed -n 2p)" --unmounter
