@@ -6,8 +6,9 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::io::{self, IoSliceMut, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -19,6 +20,7 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::thread::CapabilitySet;
 
 use crate::exit::Failure;
@@ -188,6 +190,16 @@ pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
         }
     }
     None
+}
+
+/// Sends a descriptor with a byte, which is of no meaning.
+pub(crate) fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// Unmounts what was found in the table, and nothing else; with `detach` also when it is busy, and then it ends with its last user.

@@ -231,7 +231,7 @@ fn start(
     end.mounted(Arc::clone(&place));
     if task.options.sandbox {
         let tasks = watch.as_ref().map(Watch::tasks);
-        confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks });
+        confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &place);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     // A mount for reading changes nothing.
@@ -317,7 +317,7 @@ fn serve_requests(
 }
 
 /// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(reach: &Reach<'_>) {
+fn confine(reach: &Reach<'_>, place: &Place) {
     match sandbox::enter(reach) {
         Ok(true) => {}
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
@@ -326,7 +326,7 @@ fn confine(reach: &Reach<'_>) {
     if let Err(error) = capabilities::keep_only(CapabilitySet::IPC_LOCK) {
         tracing::warn!("the daemon keeps its capabilities: {error}");
     }
-    if let Err(error) = filter::enter() {
+    if let Err(error) = filter::enter(filter::Process::Daemon, |listener| place.name_refusals(listener)) {
         tracing::warn!("the filter of system calls was refused: {error}");
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! It also is the one that looks below the mount: a daemon that does so waits for an answer of its own. It starts before the mount is there,
 //! which may hide what it is made of (the program, its libraries, the log), knows the mount point and no secret, takes one byte per order on
-//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's device number. Its
+//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's device number. It also
+//! answers and names the system calls that the daemon's filter refuses ([`crate::filter`]). Its
 //! standard output is a second socket, for questions about callers. It ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
 //! not, as after SIGKILL, this process is the only one left to say so in the log.
 
-use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -18,10 +18,10 @@ use std::thread;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::callers::{self, Callers};
+use crate::filter;
 use crate::journal::{self, Target};
 use crate::login;
 use crate::mount::{self, UnmountError};
@@ -37,6 +37,8 @@ const FLUSH: u8 = b'f';
 const LOOK: u8 = b'l';
 /// Is answered with a byte, and a descriptor when there is a bus.
 const DIAL: u8 = b's';
+/// Is followed by a byte with the listener of the daemon's filter, and has no answer.
+const REFUSALS: u8 = b'r';
 /// Has no answer.
 const GOOD_BYE: u8 = b'g';
 
@@ -182,6 +184,13 @@ impl Unmounter {
         mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
+    /// Hands over the listener of the daemon's filter of system calls: what is refused is answered and named there.
+    pub(crate) fn name_refusals(&mut self, listener: &OwnedFd) -> io::Result<()> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
+        (&mut &*orders).write_all(&[REFUSALS])?;
+        mount::send_descriptor(orders, listener.as_fd())
+    }
+
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         orders.get_ref().write_all(&[order])?;
@@ -261,6 +270,14 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
                     return Parting::Lost;
                 }
             }
+            Ok(1) if order[0] == REFUSALS => {
+                // Without the listener the kernel refuses the calls by itself.
+                if let Some(listener) = mount::receive_descriptor(orders)
+                    && let Err(error) = filter::name_refusals(listener, "daemon")
+                {
+                    tracing::info!("refused system calls will not be named: {error}");
+                }
+            }
             // It may die before it takes the answer.
             Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -270,16 +287,11 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
 }
 
 /// Sends the connection with a byte, or the byte alone.
-fn hand_over(orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let connection = connection.ok();
-    let descriptors: Vec<_> = connection.iter().map(AsFd::as_fd).collect();
-    if !descriptors.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+fn hand_over(mut orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
+    match connection {
+        Ok(connection) => mount::send_descriptor(orders, connection.as_fd()),
+        Err(_) => orders.write_all(&[0]),
     }
-    sendmsg(orders, &[IoSlice::new(&[DIAL])], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {

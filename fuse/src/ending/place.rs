@@ -112,6 +112,14 @@ impl Place {
         self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
     }
 
+    /// Hands over the listener of this process's filter of system calls.
+    ///
+    /// # Errors
+    /// When the other process is gone.
+    pub(crate) fn name_refusals(&self, listener: &OwnedFd) -> io::Result<()> {
+        self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.name_refusals(listener)
+    }
+
     /// Makes the kernel write its dirty pages to us. What it cannot write stays dirty and is tried again the next time.
     ///
     /// # Errors
