@@ -3,6 +3,7 @@
 pub mod adapter;
 mod answers;
 mod backups;
+pub mod broker;
 pub mod callers;
 mod capabilities;
 mod convert;

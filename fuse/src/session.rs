@@ -76,7 +76,8 @@ pub fn serve(
     let (host, mut place) = if elsewhere::is_elsewhere(path) {
         let Options { read_only, take_over, .. } = task.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
-        let fetched = fetcher::start(path, &task.options.remote, access, &Target::of(&task.options));
+        let log = Target::of(&task.options);
+        let fetched = fetcher::start(path, &task.options.remote, access, &log, task.options.sandbox);
         (None, fetched.map_err(|error| elsewhere_in_use(path, take_over, error))?)
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))

@@ -21,14 +21,39 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+use crate::broker::{Broker, GivenKeys, GivenPlace};
 use crate::source::Trouble;
 
 /// Where a store is, and whose words are signed there.
-pub(crate) struct Place {
-    pub(crate) region: String,
+struct Place {
+    region: String,
     /// None for that of the region.
-    pub(crate) endpoint: Option<String>,
+    endpoint: Option<String>,
     origin: Origin,
+}
+
+/// Region and endpoint of the environment; by the broker where this process may not look itself.
+///
+/// # Errors
+/// `Invalid` when a profile is named that the files do not have.
+pub(crate) fn place(broker: Option<&Broker>) -> Result<GivenPlace> {
+    match broker {
+        None => Place::of_environment().map(|Place { region, endpoint, .. }| GivenPlace { region, endpoint }),
+        Some(broker) => {
+            let given = broker.place().map_err(|error| Error::io("cannot ask for the profile", error))?;
+            given.map_err(Error::invalid)
+        }
+    }
+}
+
+/// As they are passed on between processes.
+pub(crate) fn given(keys: &rusty_s3::Credentials) -> GivenKeys {
+    GivenKeys { id: keys.key().to_owned(), secret: keys.secret().to_owned(), token: keys.token().map(str::to_owned) }
+}
+
+/// Those that came from the broker.
+pub(crate) fn taken(keys: &GivenKeys) -> rusty_s3::Credentials {
+    credentials(&keys.id, &keys.secret, keys.token.as_deref())
 }
 
 enum Origin {
@@ -62,7 +87,7 @@ pub(crate) fn home() -> Option<PathBuf> {
 impl Place {
     /// # Errors
     /// `Invalid` when a profile is named that the files do not have.
-    pub(crate) fn of_environment() -> Result<Place> {
+    fn of_environment() -> Result<Place> {
         Place::of(&variable, &|path| fs::read_to_string(path).ok())
     }
 

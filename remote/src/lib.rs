@@ -13,12 +13,16 @@
 //! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
 
 mod address;
+mod answering;
 mod azure;
+mod broker;
 mod bucket;
 mod cache;
 mod credentials;
+mod descriptors;
 mod digits;
 mod fetcher;
+mod fetcher_reach;
 mod file;
 mod finding;
 mod google;
@@ -42,9 +46,12 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::{Address, Cloud};
+pub use answering::answer;
+pub use broker::Broker;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored, Unsent};
 use bucket::{Azure, Directory, Follower, Living, Objects, S3};
 pub use fetcher::{Access, Apart, Asking, News, open_apart, serve};
+pub use fetcher_reach::FetcherReach;
 use file::RemoteFile;
 pub use finding::Finding;
 pub use kept::{Kept, kept, remove_kept};
@@ -68,6 +75,9 @@ pub struct Options {
     pub allow_http: bool,
     /// Requests may go to this machine and to networks of the house.
     pub allow_private: bool,
+    /// Looks up for a process that may not do so itself.
+    #[serde(skip)]
+    pub broker: Option<Broker>,
 }
 
 impl Default for Options {
@@ -80,6 +90,7 @@ impl Default for Options {
             unsent: false,
             allow_http: false,
             allow_private: false,
+            broker: None,
         }
     }
 }

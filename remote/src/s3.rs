@@ -15,7 +15,8 @@ use url::Url;
 
 use crate::Options;
 use crate::address::{Cloud, check_scheme};
-use crate::credentials::{self, Credentials, Place, variable};
+use crate::broker::Broker;
+use crate::credentials::{self, Credentials, variable};
 use crate::google;
 use crate::signing::{Header, SIGNED_FOR};
 use crate::source::Trouble;
@@ -44,10 +45,10 @@ impl Signer {
                 let endpoint = variable("STORAGE_EMULATOR_HOST");
                 (endpoint.unwrap_or_else(|| google::ENDPOINT.to_owned()), UrlStyle::Path, google::LOCATION.to_owned())
             }
-            _ => at_amazon(name)?,
+            _ => at_amazon(name, options.broker.as_ref())?,
         };
         let bucket = bucket_at(cloud, name, &endpoint, style, region, options)?;
-        Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud))))
+        Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud, options.broker.clone()))))
     }
 
     pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: Credentials<rusty_s3::Credentials>) -> Signer {
@@ -84,11 +85,15 @@ pub(crate) fn bad_request(response: Response<Body>) -> Trouble {
     }
 }
 
-/// Where those who ask are looked for.
-pub(crate) fn looked_for(cloud: Cloud) -> fn() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
-    match cloud {
-        Cloud::Google => credentials::of_google,
-        _ => credentials::of_amazon,
+/// Looks for credentials; by the broker where this process may not look itself.
+pub(crate) fn looked_for(
+    cloud: Cloud,
+    broker: Option<Broker>,
+) -> impl Fn() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> + Send + Sync + 'static {
+    move || match (&broker, cloud) {
+        (Some(broker), _) => Ok(broker.keys(cloud == Cloud::Google)?.as_ref().map(credentials::taken)),
+        (None, Cloud::Google) => credentials::of_google(),
+        (None, _) => credentials::of_amazon(),
     }
 }
 
@@ -126,8 +131,8 @@ fn of_region(region: &str, name: &str) -> (String, UrlStyle) {
     (format!("https://s3.{region}.amazonaws.com{china}"), style)
 }
 
-fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
-    let place = Place::of_environment()?;
+fn at_amazon(name: &str, broker: Option<&Broker>) -> Result<(String, UrlStyle, String)> {
+    let place = credentials::place(broker)?;
     Ok(match place.endpoint {
         Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
         None => {

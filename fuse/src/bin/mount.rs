@@ -17,7 +17,7 @@ use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
-use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
+use lockbox_fuse::{broker, daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
@@ -142,6 +142,9 @@ fn main() -> ExitCode {
     }
     if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
         return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    }
+    if std::env::args_os().nth(1).is_some_and(|first| first == broker::ARGUMENT) {
+        return if broker::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

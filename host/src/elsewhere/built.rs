@@ -10,8 +10,8 @@ use lockbox::control::Traffic;
 use lockbox::keys::state_directory;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-pub use lockbox_remote::{Access, Bucket};
-use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
+pub use lockbox_remote::{Access, Bucket, FetcherReach};
+use lockbox_remote::{Address, Broker, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
 use nix::unistd::geteuid;
 
 use super::{Apart, Following, Patience, Place, Remote};
@@ -124,12 +124,21 @@ pub fn directory(name: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Serves [`Place::apart`] of the process at the other end, until that is gone.
+/// Serves [`Place::apart`] of the process at the other end, until that is gone. `confine` is called before the first request; from then on
+/// the process at the other end of `broker`, which [`answer_fetcher`] is, looks up names and credentials.
 ///
 /// # Errors
 /// When nothing asks there that can be understood.
-pub fn fetch(control: UnixStream) -> io::Result<()> {
-    lockbox_remote::serve(control)
+pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
+    lockbox_remote::serve(control, broker.map(Broker::over), confine)
+}
+
+/// Looks up for a fetcher until that is gone.
+///
+/// # Errors
+/// Those of starting a thread.
+pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
+    lockbox_remote::answer(control)
 }
 
 /// What is kept on disk of archives at addresses.

@@ -86,8 +86,26 @@ pub fn directory(_name: &Path) -> Option<PathBuf> {
 
 /// # Errors
 /// Always.
-pub fn fetch(_control: UnixStream) -> io::Result<()> {
+pub fn fetch(
+    _control: UnixStream,
+    _broker: Option<UnixStream>,
+    _confine: impl FnOnce(&FetcherReach),
+) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// # Errors
+/// Always.
+pub fn answer_fetcher(_control: UnixStream) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What no fetcher needs here.
+#[derive(Clone, Debug, Default)]
+pub struct FetcherReach {
+    pub written: Vec<PathBuf>,
+    pub read: Vec<PathBuf>,
+    pub ports: Option<Vec<u16>>,
 }
 
 /// What nobody has here.

@@ -49,7 +49,7 @@ impl Azure {
 
     pub(super) fn of(container: Container, prefix: &str, options: &Options) -> Azure {
         Azure {
-            agent: http::agent(options.allow_private),
+            agent: http::agent(options),
             container,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
             ended: Mutex::new(None),

@@ -36,7 +36,7 @@ impl S3 {
 
     pub(super) fn of(signer: Signer, prefix: &str, options: &Options) -> S3 {
         S3 {
-            agent: http::agent(options.allow_private),
+            agent: http::agent(options),
             signer,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
         }
