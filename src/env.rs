@@ -59,6 +59,12 @@ pub(crate) fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
+/// The seeds of a random test: the usual ones, or the one that SEED names. Each is printed when its turn begins.
+#[cfg(test)]
+pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
+    variable("SEED").map_or(usual, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
+}
+
 fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
     // Nanoseconds of the kernel are fewer than a billion.
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }

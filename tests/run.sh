@@ -17,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # Tests interrupt programs, and a child ignores the signals that its parent ignored: shells and nohup(1) start background jobs that way.
 [[ -n ${DEFAULT_SIGNALS-} ]] || DEFAULT_SIGNALS=1 exec env --default-signal=HUP,INT,QUIT "$BASH" tests/run.sh "$@"
 
-PACKAGES=(acl age attr binutils ca-certificates curl dbench dbus debootstrap desktop-file-utils dpkg-dev e2fsprogs fio fish fuse3 g++ gcc git iproute2 libarchive-tools libc6-dev
+PACKAGES=(acl age attr binutils btrfs-progs ca-certificates curl dbench dbus debootstrap desktop-file-utils dpkg-dev e2fsprogs fio fish fuse3 g++ gcc git iproute2 libarchive-tools libc6-dev
     libxml2-utils make mount nginx-light openssl procps python3 python3-dbus python3-gi python3-venv redis-server rpm rsync shared-mime-info sqlite3 strace stress-ng systemd tar unzip util-linux vim zip zsh zstd)
 # Dependencies of the reader, pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)

@@ -9,7 +9,8 @@ use std::thread;
 
 use lockbox::archive::{BackedUp, BackupSource, BackupStep, Destination};
 use lockbox::error::{Refusal, Timestamp};
-use lockbox::format::Generation;
+use lockbox::format::{ArchiveId, Generation};
+use lockbox::keys::Fingerprint;
 use lockbox::storage::{FileStorage, Identity, Storage, lend};
 use lockbox::{Error, Result as Done};
 use lockbox_host::elsewhere;
@@ -23,6 +24,7 @@ use crate::moments::Mounted;
 use crate::opening::{ArchiveArgs, begin};
 use crate::output::{Output, rfc3339};
 use crate::progress::Bar;
+use crate::seen;
 
 /// Copy an archive as it is now into a file or an object store, or bring that up to now; the archive may be mounted, and written to meanwhile
 #[derive(clap::Args)]
@@ -55,6 +57,8 @@ trait Source {
     fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
+    /// What tells the archive from every other one, as far as that is known.
+    fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
     /// Whether a file lies in the archive.
     fn holds(&self, file: BorrowedFd) -> bool;
     fn interrupt(&self) -> &Interrupt;
@@ -95,7 +99,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let (archive, interrupt) = args.archive.read_for_backup()?;
     let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
-    back_up(args, &mut OfFile { source, interrupt, bar: args.archive.bar(), args })
+    let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
+    let archive = (info.archive, info.fingerprint);
+    back_up(args, &mut OfFile { source, archive, interrupt, bar: args.archive.bar(), args })
 }
 
 fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
@@ -123,6 +129,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
             let beside = destination.beside().map_err(failed)?;
             let done = source.fill(&Place::File(beside.file()))?;
             destination.take(beside).map_err(failed)?;
+            remember(args, source);
             done
         }
     };
@@ -145,7 +152,15 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
         None => source.fill(&Place::Elsewhere(bucket.fresh().map_err(failed)?))?,
     };
     bucket.publish().map_err(failed)?;
+    remember(args, source);
     tell(args, &done)
+}
+
+/// Remembers what was made: whatever archive this user had there, it is gone by the user's own command.
+fn remember(args: &Args, source: &dyn Source) {
+    if let Some((archive, fingerprint)) = source.archive() {
+        seen::remember_place(&args.destination, archive, fingerprint);
+    }
 }
 
 /// Whether a directory that is there, or is to be made, lies in the archive: each backup would have to have itself in it.
@@ -221,6 +236,7 @@ fn failure(args: &Args, error: Error) -> Failure {
 /// An archive that is open here.
 struct OfFile<'a> {
     source: BackupSource,
+    archive: (ArchiveId, Fingerprint),
     interrupt: Interrupt,
     bar: Bar,
     args: &'a Args,
@@ -260,6 +276,10 @@ impl Source for OfFile<'_> {
 
     fn is_ours(&self) -> bool {
         true
+    }
+
+    fn archive(&self) -> Option<(ArchiveId, Fingerprint)> {
+        Some(self.archive)
     }
 
     /// It is not mounted.
@@ -330,6 +350,10 @@ impl Source for OfMount<'_> {
 
     fn is_ours(&self) -> bool {
         self.mounted.is_ours()
+    }
+
+    fn archive(&self) -> Option<(ArchiveId, Fingerprint)> {
+        self.mounted.archive_id().ok().zip(self.mounted.fingerprint())
     }
 
     fn holds(&self, file: BorrowedFd) -> bool {

@@ -1,13 +1,14 @@
 //! `lockbox check`: verifies an archive.
-use lockbox::archive::{Archive, CheckStep, Finding, Lost};
+use lockbox::archive::{Archive, CheckReport, CheckStep, Finding, FindingKind, Lost, Severity};
 use lockbox::keys;
-use lockbox_host::{DAMAGED, Program, shown};
+use lockbox_host::{DAMAGED, Program, elsewhere, shown};
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::opening::{ArchiveArgs, MomentArgs, WriterArgs};
 use crate::output::{self, Output};
+use crate::progress::Bar;
 
 /// Verify that an archive is sound
 #[derive(clap::Args)]
@@ -38,10 +39,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         format!("nothing is known of what was not checked yet, and {what}; the same command begins anew")
     };
     let at_once = interrupt.ends_at_once(&bar, words)?;
-    let checked = archive.check(args.full, &mut |step| match step {
+    let mut checked = archive.check(args.full, &mut |step| match step {
         CheckStep::Pages { done, total } => bar.bytes("checked", done, total),
         CheckStep::Tree { done, total } => bar.entries("looked at", done, total),
     });
+    if let Ok(report) = &mut checked {
+        compare_objects(args, report, &bar)?;
+    }
     drop((at_once, bar));
     let report = checked.map_err(|error| Lockbox::failure(path, error))?;
     let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
@@ -55,6 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "directories": report.directories,
             "bytes": report.bytes,
             "findings": report.findings.iter().map(as_json).collect::<Vec<_>>(),
+            "notes": report.notes.iter().map(as_json).collect::<Vec<_>>(),
             "fallback": info.fallback,
             "header_repaired": repaired,
         }))?;
@@ -65,6 +70,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line(&format!("{}: sound{which} ({what} checked, {} files and directories)", shown(path), report.inodes))?;
     }
     out.finish()?;
+    for note in &report.notes {
+        output::complain(&format!("note: {note}{}", exit::mending(note.kind)));
+    }
     if report.findings.is_empty() {
         return Ok(());
     }
@@ -73,6 +81,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let message = format!("{}: damaged archive: findings={}", shown(path), report.findings.len());
     Err(Failure::new(DAMAGED, message))
+}
+
+/// What the pages do not tell of an archive that is objects of a store: those are named by their hashes.
+fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(), Failure> {
+    let (path, remote) = (&args.archive.archive, args.archive.remote());
+    if !args.full || !elsewhere::is_elsewhere(path) || remote.is_unsent() {
+        return Ok(());
+    }
+    let compared = elsewhere::compare(path, remote, &mut |done, total| {
+        if total > 0 {
+            bar.bytes("compared", done, total);
+        }
+        Ok(())
+    });
+    let compared = compared.map_err(|error| Lockbox::failure(path, error))?;
+    // Whatever is stored was just read: without a loss these bytes belong to nothing.
+    let is_lost = report.findings.iter().any(|finding| finding.severity == Severity::Lost);
+    let severity = if is_lost { Severity::Wrong } else { Severity::Minor };
+    let faults = compared.into_iter().flat_map(|examined| examined.faults);
+    report.findings.extend(faults.map(|fault| Finding::new(FindingKind::Object, severity, fault)));
+    Ok(())
 }
 
 /// The archive, and what was written anew of its header.

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Replace files that are in the way
     #[arg(long)]
     force: bool,
-    /// As root, keep what 'extract --privileges' keeps of what is copied to the host
+    /// Keep what 'extract --privileges' keeps of what is copied to the host
     #[arg(long)]
     privileges: bool,
 }

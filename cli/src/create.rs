@@ -5,7 +5,7 @@ use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::fs::Creator;
-use lockbox::keys::{self, KeyAccess, NewKey, Secrets};
+use lockbox::keys::{self, KeyAccess, NewKey, Secrets, SeenOptions};
 use lockbox::storage::Site;
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
 use lockbox_host::secrets::PassphraseSources;
@@ -118,7 +118,7 @@ type Code = Option<(u8, RecoveryCode)>;
 fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Result<Code, Failure> {
     let path = &args.archive;
     let working = Working::deriving(args.sources.advises());
-    Archive::create(path, &passphrase, options).map_err(|error| match error {
+    Archive::create_seen(path, &passphrase, options, &seen(args)).map_err(|error| match error {
         Error::Exists => exists(path),
         error => Failure::at(path, &error),
     })?;
@@ -139,12 +139,18 @@ fn make_elsewhere(
     let failed = |error: Error| Failure::at(&args.archive, &error);
     let storage = bucket.fresh().map_err(failed)?;
     let working = Working::deriving(args.sources.advises());
-    Archive::create_in(&storage, &passphrase, options).map_err(failed)?;
+    let created = Archive::create_in_seen(&storage, &passphrase, options, &seen(args)).map_err(failed)?;
     drop(working);
     let code = args.generate_recovery_code.then(|| add_recovery_code(args, Site::Opened(&storage), passphrase));
     let code = code.transpose()?;
     bucket.publish().map_err(failed)?;
+    created.remember();
     Ok(code)
+}
+
+/// What this user remembers of the place.
+fn seen(args: &Args) -> SeenOptions {
+    SeenArgs::default().options(&args.archive)
 }
 
 fn add_recovery_code(args: &Args, site: Site<'_>, passphrase: Passphrase) -> Result<(u8, RecoveryCode), Failure> {
@@ -152,7 +158,8 @@ fn add_recovery_code(args: &Args, site: Site<'_>, passphrase: Passphrase) -> Res
     let code = keys::new_recovery_code()?;
     let secrets = Secrets::from(passphrase);
     let limits = lockbox_host::unlock_limits(None);
-    let access = KeyAccess { secrets: &secrets, limits, seen: SeenArgs::default().options() };
+    // It is what was just created, whatever is remembered of the place.
+    let access = KeyAccess { secrets: &secrets, limits, seen: SeenOptions { places: Vec::new(), ..seen(args) } };
     let slot = keys::add(site, &access, &NewKey::RecoveryCode(&code), "");
     slot.map(|slot| (slot, code)).map_err(|error| Failure::at(&args.archive, &error))
 }

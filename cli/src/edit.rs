@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use lockbox::Error;
 use lockbox::archive::Archive;
@@ -17,6 +18,7 @@ use lockbox::exchange::{
 };
 use lockbox::fs::FileSystem;
 use lockbox_host::point::others_exchange;
+use lockbox_host::secrets::VARIABLES;
 use lockbox_host::{Program, daemons, shown};
 use lockbox_terminal::display;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
@@ -35,6 +37,10 @@ use crate::paths::in_one_archive;
 const PIECE: usize = 64 << 10;
 /// What is tried when neither VISUAL nor EDITOR says anything.
 const USUAL: &str = "$(command -v sensible-editor || command -v editor || command -v nano || echo vi)";
+/// A person needs longer to look at a file. An editor that only tells a window to show it returns sooner.
+const AT_ONCE: Duration = Duration::from_secs(2);
+const RETURNED_AT_ONCE: &str = "the editor returned at once and changed nothing; \
+     an editor that opens a window needs its option to wait, such as VISUAL='code --wait' or 'gvim -f'";
 /// What fstatfs(2) says of file systems that are in memory alone.
 const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
@@ -128,7 +134,9 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     if is_there {
         private.fill(fs, path)?;
     }
+    let begun = Instant::now();
     let ended = editor(&private.file, watch)?;
+    let lasted = begun.elapsed();
     let accident = match (watch.check(), ended) {
         (Err(failure), _) => Some(failure),
         (Ok(()), WaitStatus::Exited(..)) => None,
@@ -145,13 +153,21 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     }
     let failed = |error: &std::io::Error| Failure::host("cannot read what was edited", error);
     let found = match private.file.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => {
+            if lasted < AT_ONCE {
+                output::complain(RETURNED_AT_ONCE);
+            }
+            return Ok(None);
+        }
         found => found.map_err(|error| failed(&error))?,
     };
     if !found.is_file() {
         return Err(Failure::other("the editor left no regular file; nothing was changed"));
     }
     let changed = private.differs(fs, path);
+    if !changed && lasted < AT_ONCE {
+        output::complain(RETURNED_AT_ONCE);
+    }
     Ok(changed.then_some(private))
 }
 
@@ -314,7 +330,8 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     // Shell words, as everywhere: EDITOR may have arguments.
     let script = [b"exec ", named.as_bytes(), b" \"$@\""].concat();
     let words = [&b"sh"[..], b"-c", &script, b"sh", file.as_os_str().as_bytes()];
-    let variables = std::env::vars_os().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
+    let inherited = std::env::vars_os().filter(|(name, _)| !VARIABLES.iter().any(|own| name == own));
+    let variables = inherited.map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
     let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Failure::usage("the path holds a NUL"));
     let words = words.into_iter().map(|word| text(word.to_vec())).collect::<Result<Vec<_>, _>>()?;
     let variables = variables.map(text).collect::<Result<Vec<_>, _>>()?;

@@ -22,7 +22,7 @@ use std::thread;
 
 use lockbox_host::harden::{self, CoreLimit};
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::secrets::{Cache, Sources};
+use lockbox_host::secrets::{Cache, Sources, VARIABLES};
 use lockbox_host::{daemons, mounts, shown};
 use lockbox_terminal::display;
 use nix::errno::Errno;
@@ -122,7 +122,11 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
     let cannot = |what: &str, errno: Errno| Failure::system(format!("cannot {what}: {}", errno.desc()));
     nix::sys::prctl::set_child_subreaper(true).map_err(|errno| cannot("inherit processes", errno))?;
     let Some((program, arguments)) = args.command.split_first() else { return Err(Failure::usage("which program?")) };
-    let child = Command::new(program).args(arguments).current_dir(point).env("PWD", point).spawn();
+    let mut command = Command::new(program);
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
+    let child = command.args(arguments).current_dir(point).env("PWD", point).spawn();
     let child = child.map_err(|error| cannot_run(program, &error))?;
     let child = Pid::from_raw(child.id() as i32); // process ids are below 2^22
     watch.begun(child);

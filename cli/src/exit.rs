@@ -8,6 +8,7 @@ use lockbox::error::Refusal;
 use lockbox::exchange::{Cause, Problem};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere;
+use lockbox_host::located::Located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
@@ -22,7 +23,7 @@ pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy or copies written apart, \
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy, copies written apart or another archive at a known place, \
 20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
 
 /// What shells show for a program that SIGPIPE ended: this one ignores the signal, and ends without a word as if it did not.
@@ -57,6 +58,7 @@ impl Program for Lockbox {
             Error::Refused(refusal) => advised(refusal),
             Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
             Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
+            Error::Replaced(_) => format!("{error}; use --accept-other to go on with this one"),
             _ => return None,
         })
     }
@@ -68,8 +70,8 @@ impl Program for Lockbox {
             // Of what is at an address only who writes there is in the way.
             && !(elsewhere::is_elsewhere(path) && status.read_only)
         {
-            let point = &status.mount_point;
-            if daemons::is_out_of_sight(&status) && !mounts::all().iter().any(|it| it.point == Path::new(point)) {
+            let point = shown(&status.mount_point_path());
+            if daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none() {
                 return Failure::new(
                     code(&error),
                     format!(
@@ -90,16 +92,21 @@ impl Program for Lockbox {
         }
         // Whatever that directory answers, when it still answers anything.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
-            && let Some(mounted) = mounts::at(&mounts::canonical(path)).ok().flatten().filter(Mounted::is_archive)
+            && let Some(mounted) = Located::of(path).ok().as_ref().and_then(Located::mounted_here)
         {
-            let archive = shown(&mounted.source);
-            return Failure::new(
-                code(&error),
-                format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
-            );
+            return mount_point(path, mounted, code(&error));
         }
         Failure::at(path, &error)
     }
+}
+
+/// The failure of a command that was given the mount point in place of the archive.
+pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
+    let archive = shown(&mounted.source);
+    Failure::new(
+        code,
+        format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
+    )
 }
 
 /// The refusal with its remedy, as one sentence.
@@ -131,7 +138,9 @@ fn advised(refusal: &Refusal) -> String {
 pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",
-        FindingKind::Log => "; nothing can be added to the archive: 'lockbox rescue' copies out what is left",
+        FindingKind::Log | FindingKind::Commit => {
+            "; nothing can be added to the archive: 'lockbox rescue' copies out what is left"
+        }
         _ => "",
     }
 }
@@ -216,6 +225,9 @@ mod tests {
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
         assert_eq!(sentence(&Error::Older("facts".into())), "older copy: facts; use --accept-older to go on with it");
         assert!(sentence(&Error::Forked("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
+        assert!(
+            sentence(&Error::Replaced("facts".into())).ends_with("facts; use --accept-other to go on with this one")
+        );
         assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong passphrase or key");
     }
 }

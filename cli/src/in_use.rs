@@ -1,11 +1,12 @@
 //! Tells what keeps a mount busy, as far as the kernel shows it to this user.
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use lockbox_host::mounts::{self, Mounted};
-use lockbox_host::{point, shown};
+use lockbox_host::{daemons, point, shown};
 use lockbox_terminal::display;
 use nix::sys::stat::{major, minor};
 
@@ -76,6 +77,34 @@ pub(crate) fn by_whom(mounted: &Mounted) -> Option<String> {
 pub(crate) fn users(mounted: &Mounted) -> Vec<User> {
     let others = numbers(Path::new("/proc")).filter(|&pid| pid != std::process::id());
     others.filter_map(|pid| use_of(pid, mounted)).collect()
+}
+
+/// A process of each other mount namespace in which the file system with this device number is mounted, in words, as far as this user may
+/// see them; not of that of its own daemon. Such a mount keeps the file system alive when it is gone here, as one in a container does.
+pub(crate) fn elsewhere(device: u64, of_daemon: u64) -> Vec<String> {
+    let mut seen = vec![daemons::mount_namespace(), of_daemon];
+    let mut found = Vec::new();
+    for pid in numbers(Path::new("/proc")) {
+        let process = Path::new("/proc").join(pid.to_string());
+        let Ok(namespace) = process.join("ns/mnt").metadata().map(|namespace| namespace.ino()) else { continue };
+        let Ok(table) = fs::read(process.join("mountinfo")) else { continue };
+        if seen.contains(&namespace) {
+            continue;
+        }
+        seen.push(namespace);
+        if let Some(point) = point_of(&table, device) {
+            let name = fs::read(process.join("comm")).unwrap_or_default();
+            let (name, point) = (display(name.trim_ascii_end()), shown(&point));
+            found.push(format!("process {pid} ({name}) has it at {point}"));
+        }
+    }
+    found
+}
+
+/// The first mount of the file system in a table.
+fn point_of(table: &[u8], device: u64) -> Option<PathBuf> {
+    let mut mounts = table.split(|&byte| byte == b'\n').filter_map(mounts::parse);
+    mounts.find(|mounted| mounted.device == device).map(|mounted| mounted.point)
 }
 
 fn use_of(pid: u32, mounted: &Mounted) -> Option<User> {
@@ -172,6 +201,15 @@ mod tests {
         assert_eq!(found("00:2b", "/mnt/a/b"), None, "another file system");
         assert_eq!(found("00:2a", "/mnt/ab"), None, "elsewhere, such as in a bind");
         assert_eq!(mapped(b"", &mounted), None);
+    }
+
+    #[test]
+    fn a_mount_in_another_namespace_is_known_by_its_file_system() {
+        let table = b"36 35 0:42 / /mnt/a rw - fuse.lockbox /a.lbx rw,user_id=7\n37 35 0:43 / /in\\040it rw - fuse.lockbox /a.lbx rw\n";
+        let device = mounts::parse(b"1 1 0:43 / / rw - x x rw").unwrap().device;
+        assert_eq!(point_of(table, device), Some("/in it".into()));
+        assert_eq!(point_of(table, device + 1), None);
+        assert!(elsewhere(u64::MAX, 0).is_empty());
     }
 
     #[test]

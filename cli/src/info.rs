@@ -32,6 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             info.key_slots.iter().map(|&(n, kind)| json!({"slot": n, "kind": slot_kind(kind)})).collect();
         out.json(&json!({
             "archive_id": hex(&info.archive),
+            "fingerprint": info.fingerprint.to_string(),
             "format_version": info.format_version,
             "generation": info.generation.0,
             "session": hex(&info.session),
@@ -51,6 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let slots: Vec<_> = info.key_slots.iter().map(|&(n, kind)| format!("{n} {}", slot_kind(kind))).collect();
         for (name, value) in [
             ("Archive id", hex(&info.archive)),
+            ("Fingerprint", info.fingerprint.to_string()),
             ("Format version", info.format_version.to_string()),
             ("Generation", info.generation.0.to_string()),
             ("Session", hex(&info.session)),

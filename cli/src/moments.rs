@@ -9,7 +9,8 @@ use lockbox::archive::{Archive, Generation, Snapshot};
 use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
-use lockbox_host::mounts;
+use lockbox::keys::Fingerprint;
+use lockbox_host::located::Located;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
 use serde_json::json;
 
@@ -77,7 +78,7 @@ impl Told<'_> {
             Told::Mounted(mounted) => {
                 let ranges = control::ranges(all.iter().map(|snapshot| snapshot.id), is_in);
                 let told = control::held(&mounted.socket, mounted.status.uid, ranges, None);
-                told.map_err(|error| Failure::of(&mounted.status.mount_point, &error))
+                told.map_err(|error| Failure::of(mounted.point(), &error))
             }
             Told::File(archive, path) => {
                 archive.moments().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
@@ -116,14 +117,18 @@ impl Mounted {
             return Ok(Some(Mounted { socket, status }));
         }
         // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
-        if let Some(mounted) = mounts::at(&runtime::canonical(path)).ok().flatten().filter(mounts::Mounted::is_archive)
-        {
-            return Err(runtime::unanswered(&mounted));
+        if let Some(mounted) = Located::of(path).ok().as_ref().and_then(Located::mounted_here) {
+            return Err(runtime::unanswered(mounted));
         }
         if path.is_dir() {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
         }
         Ok(None)
+    }
+
+    /// The mount point, for messages.
+    fn point(&self) -> String {
+        shown(&self.status.mount_point_path())
     }
 
     pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {
@@ -135,7 +140,7 @@ impl Mounted {
 
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
         let all = control::snapshots(&self.socket, self.status.uid, held)
-            .map_err(|error| Failure::of(&self.status.mount_point, &error))?;
+            .map_err(|error| Failure::of(self.point(), &error))?;
         let snapshot = |listed: control::Listed| Snapshot {
             id: listed.id,
             time: listed.time(),
@@ -182,13 +187,18 @@ impl Mounted {
 
     /// Whether a file lies in what is mounted.
     pub(crate) fn holds(&self, file: impl AsFd) -> bool {
-        let mounted = rustix::fs::stat(Path::new(&self.status.mount_point)).map(|stat| stat.st_dev);
+        let mounted = rustix::fs::stat(self.status.mount_point_path()).map(|stat| stat.st_dev);
         rustix::fs::fstat(file).is_ok_and(|file| mounted == Ok(file.st_dev))
     }
 
     /// Whether the daemon is this user's.
     pub(crate) fn is_ours(&self) -> bool {
         self.status.uid == nix::unistd::geteuid().as_raw()
+    }
+
+    /// As far as its daemon tells.
+    pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
+        Fingerprint::parse(&self.status.fingerprint)
     }
 
     pub(crate) fn archive_id(&self) -> Result<ArchiveId, Failure> {
@@ -261,7 +271,7 @@ impl Mounted {
         before: &mut Option<Vec<u8>>,
         go_on: &dyn Fn() -> lockbox::Result<()>,
     ) -> Result<(), Failure> {
-        let point = &self.status.mount_point;
+        let point = self.point();
         // Names are changed by this process as the daemon says, and only one's own daemon is obeyed.
         if !self.is_ours() {
             return Err(Failure::other(format!(
@@ -269,7 +279,7 @@ impl Mounted {
                 self.status.uid
             )));
         }
-        let tree = MountedTree::open(Path::new(point))?;
+        let tree = MountedTree::open(&self.status.mount_point_path())?;
         let path = |path: Vec<u8>| {
             let path = TreePath(path);
             if path.fits() { Ok(path) } else { Err(Failure::usage("a path is too long for a mounted archive")) }
@@ -309,7 +319,7 @@ impl Mounted {
             Response::Refused { why: Why::Damaged, .. } => DAMAGED,
             _ => OTHER,
         };
-        Failure::new(code, format!("{}: {}", self.status.mount_point, response.complaint()))
+        Failure::new(code, format!("{}: {}", self.point(), response.complaint()))
     }
 }
 

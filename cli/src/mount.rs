@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lockbox_host::harden::CoreLimit;
-use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::located::Located;
 use lockbox_host::secrets::{Cache, Sources, desktop};
-use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, shown};
+use lockbox_host::{IN_USE, OTHER, daemons, elsewhere, mounts, shown};
 use nix::unistd::{AccessFlags, access, geteuid};
 
 use crate::exit::Failure;
@@ -76,8 +76,7 @@ fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
                 return Err(Failure::new(u8::try_from(code).unwrap_or(OTHER), ""));
             }
             // What somebody would save in a directory that is none of the archive would lie there as it is.
-            let point = directory.canonicalize().unwrap_or_else(|_| runtime::canonical(&directory));
-            if !is_archive(&point) {
+            if !is_mount_point(&directory) {
                 return Err(Failure::mount(format!("{} is not mounted, so it is not shown", shown(&directory))));
             }
             directory
@@ -102,7 +101,7 @@ fn cannot_run(command: &Command, error: &io::Error) -> Failure {
 /// more there, and one of another namespace never was.
 fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
     let Some((_, status)) = runtime::find(&runtime::canonical(&args.archive), &args.archive)? else { return Ok(None) };
-    let point = PathBuf::from(&status.mount_point);
+    let point = status.mount_point_path();
     if daemons::is_out_of_sight(&status) {
         return match args.directory {
             Some(_) => Ok(None),
@@ -113,15 +112,14 @@ fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
         };
     }
     let wanted = args.directory.as_deref().map(runtime::canonical);
-    // Another archive may have come to the place of a mount that was detached. A daemon's words are text, whatever its paths are.
-    let is_it = |mounted: Mounted| mounted.is_archive() && mounted.source.to_string_lossy() == status.archive;
-    let is_there = |point: &PathBuf| mounts::at(point).is_ok_and(|at| at.is_some_and(is_it));
-    Ok(Some(point).filter(|point| wanted.as_ref().is_none_or(|wanted| wanted == point) && is_there(point)))
+    // A mount that was detached is in no table.
+    let is_there = daemons::mount_of(&status, &mounts::all()).is_some();
+    Ok(Some(point).filter(|point| is_there && wanted.as_ref().is_none_or(|wanted| wanted == point)))
 }
 
-/// Whether an archive is what is mounted there.
-fn is_archive(point: &Path) -> bool {
-    mounts::at(point).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive()))
+/// Whether an archive is what is mounted there. Nothing is asked of it.
+fn is_mount_point(directory: &Path) -> bool {
+    Located::of(directory).is_ok_and(|located| located.mounted_here().is_some())
 }
 
 /// The words of the mount options.
@@ -202,14 +200,14 @@ fn within_reach(directory: PathBuf) -> Result<PathBuf, Failure> {
     // Root is shown nothing, and would look for it in vain.
     let is_shut = !geteuid().is_root() && access(parent, AccessFlags::W_OK).is_err();
     match directory.file_name() {
-        Some(name) if is_shut && !directory.exists() => Ok(daemons::ready_directory()?.join(name)),
+        Some(name) if is_shut && Located::of(&directory).is_err() => Ok(daemons::ready_directory()?.join(name)),
         _ => Ok(directory),
     }
 }
 
 /// Content that a mount would hide. What is mounted there already, and what cannot be read, is the mount program's business.
 fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
-    if is_archive(&runtime::canonical(directory)) || !directory.read_dir().is_ok_and(|mut it| it.next().is_some()) {
+    if is_mount_point(directory) || !directory.read_dir().is_ok_and(|mut it| it.next().is_some()) {
         return Ok(());
     }
     Err(Failure::mount(format!(

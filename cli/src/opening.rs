@@ -12,11 +12,12 @@ use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode, Site};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
+use lockbox_host::located::Located;
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{Program, code, shown};
+use lockbox_host::{NOT_ARCHIVE, Program, code, shown};
 use lockbox_terminal::display;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::{Failure, Lockbox, mount_point};
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::paths::{Named, in_one_archive};
@@ -77,11 +78,19 @@ impl WriterArgs {
     }
 }
 
+/// The archive at a path of this host. A mount point is refused before it is opened: a daemon that is stopped would never answer.
+fn of_host(archive: &Path) -> Result<Place, Failure> {
+    match Located::of(archive).ok().as_ref().and_then(Located::mounted_here) {
+        Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
+        None => Ok(Place::file(archive)),
+    }
+}
+
 /// An archive whose keys are looked at.
 pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<Place, Failure> {
     match elsewhere::is_elsewhere(archive) {
         true => Place::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
-        false => Ok(Place::file(archive)),
+        false => of_host(archive),
     }
 }
 
@@ -99,7 +108,7 @@ pub(crate) fn place_to_restore(archive: &Path, remote: &RemoteArgs, writer: Writ
     writer.check(archive)?;
     match elsewhere::is_elsewhere(archive) {
         true => writer.come(archive, &remote.remote),
-        false => Ok(Place::file(archive)),
+        false => of_host(archive),
     }
 }
 
@@ -291,6 +300,7 @@ impl ArchiveArgs {
         }
         let limits = self.opening.limit.limits();
         let key = lockbox_host::unlock_damaged(place.site(), path, &self.opening.sources, &limits)?;
+        keys::check_place(&key, &self.seen()).map_err(|error| Lockbox::failure(path, error))?;
         Ok((key, place))
     }
 
@@ -308,7 +318,7 @@ impl ArchiveArgs {
 
     /// What this user remembers, for commands that open the archive in their own way.
     pub(crate) fn seen(&self) -> SeenOptions {
-        let seen = self.opening.seen.options();
+        let seen = self.opening.seen.options(&self.archive);
         // What no store has is nothing that is to be found again.
         let is_unsent = self.remote().is_unsent() && elsewhere::is_elsewhere(&self.archive);
         SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
@@ -354,7 +364,7 @@ impl ArchiveArgs {
         let path = &self.archive;
         let place = match elsewhere::is_elsewhere(path) {
             true => open().map_err(|error| Lockbox::failure(path, error))?,
-            false => Place::file(path),
+            false => of_host(path)?,
         };
         Ok(self.place.get_or_init(|| place))
     }

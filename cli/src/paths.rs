@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::exchange::components;
+use lockbox_host::located::Located;
 use lockbox_host::{elsewhere, shown};
 use lockbox_terminal::display;
 
@@ -26,7 +27,7 @@ impl Named {
     pub(crate) fn of(argument: &OsStr) -> Result<Named, Failure> {
         let whole = Path::new(argument);
         let is_elsewhere = elsewhere::is_elsewhere(whole);
-        if !is_elsewhere && whole.symlink_metadata().is_ok() {
+        if !is_elsewhere && exists(whole) {
             return Ok(Named::Whole(whole.into()));
         }
         let bytes = argument.as_bytes();
@@ -47,6 +48,11 @@ impl Named {
         check(&path)?;
         Ok(Named::Within { archive: archive(at).into(), path })
     }
+}
+
+/// Whether something has this name. A mount point has, whatever its daemon does.
+fn exists(path: &Path) -> bool {
+    Located::of(path).is_ok_and(|located| located.mounted_here().is_some()) || path.symlink_metadata().is_ok()
 }
 
 /// Refuses a path that cannot be meant, before anybody types a passphrase for it.

@@ -12,7 +12,7 @@ use lockbox::exchange;
 use lockbox::storage::HostEntry;
 use lockbox_host::{code, shown};
 use lockbox_share_client::Error;
-use lockbox_share_client::http::{Client, Server};
+use lockbox_share_client::http::{self, Client, Server};
 use lockbox_share_client::link::{Link, MAX_TEXT};
 use lockbox_share_client::meta::Kind;
 use lockbox_share_client::name;
@@ -91,7 +91,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "{server} is not asked over https: others on the way can use the link up, but not open what it gives away"
         ));
     }
-    let client = Client::new(server);
+    // The user has just named the socket, and nothing is remembered of it.
+    let listener = match &server {
+        Server::Socket(path) => http::listener(path).ok(),
+        Server::Url(_) => None,
+    };
+    let client = Client::noted(server, listener);
     if args.check {
         return check(args, &client, &link);
     }

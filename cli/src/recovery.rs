@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let given = Secrets { recovery_code: Some(code), ..Secrets::default() };
     let failed = |error| unlocking::failure(&place, error);
     // A wrong code is told before anything else is asked, and before a second is spent on the new passphrase.
-    let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options() };
+    let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options(path) };
     let keys = keys::list(place.site(), &access).map_err(failed)?;
     let (name, new) = match new {
         Some(new) => (args.slot(&keys, false)?, new),

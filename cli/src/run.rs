@@ -4,6 +4,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use lockbox_host::Program;
 use lockbox_host::harden::{self, CoreLimit};
+use lockbox_host::secrets::VARIABLES;
 use lockbox_terminal::display;
 use nix::errno::Errno;
 use nix::unistd::execvpe;
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     }
     let mut environment = Environment(Vec::new());
     if !args.no_inherit {
-        for (name, value) in std::env::vars_os() {
+        for (name, value) in std::env::vars_os().filter(|(name, _)| !VARIABLES.iter().any(|own| name == own)) {
             environment.put(name.as_bytes(), &Zeroizing::new(value.into_vec()))?;
         }
     }

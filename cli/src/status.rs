@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockbox::control::{self, Status};
 use lockbox::error::{CacheUse, Timestamp};
 use lockbox_host::mounts::{self, Mounted};
-use lockbox_host::{daemons, shown};
+use lockbox_host::{daemons, located, shown};
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
 
@@ -86,21 +86,23 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     if let Some(daemon) = runtime::find(&what, given)? {
         return Ok(Found::served(daemon, &mounts::all(), whole));
     }
-    let real = given.canonicalize().unwrap_or_else(|_| what.clone());
-    // The name of an archive says something only of a mount of this user's own.
+    let table = mounts::all();
+    let root = located::root_at(given, &table).filter(|mounted| mounted.is_archive());
+    // The name of an archive says something only of a mount of this user's own for which no daemon answers.
     let me = Some(geteuid().as_raw());
-    let named = |mounted: &Mounted| {
-        [&what, &real].into_iter().any(|path| *path == mounted.point || (mounted.user == me && *path == mounted.source))
-    };
-    let silent = mounts::all().into_iter().rfind(|mounted| mounted.is_archive() && named(mounted));
-    silent.map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
+    let answers = |mounted: &Mounted, (_, status): &Daemon| status.mount_point_path() == mounted.point;
+    let unanswered =
+        |mounted: &Mounted| !runtime::believed().is_ok_and(|all| all.iter().any(|it| answers(mounted, it)));
+    let named = |mounted: &&Mounted| mounted.is_archive() && mounted.user == me && mounted.source == what;
+    let silent = root.or_else(|| table.iter().rfind(named).filter(|mounted| unanswered(mounted)));
+    silent.cloned().map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
 }
 
 fn all(whole: bool) -> Result<Vec<Found>, Failure> {
     let table = mounts::all();
     let served = |daemon| Found::served(daemon, &table, whole);
     let mut found: Vec<Found> = runtime::believed()?.into_iter().map(served).collect();
-    let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.point() == mounted.point);
+    let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.is_at(&mounted.point));
     let silent: Vec<Found> = mounts::mine().into_iter().filter(unanswered).map(Found::Silent).collect();
     found.extend(silent);
     Ok(found)
@@ -108,8 +110,7 @@ fn all(whole: bool) -> Result<Vec<Found>, Failure> {
 
 impl Found {
     fn served((socket, status): Daemon, table: &[Mounted], whole: bool) -> Found {
-        let mount =
-            table.iter().rfind(|mounted| mounted.is_archive() && mounted.point == Path::new(&status.mount_point));
+        let mount = daemons::mount_of(&status, table);
         let users = mount.map(in_use::users).unwrap_or_default();
         let held = status.snapshots.filter(|_| whole).and_then(|count| match count {
             0 => Some(0),
@@ -118,10 +119,10 @@ impl Found {
         Found::Served(Box::new(Served { status, attached: mount.is_some(), users, held }))
     }
 
-    fn point(&self) -> &Path {
+    fn is_at(&self, point: &Path) -> bool {
         match self {
-            Found::Served(served) => Path::new(&served.status.mount_point),
-            Found::Silent(mounted) => &mounted.point,
+            Found::Served(served) => served.status.mount_point_path() == point,
+            Found::Silent(mounted) => mounted.point == point,
         }
     }
 
@@ -137,20 +138,20 @@ fn as_json(found: &Found) -> Value {
     let Served { status, attached, users, held } = match found {
         Found::Served(served) => &**served,
         Found::Silent(mounted) => {
-            return json!({
+            let mut object = json!({
                 "state": "silent",
-                "mount_point": mounted.point.to_string_lossy(),
-                "archive": mounted.source.to_string_lossy(),
                 "user": mounted.user.map(daemons::user_name),
                 "uid": mounted.user,
             });
+            put_name(&mut object, "mount_point", mounted.point.as_os_str().as_bytes());
+            put_name(&mut object, "archive", mounted.source.as_os_str().as_bytes());
+            return object;
         }
     };
-    json!({
+    let mut object = json!({
         "state": if *attached { "mounted" } else if daemons::is_out_of_sight(status) { "elsewhere" } else { "detached" },
-        "mount_point": status.mount_point,
-        "archive": status.archive,
         "archive_id": status.archive_id,
+        "fingerprint": status.fingerprint,
         "pid": status.pid,
         "user": daemons::user_name(status.uid),
         "uid": status.uid,
@@ -193,7 +194,10 @@ fn as_json(found: &Found) -> Value {
             "committed": moment(follows.committed),
             "failure": follows.failure,
         })),
-    })
+    });
+    put_name(&mut object, "mount_point", status.mount_point_path().as_os_str().as_bytes());
+    put_name(&mut object, "archive", status.archive_path().as_os_str().as_bytes());
+    object
 }
 
 fn as_user(user: &User) -> Value {
@@ -211,8 +215,8 @@ fn moment(seconds: i64) -> String {
 fn row(found: &Found, reader: Reader) -> [String; 3] {
     match found {
         Found::Served(served) => {
-            let Status { mount_point, archive, .. } = &served.status;
-            [shown(Path::new(mount_point)), shown(Path::new(archive)), state(served, reader)]
+            let status = &served.status;
+            [shown(&status.mount_point_path()), shown(&status.archive_path()), state(served, reader)]
         }
         Found::Silent(mounted) => {
             let user = mounted.user.filter(|user| *user != geteuid().as_raw());
@@ -284,8 +288,8 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
     };
     let caches = &status.caches;
     let mut lines = vec![
-        ("Mount point", format!("{}{detached}", shown(Path::new(&status.mount_point)))),
-        ("Archive", shown(Path::new(&status.archive))),
+        ("Mount point", format!("{}{detached}", shown(&status.mount_point_path()))),
+        ("Archive", shown(&status.archive_path())),
         ("Archive id", status.archive_id.clone()),
         ("Held by", format!("process {} (user {})", status.pid, daemons::user_name(status.uid))),
         ("Mounted since", time(status.since)),

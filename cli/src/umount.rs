@@ -1,13 +1,16 @@
 //! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use lockbox::control::{self, Request, Response, Status};
+use lockbox_host::located::{self, in_time};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::point::Held;
 use lockbox_host::secrets::desktop;
@@ -23,8 +26,8 @@ use crate::runtime::{self, Daemon};
 
 /// The daemon answers when the archive is closed; what it does after that takes moments.
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
-/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that lives answers at once.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// A daemon that has nobody to wait for closes its archive in less mostly.
+const TELL_ELSEWHERE: Duration = Duration::from_secs(1);
 /// Between two attempts at a busy mount.
 const AGAIN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(5);
@@ -47,6 +50,9 @@ pub(crate) struct Args {
     /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
     wait: Option<Option<Duration>>,
+    /// End it although the archive's file was removed or replaced, which loses what only the mount still has
+    #[arg(long, conflicts_with_all = ["all", "wait"])]
+    abandon: bool,
     /// Tell in a window why it cannot be unmounted
     #[arg(long)]
     desktop: bool,
@@ -57,7 +63,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn of(what: PathBuf, lazy: bool) -> Args {
-        Args { what: Some(what), all: false, lazy, wait: None, desktop: false, plainly: false }
+        Args { what: Some(what), all: false, lazy, wait: None, abandon: false, desktop: false, plainly: false }
     }
 }
 
@@ -119,12 +125,17 @@ fn unmount(args: &Args) -> Result<(), Failure> {
         (None, None) => all(args.lazy, true),
         (Some(given), Some(limit)) => {
             let place = runtime::canonical(given);
-            let served = runtime::find(&place, given)?.map(|(_, status)| PathBuf::from(status.mount_point));
-            let point = served.unwrap_or(place);
+            let table = mounts::all();
+            let served = runtime::find(&place, given)?;
+            let mounted = match &served {
+                Some((_, status)) => daemons::mount_of(status, &table),
+                None => located::root_at(given, &table).filter(|mounted| mounted.is_archive()),
+            };
             let mut tried = false;
             waited(limit, is_untold, |named| {
-                if tried && !mounts::at(&point).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive())) {
-                    return gone(&point, given);
+                let is_there = |was: &Mounted| mounts::all().iter().any(|now| now.numbers() == was.numbers());
+                if tried && !mounted.is_some_and(is_there) {
+                    return gone(mounted.map_or(&place, |mounted| &mounted.point), given);
                 }
                 tried = true;
                 one(args, given, named)
@@ -169,9 +180,9 @@ fn waited(
 fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
-        Some((socket, status)) => stop(&socket, &status, args.lazy, named),
-        None => match mounts::at(&what).ok().flatten().filter(Mounted::is_archive) {
-            Some(mounted) => clear(&mounted, args.lazy, args.plainly),
+        Some((socket, status)) => stop(&socket, &status, Manner { lazy: args.lazy, abandon: args.abandon, named }),
+        None => match located::root_at(given, &mounts::all()).filter(|mounted| mounted.is_archive()) {
+            Some(mounted) => clear(mounted, args.lazy, args.plainly),
             None => Err(runtime::not_found(&what, given)),
         },
     }
@@ -182,18 +193,14 @@ fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
 fn all(lazy: bool, named: bool) -> Result<(), Failure> {
     let daemons = runtime::believed()?;
     let table = mounts::mine();
-    let device = |status: &Status| {
-        let served = table.iter().rfind(|mounted| mounted.point == Path::new(&status.mount_point));
-        served.map(|mounted| mounted.device)
-    };
     let mut left = table.clone();
     let mut jobs: Vec<Job> = Vec::new();
     for (socket, status) in daemons {
-        let device = device(&status);
-        let of_it = |mounted: &Mounted| Some(&mounted.device) == device.as_ref();
+        let served = daemons::mount_of(&status, &table).map(Mounted::numbers);
+        let of_it = |mounted: &Mounted| served.is_some_and(|served| served.device == mounted.device);
         let (its, others): (Vec<_>, Vec<_>) = left.into_iter().partition(of_it);
         // Binds of it go before, as its daemon ends with the last of its mounts.
-        let binds = its.into_iter().filter(|mounted| mounted.point != Path::new(&status.mount_point)).collect();
+        let binds = its.into_iter().filter(|mounted| Some(mounted.numbers()) != served).collect();
         jobs.push(Job { clear: binds, stop: Some((socket, status)) });
         left = others;
     }
@@ -238,26 +245,63 @@ impl Job {
     fn run(&self, lazy: bool, named: bool) -> Vec<Failure> {
         let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
         let mut failures: Vec<Failure> = cleared.collect();
-        failures.extend(self.stop.as_ref().and_then(|(socket, status)| stop(socket, status, lazy, named).err()));
+        failures.extend(
+            self.stop
+                .as_ref()
+                .and_then(|(socket, status)| stop(socket, status, Manner { lazy, abandon: false, named }).err()),
+        );
         failures
     }
 }
 
-fn stop(socket: &Path, status: &Status, lazy: bool, named: bool) -> Result<(), Failure> {
-    let point = Path::new(&status.mount_point);
+/// How a mount is ended; `named`: its users are to be told.
+#[derive(Clone, Copy)]
+struct Manner {
+    lazy: bool,
+    abandon: bool,
+    named: bool,
+}
+
+/// Has the daemon end its mount. Once it is gone here the daemon waits for mounts of it in other namespaces: their processes are told after a while.
+fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&Mounted>) -> lockbox::Result<Response> {
+    let Manner { lazy, abandon, .. } = manner;
+    let (start, is_told) = (Instant::now(), Cell::new(lazy));
+    let tell = || {
+        if let Some(before) = before.filter(|_| !is_told.get() && start.elapsed() > TELL_ELSEWHERE) {
+            is_told.set(true);
+            let processes = in_use::elsewhere(before.device, status.mount_namespace);
+            if !processes.is_empty() {
+                let at = shown(&before.point);
+                output::complain(&format!(
+                    "waiting: {at} is also mounted in another namespace: {}",
+                    processes.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    };
+    control::converse(socket, status.uid, &Request::Stop { lazy, abandon }, &tell, &mut |response| {
+        Ok(ControlFlow::Break(response))
+    })
+}
+
+fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
+    let Manner { lazy, named, .. } = manner;
+    let table = mounts::all();
+    let before = daemons::mount_of(status, &table).cloned();
+    let point = &before.as_ref().map_or_else(|| status.mount_point_path(), |mounted| mounted.point.clone());
     let theirs = status.uid != geteuid().as_raw();
-    let before = mounts::at(point).ok().flatten();
     // Looked up before: of what is detached nothing is to be seen.
     let users = before.as_ref().filter(|_| lazy).and_then(in_use::by_whom);
     let of_its_user = |error: &lockbox::Error| {
         let user = daemons::user_name(status.uid);
         Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
     };
-    match control::ask(socket, status.uid, &Request::Stop { lazy }).map_err(|error| of_its_user(&error))? {
+    match ask_to_stop(socket, status, manner, before.as_ref()).map_err(|error| of_its_user(&error))? {
         Response::Done => {}
         Response::Unsent { bytes } => output::complain(&format!(
             "{}: its store does not answer, and {} of what was written last are kept on this machine; the next mount here, or 'lockbox remote collect', sends them",
-            shown(Path::new(&status.archive)),
+            shown(&status.archive_path()),
             quantity::readable(bytes)
         )),
         Response::Detached if is_left(theirs, before.as_ref()) => {
@@ -279,9 +323,9 @@ fn stop(socket: &Path, status: &Status, lazy: bool, named: bool) -> Result<(), F
         }
         Response::Busy { message } => {
             let why = before.as_ref().filter(|_| named).and_then(in_use::by_whom).unwrap_or(message);
-            return Err(Failure::new(IN_USE, format!("{} is busy: {why}; {AT_TERMINAL}", status.mount_point)));
+            return Err(Failure::new(IN_USE, format!("{} is busy: {why}; {AT_TERMINAL}", shown(point))));
         }
-        other => return Err(Failure::other(format!("{}: {}", status.mount_point, other.complaint()))),
+        other => return Err(Failure::other(format!("{}: {}", shown(point), other.complaint()))),
     }
     let start = Instant::now();
     while runs(status.pid) {
@@ -305,7 +349,7 @@ fn stop(socket: &Path, status: &Status, lazy: bool, named: bool) -> Result<(), F
 
 /// Whether the mount is still there although another user's daemon says that it is not.
 fn is_left(theirs: bool, before: Option<&Mounted>) -> bool {
-    theirs && before.is_some_and(|before| mounts::all().contains(before))
+    theirs && before.is_some_and(|before| mounts::all().iter().any(|now| now.numbers() == before.numbers()))
 }
 
 /// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.
@@ -399,13 +443,6 @@ fn probe(held: &Arc<Held>) -> Probe {
         Some(false) => Probe::Serves,
         None => Probe::Silent,
     }
-}
-
-/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that was stopped.
-fn in_time<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(question()));
-    receiver.recv_timeout(ANSWER_DEADLINE).ok()
 }
 
 fn take_away(mounted: &Mounted, held: Arc<Held>, lazily: bool) -> Result<(), Failure> {

@@ -50,7 +50,7 @@ impl UnlockArgs {
         given: &mut Given,
         mut action: impl FnMut(&KeyAccess<'_>) -> lockbox::Result<T>,
     ) -> Result<T, Failure> {
-        let attempt = |secrets: &Secrets| match action(&self.access(secrets)) {
+        let attempt = |secrets: &Secrets| match action(&self.access(secrets, archive)) {
             Err(Error::WrongKey) => Ok(None),
             done => done.map(Some),
         };
@@ -101,8 +101,8 @@ impl UnlockArgs {
         self.sources.passphrase.advises()
     }
 
-    pub(crate) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
-        KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options() }
+    pub(crate) fn access<'a>(&self, secrets: &'a Secrets, archive: &Place) -> KeyAccess<'a> {
+        KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options(archive.path()) }
     }
 
     /// A key file that is to open the archive from now on; private like any other.

@@ -158,9 +158,8 @@ class Archive:
             # A number that recovery rejected is not used again, so the one before may be further away.
             before = records.get(max((g for g in records if g < newest.generation), default=0))
             durable = newest.two_barrier or newest.closed or any(extends(head, newest.generation, tag) for head in heads.values())
-            if before and before[1] == newest.previous_tag and not durable:
+            if before and before[1] == newest.previous_tag and not durable and self._is_verified(before[0]):
                 chosen, tag = before
-                self._verify(chosen)
                 self.warnings.append(f"commit {newest.generation} never completed, reading the one before: {error}")
             else:
                 self.warnings.append(f"DAMAGED: commit {newest.generation} is incomplete: {error}")
@@ -168,6 +167,13 @@ class Archive:
         if self.header.sequence < chosen.header_sequence:
             self.warnings.append("the header is older than the archive: removed passphrases may be back")
         return chosen, tag
+
+    def _is_verified(self, record: Record) -> bool:
+        try:
+            self._verify(record)
+        except Damaged:
+            return False
+        return True
 
     def _verify(self, record: Record) -> None:
         """Section 10.1: every listed page opens whole with its tag, and the file is as long as the record says."""

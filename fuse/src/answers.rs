@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
@@ -137,9 +138,9 @@ impl Answers {
                     .and_then(|()| backups::make(backups, how, client))
                     .unwrap_or_else(|error| moments::refused(&error))
             }
-            Request::Stop { lazy } => {
+            Request::Stop { lazy, abandon } => {
                 let (answer, answered) = mpsc::channel();
-                let _ = self.events.lock().send(Event::Stop { lazy: *lazy, answer });
+                let _ = self.events.lock().send(Event::Stop { lazy: *lazy, abandon: *abandon, answer });
                 answered.recv().unwrap_or_else(|_| closing())
             }
         }
@@ -173,12 +174,14 @@ impl Answers {
         let usage = fs.usage();
         let generation = fs.generation().0;
         let Task { archive: path, point, options, .. } = &self.task;
-        Status {
+        let mount = self.living.place.numbers();
+        let mut status = Status {
             pid: std::process::id(),
             uid: geteuid().as_raw(),
-            archive: path.to_string_lossy().into_owned(),
             archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
-            mount_point: point.to_string_lossy().into_owned(),
+            fingerprint: archive.fingerprint().to_string(),
+            mount_id: mount.id,
+            mount_device: mount.device,
             mount_namespace: self.living.namespace,
             read_only: options.read_only,
             options: options.to_string(),
@@ -206,7 +209,11 @@ impl Answers {
                 .following
                 .as_ref()
                 .map(|failing| Follows { committed: fs.committed().seconds, failure: failing.lock().clone() }),
-        }
+            ..Status::default()
+        };
+        status.set_archive(Path::new(path));
+        status.set_mount_point(Path::new(point));
+        status
     }
 }
 

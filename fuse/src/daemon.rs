@@ -16,8 +16,10 @@ use std::process::{Command, Stdio};
 
 use lockbox::keys::UnlockedKey;
 use lockbox_host::harden;
+use lockbox_host::located::{Located, in_time};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Point;
+use lockbox_host::secrets::VARIABLES;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd;
@@ -69,10 +71,19 @@ pub fn close_inherited() {
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
     // The kernel may answer for the attributes of a dead root from its cache; only statfs always asks the daemon.
-    let answered = nix::sys::statvfs::statvfs(path).map_err(io::Error::from);
-    match answered.and_then(|_| path.metadata()) {
-        Ok(metadata) if metadata.is_dir() => return path.canonicalize().map_err(failed),
-        Ok(_) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
+    let asked = path.to_path_buf();
+    let question = move || {
+        nix::sys::statvfs::statvfs(&asked)?;
+        asked.metadata()?.is_dir().then(|| asked.canonicalize()).transpose()
+    };
+    // Only an archive's daemon is known to answer at once.
+    let answered = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
+        true => in_time(question).unwrap_or_else(|| Err(silent())),
+        false => question(),
+    };
+    match answered {
+        Ok(Some(point)) => return Ok(point),
+        Ok(None) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
         // ECONNABORTED is what the question gets that was under way when the daemon died.
         Err(e) if [Some(Errno::ENOTCONN as i32), Some(Errno::ECONNABORTED as i32)].contains(&e.raw_os_error()) => {}
         Err(e) => return Err(failed(e)),
@@ -94,6 +105,12 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     prepare_point(&point)
 }
 
+/// What is told of a mount point that does not answer.
+fn silent() -> io::Error {
+    let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' takes that mount away";
+    io::Error::new(io::ErrorKind::TimedOut, why)
+}
+
 /// Starts the daemon and returns when the mount answers, with what the user should know. In `namespaces` who made them has to look for that.
 pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<Vec<String>, Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
@@ -105,7 +122,8 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
         .arg(&task.archive)
         .arg(&task.point)
         // It asks nobody, and a command may hold what is nobody's business.
-        .env_remove("LOCKBOX_PASSCOMMAND")
+        .env_remove(VARIABLES[0])
+        .env_remove(VARIABLES[1])
         // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
         .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))

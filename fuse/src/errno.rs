@@ -47,6 +47,7 @@ fn code(error: &Error) -> Errno {
         | Error::Damaged(_)
         | Error::Older(_)
         | Error::Forked(_)
+        | Error::Replaced(_)
         | Error::Io { .. } => Errno::EIO,
     }
 }

@@ -45,6 +45,7 @@ impl Program for Mounting {
         Some(match error {
             Error::Older(_) => format!("{error}; mount it with -o accept-older to go on with it"),
             Error::Forked(_) => format!("{error}; mount this one with -o accept-fork to go on with it"),
+            Error::Replaced(_) => format!("{error}; mount this one with -o accept-other to go on with it"),
             Error::Refused(refusal) => format!("{refusal}{}", remedy(refusal)),
             _ => return None,
         })
@@ -76,9 +77,11 @@ mod tests {
 
     #[test]
     fn what_is_advised_is_an_option_of_this_program() {
-        for (error, option) in
-            [(Error::Older("facts".into()), "accept-older"), (Error::Forked("facts".into()), "accept-fork")]
-        {
+        for (error, option) in [
+            (Error::Older("facts".into()), "accept-older"),
+            (Error::Forked("facts".into()), "accept-fork"),
+            (Error::Replaced("facts".into()), "accept-other"),
+        ] {
             let Failure { message, .. } = Failure::from(error);
             assert!(message.contains("facts; mount ") && message.contains(&format!("-o {option} ")), "{message}");
             assert!(!message.contains("--accept"), "{message}");

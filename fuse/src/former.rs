@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::Status;
-use lockbox_host::IN_USE;
 use lockbox_host::daemons::{self, Holder, holder};
 use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::{IN_USE, shown};
 
 use crate::exit::Failure;
 
@@ -75,7 +75,7 @@ fn within(limit: Duration, is_so: &mut dyn FnMut() -> bool) -> bool {
 
 /// A daemon goes on saying that it serves until it learns that its mount is gone.
 fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
-    table.iter().any(|mounted| mounted.is_archive() && mounted.point == Path::new(&status.mount_point))
+    daemons::mount_of(status, table).is_some()
 }
 
 /// The failure to report when a daemon of this user serves the archive.
@@ -87,11 +87,11 @@ pub fn serving(archive: &Path) -> Option<Failure> {
 }
 
 fn refusal(status: &Status) -> Failure {
-    let Status { mount_point, pid, uid, .. } = status;
+    let Status { pid, uid, .. } = status;
     let user = daemons::user_name(*uid);
     let place = match daemons::is_out_of_sight(status) && !is_mounted(status, &mounts::all()) {
         true => "in another namespace, as by 'lockbox exec',",
-        false => &format!("at {mount_point}"),
+        false => &format!("at {}", shown(&status.mount_point_path())),
     };
     Failure::new(IN_USE, format!("the archive is already mounted {place} by process {pid} (user {user})"))
 }

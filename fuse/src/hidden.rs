@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use lockbox_host::daemons;
+use lockbox_host::located::real_path;
 
 use crate::exit::{Failure, Mounting};
 use crate::options::Options;
@@ -45,7 +46,7 @@ pub fn check(point: &Path, archive: &Path, options: &Options) -> Result<(), Fail
 /// The path without links, as far as it is there.
 fn real(path: &Path) -> PathBuf {
     for there in path.ancestors() {
-        if let Ok(found) = there.canonicalize() {
+        if let Ok(found) = real_path(there) {
             let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
             return found.join(rest);
         }

@@ -1,13 +1,18 @@
 //! Where the program's messages go: the terminal, a file, or the system's log once it is a daemon.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-use tracing_subscriber::EnvFilter;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::exit::Failure;
 use crate::options::Options;
@@ -63,22 +68,43 @@ pub fn start(target: &Target<'_>, verbose: bool) -> Result<Option<File>, Failure
     let builder = tracing_subscriber::fmt().with_env_filter(filter(verbose)).with_target(false).with_ansi(false);
     let mut log = None;
     let started = match target {
-        Target::Terminal => builder.with_writer(io::stderr).without_time().try_init(),
+        Target::Terminal => builder.with_writer(io::stderr).without_time().finish().with(Unheard).try_init(),
         Target::File(path) => {
             let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
             let both = file.and_then(|file| Ok((file.try_clone()?, file)));
             let (again, file) =
                 both.map_err(|e| Failure::other(format!("cannot open the log {}: {e}", path.display())))?;
             log = Some(again);
-            builder.with_writer(std::sync::Mutex::new(file)).try_init()
+            builder.with_writer(std::sync::Mutex::new(file)).finish().with(Unheard).try_init()
         }
-        Target::System => builder.with_writer(System(connect())).without_time().try_init(),
+        Target::System => builder.with_writer(System(connect())).without_time().finish().with(Unheard).try_init(),
     };
     started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))?;
     if !matches!(target, Target::Terminal) {
         log_panics();
     }
     Ok(log)
+}
+
+/// Keeps one event of the FUSE library out of the log: that the kernel did not take an answer because the program that waited for it was
+/// killed (ENOENT). Nothing is wrong then; every other answer that the kernel refuses is logged.
+pub(crate) struct Unheard;
+
+impl<S: Subscriber> Layer<S> for Unheard {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        struct Message(bool);
+        impl Visit for Message {
+            fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+                if field.name() == "message" {
+                    let text = format!("{value:?}");
+                    self.0 |= text.starts_with("Failed to send FUSE reply") && text.contains("(os error 2)");
+                }
+            }
+        }
+        let mut message = Message(false);
+        event.record(&mut message);
+        !message.0
+    }
 }
 
 /// A panic ends the daemon, whose standard error may be nowhere: without a line in the log nobody would know why. The place alone is told,
@@ -130,7 +156,34 @@ impl Write for Line<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    /// Counts the events that reach the log.
+    struct Count(Arc<AtomicUsize>);
+
+    impl<S: Subscriber> Layer<S> for Count {
+        fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn an_answer_to_a_program_that_was_killed_is_no_error() {
+        let logged = Arc::new(AtomicUsize::new(0));
+        let subscriber = tracing_subscriber::registry().with(Count(Arc::clone(&logged))).with(Unheard);
+        tracing::subscriber::with_default(subscriber, || {
+            for (errno, expected) in [(2, 0), (22, 1), (19, 2)] {
+                let refused = io::Error::from_raw_os_error(errno);
+                tracing::error!("Failed to send FUSE reply: {refused}");
+                assert_eq!(logged.load(Ordering::SeqCst), expected, "{refused}");
+            }
+            tracing::error!("cannot open: {}", io::Error::from_raw_os_error(2));
+            assert_eq!(logged.load(Ordering::SeqCst), 3);
+        });
+    }
 
     #[test]
     fn a_panic_is_told_by_its_place_alone() {

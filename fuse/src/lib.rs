@@ -3,7 +3,9 @@
 pub mod adapter;
 mod answers;
 mod backups;
+pub mod broker;
 pub mod callers;
+mod capabilities;
 mod convert;
 pub mod daemon;
 mod dbus;
@@ -27,6 +29,7 @@ pub mod mount;
 pub mod notify;
 pub mod options;
 pub mod pace;
+pub mod point_owner;
 pub mod remount;
 mod restores;
 mod sandbox;

@@ -6,22 +6,25 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::io::{self, IoSliceMut, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::mounts::{self, Mounted, Numbers};
 use lockbox_host::point::{Held, Point};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::thread::CapabilitySet;
 
 use crate::exit::Failure;
+use crate::point_owner;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -39,6 +42,8 @@ pub struct Mount<'a> {
     pub point: &'a Path,
     pub allow_other: bool,
     pub flags: MsFlags,
+    /// User who must own the mount point, which must be empty then ([`crate::point_owner`]).
+    pub point_owner: Option<u32>,
 }
 
 /// Why a mount stays.
@@ -75,6 +80,7 @@ impl Mount<'_> {
         };
         let point = Point::of(self.point).and_then(|point| Ok((point.mode()?, point)));
         let (mode, point) = point.map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?;
+        self.check_owner(&point).map_err(AttachError::Failed)?;
         let mut data = format!(
             "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions,subtype={}",
             device.as_raw_fd(),
@@ -92,9 +98,19 @@ impl Mount<'_> {
         }
     }
 
+    fn check_owner(&self, held: &Point) -> Result<(), Failure> {
+        self.point_owner.map_or(Ok(()), |owner| point_owner::check(held, self.point, owner))
+    }
+
     /// The program gets one end of a socket as its standard input and sends the opened device through it.
     fn attach_through_fusermount(&self) -> Result<OwnedFd, Failure> {
         let failed = |e: io::Error| Failure::mount(format!("cannot run {FUSERMOUNT}: {e}"));
+        if self.point_owner.is_some() {
+            // The program takes a path and not what is open. Root comes here only without the right to mount, where that program has none either.
+            let held = Point::of(self.point);
+            let held = held.map_err(|e| Failure::mount(format!("cannot read {}: {e}", self.point.display())))?;
+            self.check_owner(&held)?;
+        }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut child = Command::new(FUSERMOUNT)
             .arg("-o")
@@ -190,6 +206,16 @@ pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     None
 }
 
+/// Sends a descriptor with a byte, which is of no meaning.
+pub(crate) fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
 /// Unmounts what was found in the table, and nothing else; with `detach` also when it is busy, and then it ends with its last user.
 pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
     let point = &mounted.point;
@@ -256,53 +282,35 @@ pub fn register(archive: &Path, point: &Path) {
     }
 }
 
-/// Opens the root of the mount with the device number `device`, if it is still on top at `point`. Whoever may change the path may have put anything
-/// there since: a FIFO, of which opening it would wait for a writer, or a link to a device that does something when it is opened. So nothing but that
+/// Opens the root of the mount with these numbers, if nothing lies on top of it. Whoever may change its path may have put anything
+/// there since the table was read: a FIFO, of which opening it would wait for a writer, or a link to a device that does something when it is opened. So nothing but that
 /// mount is opened.
-pub fn open_root(point: &Path, device: u64) -> io::Result<OwnedFd> {
-    held_root(point, device)?.reopen()
+pub fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
+    held_root(mount)?.reopen()
 }
 
 /// The same without asking its daemon.
-pub fn held_root(point: &Path, device: u64) -> io::Result<Point> {
-    let held = Point::of(point)?;
-    match held.mounted_at(point)? {
-        Some(mounted) if mounted.device == device => Ok(held),
+pub fn held_root(mount: Numbers) -> io::Result<Point> {
+    let found = mounts::table()?.into_iter().find(|mounted| mounted.numbers() == mount);
+    let point = found.ok_or(io::ErrorKind::NotFound)?.point;
+    let held = Point::of(&point)?;
+    match held.mounted_at(&point)? {
+        Some(mounted) if mounted.numbers() == mount => Ok(held),
         _ => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, symlink};
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use nix::sys::stat::Mode;
-
     use super::*;
 
     #[test]
-    fn nothing_is_opened_in_the_place_of_a_mount() {
-        let place = tempfile::tempdir().unwrap();
-        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
-        let (pipe, link, proc) = (at("fifo"), at("link"), Path::new("/proc"));
-        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
-        symlink(proc, &link).unwrap();
-        let device = proc.metadata().unwrap().dev();
-        let (opened, answers) = mpsc::channel();
-        // Opening a FIFO waits for who writes to it.
-        std::thread::spawn(move || {
-            for path in [&pipe, &link] {
-                opened.send(open_root(path, device).is_ok()).unwrap();
-            }
-        });
-        for _ in 0..2 {
-            assert_eq!(answers.recv_timeout(Duration::from_secs(60)), Ok(false));
-        }
-        assert!(open_root(proc, device).is_ok());
-        assert!(open_root(proc, device + 1).is_err(), "another mount");
-        assert!(open_root(&at("."), at(".").metadata().unwrap().dev()).is_err(), "no mount's root");
+    fn a_mount_is_opened_by_its_numbers_and_no_other_one() {
+        let proc = mounts::at(Path::new("/proc")).unwrap().unwrap().numbers();
+        let opened = open_root(proc).unwrap();
+        assert_eq!(rustix::fs::fstat(opened).unwrap().st_dev, proc.device);
+        assert!(open_root(Numbers { device: proc.device + 1, ..proc }).is_err(), "another file system");
+        assert!(open_root(Numbers { id: u64::MAX, ..proc }).is_err(), "another mount");
     }
 
     #[test]
@@ -313,6 +321,7 @@ mod tests {
             point: Path::new("/mnt"),
             allow_other: false,
             flags: MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+            point_owner: None,
         };
         assert_eq!(
             mount.fusermount_options(),

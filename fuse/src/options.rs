@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockbox::archive::{Keep, OpenOptions};
 use lockbox::fs::SyncProfile;
-use lockbox::keys::{SeenOptions, UnlockLimits, seen_directory};
+use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
 use lockbox_host::elsewhere::Remote;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use lockbox_terminal::quantity;
@@ -60,6 +60,10 @@ pub struct Options {
     pub kdf_limit: Option<u64>,
     pub accept_older: bool,
     pub accept_fork: bool,
+    pub accept_other: bool,
+    /// The names of the archive's place, as it was named to the mounting command: the daemon has only the path without links.
+    #[serde(default)]
+    pub places: Vec<PlaceName>,
     /// Whether the daemon gives up the files that it does not need.
     pub sandbox: bool,
     /// Seconds without use after which the archive is unmounted.
@@ -70,6 +74,8 @@ pub struct Options {
     pub nofail: bool,
     /// Mount also where that hides the archive, or what the daemon works with.
     pub over_archive: bool,
+    /// Mount an archive of another user also where [`crate::point_owner`] would refuse it.
+    pub trust_owner: bool,
     /// The snapshot that is shown, for reading.
     pub snapshot: Option<String>,
     pub snapshot_dir: SnapshotDir,
@@ -125,11 +131,14 @@ impl Default for Options {
             kdf_limit: None,
             accept_older: false,
             accept_fork: false,
+            accept_other: false,
+            places: Vec::new(),
             sandbox: true,
             idle: None,
             lock_on_suspend: false,
             nofail: false,
             over_archive: false,
+            trust_owner: false,
             snapshot: None,
             snapshot_dir: SnapshotDir::Hidden,
             snapshots: Keep::default(),
@@ -194,6 +203,7 @@ impl Options {
             "foreground" => self.foreground = true,
             "accept-older" | "accept_older" => self.accept_older = true,
             "accept-fork" | "accept_fork" => self.accept_fork = true,
+            "accept-other" | "accept_other" => self.accept_other = true,
             "passfile_any" | "passfile-any" => self.sources.passphrase.passfile_any = true,
             "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
@@ -204,6 +214,7 @@ impl Options {
             "nofail" => self.nofail = true,
             "take-over" | "take_over" => self.take_over = true,
             "over-archive" | "over_archive" => self.over_archive = true,
+            "trust-owner" | "trust_owner" => self.trust_owner = true,
             _ => return false,
         }
         true
@@ -263,7 +274,13 @@ impl Options {
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
         // What no store has is nothing that is to be found again.
         let directory = directory.filter(|_| !self.remote.is_unsent());
-        SeenOptions { directory, accept_older: self.accept_older, accept_fork: self.accept_fork }
+        SeenOptions {
+            directory,
+            accept_older: self.accept_older,
+            accept_fork: self.accept_fork,
+            accept_other: self.accept_other,
+            places: self.places.clone(),
+        }
     }
 
     pub fn sync_profile(&self) -> SyncProfile {

@@ -95,7 +95,7 @@ pub fn remount(point: &Path, change: Change) -> Result<(), Failure> {
     // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
     let places = mounted.user.map_or_else(daemons::places, daemons::places_of);
     let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
-    let daemon = daemons.iter().find(|(_, status)| Path::new(&status.mount_point) == point);
+    let daemon = daemons.iter().find(|(_, status)| daemons::mount_of(status, std::slice::from_ref(&mounted)).is_some());
     let read_only = flags.contains(MsFlags::MS_RDONLY);
     if !read_only && daemon.is_some_and(|(_, status)| status.read_only) {
         return Err(Failure::mount(format!(

@@ -10,9 +10,11 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
+    RestrictionStatus, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    make_bitflags,
 };
+use lockbox_host::elsewhere::FetcherReach;
 
 /// What stays within reach, by descriptors: the mount may hide the paths.
 pub(crate) struct Reach<'a> {
@@ -64,6 +66,40 @@ fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
     Ok(rules)
 }
 
+/// What a fetcher does with files of its own directories.
+const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeReg | MakeDir | Refer
+});
+
+/// Restricts the fetcher: files of its own directories, what it reads, and connections to ports of its servers.
+///
+/// # Errors
+/// As of [`enter`].
+pub(crate) fn enter_fetcher(reach: &FetcherReach) -> Result<bool, RulesetError> {
+    let network = if reach.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(FILES))?
+        .handle_access(network)?
+        .scope(Scope::from_all(SCOPES))?
+        .create()?;
+    for path in &reach.written {
+        if let Ok(opened) = PathFd::new(path) {
+            rules = rules.add_rule(PathBeneath::new(opened, KEPT_FILES))?;
+        }
+    }
+    for path in &reach.read {
+        let access = if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() };
+        if let Ok(opened) = PathFd::new(path) {
+            rules = rules.add_rule(PathBeneath::new(opened, access))?;
+        }
+    }
+    for port in reach.ports.iter().flatten() {
+        rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?;
+    }
+    Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -109,5 +145,46 @@ mod tests {
             });
         });
         assert!(File::open("/etc/passwd").is_ok(), "other threads keep their rights");
+    }
+
+    #[test]
+    fn a_fetcher_has_its_own_directories_and_ports_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        for name in ["cache", "cache/a", "other", "read"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        fs::write(at("read/bundle.pem"), b"certificates").unwrap();
+        fs::write(at("other/file"), b"of the user").unwrap();
+        let [server, stranger] = [0; 2].map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).unwrap());
+        let address = |listener: &std::net::TcpListener| listener.local_addr().unwrap();
+        let reach = FetcherReach {
+            written: vec![at("cache"), at("missing")],
+            read: vec![at("read/bundle.pem")],
+            ports: Some(vec![address(&server).port()]),
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if !enter_fetcher(&reach).unwrap() {
+                    println!("this kernel has no Landlock");
+                    return;
+                }
+                assert!(File::open("/etc/passwd").is_err() && File::open(at("other/file")).is_err());
+                assert!(fs::write(at("other/new"), b"").is_err() && fs::read_dir(at("other")).is_err());
+                assert!(fs::write(at("read/bundle.pem"), b"").is_err());
+                assert_eq!(fs::read(at("read/bundle.pem")).unwrap(), b"certificates");
+                fs::write(at("cache/new"), b"kept").unwrap();
+                fs::rename(at("cache/new"), at("cache/a/kept")).unwrap();
+                fs::create_dir(at("cache/b")).unwrap();
+                fs::remove_file(at("cache/a/kept")).unwrap();
+                assert!(std::process::Command::new("/bin/true").status().is_err());
+                assert!(File::open(format!("/proc/{}/mem", nix::unistd::getppid())).is_err());
+                std::net::TcpStream::connect(address(&server)).unwrap();
+                // Kernels from 6.7 on bind ports.
+                if std::net::TcpListener::bind("127.0.0.1:0").is_err() {
+                    assert!(std::net::TcpStream::connect(address(&stranger)).is_err());
+                }
+            });
+        });
     }
 }

@@ -34,6 +34,7 @@ use lockbox_host::{Program, code, daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::thread::CapabilitySet;
 
 use crate::adapter::{Activity, Adapter, Followed, Manner, Shown, snapshot_dir};
 use crate::answers::{Answers, Living};
@@ -50,6 +51,7 @@ use crate::moments;
 use crate::mount::Mount;
 use crate::options::Options;
 use crate::pace::Pace;
+use crate::point_owner;
 use crate::sandbox::{self, Reach};
 use crate::schedule::Schedule;
 use crate::suspend;
@@ -57,7 +59,7 @@ use crate::task::Task;
 use crate::ticker::Ticker;
 use crate::unmounter::Unmounter;
 use crate::watch::Watch;
-use crate::{filter, kernel};
+use crate::{capabilities, filter, kernel};
 
 /// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
 pub fn serve(
@@ -75,13 +77,16 @@ pub fn serve(
     let (host, mut place) = if elsewhere::is_elsewhere(path) {
         let Options { read_only, take_over, .. } = task.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
-        let fetched = fetcher::start(path, &task.options.remote, access, &Target::of(&task.options));
+        let log = Target::of(&task.options);
+        let fetched = fetcher::start(path, &task.options.remote, access, &log, task.options.sandbox);
         (None, fetched.map_err(|error| elsewhere_in_use(path, take_over, error))?)
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
         (Some(directory.into()), elsewhere::Place::file(path))
     };
+    // In the namespaces of `lockbox exec` the mount is seen by that command's program alone, at a directory that was made for it.
+    let is_alone = namespaces.is_some();
     if let Some(namespaces) = namespaces {
         namespaces.join().map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
     }
@@ -91,6 +96,7 @@ pub fn serve(
         Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
     };
     let archive = archive.map_err(|e| in_use(task, e))?;
+    let owner = archive.owner()?.or_else(|| point_owner::owner_by_path(path)).filter(|_| !is_alone);
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let follow = task.options.follow.filter(|_| task.options.snapshot.is_none());
@@ -106,7 +112,8 @@ pub fn serve(
     let elsewhere = place.leaving().zip(place.ending()).map(|(leave, end)| Elsewhere { leave, end });
     let mut end = End::of(Arc::clone(&slot), inbox, elsewhere);
     let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let host = Host { directory: host, telling: place.telling(), follow };
+    let point_owner = point_owner::required(owner, &task.options);
+    let host = Host { directory: host, point_owner, telling: place.telling(), follow };
     let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
             let (cache, place) = (Arc::clone(&running.cache), Arc::clone(&running.place));
@@ -149,6 +156,8 @@ pub fn serve(
 struct Host {
     /// Of the archive's file, when it is one of this host.
     directory: Option<OwnedFd>,
+    /// User who must own the mount point.
+    point_owner: Option<u32>,
     telling: Option<elsewhere::Telling>,
     /// Of one that is shown as it is written elsewhere.
     follow: Option<Follow>,
@@ -213,7 +222,7 @@ fn start(
     events: &Sender<Event>,
     end: &mut End,
 ) -> Result<Running, Failure> {
-    let Host { directory: host, telling, follow } = host;
+    let Host { directory: host, point_owner, telling, follow } = host;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::of(follow.is_some())), Arc::new(Activity::default()));
@@ -225,12 +234,13 @@ fn start(
         point: task.point(),
         allow_other: task.options.allow_other,
         flags: task.options.mount_flags(),
+        point_owner,
     };
     let Attached { place, connection, read_ahead } = Place::attach(&mount, unmounter, Arc::clone(&cache))?;
     end.mounted(Arc::clone(&place));
     if task.options.sandbox {
         let tasks = watch.as_ref().map(Watch::tasks);
-        confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks });
+        confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &place);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     // A mount for reading changes nothing.
@@ -316,13 +326,16 @@ fn serve_requests(
 }
 
 /// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(reach: &Reach<'_>) {
+fn confine(reach: &Reach<'_>, place: &Place) {
     match sandbox::enter(reach) {
         Ok(true) => {}
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
     }
-    if let Err(error) = filter::enter() {
+    if let Err(error) = capabilities::keep_only(CapabilitySet::IPC_LOCK) {
+        tracing::warn!("the daemon keeps its capabilities: {error}");
+    }
+    if let Err(error) = filter::enter(filter::Process::Daemon, |listener| place.name_refusals(listener)) {
         tracing::warn!("the filter of system calls was refused: {error}");
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! It also is the one that looks below the mount: a daemon that does so waits for an answer of its own. It starts before the mount is there,
 //! which may hide what it is made of (the program, its libraries, the log), knows the mount point and no secret, takes one byte per order on
-//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's device number. Its
+//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's numbers. It also
+//! answers and names the system calls that the daemon's filter refuses ([`crate::filter`]). Its
 //! standard output is a second socket, for questions about callers. It ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
 //! not, as after SIGKILL, this process is the only one left to say so in the log.
 
-use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::mounts::{self, Mounted, Numbers};
 use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::callers::{self, Callers};
+use crate::filter;
 use crate::journal::{self, Target};
 use crate::login;
 use crate::mount::{self, UnmountError};
@@ -37,6 +37,8 @@ const FLUSH: u8 = b'f';
 const LOOK: u8 = b'l';
 /// Is answered with a byte, and a descriptor when there is a bus.
 const DIAL: u8 = b's';
+/// Is followed by a byte with the listener of the daemon's filter, and has no answer.
+const REFUSALS: u8 = b'r';
 /// Has no answer.
 const GOOD_BYE: u8 = b'g';
 
@@ -51,9 +53,9 @@ pub(crate) enum Unmounted {
     Failed(String),
 }
 
-/// Unmounts what has this device number at `point`; with `detach` also when it is busy.
-pub(crate) fn unmount(point: &Path, device: u64, detach: bool) -> Unmounted {
-    let top = match on_top(mounts::table(), point, device) {
+/// Unmounts the mount with these numbers, wherever it is by now; with `detach` also when it is busy.
+pub(crate) fn unmount(mount: Numbers, detach: bool) -> Unmounted {
+    let top = match on_top(mounts::table(), mount) {
         Ok(top) => top,
         Err(unmounted) => return unmounted,
     };
@@ -77,28 +79,37 @@ impl From<UnmountError> for Unmounted {
     }
 }
 
-/// Our mount when it is on top at `point`, else what is to be said without trying.
-fn on_top(table: io::Result<Vec<Mounted>>, point: &Path, device: u64) -> Result<Mounted, Unmounted> {
+/// Our mount with the path that it has by now when it is on top there, else what is to be said without trying.
+fn on_top(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, Unmounted> {
     // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
     let table = table.map_err(|error| Unmounted::Failed(format!("the table of mounts cannot be read: {error}")))?;
-    match table.iter().rfind(|m| m.point == point) {
-        Some(top) if top.device == device => Ok(top.clone()),
-        // Somebody mounted over us, or moved us: what is there is not ours to take away, and we are still served.
-        _ if table.iter().any(|m| m.device == device) => Err(Unmounted::Busy),
-        _ => Err(Unmounted::Gone),
+    match table.iter().find(|mounted| mounted.numbers() == mount) {
+        // What is mounted on its root has the same path.
+        Some(ours) if !table.iter().any(|other| other.parent == ours.id && other.point == ours.point) => {
+            Ok(ours.clone())
+        }
+        None if !table.iter().any(|mounted| mounted.device == mount.device) => Err(Unmounted::Gone),
+        // Mounted over, or only a bind of it is left: what is there is not ours to take away, and we are still served.
+        _ => Err(Unmounted::Busy),
     }
 }
 
-/// Makes the kernel write the dirty pages of the mount with this device number. Answers whether it is on top at `point`.
-pub(crate) fn flush(point: &Path, device: u64) -> bool {
-    let Ok(root) = mount::open_root(point, device) else { return false };
-    let _ = nix::unistd::syncfs(&root);
+/// Makes the kernel write the dirty pages of the mount. Answers whether it is on top at its path.
+pub(crate) fn flush(mount: Numbers) -> bool {
+    let Ok(root) = mount::open_root(mount) else { return false };
+    flush_open(&root);
     true
 }
 
-/// Whether the mount with this device number is on top at `point` and answers.
-fn look(point: &Path, device: u64) -> Unmounted {
-    match mount::held_root(point, device).and_then(|root| root.mode()) {
+/// A failure is no matter of the caller, who meets what could not be written as the daemon that is to write it.
+#[expect(clippy::disallowed_methods, reason = "the mount of this daemon, not its host")]
+fn flush_open(root: impl AsFd) {
+    let _ = rustix::io::retry_on_intr(|| rustix::fs::syncfs(&root));
+}
+
+/// Whether the mount is on top at its path and answers.
+fn look(mount: Numbers) -> Unmounted {
+    match mount::held_root(mount).and_then(|root| root.mode()) {
         Ok(_) => Unmounted::Busy,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Unmounted::Gone,
         Err(error) => Unmounted::Failed(error.to_string()),
@@ -143,9 +154,9 @@ impl Unmounter {
     }
 
     /// Tells it of the mount. Before that there is nothing that it can do.
-    pub(crate) fn mounted(&mut self, device: u64) -> io::Result<()> {
+    pub(crate) fn mounted(&mut self, mount: Numbers) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        orders.get_ref().write_all(&device.to_le_bytes())
+        orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
     }
 
     /// Whether the mount answers.
@@ -180,6 +191,13 @@ impl Unmounter {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
         (&mut &*orders).write_all(&[DIAL])?;
         mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Hands over the listener of the daemon's filter of system calls: what is refused is answered and named there.
+    pub(crate) fn name_refusals(&mut self, listener: &OwnedFd) -> io::Result<()> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
+        (&mut &*orders).write_all(&[REFUSALS])?;
+        mount::send_descriptor(orders, listener.as_fd())
     }
 
     fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
@@ -220,17 +238,17 @@ pub fn run() -> io::Result<()> {
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
     thread::Builder::new().name("callers".into()).spawn(move || callers::serve(questions))?;
     orders.write_all(b"ready\n")?;
-    let mut device = [0; 8];
-    if orders.read_exact(&mut device).is_err() {
+    let (mut id, mut device) = ([0; 8], [0; 8]);
+    if orders.read_exact(&mut id).and_then(|()| orders.read_exact(&mut device)).is_err() {
         // There was no mount, and nothing was lost.
         return Ok(());
     }
-    let device = u64::from_le_bytes(device);
+    let mount = Numbers { id: u64::from_le_bytes(id), device: u64::from_le_bytes(device) };
     let parting = take_orders(&mut orders, |order| match order {
-        FLUSH if flush(&point, device) => Unmounted::Busy,
+        FLUSH if flush(mount) => Unmounted::Busy,
         FLUSH => Unmounted::Gone,
-        LOOK => look(&point, device),
-        POLITELY | DETACH => unmount(&point, device, order == DETACH),
+        LOOK => look(mount),
+        POLITELY | DETACH => unmount(mount, order == DETACH),
         _ => Unmounted::Failed(format!("there is no order {order}")),
     });
     match parting {
@@ -261,6 +279,14 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
                     return Parting::Lost;
                 }
             }
+            Ok(1) if order[0] == REFUSALS => {
+                // Without the listener the kernel refuses the calls by itself.
+                if let Some(listener) = mount::receive_descriptor(orders)
+                    && let Err(error) = filter::name_refusals(listener, "daemon")
+                {
+                    tracing::info!("refused system calls will not be named: {error}");
+                }
+            }
             // It may die before it takes the answer.
             Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -270,16 +296,11 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
 }
 
 /// Sends the connection with a byte, or the byte alone.
-fn hand_over(orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let connection = connection.ok();
-    let descriptors: Vec<_> = connection.iter().map(AsFd::as_fd).collect();
-    if !descriptors.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+fn hand_over(mut orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
+    match connection {
+        Ok(connection) => mount::send_descriptor(orders, connection.as_fd()),
+        Err(_) => orders.write_all(&[0]),
     }
-    sendmsg(orders, &[IoSlice::new(&[DIAL])], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {
@@ -290,24 +311,34 @@ fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::makedev;
+
     use super::*;
 
     #[test]
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
-        let point = Path::new("/mnt/a");
-        let said = |table: &[(u64, &str)]| {
-            let mounted = |&(device, at): &(u64, &str)| {
-                mounts::parse(format!("{device} 0 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
+        let ours = Numbers { id: 7, device: makedev(0, 7) };
+        // Mounts with their parents, file systems and points.
+        let said = |table: &[(u64, u64, u64, &str)]| {
+            let mounted = |&(id, parent, device, at): &(u64, u64, u64, &str)| {
+                mounts::parse(format!("{id} {parent} 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
                     .unwrap()
             };
-            on_top(Ok(table.iter().map(mounted).collect()), point, 7).err()
+            on_top(Ok(table.iter().map(mounted).collect()), ours).map(|found| found.point)
         };
-        assert_eq!(said(&[(1, "/"), (7, "/mnt/a")]), None);
-        assert_eq!(said(&[(1, "/"), (7, "/mnt/a"), (9, "/mnt/a")]), Some(Unmounted::Busy), "mounted over");
-        assert_eq!(said(&[(1, "/"), (7, "/mnt/b")]), Some(Unmounted::Busy), "moved");
-        assert_eq!(said(&[(1, "/"), (9, "/mnt/a")]), Some(Unmounted::Gone), "replaced");
-        assert_eq!(said(&[(1, "/")]), Some(Unmounted::Gone));
-        let unread = on_top(Err(io::ErrorKind::PermissionDenied.into()), point, 7);
+        let root = (1, 0, 1, "/");
+        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a")]), Ok("/mnt/a".into()));
+        assert_eq!(said(&[root, (7, 1, 7, "/renamed/a")]), Ok("/renamed/a".into()), "wherever it is by now");
+        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]), Err(Unmounted::Busy), "mounted over");
+        assert_eq!(
+            said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a/b")]),
+            Ok("/mnt/a".into()),
+            "the kernel says that it is busy"
+        );
+        assert_eq!(said(&[root, (9, 1, 7, "/mnt/b")]), Err(Unmounted::Busy), "a bind of it");
+        assert_eq!(said(&[root, (7, 1, 9, "/mnt/a")]), Err(Unmounted::Gone), "another one with its number");
+        assert_eq!(said(&[root]), Err(Unmounted::Gone));
+        let unread = on_top(Err(io::ErrorKind::PermissionDenied.into()), ours);
         assert!(matches!(unread, Err(Unmounted::Failed(_))), "{unread:?}");
     }
 

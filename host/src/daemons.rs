@@ -7,8 +7,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
-use nix::unistd::{Uid, User, geteuid};
+use nix::unistd::{Uid, User, geteuid, mkdtemp};
 
+use crate::located::{Located, in_time};
+use crate::mounts::{self, Mounted};
 use crate::{Failure, elsewhere};
 
 fn given() -> Option<OsString> {
@@ -34,7 +36,16 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
     match directory() {
         Runtime::Ready(path) => Ok(path),
         Runtime::Missing(path) | Runtime::NotPrivate(path) => {
-            Err(Failure::other(format!("{} is not a private directory of this user", path.display())))
+            let mut template = path.clone().into_os_string();
+            template.push(control::SUFFIX);
+            template.push("XXXXXX");
+            mkdtemp(Path::new(&template)).map_err(|errno| {
+                let path = path.display();
+                Failure::other(format!(
+                    "cannot make a directory beside {path}, which is not a private directory of this user: {}",
+                    errno.desc()
+                ))
+            })
         }
     }
 }
@@ -74,15 +85,35 @@ pub fn is_out_of_sight(status: &Status) -> bool {
     ![0, own].contains(&status.mount_namespace) && own != 0
 }
 
+/// The status with the mount point that the mount has by now, as far as it is in the table.
+pub fn located(mut status: Status, table: &[Mounted]) -> Status {
+    if let Some(mounted) = mount_of(&status, table) {
+        status.set_mount_point(&mounted.point);
+    }
+    status
+}
+
+/// The mount that the daemon serves, wherever it is by now.
+pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted> {
+    mounts::of_daemon(table, status, mount_namespace())
+}
+
 /// The name of the socket of a daemon that serves the archive at this path or address.
 ///
 /// # Errors
-/// When it is a path, and nothing is there.
+/// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut` when it lies in an archive whose daemon does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     if elsewhere::is_elsewhere(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));
     }
-    archive.metadata().map(|file| SocketName::of_file(&file))
+    let located = Located::of(archive)?;
+    let real = located.path();
+    let found = match located.mount() {
+        None => real.metadata(),
+        Some(_) if located.mounted_here().is_some() => return Err(ErrorKind::IsADirectory.into()),
+        Some(_) => in_time(move || real.metadata()).unwrap_or_else(|| Err(ErrorKind::TimedOut.into())),
+    };
+    found.map(|file| SocketName::of_file(&file))
 }
 
 /// Who holds the archive at this path or address.
@@ -90,7 +121,7 @@ pub fn holder(archive: &Path) -> Holder {
     let Ok(name) = socket_name(archive) else { return Holder::Nobody };
     let asked = places().into_iter().find_map(|place| {
         match control::ask(&control::socket_path(&place.runtime, &name), place.owner, &Request::Status) {
-            Ok(Response::Status(status)) => Some(Holder::Serves(status)),
+            Ok(Response::Status(status)) => Some(Holder::Serves(Box::new(located(*status, &mounts::all())))),
             Ok(Response::Failed { .. }) => Some(Holder::Closes),
             _ => None,
         }

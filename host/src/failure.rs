@@ -31,7 +31,7 @@ pub fn code(error: &Error) -> u8 {
         Error::InUse(_) => IN_USE,
         // What is too large for where it goes: to that one file the host is full.
         Error::NoSpace(_) | Error::FileTooLarge => NO_SPACE,
-        Error::Older(_) | Error::Forked(_) => OLDER,
+        Error::Older(_) | Error::Forked(_) | Error::Replaced(_) => OLDER,
         // As shells show a program that a signal ended.
         Error::Interrupted(signal) => 128 + signal,
         _ => OTHER,

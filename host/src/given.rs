@@ -8,7 +8,7 @@ use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
 use lockbox::keys::Secrets;
 
 use crate::failure::about;
-use crate::secrets::{self, Sources, ask_openly, confirm_openly};
+use crate::secrets::{self, Sources, ask_openly, confirm_openly, is_marked};
 use crate::{Failure, Program, WRONG_KEY, Working};
 
 /// How often a passphrase may be typed. A script has one try: what it gives does not change.
@@ -76,10 +76,14 @@ impl Given {
 
     /// The failure of unlocking the archive at `path` with the wrong ones.
     pub fn wrong<P: Program>(&self, path: &Path) -> Failure<P> {
-        match &self.mistyped {
+        let mut failure = match &self.mistyped {
             Some(error) => Failure::new(WRONG_KEY, about::<P>(path, Failure::<P>::sentence(error))),
             None => P::failure(path, Error::WrongKey),
+        };
+        if self.secrets.passphrase.as_ref().is_some_and(|passphrase| is_marked(passphrase.bytes())) {
+            failure.message += "; the passphrase begins with a byte order mark, as editors of Windows write it: save its file as UTF-8 without one";
         }
+        failure
     }
 }
 

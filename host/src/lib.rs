@@ -11,8 +11,10 @@ pub mod elsewhere;
 mod failure;
 mod given;
 pub mod harden;
+pub mod located;
 pub mod mounts;
 pub mod namespaces;
+mod place_names;
 pub mod point;
 pub mod proc;
 pub mod secrets;
@@ -24,6 +26,7 @@ mod working;
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
 pub use failure::{Failure, Program, code, is_full};
 pub use given::{Asker, Given, gather};
+pub use place_names::place_names;
 pub use unlock::{unlock, unlock_damaged, unlock_limits};
 pub use working::Working;
 

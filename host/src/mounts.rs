@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use lockbox::control::Status;
 use nix::sys::stat::makedev;
 use nix::unistd::geteuid;
 
@@ -34,6 +35,36 @@ impl Mounted {
     pub fn is_archive(&self) -> bool {
         self.file_system == TYPE
     }
+
+    pub fn numbers(&self) -> Numbers {
+        Numbers { id: self.id, device: self.device }
+    }
+}
+
+/// What tells a mount from every other one, wherever it is moved and whatever is renamed above it. The kernel gives the id of a mount that is gone
+/// to another one, but the device number not before the file system has ended too, with which its daemon ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    pub id: u64,
+    pub device: u64,
+}
+
+/// The mount that a daemon serves, wherever it is by now.
+///
+/// In the daemon's own mount namespace it is known by its numbers. In another one a mount that was copied into it has another id, so the
+/// device number alone counts there, and of several mounts the one at the daemon's path. A daemon that tells no numbers is an older one,
+/// which is found by its path.
+pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> Option<&'a Mounted> {
+    let point = status.mount_point_path();
+    let of_it = |mounted: &&Mounted| mounted.is_archive() && mounted.device == status.mount_device;
+    if status.mount_device == 0 {
+        return table.iter().rfind(|mounted| mounted.point == point).filter(|mounted| mounted.is_archive());
+    }
+    if [0, namespace].contains(&status.mount_namespace) {
+        return table.iter().filter(of_it).find(|mounted| mounted.id == status.mount_id);
+    }
+    let there = table.iter().filter(of_it);
+    there.clone().find(|mounted| mounted.point == point).or_else(|| there.last())
 }
 
 /// All mounts of this process's namespace, a later one over an earlier one at the same point.
@@ -63,18 +94,6 @@ pub fn mine() -> Vec<Mounted> {
 /// As [`table`].
 pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
-}
-
-/// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
-pub fn canonical(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => match parent.canonicalize() {
-            Ok(parent) => parent.join(name),
-            Err(_) => absolute,
-        },
-        _ => absolute,
-    }
 }
 
 /// Another mount of the same file system, such as the one that `mounted` is a bind of.
@@ -154,6 +173,35 @@ mod tests {
         assert!(!parse(b"36 35 0:42 / /mnt rw - fuse.lockboxfs x rw").unwrap().is_archive());
         assert_eq!(parse(b"36 35 0:42 / /mnt"), None);
         assert_eq!(parse(b""), None);
+    }
+
+    #[test]
+    fn a_daemon_is_found_by_its_numbers_wherever_its_mount_is() {
+        let line = |id: u64, minor: u64, point: &str| {
+            format!("{id} 1 0:{minor} / {point} rw - fuse.lockbox /a.lbx rw,user_id=7")
+        };
+        let table: Vec<Mounted> = [line(36, 42, "/new/a"), line(37, 43, "/old/a"), line(38, 42, "/bind")]
+            .iter()
+            .filter_map(|line| parse(line.as_bytes()))
+            .collect();
+        let status = Status {
+            mount_point: "/old/a".into(),
+            mount_id: 36,
+            mount_device: makedev(0, 42),
+            mount_namespace: 5,
+            ..Status::default()
+        };
+        let found = |status: &Status, namespace| of_daemon(&table, status, namespace).map(|mounted| mounted.id);
+        assert_eq!(found(&status, 5), Some(36), "a directory above it was renamed, and another mount has its path");
+        assert_eq!(
+            found(&Status { mount_id: 39, ..status.clone() }, 5),
+            None,
+            "it was taken away, and its bind is another one"
+        );
+        assert_eq!(found(&Status { mount_id: 9, ..status.clone() }, 6), Some(38), "copied into another namespace");
+        let copied = Status { mount_id: 9, mount_point: "/new/a".into(), ..status.clone() };
+        assert_eq!(found(&copied, 6), Some(36));
+        assert_eq!(found(&Status { mount_device: 0, ..status }, 5), Some(37), "an older daemon tells its path alone");
     }
 
     #[test]

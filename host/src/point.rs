@@ -55,9 +55,7 @@ impl Point {
 
     /// The kernel's number of the mount in which it is.
     fn mount(&self) -> io::Result<u64> {
-        let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
-        let number = told.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-        number.ok_or_else(|| ErrorKind::InvalidData.into())
+        mount_number(self.0.as_fd())
     }
 
     /// Takes the mount whose root this is away, also when it is busy or something lies on it.
@@ -83,6 +81,21 @@ impl Point {
     /// The mode of the directory, which its file system is asked for.
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)
+    }
+
+    /// The uid of the directory, which its file system is asked for.
+    pub fn owner(&self) -> io::Result<u32> {
+        Ok(rustix::fs::fstat(&self.0)?.st_uid)
+    }
+
+    /// Returns whether the directory has no entries; its file system is asked for that.
+    pub fn is_empty(&self) -> io::Result<bool> {
+        for entry in rustix::fs::Dir::new(self.reopen()?)? {
+            if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -148,6 +161,13 @@ pub fn others_exchange(directory: &Path) -> bool {
 fn others_change(directory: &fs::Metadata) -> bool {
     let owned = [0, geteuid().as_raw()].contains(&directory.uid());
     !owned || (directory.mode() & 0o022 != 0 && directory.mode() & 0o1000 == 0)
+}
+
+/// The kernel's number of the mount in which something open is.
+pub(crate) fn mount_number(open: BorrowedFd<'_>) -> io::Result<u64> {
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd()))?;
+    let number = told.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    number.ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
 /// The kernel's number of the mount to which a link leads.

@@ -24,7 +24,7 @@ pub const REMOTE: [(&str, Takes); 5] = [
 ];
 
 /// All others. What is written with a dash and with an underscore stands here as the manual has it.
-pub const MOUNT: [(&str, Takes); 47] = [
+pub const MOUNT: [(&str, Takes); 49] = [
     ("ro", Takes::Nothing),
     ("rw", Takes::Nothing),
     ("allow_other", Takes::Nothing),
@@ -48,6 +48,7 @@ pub const MOUNT: [(&str, Takes); 47] = [
     ("stop_timeout", Takes::Text),
     ("accept-older", Takes::Nothing),
     ("accept-fork", Takes::Nothing),
+    ("accept-other", Takes::Nothing),
     ("kdf-limit", Takes::Text),
     ("sandbox", SWITCH),
     ("log", Takes::File),
@@ -60,6 +61,7 @@ pub const MOUNT: [(&str, Takes); 47] = [
     ("take-over", Takes::Nothing),
     ("nofail", Takes::Nothing),
     ("over-archive", Takes::Nothing),
+    ("trust-owner", Takes::Nothing),
     ("foreground", Takes::Nothing),
     ("suid", Takes::Nothing),
     ("dev", Takes::Nothing),

@@ -101,7 +101,7 @@ impl Address {
     }
 
     /// What [`Address::parse`] reads as this one.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         match self {
             Address::Web(url) | Address::Directory(url) => url.as_str().to_owned(),
             Address::Bucket { cloud, bucket, key } => format!("{}://{bucket}/{key}", cloud.scheme()),

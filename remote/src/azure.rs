@@ -4,7 +4,6 @@
 //! documentation of the REST interface has it) and is never sent; a SAS token is the signature itself, so it goes along in the address of each request, to its account's server alone.
 //! Neither is ever shown.
 
-use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -16,7 +15,9 @@ use zeroize::Zeroizing;
 
 use crate::Options;
 use crate::address::check_scheme;
+use crate::broker::{Broker, GivenAccount};
 use crate::credentials::{Credentials, File, Variable, section, variable};
+use crate::settings_file;
 use crate::signing::{Header, encoded, mac};
 use crate::source::Trouble;
 
@@ -48,7 +49,7 @@ impl Account {
     /// # Errors
     /// `Invalid` when the environment names none, or one that cannot be.
     fn of_environment() -> Result<Account> {
-        Account::of(&variable, &|path| fs::read_to_string(path).ok())
+        Account::of(&variable, &settings_file::read)
     }
 
     /// As the Azure tools do, a connection string goes before all else, and a key before a token; what is in the environment before what is in the file.
@@ -161,8 +162,41 @@ impl<'a> Given<'a> {
     }
 }
 
-pub(crate) fn looked_for() -> std::result::Result<Option<Account>, Trouble> {
-    Account::of_environment().map(Some).map_err(|error| Trouble::Refused(error.to_string()))
+/// Looks for the account; by the broker where this process may not look itself.
+pub(crate) fn looked_for(
+    broker: Option<Broker>,
+) -> impl Fn() -> std::result::Result<Option<Account>, Trouble> + Send + Sync + 'static {
+    move || account(broker.as_ref()).map(Some).map_err(|error| Trouble::Refused(error.to_string()))
+}
+
+fn account(broker: Option<&Broker>) -> Result<Account> {
+    let Some(broker) = broker else { return Account::of_environment() };
+    let given = broker.account().map_err(Error::invalid)?;
+    let key = given.key.clone().map(|key| Proof::Key(Zeroizing::new(key)));
+    let proof = key.or_else(|| given.token.clone().map(|token| Proof::Token(Zeroizing::new(token))));
+    Ok(Account { name: given.name.clone(), endpoint: given.endpoint.clone(), proof })
+}
+
+/// Where the account's blobs are.
+///
+/// # Errors
+/// `Invalid` when the environment names no account, or one that cannot be.
+pub(crate) fn endpoint(broker: Option<&Broker>) -> Result<String> {
+    Ok(account(broker)?.endpoint)
+}
+
+/// That of the environment, as it is passed on between processes.
+///
+/// # Errors
+/// `Invalid` when the environment names none, or one that cannot be.
+pub(crate) fn given() -> Result<GivenAccount> {
+    let Account { name, endpoint, proof } = Account::of_environment()?;
+    let (key, token) = match proof {
+        Some(Proof::Key(key)) => (Some(key.to_vec()), None),
+        Some(Proof::Token(token)) => (None, Some(token.to_string())),
+        None => (None, None),
+    };
+    Ok(GivenAccount { name, endpoint, key, token })
 }
 
 impl Account {
@@ -197,7 +231,7 @@ impl Container {
     /// # Errors
     /// `Invalid` when there is no account, or for an endpoint that cannot be.
     pub(crate) fn new(container: &str, options: &Options) -> Result<Container> {
-        Container::at(container, Account::of_environment()?, looked_for, options)
+        Container::at(container, account(options.broker.as_ref())?, looked_for(options.broker.clone()), options)
     }
 
     pub(crate) fn at(

@@ -28,6 +28,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::credentials::home;
 use crate::digits::hex;
+use crate::settings_file::is_of_root;
 use crate::shelf::SLOT;
 use crate::source::Label;
 
@@ -66,10 +67,15 @@ struct Table {
     clock: u32,
 }
 
-/// The directory of caches: `$XDG_CACHE_HOME/lockbox`, `~/.cache/lockbox`.
+/// The directory of caches: `$XDG_CACHE_HOME/lockbox`, `~/.cache/lockbox`; for root with the HOME of another user, who could lead what is written there
+/// elsewhere, that of the system.
 pub(crate) fn directory() -> Option<PathBuf> {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    named.or_else(|| Some(home()?.join(".cache"))).map(|path| path.join("lockbox"))
+    named.or_else(|| Some(cache_home(home()?, rustix::process::geteuid().is_root()))).map(|path| path.join("lockbox"))
+}
+
+fn cache_home(home: PathBuf, is_root: bool) -> PathBuf {
+    if is_root && !is_of_root(&home) { PathBuf::from("/var/cache") } else { home.join(".cache") }
 }
 
 impl Cache {

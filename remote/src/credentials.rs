@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -21,14 +20,40 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
+use crate::broker::{Broker, GivenKeys, GivenPlace};
+use crate::settings_file;
 use crate::source::Trouble;
 
 /// Where a store is, and whose words are signed there.
-pub(crate) struct Place {
-    pub(crate) region: String,
+struct Place {
+    region: String,
     /// None for that of the region.
-    pub(crate) endpoint: Option<String>,
+    endpoint: Option<String>,
     origin: Origin,
+}
+
+/// Region and endpoint of the environment; by the broker where this process may not look itself.
+///
+/// # Errors
+/// `Invalid` when a profile is named that the files do not have.
+pub(crate) fn place(broker: Option<&Broker>) -> Result<GivenPlace> {
+    match broker {
+        None => Place::of_environment().map(|Place { region, endpoint, .. }| GivenPlace { region, endpoint }),
+        Some(broker) => {
+            let given = broker.place().map_err(|error| Error::io("cannot ask for the profile", error))?;
+            given.map_err(Error::invalid)
+        }
+    }
+}
+
+/// As they are passed on between processes.
+pub(crate) fn given(keys: &rusty_s3::Credentials) -> GivenKeys {
+    GivenKeys { id: keys.key().to_owned(), secret: keys.secret().to_owned(), token: keys.token().map(str::to_owned) }
+}
+
+/// Those that came from the broker.
+pub(crate) fn taken(keys: &GivenKeys) -> rusty_s3::Credentials {
+    credentials(&keys.id, &keys.secret, keys.token.as_deref())
 }
 
 enum Origin {
@@ -62,8 +87,8 @@ pub(crate) fn home() -> Option<PathBuf> {
 impl Place {
     /// # Errors
     /// `Invalid` when a profile is named that the files do not have.
-    pub(crate) fn of_environment() -> Result<Place> {
-        Place::of(&variable, &|path| fs::read_to_string(path).ok())
+    fn of_environment() -> Result<Place> {
+        Place::of(&variable, &settings_file::read)
     }
 
     fn of(variable: Variable<'_>, file: File<'_>) -> Result<Place> {
@@ -232,7 +257,7 @@ pub(crate) fn of_amazon() -> std::result::Result<Option<rusty_s3::Credentials>, 
 /// Those of Google's tools: HMAC keys, from the environment or the file that gsutil reads. Those of the AWS tools are tried when they are of that kind, which their name says: another
 /// cloud's are nothing for Google to see.
 pub(crate) fn of_google() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
-    match google(&variable, &|path| fs::read_to_string(path).ok()) {
+    match google(&variable, &settings_file::read) {
         Some(known) => Ok(Some(known)),
         None => Ok(of_amazon()?.filter(|known| known.key().starts_with("GOOG"))),
     }
@@ -401,10 +426,17 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_end_is_ended() {
-        for line in ["sleep 3", "exec 1>&-; sleep 3", "sleep 3 & exit 0"] {
-            let told = run_until(line, Duration::from_millis(50)).err().unwrap();
+        // What the lines read comes to an end with this test.
+        let place = tempfile::tempdir().unwrap();
+        let fifo = place.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let endless = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+        for line in ["cat FIFO", "exec 1>&-; cat FIFO", "cat FIFO & exit 0"] {
+            let line = line.replace("FIFO", fifo.to_str().unwrap());
+            let told = run_until(&line, Duration::from_millis(50)).err().unwrap();
             assert!(told.contains("does not end"), "{line}: {told}");
         }
+        drop(endless);
         let line = "printf '{\"AccessKeyId\":\"a\",\"SecretAccessKey\":\"s\",\"SessionToken\":\"\"}'";
         assert!(run_until(line, LONGEST).unwrap().token().is_none());
     }

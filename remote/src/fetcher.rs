@@ -5,10 +5,9 @@
 //! making: the other process may make none. Of an archive that is written to nothing comes after, and the end of that socket says that its writer is about to go. It ends when
 //! the other side is gone.
 
-use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Weak};
@@ -19,21 +18,21 @@ use lockbox::storage::lent::{code_of, error_of};
 use lockbox::storage::{Borrowed, Storage, lend};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use serde::{Deserialize, Serialize};
 
 use crate::Options;
 use crate::address::Address;
+use crate::broker::Broker;
 use crate::bucket::{Follower, Living};
+use crate::descriptors::{MOST_SOCKETS, pairs, receive, send};
+use crate::fetcher_reach::FetcherReach;
 use crate::traffic::Traffic;
 
 /// Readers that are served at once: as many event loops as a mount for many programs is told to have, and what else asks. Who waits for a store that is away keeps one.
 const LENT: usize = 40;
 /// With the one for news.
 const SOCKETS: usize = LENT + 1;
+const _: () = assert!(SOCKETS <= MOST_SOCKETS);
 
 #[derive(Serialize, Deserialize)]
 struct Task {
@@ -271,26 +270,6 @@ struct Introduced {
     notice: Option<String>,
 }
 
-fn pairs(count: usize) -> io::Result<(Vec<UnixStream>, Vec<UnixStream>)> {
-    let pairs: Vec<_> = (0..count).map(|_| UnixStream::pair()).collect::<io::Result<_>>()?;
-    Ok(pairs.into_iter().unzip())
-}
-
-/// Sends a line, with sockets for the other side.
-fn send(stream: &UnixStream, told: &impl Serialize, sockets: &[UnixStream]) -> io::Result<()> {
-    let mut line = serde_json::to_vec(told)?;
-    line.push(b'\n');
-    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
-    let mut parts = SendAncillaryBuffer::new(&mut space);
-    if !sockets.is_empty() && !parts.push(SendAncillaryMessage::ScmRights(&sockets)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // One byte brings the sockets; the rest is a stream.
-    sendmsg(stream, &[IoSlice::new(&line[..1])], &mut parts, SendFlags::NOSIGNAL)?;
-    (&*stream).write_all(&line[1..])
-}
-
 /// Says what is to be opened, and returns when it is.
 fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options, access: Access) -> Result<Introduced> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
@@ -316,15 +295,18 @@ fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options, ac
     }
 }
 
-/// The process's side: opens what it is told to and serves until the other side is gone.
+/// The process's side: opens what it is told to and serves until the other side is gone. `confine` is called before the first request; from
+/// then on `broker` looks up what this process may not.
 ///
 /// # Errors
 /// When what comes is no task. What keeps the file from being opened is told to the other side.
-pub fn serve(control: UnixStream) -> io::Result<()> {
+pub fn serve(control: UnixStream, broker: Option<Broker>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
     let (first, mut sockets) = receive(&control, SOCKETS)?;
     let mut line = vec![first];
     BufReader::new(&control).take(1 << 20).read_until(b'\n', &mut line)?;
-    let task: Task = serde_json::from_slice(&line)?;
+    let mut task: Task = serde_json::from_slice(&line)?;
+    task.options.broker = broker;
+    confine(&FetcherReach::of(&task.address, &task.options, task.access != Access::Read));
     let Served { storage, telling, follower, living } = match Served::open(&task) {
         Ok(served) => served,
         Err(error) => {
@@ -403,25 +385,6 @@ fn follow(mut follower: Follower, news: UnixStream) {
     }
 }
 
-/// The first byte of a line, and the sockets that came with it: so many, or none.
-fn receive(stream: &UnixStream, count: usize) -> io::Result<(u8, Vec<UnixStream>)> {
-    let mut first = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
-    let mut parts = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut first)], &mut parts, RecvFlags::CMSG_CLOEXEC)?;
-    let mut sockets = Vec::new();
-    for part in parts.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = part {
-            sockets.extend(rights.map(UnixStream::from));
-        }
-    }
-    if received.bytes == 1 && (sockets.is_empty() || sockets.len() == count) {
-        Ok((first[0], sockets))
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,7 +400,7 @@ mod tests {
         bucket.fresh().unwrap().write_at(0, &vec![7; 12 << 20]).unwrap();
         bucket.publish().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let serving = thread::spawn(|| serve(theirs));
+        let serving = thread::spawn(|| serve(theirs, None, |_| {}));
         let control = Arc::new(ours);
         let address = Address::parse(format!("file://{}", place.path().display()).as_ref()).unwrap().unwrap();
         let Introduced { sockets, ordered, asking, .. } =

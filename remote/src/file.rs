@@ -35,7 +35,7 @@ const FETCHERS: usize = 64;
 const FETCHED_AT_ONCE: u64 = 320;
 /// Ranges that wait to be fetched ahead; more are passed over.
 const WAITING: usize = 256;
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A file of a server, of the version that was there when it was opened (REMOTE-1).

@@ -3,7 +3,7 @@
 //! What is asked of a server: to serve ranges, to honour `If-Match`, to answer uncompressed. One that does not is told from a file that is
 //! damaged before its answer's body is read. Requests that are signed follow no redirection; others follow three, over TLS alone.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ use url::Url;
 use crate::Options;
 use crate::address::{Address, Cloud, check_scheme};
 use crate::azure::{Container, Request};
+use crate::broker::Broker;
+use crate::provenance::{self, Asked};
 use crate::s3::{self, Signer};
 use crate::signing::Header;
 use crate::source::{Source, Trouble, Version};
@@ -79,14 +81,14 @@ impl Http {
                 Target::Bucket { signer: Signer::new(*cloud, bucket, options)?, key: key.clone() }
             }
         };
-        Ok(Http { agent: agent(options.allow_private), place, allow_http: options.allow_http })
+        Ok(Http { agent: agent(options), place, allow_http: options.allow_http })
     }
 
     /// An object of a bucket that is known already.
     #[cfg(test)]
     pub(crate) fn of_bucket(signer: Signer, key: &str, options: &Options) -> Http {
         let place = Target::Bucket { signer, key: key.to_owned() };
-        Http { agent: agent(options.allow_private), place, allow_http: options.allow_http }
+        Http { agent: agent(options), place, allow_http: options.allow_http }
     }
 
     /// Sends a request for a range, on condition when there is a version, and gives the answer behind all redirections.
@@ -100,7 +102,10 @@ impl Http {
         match &self.place {
             Target::Bucket { signer, key } => {
                 let response = signer.with(|asker| {
-                    let response = self.send(&asker.get(key), &headers, length)?;
+                    let (url, mut signed) = asker.get(key);
+                    signed.extend(headers.iter().cloned());
+                    let response = self.send(&url, &signed, length)?;
+                    let response = asker.own(Asked::Read, response)?;
                     // Any other answer is for whoever asks.
                     match refusal(&response) {
                         Some(trouble) => Err(trouble),
@@ -117,7 +122,7 @@ impl Http {
             }
             Target::Container { container, name } => container.with(|asker| {
                 let Request { url, headers } = asker.request("GET", name, &[], &headers, 0);
-                let response = self.send(&url, &headers, length)?;
+                let response = provenance::azure(Asked::Read, self.send(&url, &headers, length)?)?;
                 refusal(&response).map_or(Ok(response), Err)
             }),
             Target::Web { address, current } => {
@@ -146,7 +151,7 @@ impl Http {
             let response = self.send(&url, headers, length)?;
             if !response.status().is_redirection() {
                 *current.lock() = url;
-                return Ok(response);
+                return provenance::web(response);
             }
             let next = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = next.and_then(|next| url.join(next).ok());
@@ -301,11 +306,11 @@ fn fill(response: Response<Body>, out: &mut [u8]) -> std::result::Result<(), Tro
     Ok(())
 }
 
-pub(crate) fn agent(allow_private: bool) -> Agent {
-    agent_by(allow_private, ureq::Proxy::try_from_env())
+pub(crate) fn agent(options: &Options) -> Agent {
+    agent_by(options, ureq::Proxy::try_from_env())
 }
 
-fn agent_by(allow_private: bool, proxy: Option<ureq::Proxy>) -> Agent {
+fn agent_by(options: &Options, proxy: Option<ureq::Proxy>) -> Agent {
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
@@ -322,7 +327,8 @@ fn agent_by(allow_private: bool, proxy: Option<ureq::Proxy>) -> Agent {
         .tls_config(tls)
         .proxy(proxy)
         .build();
-    let resolver = Public { check: !allow_private, inner: DefaultResolver::default() };
+    let resolver =
+        Public { check: !options.allow_private, inner: DefaultResolver::default(), broker: options.broker.clone() };
     Agent::with_parts(config, DefaultConnector::default(), resolver)
 }
 
@@ -331,7 +337,35 @@ fn agent_by(allow_private: bool, proxy: Option<ureq::Proxy>) -> Agent {
 struct Public {
     check: bool,
     inner: DefaultResolver,
+    /// Where this process may not look names up itself.
+    broker: Option<Broker>,
 }
+
+impl Public {
+    fn by_broker(
+        &self,
+        broker: &Broker,
+        uri: &Uri,
+        timeout: NextTimeout,
+    ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
+        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+        let host = uri.host().ok_or(ureq::Error::HostNotFound)?;
+        let limit = (!timeout.after.is_not_happening()).then(|| *timeout.after);
+        let looked = broker.addresses(host.trim_matches(['[', ']']), port, limit);
+        let looked = looked.map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
+            _ => error.into(),
+        })?;
+        let mut found = self.empty();
+        for address in looked.into_iter().take(MAX_ADDRESSES) {
+            found.push(address);
+        }
+        if found.is_empty() { Err(ureq::Error::HostNotFound) } else { Ok(found) }
+    }
+}
+
+/// As many as a list of them has room for.
+const MAX_ADDRESSES: usize = 16;
 
 /// Stands in the error that [`trouble`] looks for.
 const PRIVATE: &str = "a private address";
@@ -343,7 +377,10 @@ impl Resolver for Public {
         config: &Config,
         timeout: NextTimeout,
     ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
-        let found = self.inner.resolve(uri, config, timeout)?;
+        let found = match &self.broker {
+            Some(broker) => self.by_broker(broker, uri, timeout)?,
+            None => self.inner.resolve(uri, config, timeout)?,
+        };
         // A proxy looks the names up, and is its user's choice; those that it is not asked for (`NO_PROXY`) are looked at here.
         let by_proxy = config.proxy().is_some_and(|proxy| !proxy.is_no_proxy(uri) || proxy.uri() == uri);
         if self.check && !by_proxy && found.iter().any(|address| is_private(address.ip())) {
@@ -454,7 +491,7 @@ mod tests {
     #[test]
     fn addresses_that_no_proxy_is_asked_for_are_looked_at_here() {
         let proxy = ureq::Proxy::builder(ureq::ProxyProtocol::Http).host("127.0.0.1").port(9).no_proxy("localhost");
-        let agent = agent_by(false, Some(proxy.build().unwrap()));
+        let agent = agent_by(&Options::default(), Some(proxy.build().unwrap()));
         let asked = |url: &str| trouble(&agent.get(url).call().unwrap_err());
         assert!(matches!(asked("http://localhost:9/"), Trouble::Refused(why) if why.contains("allow-private")));
         // The proxy itself may be at home.

@@ -13,19 +13,25 @@
 //! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
 
 mod address;
+mod answering;
 mod azure;
+mod broker;
 mod bucket;
 mod cache;
 mod credentials;
+mod descriptors;
 mod digits;
 mod fetcher;
+mod fetcher_reach;
 mod file;
 mod finding;
 mod google;
 mod http;
 mod kept;
 mod probe;
+mod provenance;
 mod s3;
+mod settings_file;
 mod shelf;
 mod signing;
 mod source;
@@ -42,9 +48,12 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::{Address, Cloud};
+pub use answering::answer;
+pub use broker::Broker;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored, Unsent};
 use bucket::{Azure, Directory, Follower, Living, Objects, S3};
 pub use fetcher::{Access, Apart, Asking, News, open_apart, serve};
+pub use fetcher_reach::FetcherReach;
 use file::RemoteFile;
 pub use finding::Finding;
 pub use kept::{Kept, kept, remove_kept};
@@ -68,6 +77,9 @@ pub struct Options {
     pub allow_http: bool,
     /// Requests may go to this machine and to networks of the house.
     pub allow_private: bool,
+    /// Looks up for a process that may not do so itself.
+    #[serde(skip)]
+    pub broker: Option<Broker>,
 }
 
 impl Default for Options {
@@ -80,6 +92,7 @@ impl Default for Options {
             unsent: false,
             allow_http: false,
             allow_private: false,
+            broker: None,
         }
     }
 }
@@ -206,6 +219,16 @@ pub fn archives(place: &Address, options: &Options, step: &mut Step<'_>) -> Resu
 /// As of [`open`]; that of `step`.
 pub fn examine(address: &Address, options: &Options, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
     bucket::examine(of_objects(address, options)?, address.to_string(), options, whole, step)
+}
+
+/// Compares all objects that the newest record of an archive names with the bytes that they were made with. None where an archive has no objects: on a web
+/// server, or as one object.
+///
+/// # Errors
+/// As of [`open`]; that of `step`.
+pub fn compare(address: &Address, options: &Options, step: &mut Step<'_>) -> Result<Option<Examined>> {
+    let Some(objects) = objects(address, options, None)? else { return Ok(None) };
+    bucket::compare(objects, address.to_string(), options, step)
 }
 
 /// Removes objects of an archive that are needed no more, as a writer does that comes, cleans and goes.

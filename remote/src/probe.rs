@@ -40,17 +40,17 @@ fn identity(cloud: Cloud) -> Finding {
     const NAME: &str = "credentials";
     let (found, none, mend) = match cloud {
         Cloud::S3 => (
-            s3::looked_for(cloud)().map(|found| found.is_some()),
+            s3::looked_for(cloud, None)().map(|found| found.is_some()),
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, unless it is public",
             "mend the profile that AWS_PROFILE names",
         ),
         Cloud::Google => (
-            s3::looked_for(cloud)().map(|found| found.is_some()),
+            s3::looked_for(cloud, None)().map(|found| found.is_some()),
             "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY to an HMAC key, unless it is public",
             "mend the profile that AWS_PROFILE names",
         ),
         Cloud::Azure => (
-            azure::looked_for().map(|found| found.is_some_and(|account| account.is_somebody())),
+            azure::looked_for(None)().map(|found| found.is_some_and(|account| account.is_somebody())),
             "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, unless it is public",
             "mend the variables AZURE_STORAGE_..., or ~/.azure/config",
         ),

@@ -1,23 +1,26 @@
-//! How a bucket that speaks S3, or Google's words of it, is asked: addresses of requests, signed for a time.
+//! How a bucket that speaks S3, or Google's words of it, is asked: addresses of requests, and the headers that sign them.
 //!
 //! What Amazon and Google do differently is all here. Google's store takes what is signed as Amazon's is, and then passes over `If-None-Match`; its own condition is a header of its own, which it
-//! refuses beside those of Amazon. So to Google everything is said, and signed, in its own words (`google.rs`).
+//! refuses beside those of Amazon. So to Google everything is said, and signed, in its own words (`google.rs`, `signing.rs`).
 
 use std::io::Read;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use lockbox::{Error, Result};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
-use ureq::Body;
 use ureq::http::Response;
+use ureq::{Body, RequestBuilder};
 use url::Url;
 
 use crate::Options;
 use crate::address::{Cloud, check_scheme};
-use crate::credentials::{self, Credentials, Place, variable};
+use crate::broker::Broker;
+use crate::credentials::{self, Credentials, variable};
 use crate::google;
-use crate::signing::{Header, SIGNED_FOR};
+use crate::provenance::{self, Asked};
+use crate::signing::{self, Header, Unsigned};
 use crate::source::Trouble;
 
 /// A bucket, and who asks it.
@@ -44,10 +47,10 @@ impl Signer {
                 let endpoint = variable("STORAGE_EMULATOR_HOST");
                 (endpoint.unwrap_or_else(|| google::ENDPOINT.to_owned()), UrlStyle::Path, google::LOCATION.to_owned())
             }
-            _ => at_amazon(name)?,
+            _ => at_amazon(name, options.broker.as_ref())?,
         };
         let bucket = bucket_at(cloud, name, &endpoint, style, region, options)?;
-        Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud))))
+        Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud, options.broker.clone()))))
     }
 
     pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: Credentials<rusty_s3::Credentials>) -> Signer {
@@ -84,11 +87,15 @@ pub(crate) fn bad_request(response: Response<Body>) -> Trouble {
     }
 }
 
-/// Where those who ask are looked for.
-pub(crate) fn looked_for(cloud: Cloud) -> fn() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
-    match cloud {
-        Cloud::Google => credentials::of_google,
-        _ => credentials::of_amazon,
+/// Looks for credentials; by the broker where this process may not look itself.
+pub(crate) fn looked_for(
+    cloud: Cloud,
+    broker: Option<Broker>,
+) -> impl Fn() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> + Send + Sync + 'static {
+    move || match (&broker, cloud) {
+        (Some(broker), _) => Ok(broker.keys(cloud == Cloud::Google)?.as_ref().map(credentials::taken)),
+        (None, Cloud::Google) => credentials::of_google(),
+        (None, _) => credentials::of_amazon(),
     }
 }
 
@@ -126,8 +133,8 @@ fn of_region(region: &str, name: &str) -> (String, UrlStyle) {
     (format!("https://s3.{region}.amazonaws.com{china}"), style)
 }
 
-fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
-    let place = Place::of_environment()?;
+fn at_amazon(name: &str, broker: Option<&Broker>) -> Result<(String, UrlStyle, String)> {
+    let place = credentials::place(broker)?;
     Ok(match place.endpoint {
         Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
         None => {
@@ -138,63 +145,90 @@ fn at_amazon(name: &str) -> Result<(String, UrlStyle, String)> {
 }
 
 impl Asker<'_> {
-    /// Where an object is read.
-    pub(crate) fn get(&self, key: &str) -> Url {
-        self.signed("GET", &self.bucket.get_object(self.amazons(), key), &[])
+    /// Returns the answer when it is that of the store (PROOF-1).
+    ///
+    /// # Errors
+    /// `Passing` for any other one.
+    pub(crate) fn own(
+        &self,
+        asked: Asked<'_>,
+        response: Response<Body>,
+    ) -> std::result::Result<Response<Body>, Trouble> {
+        match self.cloud {
+            Cloud::Google => provenance::google(asked, response),
+            _ => provenance::s3(asked, response),
+        }
     }
 
-    /// Where an object of this hash is sent on the condition that there is none of its name, and the headers that say so: nobody on the way takes them off, for they are signed.
-    pub(crate) fn put(&self, key: &str, hash: &str) -> (Url, [Header; 2]) {
+    /// How an object is read: the address, and headers of the request.
+    pub(crate) fn get(&self, key: &str) -> (Url, Vec<Header>) {
+        self.signed("GET", &self.bucket.get_object(None, key), Vec::new(), b"")
+    }
+
+    /// How an object is sent on the condition that there is none of its name. `hash`: of its bytes, for Content-MD5. What says so is signed: nobody on the way takes it off.
+    pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> (Url, Vec<Header>) {
         let condition = match self.cloud {
             Cloud::Google => (google::IF_GENERATION, "0".to_owned()),
             _ => ("if-none-match", "*".to_owned()),
         };
-        let headers = [("content-md5", hash.to_owned()), condition];
-        let mut action = self.bucket.put_object(self.amazons(), key);
-        for (name, value) in &headers {
-            action.headers_mut().insert(*name, value.clone());
-        }
-        (self.signed("PUT", &action, &headers), headers)
+        let headers = vec![("content-md5", hash.to_owned()), condition];
+        self.signed("PUT", &self.bucket.put_object(None, key), headers, bytes)
     }
 
-    /// Where objects are listed.
-    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> Url {
-        let mut action = self.bucket.list_objects_v2(self.amazons());
+    /// How objects are listed.
+    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> (Url, Vec<Header>) {
+        let mut action = self.bucket.list_objects_v2(None);
         ask(&mut action);
-        self.signed("GET", &action, &[])
+        self.signed("GET", &action, Vec::new(), b"")
     }
 
-    /// Where an object is removed.
-    pub(crate) fn delete(&self, key: &str) -> Url {
-        self.signed("DELETE", &self.bucket.delete_object(self.amazons(), key), &[])
+    /// How an object is removed.
+    pub(crate) fn delete(&self, key: &str) -> (Url, Vec<Header>) {
+        self.signed("DELETE", &self.bucket.delete_object(None, key), Vec::new(), b"")
     }
 
-    /// Who signs as Amazon does.
-    fn amazons(&self) -> Option<&rusty_s3::Credentials> {
-        self.credentials.filter(|_| self.cloud == Cloud::S3)
+    fn signed<'a>(
+        &self,
+        method: &str,
+        action: &impl S3Action<'a>,
+        headers: Vec<Header>,
+        body: &[u8],
+    ) -> (Url, Vec<Header>) {
+        // Without credentials it is the address alone, and the time counts for nothing.
+        let url = action.sign(Duration::ZERO);
+        let Some(credentials) = self.credentials else { return (url, headers) };
+        let (names, region) = match self.cloud {
+            Cloud::Google => (&signing::GOOGLE, google::LOCATION),
+            _ => (&signing::AMAZON, self.bucket.region()),
+        };
+        Unsigned { method, url, headers, body }.sign(names, region, credentials, Timestamp::now())
     }
+}
 
-    fn signed<'a>(&self, method: &str, action: &impl S3Action<'a>, headers: &[Header]) -> Url {
-        let url = action.sign(SIGNED_FOR);
-        match (self.cloud, self.credentials) {
-            (Cloud::Google, Some(credentials)) => google::sign(method, url, headers, credentials, Timestamp::now()),
-            _ => url,
-        }
+/// A request with these headers.
+pub(crate) fn with<B>(mut request: RequestBuilder<B>, headers: Vec<Header>) -> RequestBuilder<B> {
+    for (name, value) in headers {
+        request = request.header(name, value);
     }
+    request
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn signed_headers(cloud: Cloud, parameter: &str) -> (String, [Header; 2]) {
+    fn signed_headers(cloud: Cloud) -> (String, Vec<Header>) {
         let endpoint = Url::parse("https://store.example.org").unwrap();
         let bucket = Bucket::new(endpoint, UrlStyle::Path, "b", "us-east-1").unwrap();
         let credentials = rusty_s3::Credentials::new("id", "secret");
-        let (url, headers) = Asker { bucket: &bucket, cloud, credentials: Some(&credentials) }.put("p/name", "hash");
-        let foreign = if cloud == Cloud::S3 { "X-Goog" } else { "X-Amz" };
-        assert!(!url.as_str().contains(foreign), "{url}");
-        (url.query_pairs().find(|(name, _)| name == parameter).unwrap().1.into_owned(), headers)
+        let asker = Asker { bucket: &bucket, cloud, credentials: Some(&credentials) };
+        let (url, headers) = asker.put("p/name", b"bytes", "hash");
+        assert_eq!(url.as_str(), "https://store.example.org/b/p/name", "what proves who asks is for no log");
+        let foreign = if cloud == Cloud::S3 { "x-goog" } else { "x-amz" };
+        assert!(!headers.iter().any(|(name, _)| name.starts_with(foreign)), "{headers:?}");
+        let proof = &headers.iter().find(|(name, _)| *name == "authorization").unwrap().1;
+        let signed = proof.split("SignedHeaders=").nth(1).unwrap().split(',').next().unwrap();
+        (signed.to_owned(), headers)
     }
 
     #[test]
@@ -228,11 +262,11 @@ mod tests {
 
     #[test]
     fn nobody_takes_condition_and_hash_off_a_creation() {
-        let (signed, headers) = signed_headers(Cloud::S3, "X-Amz-SignedHeaders");
-        assert_eq!(signed, "content-md5;host;if-none-match");
+        let (signed, headers) = signed_headers(Cloud::S3);
+        assert_eq!(signed, "content-md5;host;if-none-match;x-amz-content-sha256;x-amz-date");
         assert_eq!(headers[1], ("if-none-match", "*".into()));
-        let (signed, headers) = signed_headers(Cloud::Google, "X-Goog-SignedHeaders");
-        assert_eq!(signed, "content-md5;host;x-goog-if-generation-match");
+        let (signed, headers) = signed_headers(Cloud::Google);
+        assert_eq!(signed, "content-md5;host;x-goog-content-sha256;x-goog-date;x-goog-if-generation-match");
         assert_eq!(headers[1], ("x-goog-if-generation-match", "0".into()));
     }
 }

@@ -544,10 +544,66 @@ fn where_a_redirection_led_is_forgotten_when_it_does_not_answer() {
     assert_eq!(second.served.load(Ordering::SeqCst), 1);
 }
 
+/// What a portal answers: a page, whatever is asked for.
+fn welcome(status: u16, stream: &mut TcpStream) {
+    let page = b"<!DOCTYPE html><html><body>Log in</body></html>";
+    let kind = "content-type: text/html\r\netag: \"5f3c-1a\"\r\n";
+    match status {
+        204 => drop(stream.write_all(b"HTTP/1.1 204 x\r\n\r\n")),
+        206 => say(stream, "206 x", &format!("{kind}content-range: bytes 0-46/47\r\n"), page),
+        302 => say(stream, "302 x", "location: /login\r\n", b""),
+        status => say(stream, &format!("{status} x"), kind, page),
+    }
+}
+
+/// PROOF-1. Of a web server nobody knows whether an error is its own, so that is told, and the next read asks again.
+#[test]
+fn a_portals_answer_about_a_file_is_asked_for_again_and_never_damage() {
+    let bytes = Arc::new(content(4 << 20));
+    let patient = Options { timeout: Some(Duration::from_secs(60)), ..options() };
+    for (is_bucket, status, at) in [true, false].into_iter().flat_map(|is_bucket| {
+        let statuses = [200, 204, 206, 302, 403, 404, 412, 507];
+        statuses.into_iter().flat_map(move |status| [0, 1].map(|at| (is_bucket, status, at)))
+    }) {
+        let (served, count) = (Arc::clone(&bytes), AtomicUsize::new(0));
+        let server = Enemy::start(move |head, stream| match head.starts_with("get /login") {
+            true => welcome(200, stream),
+            false if count.fetch_add(1, Ordering::SeqCst) == at => welcome(status, stream),
+            false => honest(head, stream, &served, "\"d41d8cd98f00b204e9800998ecf8427e\""),
+        });
+        let open = || match is_bucket {
+            true => {
+                let url = format!("http://{}", server.address).parse().unwrap();
+                let bucket = rusty_s3::Bucket::new(url, rusty_s3::UrlStyle::Path, "b", "x").unwrap();
+                let signer = Signer::of(Cloud::S3, bucket, Credentials::new(|| Ok(None)));
+                let http = Http::of_bucket(signer, "a.lbx", &patient);
+                RemoteFile::counting(Box::new(http), "s3://b/a.lbx".into(), &patient)
+            }
+            false => server.open(&patient),
+        };
+        let when = format!("status {status} in place of answer {at}, of a bucket: {is_bucket}");
+        let is_believed = |error: Error| {
+            assert!(!is_bucket && [403, 404, 412].contains(&status), "{when}: {error}");
+            assert!(matches!(error, Error::Io { .. }), "{when}: {error}");
+        };
+        let file = open().or_else(|error| {
+            is_believed(error);
+            open()
+        });
+        let file = file.unwrap_or_else(|error| panic!("{when}: {error}"));
+        let got = read(&file, 3 << 20, 10).or_else(|error| {
+            is_believed(error);
+            read(&file, 3 << 20, 10)
+        });
+        assert!(got.unwrap_or_else(|error| panic!("{when}: {error}")) == bytes[3 << 20..][..10], "{when}");
+    }
+}
+
 #[test]
 fn a_token_that_has_expired_is_renewed_for_a_file_in_a_bucket_too() {
     let expired = "<Error><Code>ExpiredToken</Code></Error>";
-    let server = Enemy::start(move |_, stream| say(stream, "400 Bad Request", "", expired.as_bytes()));
+    let server =
+        Enemy::start(move |_, stream| say(stream, "400 Bad Request", "x-amz-request-id: 1\r\n", expired.as_bytes()));
     let bucket = rusty_s3::Bucket::new(
         format!("http://{}", server.address).parse().unwrap(),
         rusty_s3::UrlStyle::Path,

@@ -1,10 +1,12 @@
 //! Verifies an open archive.
 
+use std::collections::HashSet;
+
 use super::Archive;
 use crate::error::Result;
 use crate::format::BLOCK;
 use crate::fs::{FileSystem, Reading, Structure};
-use crate::txn::{Audit, Finding, FindingKind, Severity};
+use crate::txn::{Audit, Finding, FindingKind, LostPage, Severity};
 
 /// What `check` found.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +18,8 @@ pub struct CheckReport {
     pub bytes: u64,
     /// None in what is sound.
     pub findings: Vec<Finding>,
+    /// States that a crash leaves by design, which make nothing unsound.
+    pub notes: Vec<Finding>,
 }
 
 /// How far a check is.
@@ -31,21 +35,42 @@ impl Archive {
     /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
         let mut report = check(&self.fs, full, progress)?;
-        report.findings.splice(0..0, self.check_outside()?);
+        let told: HashSet<u64> = report.findings.iter().filter_map(|finding| finding.block).collect();
+        let mut outside = self.check_outside()?;
+        // What is told with the file that it costs is told once.
+        outside.extend(
+            self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !told.contains(&block))),
+        );
+        let (notes, findings): (Vec<_>, Vec<_>) =
+            outside.into_iter().partition(|finding| finding.severity == Severity::Note);
+        report.notes = notes;
+        report.findings.splice(0..0, findings);
         Ok(report)
+    }
+
+    /// Pages of the newest commit that do not open: a quick check reads no other page of file data.
+    fn lost_of_commit(&self) -> Vec<Finding> {
+        let volume = &self.fs.volume;
+        let generation = volume.durable().generation.0;
+        let find = |page: &LostPage| {
+            let text = format!("a page that commit {generation} brought in is lost: {}", page.reason);
+            Finding::new(FindingKind::Commit, Severity::Lost, text).at_block(page.run.address)
+        };
+        volume.lost_pages().iter().map(find).collect()
     }
 
     /// What no page tells: the header copy that is not used, the end of the file, and what of the log is lost.
     fn check_outside(&self) -> Result<Vec<Finding>> {
-        let header = self.header_flaw.as_ref().map(|flaw| {
+        let header = self.header_flaw.as_ref().map(|(flaw, is_interrupted)| {
             let detail = format!(
                 "{flaw}; without the other copy nothing would open, and the next writable opening writes it anew"
             );
-            Finding::new(FindingKind::Header, Severity::Minor, detail)
+            let severity = if *is_interrupted { Severity::Note } else { Severity::Minor };
+            Finding::new(FindingKind::Header, severity, detail)
         });
         let length = partial_block(self.storage.len()?).map(|what| {
             let detail = format!("{what}, and the next writable opening cuts it off");
-            Finding::new(FindingKind::Length, Severity::Minor, detail)
+            Finding::new(FindingKind::Length, Severity::Note, detail)
         });
         let log = self.fs.volume.lost().map(|lost| {
             let detail = format!("what was durable is lost: {lost}");
@@ -88,6 +113,7 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckS
         directories: counts.directories,
         bytes: counts.bytes,
         findings,
+        notes: Vec::new(),
     })
 }
 

@@ -12,7 +12,9 @@ use crate::format::ArchiveId;
 use crate::format::header::{FEATURE_LOG, Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
+use crate::keys::SeenOptions;
 use crate::keys::header::{self, empty_slots};
+use crate::keys::seen::KnownPlaces;
 use crate::keys::slots::{self, NewKey, SlotAddress};
 use crate::storage::{FileStorage, HostEntry, Storage};
 use crate::txn::Volume;
@@ -23,6 +25,16 @@ const FIRST_SEQUENCE: u64 = 1;
 impl Archive {
     /// Creates `path` (which must not exist), syncs it and its directory, and closes it. A failure leaves no file behind.
     pub fn create(path: &Path, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
+        Archive::create_seen(path, passphrase, options, &SeenOptions::default())
+    }
+
+    /// Like [`Archive::create`], and remembers the archive at its place: one that was there before it is gone by its user's own command.
+    pub fn create_seen(
+        path: &Path,
+        passphrase: &Passphrase,
+        options: &CreateOptions,
+        seen: &SeenOptions,
+    ) -> Result<()> {
         let cannot = |what: &str| {
             let context = format!("{what} {}", path.display());
             move |e| Error::io(context, e)
@@ -30,26 +42,53 @@ impl Archive {
         let entry = HostEntry::of(path).map_err(cannot("creating"))?;
         let file = Arc::new(FileStorage::create(&entry)?);
         let storage: Arc<dyn Storage> = file.clone();
-        let filled = fill(&storage, passphrase, options);
-        let made = filled.and_then(|()| entry.sync_directory().map_err(cannot("syncing the directory of")));
-        made.inspect_err(|_| {
+        let filled = fill(&storage, passphrase, options, seen);
+        let synced = |created| {
+            entry.sync_directory().map_err(cannot("syncing the directory of"))?;
+            Ok(created)
+        };
+        let made = filled.and_then(synced).inspect_err(|_| {
             if let Err(error) = entry.remove(&*file) {
                 tracing::warn!(%error, "cannot remove the unfinished archive");
             }
-        })
+        })?;
+        made.remember();
+        Ok(())
     }
 
     /// Creates an archive in an empty storage, and closes it. Durable when the storage says so.
     pub fn create_in(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
+        Archive::create_in_seen(storage, passphrase, options, &SeenOptions::default()).map(drop)
+    }
+
+    /// The same for a user who remembers places: once the storage has made it durable, [`Created::remember`] is called.
+    pub fn create_in_seen(
+        storage: &Arc<dyn Storage>,
+        passphrase: &Passphrase,
+        options: &CreateOptions,
+        seen: &SeenOptions,
+    ) -> Result<Created> {
         if !storage.is_empty()? {
             return Err(Error::Exists);
         }
-        fill(storage, passphrase, options)
+        fill(storage, passphrase, options, seen)
     }
 
     /// A key derivation that takes about `millis` on this machine when it has nothing else to do, and at most `memory_limit_kib`.
     pub fn calibrate(millis: u64, memory_limit_kib: u32) -> KdfCost {
         calibrate_by(&SystemEnvironment, millis, memory_limit_kib)
+    }
+}
+
+/// An archive that was just created.
+pub struct Created {
+    places: KnownPlaces,
+}
+
+impl Created {
+    /// Remembers it at its places, in place of what was there before (PLACE-4).
+    pub fn remember(&self) {
+        self.places.remember(None);
     }
 }
 
@@ -68,11 +107,18 @@ fn calibrate_by(environment: &dyn Environment, millis: u64, memory_limit_kib: u3
     })
 }
 
-fn fill(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
+fn fill(
+    storage: &Arc<dyn Storage>,
+    passphrase: &Passphrase,
+    options: &CreateOptions,
+    seen: &SeenOptions,
+) -> Result<Created> {
     let environment = Arc::new(SystemEnvironment);
     let mut archive: ArchiveId = [0; 16];
     environment.fill_random(&mut archive)?;
     let volume_key = random_key(&*environment)?;
+    let places = KnownPlaces::at(seen, &volume_key, &archive);
+    places.announce();
     write_header(&**storage, &archive, &volume_key, passphrase, options, &*environment)?;
 
     let cipher = PageCipher::new(&volume_key, archive, true, environment.clone());
@@ -81,7 +127,8 @@ fn fill(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOpt
     let fs = FileSystem::new(volume, environment, name_key(&volume_key, &archive), open.file_system_options())?;
     fs.format(options.creator)?;
     fs.close()?;
-    storage.barrier()
+    storage.barrier()?;
+    Ok(Created { places })
 }
 
 fn write_header(
@@ -167,7 +214,9 @@ mod tests {
     #[test]
     fn processor_time_stands_still_while_a_thread_waits() {
         let before = SystemEnvironment.processor_time();
-        std::thread::sleep(Duration::from_millis(300));
+        // Another thread works so long.
+        let works = || while SystemEnvironment.processor_time() < Duration::from_millis(300) {};
+        std::thread::spawn(works).join().unwrap();
         let waited = SystemEnvironment.processor_time() - before;
         assert!(waited < Duration::from_millis(200), "{waited:?}");
         argon2id(&Passphrase::new(b"word".to_vec()), &[0; 32], KdfCost { memory_kib: 16 << 10, ..KdfCost::FLOOR })

@@ -18,6 +18,7 @@ pub(crate) mod tests;
 pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Beside, Destination};
 pub use check::{CheckReport, CheckStep};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
+pub use create::Created;
 pub use keep::{Keep, KeepRule};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
 pub use snapshots::{Moments, Now, Snapshot, name_of_time, time_of_scheduled};
@@ -27,10 +28,11 @@ pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 use std::sync::Arc;
 
 pub use crate::crypto::kdf::KdfCost;
+use crate::error::Result;
 pub use crate::format::Generation;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
-use crate::keys::Witness;
+use crate::keys::{Fingerprint, Witness};
 use crate::storage::{Identity, Storage};
 
 /// How to create an archive.
@@ -78,6 +80,10 @@ impl OpenOptions {
 #[derive(Clone, Debug)]
 pub struct Info {
     pub archive: ArchiveId,
+    /// What no other archive can have; the id is no such thing, since it stands in the clear.
+    pub fingerprint: Fingerprint,
+    /// A sentence when nothing but a public key may vouch for it ([`crate::keys::SeenOptions::places`]).
+    pub first_use: Option<String>,
     pub format_version: u32,
     pub generation: Generation,
     /// Id of the writing session that made the newest commit.
@@ -105,7 +111,8 @@ impl Info {
         let backup = self.backup_of.map(|(generation, time)| {
             format!("this is a backup: the archive as it was at commit {} on {} UTC", generation.0, time.utc())
         });
-        backup.into_iter().chain(self.fallback.clone()).chain(self.mended.clone()).collect()
+        let first_use = self.first_use.clone().into_iter();
+        first_use.chain(backup).chain(self.fallback.clone()).chain(self.mended.clone()).collect()
     }
 }
 
@@ -115,12 +122,14 @@ pub struct Archive {
     storage: Arc<dyn Storage>,
     identity: Option<Identity>,
     archive: ArchiveId,
+    fingerprint: Fingerprint,
+    first_use: Option<String>,
     witness: Arc<Witness>,
     key_slots: Vec<(u8, u8)>,
     /// Of both copies of the header as they are to be.
     header_sums: crate::keys::header::Sums,
-    /// What is wrong with the header copy that is not used.
-    header_flaw: Option<String>,
+    /// What is wrong with the header copy that is not used, and whether a crash explains it.
+    header_flaw: Option<(String, bool)>,
     mended: Vec<String>,
 }
 
@@ -134,6 +143,14 @@ impl Archive {
         self.identity
     }
 
+    /// The uid that owns the archive's file, as it is open; None where it is no file of the host.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn owner(&self) -> Result<Option<u32>> {
+        self.storage.owner()
+    }
+
     /// What remembers this archive for its user; call [`Witness::remember`] now and then while it is open.
     pub fn witness(&self) -> &Arc<Witness> {
         &self.witness
@@ -141,5 +158,10 @@ impl Archive {
 
     pub fn read_only(&self) -> bool {
         self.storage.read_only()
+    }
+
+    /// Returns whether the archive's file was removed or replaced, so that its content is lost when it is closed.
+    pub fn is_nameless(&self) -> bool {
+        self.storage.is_nameless()
     }
 }

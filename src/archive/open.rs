@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::keys::seen::{self, Looked};
-use crate::keys::{LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
+use crate::keys::seen::Looked;
+use crate::keys::{Fingerprint, LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Identity, LockMode, Site};
 use crate::txn::{self, Volume};
 
@@ -33,7 +33,7 @@ impl Archive {
     /// Like [`Archive::open`], and compares with what this user remembers of the archive.
     ///
     /// # Errors
-    /// `Older` and `Forked` unless they are accepted.
+    /// `Replaced`, `Older` and `Forked` unless they are accepted.
     pub fn open_seen<'a>(
         site: impl Into<Site<'a>>,
         key: &UnlockedKey,
@@ -85,17 +85,21 @@ impl Archive {
         let volume_options =
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
         let sequence = header.framing().sequence;
-        let looked = looked.unwrap_or_else(|| Looked::at(seen_options, &key.volume_key, &key.archive));
+        let looked = looked.unwrap_or_else(|| {
+            Looked::at(seen_options, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient)
+        });
         let mark = looked.mark();
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
-        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen_options, options.read_only)?;
+        let replace = looked.admit(&volume, sequence, seen_options, options.read_only)?;
+        let first_use = looked.first_use();
         let mut mended = Vec::new();
         if !options.read_only {
             // Before the first record carries the number, and not from an older header that was just refused.
             mended.extend(header.repair(&*storage, &key.volume_key)?);
             mended.extend(partial_block(length).map(|what| format!("{what}; that was cut off")));
         }
-        let header_flaw = header.flaw(&key.volume_key);
+        let interrupted = header.is_interrupted(&*storage, &key.volume_key, volume.durable().header_sequence)?;
+        let header_flaw = header.flaw(&key.volume_key).map(|flaw| (flaw, interrupted));
         let witness = Arc::new(Witness::new(volume.clone(), header.durable_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
             volume.limit_size(limit);
@@ -121,6 +125,8 @@ impl Archive {
             storage,
             identity,
             archive: key.archive,
+            fingerprint: key.fingerprint(),
+            first_use,
             witness,
             key_slots,
             header_sums: header.sums(&key.volume_key),
@@ -133,11 +139,18 @@ impl Archive {
         self.archive
     }
 
+    /// Returns what no other archive can have.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
     pub fn info(&self) -> Result<Info> {
         let volume = &self.fs.volume;
         let record = volume.durable();
         Ok(Info {
             archive: self.archive,
+            fingerprint: self.fingerprint,
+            first_use: self.first_use.clone(),
             format_version: FORMAT_VERSION,
             generation: record.generation,
             session: record.session,

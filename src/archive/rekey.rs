@@ -59,8 +59,11 @@ impl Archive {
         let (header, opened) = open_header(site, access.secrets, &access.limits)?;
         let (kept, dropped) = choose(&header, &opened, &options.keep)?;
         let sequence = header.framing().sequence;
-        let key =
-            UnlockedKey { archive: header.framing().archive, volume_key: SecretKey::new(*opened.volume_key.bytes()) };
+        let key = UnlockedKey {
+            archive: header.framing().archive,
+            volume_key: SecretKey::new(*opened.volume_key.bytes()),
+            by_recipient: slots::is_recipient(&header, opened.slot),
+        };
         let compaction =
             CompactOptions { dry_run: options.dry_run, break_links: options.break_links, seen: access.seen.clone() };
         let mut prepare = |header: &Header, _: &UnlockedKey| {
@@ -141,7 +144,7 @@ fn target(
     if framing.slots[opened.slot] != SLOT_EMPTY {
         prove_opens(&framing, &blocks, opened.slot, access, &volume_key)?;
     }
-    Ok(Target { key: UnlockedKey { archive, volume_key }, framing, slots: blocks })
+    Ok(Target { key: UnlockedKey { archive, volume_key, by_recipient: false }, framing, slots: blocks })
 }
 
 /// Who had the volume key could have altered what the slot is wrapped anew by: the secret at hand must open it, before anything is written.

@@ -25,7 +25,7 @@ use super::{Carried, MAX_LINE, Place, Request, Response, Status, directory};
 use crate::error::{Error, Result};
 
 /// A daemon answers a status request at once; one that does not is not worth waiting for. It takes a connection and a request as soon.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
+const STATUS_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// What the daemons of one place may take together, so that nobody can keep root's questions waiting for long.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(20);
 /// It reads and writes as much as there is, 10 TiB in this time at a usual disk's speed.
@@ -123,15 +123,15 @@ fn exchange(
 }
 
 /// A connection over which a daemon was asked something.
-struct Conversation<'a> {
-    reader: BufReader<Patient<'a>>,
+pub(super) struct Conversation<'a> {
+    pub(super) reader: BufReader<Patient<'a>>,
     socket: &'a Path,
     limit: Option<Duration>,
     /// Process and user that listen.
     peer: (pid_t, u32),
 }
 
-fn begin<'a>(
+pub(super) fn begin<'a>(
     socket: &'a Path,
     owner: u32,
     request: &Request,
@@ -169,7 +169,7 @@ fn line_of(what: &impl Serialize) -> Result<Vec<u8>> {
 }
 
 impl Conversation<'_> {
-    fn hear(&mut self) -> Result<Response> {
+    pub(super) fn hear(&mut self) -> Result<Response> {
         let at = |what: &str| format!("{what} control socket: path={}", self.socket.display());
         let mut answer = String::new();
         let read = self.reader.by_ref().take(MAX_LINE).read_line(&mut answer);
@@ -219,9 +219,9 @@ pub fn connect_within(address: &SocketAddrUnix, limit: Duration) -> io::Result<U
 }
 
 /// Reads until a point in time, however slowly the bytes come, and as long as `go_on` says so.
-struct Patient<'a> {
+pub(super) struct Patient<'a> {
     stream: UnixStream,
-    until: Option<Instant>,
+    pub(super) until: Option<Instant>,
     go_on: &'a dyn Fn() -> Result<()>,
 }
 

@@ -6,13 +6,14 @@
 
 mod client;
 mod names;
+mod paths;
 mod places;
 mod server;
 mod snapshots;
 
 pub use client::{ask, ask_with_file, connect_within, converse, running};
-pub use names::{Name, TreePath};
-pub use places::{Place, Runtime, places, runtime};
+pub use names::{Name, PathBytes, TreePath};
+pub use places::{Place, Runtime, SUFFIX, places, runtime};
 pub use server::{Client, Listening, Server, listen};
 pub use snapshots::{Among, Listed, PAGE, held, ranges, snapshots};
 
@@ -40,9 +41,12 @@ const MAX_TEXT: usize = 4096;
 pub enum Request {
     Status,
     /// Unmount, commit, close; the answer comes when the archive is closed, then the daemon exits.
-    /// With `lazy` a busy mount is detached and served until its last user is gone, which is answered at once.
+    /// With `lazy` a busy mount is detached and served until its last user is gone, which is answered at once. Refused when the archive's
+    /// file has no name any more, because the end of the mount is that of its content, except with `abandon`.
     Stop {
         lazy: bool,
+        #[serde(default)]
+        abandon: bool,
     },
     /// Commit now; answered when durable.
     Sync,
@@ -219,6 +223,7 @@ impl Response {
             Response::Status(status) => {
                 let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, follows, .. } =
                     &mut **status;
+                // The digits were bounded when they were read.
                 let failure = follows.iter_mut().flat_map(|it| &mut it.failure);
                 let schedule = schedule.iter_mut().flat_map(|it| iter::once(&mut it.rules).chain(&mut it.failure));
                 let texts = [archive, archive_id, mount_point, options]
@@ -253,9 +258,22 @@ pub struct Status {
     /// Process and user id of the daemon; [`ask`] puts what the kernel says in their place.
     pub pid: u32,
     pub uid: u32,
+    /// Path or address of the archive when the mount began, as text; in digits when it is not UTF-8. [`Status::archive_path`] reads both.
     pub archive: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub archive_hex: Option<PathBytes>,
     pub archive_id: String,
+    /// What no other archive can have, as `lockbox info` shows it; empty of a daemon that does not tell.
+    pub fingerprint: String,
+    /// Path of the mount point when the mount began, in the same two forms. A mount is moved and a directory above it renamed, so a
+    /// client looks its numbers up instead.
     pub mount_point: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mount_point_hex: Option<PathBytes>,
+    /// The kernel's number of the mount in the namespace of the daemon, and the device number of its file system, which no other one has
+    /// while the daemon serves it; 0 where they are not known.
+    pub mount_id: u64,
+    pub mount_device: u64,
     /// The number of the mount namespace in which the daemon is, and the mount was made; 0 where that is not known.
     pub mount_namespace: u64,
     pub read_only: bool,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::MAX_TEXT;
+
 /// The longest name of a snapshot, in bytes.
 pub(super) const MAX_NAME: usize = 255;
 /// The longest path, in bytes: two of them and a little more are a line. The kernel takes 4096.
@@ -16,6 +18,25 @@ pub struct Name(pub Vec<u8>);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TreePath(pub Vec<u8>);
+
+/// A path of the host that is not UTF-8.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PathBytes(pub Vec<u8>);
+
+impl From<PathBytes> for String {
+    fn from(path: PathBytes) -> String {
+        digits(&path.0)
+    }
+}
+
+impl TryFrom<String> for PathBytes {
+    type Error = &'static str;
+
+    fn try_from(digits: String) -> Result<PathBytes, &'static str> {
+        bytes(&digits, MAX_TEXT).map(PathBytes)
+    }
+}
 
 impl TreePath {
     /// Whether it can be sent.

@@ -5,6 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+/// Between a name that another user took and what tells the user's own directory from it.
+pub const SUFFIX: &str = ".";
+
 /// A runtime directory and the user whose daemons it may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -18,7 +21,7 @@ pub enum Runtime {
     Ready(PathBuf),
     /// To be made, with a mode that keeps others out.
     Missing(PathBuf),
-    /// Somebody else's, or open to others: not to be used.
+    /// Somebody else's, or open to others: not to be used. One of the same name with [`SUFFIX`] and more is to be made.
     NotPrivate(PathBuf),
 }
 
@@ -32,7 +35,8 @@ impl Runtime {
 }
 
 /// `$XDG_RUNTIME_DIR` when it is the user's (su(1) and sudo(8) may keep that of another), else `/run` for root, else `/tmp/lockbox-UID`
-/// when it is the user's alone.
+/// when it is the user's alone, else a directory `/tmp/lockbox-UID.SUFFIX` that is: another user may have made the name without a suffix first. Nobody
+/// but this user and root can make a directory that this user owns, whatever its name is.
 pub fn runtime(xdg_runtime_dir: Option<&OsStr>, user: u32) -> Runtime {
     runtime_below(Path::new("/"), xdg_runtime_dir, user)
 }
@@ -48,10 +52,30 @@ fn runtime_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Run
     let path = root.join(fallback(user));
     // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not taken.
     match fs::symlink_metadata(&path) {
-        Ok(found) if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 => Runtime::Ready(path),
+        Ok(_) if is_private(&path, user) => Runtime::Ready(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Runtime::Missing(path),
-        _ => Runtime::NotPrivate(path),
+        _ => match suffixed(root, user).next() {
+            Some(own) => Runtime::Ready(own),
+            None => Runtime::NotPrivate(path),
+        },
     }
+}
+
+/// Directories `/tmp/lockbox-UID.SUFFIX` that belong to the user alone, by name.
+fn suffixed(root: &Path, user: u32) -> impl Iterator<Item = PathBuf> {
+    let parent = root.join("tmp");
+    let prefix = format!("lockbox-{user}{SUFFIX}");
+    let mut own: Vec<PathBuf> = names(&parent)
+        .filter(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+        .map(|name| parent.join(name))
+        .filter(|path| is_private(path, user))
+        .collect();
+    own.sort_unstable();
+    own.into_iter()
+}
+
+fn is_private(path: &Path, user: u32) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0)
 }
 
 fn fallback(user: u32) -> String {
@@ -81,15 +105,17 @@ fn places_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<
     if user != 0 {
         add(root.join(format!("run/user/{user}")));
         add(root.join(fallback(user)));
+        suffixed(root, user).for_each(add);
         return found;
     }
     add(root.join("run"));
     let mut others = Vec::new();
     for (directory, prefix) in [("run/user", ""), ("tmp", "lockbox-")] {
-        let mut users: Vec<u32> = names(&root.join(directory)).filter_map(|name| numbered(&name, prefix)).collect();
+        let numbered = |name: OsString| Some((numbered(&name, prefix)?, name));
+        let mut users: Vec<(u32, OsString)> = names(&root.join(directory)).filter_map(numbered).collect();
         users.sort_unstable();
-        for owner in users {
-            let runtime = root.join(directory).join(format!("{prefix}{owner}"));
+        for (owner, name) in users {
+            let runtime = root.join(directory).join(name);
             // What belongs to others is not looked at here: it may be a mount that never answers.
             if owner == user { add(runtime) } else { others.push(Place { runtime, owner }) }
         }
@@ -103,7 +129,10 @@ fn names(directory: &Path) -> impl Iterator<Item = OsString> {
 }
 
 fn numbered(name: &OsStr, prefix: &str) -> Option<u32> {
-    name.to_str()?.strip_prefix(prefix)?.parse().ok()
+    let number = name.to_str()?.strip_prefix(prefix)?;
+    // Only in /tmp another user can have the name without a suffix.
+    let number = if prefix.is_empty() { number } else { number.split(SUFFIX).next()? };
+    number.parse().ok()
 }
 
 impl Place {
@@ -142,7 +171,18 @@ mod tests {
         let elsewhere = root.path().join("elsewhere");
         fs::rename(&own, &elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
-        assert_eq!(chosen(None), Runtime::NotPrivate(own), "a link, which anybody may have made");
+        assert_eq!(chosen(None), Runtime::NotPrivate(own.clone()), "a link, which anybody may have made");
+        // Another one of this user's then; not one that another user made, nor a link.
+        let beside = |suffix: &str| root.path().join(format!("{}{SUFFIX}{suffix}", fallback(user)));
+        std::os::unix::fs::symlink(&elsewhere, beside("a")).unwrap();
+        fs::create_dir(beside("b")).unwrap();
+        set_mode(&beside("b"), 0o755);
+        assert_eq!(chosen(None), Runtime::NotPrivate(own));
+        fs::create_dir(beside("c")).unwrap();
+        std::os::unix::fs::chown(beside("c"), Some(user), None).unwrap();
+        set_mode(&beside("c"), 0o700);
+        assert_eq!(chosen(None), Runtime::Ready(beside("c")));
+        assert!(places_below(root.path(), None, user).iter().any(|place| place.runtime == beside("c")));
         assert_eq!(runtime_below(root.path(), None, 0), Runtime::Ready(root.path().join("run")));
         if me == 0 {
             let others = Some(given.path().as_os_str());
@@ -153,7 +193,14 @@ mod tests {
     #[test]
     fn a_user_has_few_places_and_root_has_everybodys() {
         let root = tempfile::tempdir().unwrap();
-        for directory in ["run/user/1000", "run/user/7", "run/user/x", "tmp/lockbox-1000", "tmp/lockbox-mount.Ab3"] {
+        for directory in [
+            "run/user/1000",
+            "run/user/7",
+            "run/user/x",
+            "tmp/lockbox-1000",
+            "tmp/lockbox-8.Ab3",
+            "tmp/lockbox-mount.Ab3",
+        ] {
             fs::create_dir_all(root.path().join(directory)).unwrap();
         }
         let given = root.path().join("run/user/1000");
@@ -165,7 +212,13 @@ mod tests {
         let own = [("run/user/1000".to_owned(), 1000), ("tmp/lockbox-1000".to_owned(), 1000)];
         assert_eq!(shown(1000, None), own);
         assert_eq!(shown(1000, Some(&given)), own);
-        let all = [("run".into(), 0), ("run/user/7".into(), 7), own[0].clone(), own[1].clone()];
+        let all = [
+            ("run".into(), 0),
+            ("run/user/7".into(), 7),
+            own[0].clone(),
+            ("tmp/lockbox-8.Ab3".into(), 8),
+            own[1].clone(),
+        ];
         assert_eq!(shown(0, None), all);
         assert_eq!(shown(0, Some(Path::new("relative"))), all);
     }

@@ -78,6 +78,9 @@ pub enum Error {
     /// It is another version than what was seen before, and neither comes from the other; the message is of the same kind.
     #[error("copies written apart: {0}")]
     Forked(String),
+    /// It is not the archive that was opened at this place before; the message is of the same kind.
+    #[error("another archive: {0}")]
+    Replaced(String),
     /// Another process holds the archive; the message names it.
     #[error("archive in use: {0}")]
     InUse(String),

@@ -19,7 +19,7 @@ use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
-use crate::storage::Identity;
+use crate::storage::{Identity, host_call};
 
 /// Bytes read from the archive and written to the host at once.
 const PIECE: usize = 1 << 20;
@@ -35,7 +35,7 @@ pub struct ExtractOptions {
     pub replace: bool,
     /// What below the paths is left out; without paths, and for a path of the root, what below that.
     pub filter: Filter,
-    /// Makes devices, and keeps set-id bits and the attributes that give rights, when root extracts.
+    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give rights.
     pub privileges: bool,
 }
 
@@ -323,7 +323,7 @@ impl<'a> Extract<'a> {
             self.data(host, attributes, start, end)?;
         }
         if end < size {
-            rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
+            host_call::set_length(host, size).map_err(host_error("cannot set the size"))?;
         }
         // With the holes, as everywhere where sizes are added up.
         self.report.copied.bytes += size;

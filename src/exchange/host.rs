@@ -48,6 +48,22 @@ pub(super) fn was_written(before: &Stat, after: &Stat) -> bool {
     version(before) != version(after)
 }
 
+/// Returns whether an open host file has another size than it had before.
+pub(super) fn has_other_size(file: impl AsFd, before: &Stat) -> Result<bool> {
+    let now = rustix::fs::fstat(file).map_err(host_error("cannot read"))?;
+    Ok(now.st_size != before.st_size)
+}
+
+/// Reads into the buffer and returns how much, 0 at the end of the file.
+pub(super) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
+    loop {
+        match rustix::io::pread(&file, &mut *buffer, offset) {
+            Err(Errno::INTR) => {}
+            other => return other.map_err(host_error("cannot read")),
+        }
+    }
+}
+
 /// What an imported object takes from its host file; the size is set apart.
 pub(crate) fn attributes_of(stat: &Stat) -> SetAttributes {
     let (atime, mtime) = timestamps(stat);

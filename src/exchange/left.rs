@@ -1,15 +1,18 @@
 //! What was left out of a copy: attributes that were refused where they were to go, and what would lend somebody's rights.
 //!
-//! An archive names any owner and any mode, whoever wrote it. A program with its set-user-id bit, a device or a file with capabilities that root
-//! makes of it gives whoever runs or opens that the rights that the archive names. Whether the writer is to be trusted with that
-//! is nothing that the archive can say: its file may belong to root because root received it. So root makes these only when told
-//! to. Others have no rights to lend but their own: the kernel refuses them the rest, and they get set-id bits for files of their own alone.
+//! An archive names any owner and any mode, whoever wrote it. A program with its set-user-ID bit, a device or a file with capabilities gives
+//! the process that runs or opens it the rights that the archive names: those of any user when root makes it, those of the user when an
+//! ordinary user does, to everybody who reaches the file. The archive cannot tell whether its author is to be trusted with that; its file may
+//! belong to root only because root received it. So nobody makes these unless told to, as with tar(1). Not even then does an ordinary user get
+//! set-ID bits on files that the archive gives to somebody else (`host::apply`), and the kernel refuses devices and most of the attributes.
+//!
+//! Directories keep their bits: set-group-ID and set-user-ID lend nothing there, and without the sticky bit everybody could remove what others
+//! put into a directory that is open to all.
 
 use std::fmt::Write;
 
 use lockbox_terminal::display;
 
-use super::host::is_root;
 use crate::fs::{Attributes, mode};
 
 /// Attributes by which the kernel gives rights begin with these.
@@ -43,7 +46,7 @@ impl Left {
 pub struct LeftOut {
     /// Extended attributes that were refused.
     pub attributes: Left,
-    /// Set-id bits, devices, and attributes by which the kernel gives rights.
+    /// Set-ID and sticky bits of what is not a directory, devices, and attributes by which the kernel gives rights.
     pub privileges: Left,
     /// Whether privileges are left out.
     withholds: bool,
@@ -52,16 +55,22 @@ pub struct LeftOut {
 impl LeftOut {
     /// For a copy out of an archive, with what lends rights or without.
     pub(crate) fn extracting(privileges: bool) -> LeftOut {
-        LeftOut { withholds: !privileges && is_root(), ..LeftOut::default() }
+        LeftOut { withholds: !privileges, ..LeftOut::default() }
     }
 
-    /// The attributes that a copy gets. Of a directory the bits lend nothing to anybody.
+    /// Returns the attributes that a copy gets.
     pub(crate) fn granted(&mut self, path: &[u8], attributes: &Attributes) -> Attributes {
         let mut granted = *attributes;
-        let bits = attributes.mode & (mode::SET_UID | mode::SET_GID);
-        if self.withholds && bits != 0 && !attributes.is_directory() {
+        let bits = attributes.mode & (mode::SET_UID | mode::SET_GID | mode::STICKY);
+        // The mode of a symbolic link means nothing.
+        let has_mode = !attributes.is_directory() && attributes.mode & mode::TYPE != mode::SYMLINK;
+        if self.withholds && bits != 0 && has_mode {
             granted.mode &= !bits;
-            let which = if bits & mode::SET_UID != 0 { "set-user-ID" } else { "set-group-ID" };
+            let which = match bits {
+                _ if bits & mode::SET_UID != 0 => "set-user-ID",
+                _ if bits & mode::SET_GID != 0 => "set-group-ID",
+                _ => "sticky",
+            };
             self.privileges.say(path, format_args!("its {which} bit"));
         }
         granted

@@ -202,7 +202,7 @@ impl Comparison<'_> {
         }
         let differs = match kind(first) {
             mode::DIRECTORY => return both(one, other).map(Some),
-            mode::REGULAR => first.size != second.size || content_differs(one, other)?,
+            mode::REGULAR => content_differs(one, other)?,
             mode::SYMLINK => target(one)? != target(other)?,
             mode::BLOCK | mode::CHARACTER => first.rdev != second.rdev,
             _ => false,
@@ -241,7 +241,14 @@ fn list<'a>((place, name, object): There<'_, 'a>, mut each: impl FnMut(Vec<u8>, 
 }
 
 fn content_differs(one: There<'_, '_>, other: There<'_, '_>) -> Result<bool> {
-    bytes_differ(&mut *bytes(one)?, &mut *bytes(other)?, one.2.size)
+    // Files of /proc and documents of unknown length state 0 and have content.
+    let is_unstated = |(place, _, object): There<'_, '_>| object.size == 0 && !matches!(place, Place::Archive(_));
+    let size = one.2.size.max(other.2.size);
+    if !is_unstated(one) && !is_unstated(other) {
+        return Ok(one.2.size != other.2.size || bytes_differ(&mut *bytes(one)?, &mut *bytes(other)?, size)?);
+    }
+    // With the byte that the longer one of them has.
+    bytes_differ(&mut *bytes(one)?, &mut *bytes(other)?, size.saturating_add(1))
 }
 
 fn bytes<'t>((place, name, attributes): There<'t, '_>) -> Result<Box<dyn Bytes + 't>> {

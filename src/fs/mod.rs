@@ -186,8 +186,10 @@ impl FileSystem {
         self.commit_all()?;
         let repacked = self.repack.all(Some(&self.closing));
         self.volume.commit()?;
-        // What could not be repacked keeps nothing else from being erased.
-        self.volume.erase_everything()?;
+        // What could not be repacked keeps nothing else from being erased, and neither failure keeps what was read in memory.
+        let erased = self.volume.erase_everything();
+        self.volume.forget_plaintext();
+        erased?;
         repacked
     }
 

@@ -64,12 +64,14 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
     let beside = Framing { features, ..mine.clone() };
 
     let looked = Looked::at(&access.seen, volume_key, &mine.archive);
+    let looked = looked.opened_by_recipient(slots::is_recipient(&backup, opened.slot));
     let volume = vouch::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
         Error::Damaged(reason) => misfit(Error::damaged(format!(
             "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
         ))),
         error => error,
     })?;
+    looked.judge_places(&access.seen, Some(&volume))?;
     let whole = present.map(|header| header.framing().copy);
     let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
@@ -89,6 +91,7 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
     let sequence = if newest { mine.sequence } else { next };
     let framing = Framing { sequence, ..beside };
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
+    looked.places().remember(Some(&volume));
     let current = Current { volume, looked, replace: false };
     let newest = vouch::vouch(storage, &framing, volume_key, current);
     Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();

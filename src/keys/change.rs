@@ -151,7 +151,7 @@ pub fn list_all<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result
     let header = read_header(site)?;
     let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
     header.authenticate(&opened[0].volume_key)?;
-    check_age(site, &header, &opened[0].volume_key, &access.seen)?;
+    check_age(site, &header, &opened[0], &access.seen)?;
     Ok(listed(&header, &opened[0].volume_key, &opened))
 }
 
@@ -162,7 +162,7 @@ pub fn list_all<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result
 pub fn list<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
     let site = site.into();
     let (header, opened) = open_header(site, access.secrets, &access.limits)?;
-    check_age(site, &header, &opened.volume_key, &access.seen)?;
+    check_age(site, &header, &opened, &access.seen)?;
     Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
 }
 
@@ -306,9 +306,10 @@ impl Change {
         let storage = site.open(LockMode::Exclusive)?;
         let header = Header::read(&*storage)?;
         let opened = unlock(&header)?;
-        let volume_key = &opened.first().ok_or(Error::WrongKey)?.volume_key;
-        header.authenticate(volume_key)?;
-        let current = Current::look(storage.clone(), &header, volume_key, &access.seen)?;
+        let first = opened.first().ok_or(Error::WrongKey)?;
+        header.authenticate(&first.volume_key)?;
+        let by_recipient = slots::is_recipient(&header, first.slot);
+        let current = Current::look(storage.clone(), &header, &first.volume_key, &access.seen, by_recipient)?;
         Ok(Change { storage, header, opened, current })
     }
 

@@ -177,6 +177,32 @@ impl Header {
         }
     }
 
+    /// Whether a crash while the header was changed explains all that is wrong with the copy that is not used (HEADER-4). `recorded` is the number that the newest
+    /// record carries: both copies of that header had reached the medium. The one that is used must be authentic.
+    ///
+    /// Copy 0 is written first. So copy 1 is what the crash left when it has the number of the record or a later one, or is half written, and the copy used has a later number than the
+    /// record. Copy 0 is half written while copy 1 still has the number of the record.
+    ///
+    /// # Errors
+    /// Those of the storage.
+    pub(crate) fn is_interrupted(&self, storage: &dyn Storage, volume_key: &SecretKey, recorded: u64) -> Result<bool> {
+        let used = self.framing();
+        let copy = 1 - used.copy;
+        match &self.other {
+            Some(Ok(other)) => {
+                let number = other.framing.sequence;
+                let is_authentic = || equal(&mac(volume_key, &used.archive, &other.bytes), &other.framing.mac);
+                Ok(copy == 1 && (recorded..used.sequence).contains(&number) && is_authentic())
+            }
+            Some(Err(Error::Damaged(_))) => {
+                let there = copy_bytes(storage, storage.len()?, copy)?;
+                let was_changed = if copy == 1 { used.sequence > recorded } else { used.sequence >= recorded };
+                Ok(was_changed && is_half_written(&there, &encode_copy(used, &self.slots(), copy, volume_key)))
+            }
+            Some(Err(_)) | None => Ok(false),
+        }
+    }
+
     /// Of both copies as they are when they are in order (HEADER-3).
     pub(crate) fn sums(&self, volume_key: &SecretKey) -> Sums {
         sums(&[0, 1].map(|copy| encode_copy(self.framing(), &self.slots(), copy, volume_key)))
@@ -380,6 +406,29 @@ fn unknown_or_altered(storage: &dyn Storage, length: u64, used: &ParsedHeader, r
         true => Error::damaged("its version was altered"),
         false => Error::UnsupportedVersion(reason),
     })
+}
+
+/// Bytes that reach the medium whole or not at all.
+const SECTOR: usize = 512;
+
+/// Bits in which a sector of a slot differs that was written anew, at least: keys, nonces, tags and the room behind them are random, so half of the bits of the 16 bytes that change at
+/// least, but for one time in 10^8.
+const LEAST_CHANGED: u32 = 32;
+
+/// Whether a copy can be a mixture of two headers, sector by sector, one of which is `whole`: the number and the kinds of the slots may differ, MAC and checksum, and slots that were
+/// filled anew.
+fn is_half_written(there: &[u8], whole: &[u8]) -> bool {
+    const CHANGING: [std::ops::Range<usize>; 3] = [64..72, 104..136, 4032..4096];
+    if there.len() != whole.len() {
+        return false;
+    }
+    let (framing, slots) = there.split_at(BLOCK as usize);
+    let (whole_framing, whole_slots) = whole.split_at(BLOCK as usize);
+    let differs = |at: usize| framing[at] != whole_framing[at];
+    let is_framing = (0..framing.len()).all(|at| !differs(at) || CHANGING.iter().any(|range| range.contains(&at)));
+    let changed = |(one, other): (&[u8], &[u8])| one.iter().zip(other).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+    let mut sectors = slots.chunks(SECTOR).zip(whole_slots.chunks(SECTOR)).map(changed);
+    is_framing && sectors.all(|bits| bits == 0 || bits >= LEAST_CHANGED)
 }
 
 /// Which of two failed copies tells the user more.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::file::read_header;
 use super::header::Header;
+use super::seen::Fingerprint;
 use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
@@ -14,6 +15,8 @@ use crate::storage::{LockMode, Site, Storage};
 pub struct UnlockedKey {
     pub(crate) archive: ArchiveId,
     pub(crate) volume_key: SecretKey,
+    /// A slot opened it whose like can be made with a public key alone.
+    pub(crate) by_recipient: bool,
 }
 
 impl UnlockedKey {
@@ -32,23 +35,38 @@ impl UnlockedKey {
 
     /// For another one who opens the archive again and again.
     pub fn copy(&self) -> UnlockedKey {
-        UnlockedKey { archive: self.archive, volume_key: SecretKey::new(*self.volume_key.bytes()) }
+        UnlockedKey {
+            archive: self.archive,
+            volume_key: SecretKey::new(*self.volume_key.bytes()),
+            by_recipient: self.by_recipient,
+        }
     }
 
-    /// 48 bytes for a private pipe between two processes: archive id, volume key.
+    /// Returns what tells this archive from every other one.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::new(&self.volume_key, &self.archive)
+    }
+
+    /// 48 or 49 bytes for a private pipe between two processes: archive id, volume key, and a 1 when a recipient's slot opened it.
     pub fn to_bytes(&self) -> zeroize::Zeroizing<Vec<u8>> {
         // Allocated at once: a vector that grows leaves copies behind.
-        let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(48));
+        let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(49));
         bytes.extend_from_slice(&self.archive);
         bytes.extend_from_slice(self.volume_key.bytes());
+        bytes.extend(self.by_recipient.then_some(1));
         bytes
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Result<UnlockedKey> {
         let wrong = || Error::invalid(format!("an unlocked key has 48 bytes: given={}", bytes.len()));
         let (archive, key) = bytes.split_first_chunk::<16>().ok_or_else(wrong)?;
+        let (key, by_recipient) = match key.split_at_checked(32) {
+            Some((key, [])) => (key, false),
+            Some((key, [1])) => (key, true),
+            _ => return Err(wrong()),
+        };
         let key = zeroize::Zeroizing::new(<[u8; 32]>::try_from(key).map_err(|_| wrong())?);
-        Ok(UnlockedKey { archive: *archive, volume_key: SecretKey::new(*key) })
+        Ok(UnlockedKey { archive: *archive, volume_key: SecretKey::new(*key), by_recipient })
     }
 }
 
@@ -59,7 +77,8 @@ impl UnlockedKey {
 /// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
 pub fn unlock_with<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
     let (header, opened) = open_header(site, secrets, limits)?;
-    Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key })
+    let by_recipient = slots::is_recipient(&header, opened.slot);
+    Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key, by_recipient })
 }
 
 /// The header of the archive there, authenticated by the first slot that the secrets open.
@@ -125,7 +144,12 @@ pub fn unlock_damaged<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: 
             .and_then(|opened| header.check_commitment(&opened.volume_key).map(|()| opened));
         match opened {
             Ok(opened) => {
-                return Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key });
+                let by_recipient = slots::is_recipient(&header, opened.slot);
+                return Ok(UnlockedKey {
+                    archive: header.framing().archive,
+                    volume_key: opened.volume_key,
+                    by_recipient,
+                });
             }
             Err(error) => failed = failed.or(Some(error)),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::file::read_header;
 use super::header::Header;
 use super::seen::{self, Looked, Seen};
+use super::slots::{self, OpenedSlot};
 use super::{SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
@@ -29,18 +30,20 @@ impl Current {
     /// Only reads: what a change of the header needs is that this is no older copy, in which the change would be lost. The header must be authentic.
     ///
     /// # Errors
-    /// `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
+    /// `Replaced`, `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
     pub(crate) fn look(
         storage: Arc<dyn Storage>,
         header: &Header,
         volume_key: &SecretKey,
         seen: &SeenOptions,
+        by_recipient: bool,
     ) -> Result<Current> {
         header.check_writable()?;
-        let looked = Looked::at(seen, volume_key, &header.framing().archive);
+        let looked = Looked::at(seen, volume_key, &header.framing().archive).opened_by_recipient(by_recipient);
         let sequence = header.framing().sequence;
         let volume = open(storage, header.framing(), volume_key, true, &looked)?;
-        let replace = seen::judge(&volume, sequence, looked.seen.as_ref(), seen, false)?;
+        let replace = looked.admit(&volume, sequence, seen, false)?;
+        tell_first_use(&looked);
         Ok(Current { volume, looked, replace })
     }
 }
@@ -49,23 +52,42 @@ impl Current {
 /// nobody writes the archive, from its newest commit. Damage there is no reason to hide the keys.
 ///
 /// # Errors
-/// `Older` unless accepted.
-pub(crate) fn check_age(site: Site<'_>, header: &Header, volume_key: &SecretKey, seen: &SeenOptions) -> Result<()> {
+/// `Replaced` and `Older` unless accepted.
+pub(crate) fn check_age(site: Site<'_>, header: &Header, opened: &OpenedSlot, seen: &SeenOptions) -> Result<()> {
+    let (sequence, volume_key) = (header.framing().sequence, &opened.volume_key);
+    let looked = Looked::at(seen, volume_key, &header.framing().archive);
+    let looked = looked.opened_by_recipient(slots::is_recipient(header, opened.slot));
+    let volume =
+        site.open(LockMode::Shared).and_then(|storage| open(storage, header.framing(), volume_key, true, &looked)).ok();
+    looked.judge_places(seen, volume.as_deref())?;
+    looked.places().remember(volume.as_deref());
+    tell_first_use(&looked);
     if seen.accept_older {
         return Ok(());
     }
-    let sequence = header.framing().sequence;
-    let looked = Looked::at(seen, volume_key, &header.framing().archive);
-    let committed = site
-        .open(LockMode::Shared)
-        .and_then(|storage| open(storage, header.framing(), volume_key, true, &looked))
-        .map_or(0, |volume| volume.durable().header_sequence);
+    let committed = volume.map_or(0, |volume| volume.durable().header_sequence);
     let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
     // Somebody may have changed the keys since the header was read.
     if sequence < known && read_header(site)?.framing().sequence < known {
         return Err(seen::older_header(sequence, known));
     }
     Ok(())
+}
+
+fn tell_first_use(looked: &Looked) {
+    if let Some(sentence) = looked.first_use() {
+        tracing::warn!("{sentence}");
+    }
+}
+
+/// Compares an archive with what is remembered of its place, for a command that opens it in its own way, as damaged as it is. Nothing is
+/// remembered.
+///
+/// # Errors
+/// `Replaced` unless accepted.
+pub fn check_place(key: &UnlockedKey, seen: &SeenOptions) -> Result<()> {
+    let looked = Looked::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
+    looked.judge_places(seen, None)
 }
 
 /// Opens the commits of an archive beside this header.
@@ -109,6 +131,6 @@ pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &S
 pub fn repair_header<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
     let storage = site.into().open(LockMode::Exclusive)?;
     let mut header = key.read_header(&*storage)?;
-    Current::look(storage.clone(), &header, &key.volume_key, seen)?;
+    Current::look(storage.clone(), &header, &key.volume_key, seen, key.by_recipient)?;
     header.repair(&*storage, &key.volume_key)
 }

@@ -1,5 +1,6 @@
 //! Pages by pointer: reads through bounded caches of cells and heads, write-once pages, the commit ring, barriers, the latch and the space map.
 
+mod buffers;
 mod cache;
 mod data;
 mod latch;
@@ -10,6 +11,7 @@ mod unsynced;
 
 use std::sync::Arc;
 
+pub(crate) use buffers::Buffers;
 pub(crate) use cache::Cache;
 pub(crate) use latch::Latch;
 pub(crate) use ring::AuthenticRecord;
@@ -30,6 +32,10 @@ pub(crate) struct Pager {
     /// Decompressed cells of which a part was read, by page and number.
     cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
     heads: Cache<Pointer, Arc<DataHead>>,
+    /// What is read of pages before it is opened, and where it is opened.
+    scratch: Buffers,
+    /// For callers who read file data again and again.
+    reads: Buffers,
     latch: Latch,
     unsynced: Unsynced,
 }
@@ -43,6 +49,8 @@ impl Pager {
             cipher: cipher.into(),
             cells: Cache::new(cache_bytes - heads),
             heads: Cache::new(heads),
+            scratch: Buffers::default(),
+            reads: Buffers::default(),
             latch: Latch::default(),
             unsynced: Unsynced::default(),
         }
@@ -87,6 +95,18 @@ impl Pager {
     pub(crate) fn forget_data(&self) {
         self.cells.clear();
         self.heads.clear();
+        self.wipe_buffers();
+    }
+
+    /// The buffers for callers who read file data.
+    pub(crate) fn reads(&self) -> &Buffers {
+        &self.reads
+    }
+
+    /// Wipes what is left of reads.
+    pub(crate) fn wipe_buffers(&self) {
+        self.scratch.wipe();
+        self.reads.wipe();
     }
 
     /// Reads, opens and checks one page of the kind that the caller expects.
@@ -137,12 +157,13 @@ impl Pager {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
     }
 
-    /// Writes once more when the host says that it is full, since it had allocated these blocks.
+    /// Writes once more when the host says that it is full, since it had allocated these blocks; where that is no promise the ballast gives it the room (STORAGE-6).
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
         self.latch.check()?;
         let written = match self.storage.write_at(at, bytes) {
             Err(Error::NoSpace(reason)) => {
                 tracing::warn!("the host refused a write into blocks that it had allocated: {reason}");
+                self.storage.cut_ballast();
                 self.storage.write_at(at, bytes)
             }
             written => written,

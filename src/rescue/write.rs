@@ -16,7 +16,7 @@ use crate::exchange::write_all;
 use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;
 use crate::pager::Pager;
-use crate::storage::Identity;
+use crate::storage::{Identity, host_call};
 
 /// Name of what is being made in the stage.
 const UNFINISHED: &[u8] = b"unfinished";
@@ -119,7 +119,7 @@ fn fill(source: Source<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> R
         })?;
     // Of an inode whose record is lost the size is not known: its end is that of what is left.
     let size = if object.is_stand_in() { end } else { stat.size };
-    rustix::fs::ftruncate(host, size).map_err(host_error("cannot set the size"))?;
+    host_call::set_length(host, size).map_err(host_error("cannot set the size"))?;
     let target = attributes::Object::open(host);
     attributes::put(&object.xattrs, &target, Phase::BeforeMode, source.path, source.left);
     let metadata = apply(host, &source.left.granted(source.path, &stat));

@@ -9,12 +9,14 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
+
+use super::host_call;
 
 /// The entry, whether there is a file or not.
 pub struct HostEntry {
@@ -130,15 +132,8 @@ impl HostEntry {
     /// # Errors
     /// `AlreadyExists`.
     pub fn rename_new(&self, other: &HostEntry) -> io::Result<()> {
-        let (from, to) = (&self.directory, &other.directory);
-        match rustix::fs::renameat_with(from, &self.name, to, &other.name, RenameFlags::NOREPLACE) {
-            // Where the host cannot, a second name is refused when there is one, and the first one goes after that.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                rustix::fs::linkat(from, &self.name, to, &other.name, AtFlags::empty())?;
-                Ok(rustix::fs::unlinkat(from, &self.name, AtFlags::empty())?)
-            }
-            renamed => Ok(renamed?),
-        }
+        let (from, to) = (self.directory.as_fd(), other.directory.as_fd());
+        Ok(rename_to_free_name(from, self.name.as_bytes(), to, other.name.as_bytes())?)
     }
 
     /// All names of the directory but `.` and `..`.
@@ -148,16 +143,76 @@ impl HostEntry {
 
     /// Makes the directory's names durable.
     pub fn sync_directory(&self) -> io::Result<()> {
-        match rustix::fs::fsync(self.opened()?) {
-            // File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
-            Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
+        Ok(host_call::sync_directory(self.opened()?)?)
     }
 
     /// The very directory, opened for reading.
     fn opened(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+}
+
+/// Moves `name` of the directory `from` to the name `free` of the directory `to`, both of one file system, unless something has that.
+///
+/// File systems differ in what they can do, so three ways are tried: a rename that replaces nothing; a second name, which is refused when
+/// something has it, before the first one goes; and a look before an ordinary rename. Only the last has a gap, in which another program
+/// can make a file of the name that the rename replaces. It is for file systems without the flag and without hard links, such as exFAT
+/// and many in user space, and for directories on those without the flag.
+///
+/// # Errors
+/// `EXIST` when something has the name.
+pub fn rename_to_free_name(
+    from: BorrowedFd<'_>,
+    name: &[u8],
+    to: BorrowedFd<'_>,
+    free: &[u8],
+) -> rustix::io::Result<()> {
+    Move { from, name, to, free }.carry_out(&Kernel)
+}
+
+/// A file or directory on its way to a name that nothing has.
+struct Move<'a> {
+    from: BorrowedFd<'a>,
+    name: &'a [u8],
+    to: BorrowedFd<'a>,
+    free: &'a [u8],
+}
+
+/// The two calls that file systems lack.
+trait ExclusiveCalls {
+    fn rename(&self, step: &Move<'_>) -> rustix::io::Result<()>;
+    fn link(&self, step: &Move<'_>) -> rustix::io::Result<()>;
+}
+
+struct Kernel;
+
+impl ExclusiveCalls for Kernel {
+    fn rename(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+        rustix::fs::renameat_with(step.from, step.name, step.to, step.free, RenameFlags::NOREPLACE)
+    }
+
+    fn link(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+        rustix::fs::linkat(step.from, step.name, step.to, step.free, AtFlags::empty())
+    }
+}
+
+impl Move<'_> {
+    fn carry_out(&self, calls: &impl ExclusiveCalls) -> rustix::io::Result<()> {
+        match calls.rename(self) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
+            other => return other,
+        }
+        match calls.link(self) {
+            Ok(()) => return rustix::fs::unlinkat(self.from, self.name, AtFlags::empty()),
+            // PERM is also the answer to a directory; MLINK that of file systems that count one name at most.
+            Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP | Errno::INVAL | Errno::MLINK) => {}
+            Err(errno) => return Err(errno),
+        }
+        match rustix::fs::statat(self.to, self.free, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Err(Errno::EXIST),
+            Err(Errno::NOENT) => rustix::fs::renameat(self.from, self.name, self.to, self.free),
+            Err(errno) => Err(errno),
+        }
     }
 }
 
@@ -229,6 +284,50 @@ mod tests {
         assert!(!entry.remove(&file).unwrap());
         for kept in ["in/file", "moved/file"] {
             assert!(place.path().join(kept).exists(), "{kept}");
+        }
+    }
+
+    /// A file system without the flag, with or without hard links.
+    struct Lacking {
+        flag: Errno,
+        links: Option<Errno>,
+    }
+
+    impl ExclusiveCalls for Lacking {
+        fn rename(&self, _: &Move<'_>) -> rustix::io::Result<()> {
+            Err(self.flag)
+        }
+
+        fn link(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+            self.links.map_or_else(|| Kernel.link(step), Err)
+        }
+    }
+
+    #[test]
+    fn a_free_name_is_given_on_every_file_system_and_a_taken_one_on_none() {
+        let (inval, links) = (Errno::INVAL, [Errno::PERM, Errno::NOSYS, Errno::NOTSUP, Errno::MLINK]);
+        let mut hosts = vec![Lacking { flag: inval, links: None }, Lacking { flag: Errno::NOSYS, links: None }];
+        hosts.extend(links.map(|errno| Lacking { flag: inval, links: Some(errno) }));
+        for (number, host) in hosts.iter().enumerate() {
+            for is_directory in [false, true] {
+                let place = tempfile::tempdir().unwrap();
+                let path = |name: &str| place.path().join(name);
+                match is_directory {
+                    true => fs::create_dir(path("made")).unwrap(),
+                    false => fs::write(path("made"), "made").unwrap(),
+                }
+                fs::write(path("taken"), "precious").unwrap();
+                symlink("nowhere", path("link")).unwrap();
+                let directory = File::open(place.path()).unwrap();
+                let step =
+                    |free| Move { from: directory.as_fd(), name: b"made", to: directory.as_fd(), free }.carry_out(host);
+                for taken in [&b"taken"[..], b"link"] {
+                    assert_eq!(step(taken), Err(Errno::EXIST), "{number}");
+                }
+                assert_eq!(step(b"free"), Ok(()), "{number} {is_directory}");
+                assert_eq!(fs::read(path("taken")).unwrap(), b"precious");
+                assert!(!path("made").exists() && path("free").is_dir() == is_directory && path("free").exists());
+            }
         }
     }
 

@@ -84,12 +84,16 @@ impl Image {
         }
     }
 
+    /// Blocks of a range that take no space.
+    pub(super) fn holes(&self, offset: u64, length: u64) -> Result<u64> {
+        let is_hole = |block: usize| matches!(self.slots.get(block), None | Some(Slot::Hole));
+        Ok(pieces(offset, end_of(offset, length)?).filter(|(block, _)| is_hole(*block)).count() as u64)
+    }
+
     /// Refuses what would take more than `capacity` bytes of blocks, before anything is changed.
     pub(super) fn check_capacity(&self, offset: u64, length: u64, capacity: Option<u64>) -> Result<()> {
         let Some(capacity) = capacity else { return Ok(()) };
-        let holes = pieces(offset, end_of(offset, length)?)
-            .filter(|(block, _)| matches!(self.slots.get(*block), None | Some(Slot::Hole)))
-            .count() as u64;
+        let holes = self.holes(offset, length)?;
         // Content that was there before the capacity was lowered stays, as on a host with a lowered quota.
         if holes > 0 && self.allocated() + holes * HOST_BLOCK > capacity {
             return Err(Error::NoSpace(format!("capacity={capacity} allocated={}", self.allocated())));

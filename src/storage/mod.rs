@@ -4,6 +4,7 @@
 mod counting;
 mod entry;
 mod file;
+pub mod host_call;
 #[cfg(any(test, fuzzing))]
 mod image;
 pub mod lent;
@@ -15,7 +16,7 @@ mod site;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
-pub use entry::{HostEntry, Identity, names};
+pub use entry::{HostEntry, Identity, names, rename_to_free_name};
 pub use file::{FileStorage, LockMode};
 pub use lent::{Borrowed, lend};
 #[cfg(any(test, fuzzing))]
@@ -26,6 +27,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+
+/// Bytes of the ballast: the blocks that are kept for deletes and commits (1 MiB) may all be overwritten once, and 256 records or small entries of the log.
+pub(crate) const BALLAST: u64 = 2 << 20;
 
 /// A growable array of bytes with barriers. All methods may be called from several threads at once.
 ///
@@ -39,6 +43,8 @@ use crate::error::{Error, Result};
 /// STORAGE-5  What is written into a [`Successor`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
 ///     what is here, at once. Without that, or when it fails, here is what was here; one that fails may have been carried out all the same, as a whole. Afterwards this
 ///     storage is only read, and shows what it showed.
+/// STORAGE-6  After `keep_ballast`, where overwriting takes room, the host has allocated [`BALLAST`] bytes that nothing is ever written to, or `cut_ballast` was called since, or the
+///     host had no room for them. They lie on the medium and outlive the process. Growth takes none of them: it is refused while they do not fit behind the new end.
 pub trait Storage: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
@@ -65,6 +71,14 @@ pub trait Storage: Send + Sync {
     /// Makes the range really allocated on the host (zeros where it was a hole), growing the storage when needed.
     /// `NoSpace` when the host is full; then nothing changed that matters.
     fn allocate(&self, offset: u64, length: u64) -> Result<()>;
+
+    /// Keeps room for overwriting what is there, where that takes room (STORAGE-6). Elsewhere nothing is kept.
+    fn keep_ballast(&self) {}
+
+    /// Gives that room back to the host, which may give it to whoever asks first; answers whether there was any.
+    fn cut_ballast(&self) -> bool {
+        false
+    }
 
     /// Gives the range back to the host; it reads as zeros. `Unsupported` where the host refuses.
     fn punch(&self, offset: u64, length: u64) -> Result<()>;
@@ -100,6 +114,11 @@ pub trait Storage: Send + Sync {
         Ok(())
     }
 
+    /// Returns whether the file has no name any more: what is in it is lost when it is closed.
+    fn is_nameless(&self) -> bool {
+        false
+    }
+
     /// Bytes that barriers covered and that this host alone has, of an archive that is elsewhere: who opens it there does not find them, and nobody is to be told that
     /// they were there.
     ///
@@ -115,6 +134,11 @@ pub trait Storage: Send + Sync {
     /// `Unsupported` where that is no matter of the storage, as of a file, which another one can take the name of.
     fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
         Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
+    }
+
+    /// The uid that owns the file, as it is open; None for what is not a file of this host.
+    fn owner(&self) -> Result<Option<u32>> {
+        Ok(None)
     }
 
     /// Whether writes are refused by the way it was opened.

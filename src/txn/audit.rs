@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::commit::Chain;
+use super::counters::{known, last_ino};
 use super::finding::{Finding, FindingKind, Severity};
 use super::kept::{is_being_removed, snapshot_tree, snapshots_of};
 use super::medium::Medium;
@@ -46,6 +47,8 @@ struct Census {
     of_files: Vec<Finding>,
     /// Something of the trees could not be read: what is missing in the census may be there all the same.
     incomplete: bool,
+    /// The greatest sequence of a dead list.
+    last_dead: Option<u64>,
 }
 
 /// What an audit found.
@@ -154,8 +157,15 @@ pub(super) struct Auditor<'v> {
 
 impl Auditor<'_> {
     /// What is found when nothing changes meanwhile; see `Volume::audit`.
-    pub(super) fn audit(&self, chain: &Chain, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
-        let mut census = Census::default();
+    /// `contradictions` are those of the counters.
+    pub(super) fn audit(
+        &self,
+        chain: &Chain,
+        contradictions: Vec<Finding>,
+        full: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Audit> {
+        let mut census = Census { findings: contradictions, ..Census::default() };
         self.count_everything(chain, &mut census)?;
         let tree = self.allocator.tree();
         let total = self.allocator.total();
@@ -163,6 +173,14 @@ impl Auditor<'_> {
         find_strays(&self.medium.store, &self.state, &tree, &mut |finding| census.find(finding))?;
         let compared = self.compare_space(&mut census);
         report(compared, FindingKind::Space, &mut census)?;
+        if let Some(last) = census.last_dead.filter(|last| *last >= self.state.counters.next_dead) {
+            let next = self.state.counters.next_dead;
+            // Entries keep their sequences when they go to the snapshot before: each must be the only one.
+            let text = format!("the next dead-list entry is {next}, but {last} is there");
+            if census.findings.iter().all(|finding| finding.detail != text) {
+                census.find(Finding::new(FindingKind::Counter, Severity::Wrong, text));
+            }
+        }
         let compared = self.compare_counts(&mut census);
         report(compared, FindingKind::Count, &mut census)?;
         // Before the pages are read: those that only a snapshot shows are named by its extents.
@@ -218,6 +236,7 @@ impl Auditor<'_> {
         trees.live.scan_surviving(&self.medium.store, extents, &mut |_| Ok(()))?;
         let dead = &mut |key: Key, value: &[u8]| {
             if key.kind == kind::DEAD {
+                census.last_dead = census.last_dead.max(Some(key.sub));
                 match DeadValue::decode(value) {
                     Ok(dead) => census.name(dead.run, None, total),
                     Err(error) => {
@@ -352,19 +371,18 @@ impl Auditor<'_> {
     fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
         for (id, snapshot) in snapshots_of(&self.state.trees.snapshots, &self.medium.store)? {
-            if id >= self.state.counters.next_snapshot {
-                let text = format!("snapshot {id} has a number that was not yet given out");
-                census.find(find(Severity::Wrong, text));
-            }
             if is_being_removed(&snapshot) {
                 continue;
             }
             let tree = snapshot_tree(&snapshot);
             let (mut shown, mut lost, mut torn) = (HashSet::new(), Vec::new(), Vec::new());
+            // What is younger than the snapshot says that it is goes to no dead list when it leaves the live tree.
+            let mut younger = None;
             tree.visit_pages(
                 &self.medium.store,
                 &mut |pointer, _| {
                     shown.insert(pointer.run);
+                    younger = younger.or((pointer.generation > snapshot.generation).then_some(pointer.run.address));
                     Ok(())
                 },
                 &mut |node| {
@@ -379,8 +397,9 @@ impl Auditor<'_> {
             }
             let extents = &mut |key: Key, value: &[u8]| {
                 if key.kind == kind::EXTENT && key.object != 0 {
-                    let page = Extent::decode(value)?.page;
+                    let Extent { page, born, .. } = Extent::decode(value)?;
                     shown.insert(page.run);
+                    younger = younger.or((born > snapshot.generation).then_some(page.run.address));
                     if !census.show(page, id) {
                         torn.push(page.run.address);
                     }
@@ -390,6 +409,17 @@ impl Auditor<'_> {
             let scanned = tree.scan_surviving(&self.medium.store, extents, &mut |_| Ok(()));
             let whole = whole && scanned.is_ok();
             report(scanned, FindingKind::Snapshot, census)?;
+            if let Some(block) = younger {
+                let of = snapshot.generation.0;
+                let text = format!("snapshot {id} is of commit {of}, but shows a page of a later one: block={block}");
+                census.find(find(Severity::Wrong, text).at_block(block));
+            }
+            if known(last_ino(&tree, &self.medium.store))?.is_some_and(|ino| ino >= self.state.counters.next_ino) {
+                census.find(find(
+                    Severity::Wrong,
+                    format!("snapshot {id} shows an inode number that was not yet given out"),
+                ));
+            }
             for block in torn {
                 let text = format!("snapshot {id} shows a page that others know by another tag: block={block}");
                 census.find(find(Severity::Wrong, text).at_block(block));

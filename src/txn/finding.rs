@@ -39,12 +39,16 @@ pub enum FindingKind {
     Length,
     /// An entry of the log, or a commit that entries extend.
     Log,
+    /// A page that the newest commit brought in does not open.
+    Commit,
+    /// An object of the store that has the archive is missing, or has other bytes than it was made with.
+    Object,
     /// There is more than is told.
     More,
 }
 
 impl FindingKind {
-    pub const ALL: [FindingKind; 17] = [
+    pub const ALL: [FindingKind; 19] = [
         FindingKind::DataLost,
         FindingKind::RecordsLost,
         FindingKind::IndexLost,
@@ -61,6 +65,8 @@ impl FindingKind {
         FindingKind::Header,
         FindingKind::Length,
         FindingKind::Log,
+        FindingKind::Commit,
+        FindingKind::Object,
         FindingKind::More,
     ];
 
@@ -83,6 +89,8 @@ impl FindingKind {
             FindingKind::Header => "header",
             FindingKind::Length => "length",
             FindingKind::Log => "log",
+            FindingKind::Commit => "commit",
+            FindingKind::Object => "object",
             FindingKind::More => "more",
         }
     }
@@ -97,6 +105,8 @@ pub enum Severity {
     Wrong,
     /// Nothing that was stored is concerned: it costs space or a second copy, or is a wrong number.
     Minor,
+    /// No fault: a crash leaves it so, and the next writable opening puts it in order.
+    Note,
 }
 
 impl Severity {
@@ -106,6 +116,7 @@ impl Severity {
             Severity::Lost => "lost",
             Severity::Wrong => "wrong",
             Severity::Minor => "minor",
+            Severity::Note => "note",
         }
     }
 }
@@ -137,7 +148,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(kind: FindingKind, severity: Severity, detail: impl Into<String>) -> Finding {
+    /// A finding about nothing but what the sentence says.
+    pub fn new(kind: FindingKind, severity: Severity, detail: impl Into<String>) -> Finding {
         let detail = detail.into();
         Finding { kind, severity, inode: None, path: None, block: None, generation: None, lost: None, detail }
     }

@@ -122,6 +122,17 @@ impl Logged {
     pub(super) fn of(entries: Vec<LogEntry>) -> Option<Logged> {
         (!entries.is_empty()).then(|| Logged { records: LoggedRecords::of(&entries), entries })
     }
+
+    /// Next inode number that the last entry says.
+    pub(super) fn next_ino(&self) -> u64 {
+        self.records.next_ino
+    }
+
+    /// Greatest inode number that a record has; 0 without any.
+    pub(super) fn last_ino(&self) -> u64 {
+        let there = self.records.records.iter().rev().find(|(_, value)| value.is_some());
+        there.map_or(0, |(key, _)| key.object)
+    }
 }
 
 /// The records of several entries, the later over the earlier ones, and the counters of the last.

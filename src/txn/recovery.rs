@@ -29,10 +29,14 @@ pub(super) struct Recovered {
     pub(super) ring: Vec<AuthenticRecord>,
     /// First generation that was never used.
     pub(super) next_generation: Generation,
+    /// The newest record, when it was left out.
+    rejected: Option<Generation>,
     /// A sentence when the newest record was left out, or an entry of the log is lost or incomplete.
     pub(super) fallback: Option<String>,
     /// A sentence when something is lost that the log proves to have been durable. Only readers go on then.
     pub(super) lost: Option<String>,
+    /// Pages that the record lists and that do not open. Only readers go on then.
+    pub(super) lost_pages: Vec<LostPage>,
     /// What the log says beyond the record, and up to which entry.
     pub(super) logged: Laid,
     pub(super) log: Option<OpenedLog>,
@@ -41,38 +45,74 @@ pub(super) struct Recovered {
 /// Generations left for the session that opens: more than it can use, so that counting never overflows.
 const LAST_OPENED: u64 = u64::MAX - (1 << 48);
 
-fn cut_short(pager: &Pager, record: &CommitRecord) -> Result<Option<String>> {
+fn cut_short(pager: &Pager, record: &CommitRecord) -> Result<Option<Flaw>> {
     let (length, wanted) = (pager.storage().len()?, record.total_blocks);
     let is_short = length / BLOCK < wanted;
-    Ok(is_short.then(|| format!("the file is truncated: length={length} blocks={wanted}")))
+    Ok(is_short.then(|| Flaw::Short(format!("the file is truncated: length={length} blocks={wanted}"))))
 }
 
-/// Opens every page that the record lists, whole, and compares the length of the file; the first flaw is described.
+/// A page that a record lists and that does not open whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LostPage {
+    pub(crate) run: Run,
+    pub(crate) reason: String,
+}
+
+/// Why a record is not verified.
+enum Flaw {
+    Short(String),
+    /// At least one; whether any of them could not even be read, which proves nothing about the commit.
+    Pages {
+        lost: Vec<LostPage>,
+        unread: bool,
+    },
+}
+
+impl Flaw {
+    fn reason(&self) -> String {
+        match self {
+            Flaw::Short(reason) => reason.clone(),
+            Flaw::Pages { lost, .. } => {
+                let first = lost.first().map_or("", |page| page.reason.as_str());
+                if lost.len() > 1 {
+                    format!("{} pages are lost, the first one: {first}", lost.len())
+                } else {
+                    first.to_owned()
+                }
+            }
+        }
+    }
+}
+
+/// Opens every page that the record lists, whole, and compares the length of the file.
 ///
 /// # Errors
-/// Only when something cannot be read: a transient fault must not look like a torn commit.
-fn first_flaw(pager: &Pager, record: &CommitRecord, from_medium: bool) -> Result<Option<String>> {
+/// For a writer when something cannot be read: a transient fault must not look like a torn commit.
+fn flaw_of(pager: &Pager, record: &CommitRecord, writable: bool) -> Result<Option<Flaw>> {
     // The host may lose growth and keep the record. What is behind the end would be free space only, but a file must be what its record says.
     if let Some(flaw) = cut_short(pager, record)? {
         return Ok(Some(flaw));
     }
+    let (mut lost, mut unread) = (Vec::new(), false);
     for (run, tag) in &record.allocated {
-        if from_medium {
+        if writable {
             pager.storage().evict(run.offset(), run.bytes())?;
         }
         let mut bytes = vec![0; run.bytes() as usize];
-        match pager.storage().read_at(run.offset(), &mut bytes) {
-            Ok(()) => {}
-            Err(Error::Damaged(text)) => return Ok(Some(text)),
+        let opened =
+            pager.storage().read_at(run.offset(), &mut bytes).and_then(|()| open_listed(pager, *run, *tag, bytes));
+        let reason = match opened {
+            Ok(()) => continue,
+            Err(Error::Damaged(text)) => text,
+            Err(error @ Error::Io { .. }) if !writable => {
+                unread = true;
+                error.to_string()
+            }
             Err(error) => return Err(error),
-        }
-        match open_listed(pager, *run, *tag, bytes) {
-            Ok(()) => {}
-            Err(Error::Damaged(text)) => return Ok(Some(text)),
-            Err(error) => return Err(error),
-        }
+        };
+        lost.push(LostPage { run: *run, reason });
     }
-    Ok(None)
+    Ok((!lost.is_empty()).then_some(Flaw::Pages { lost, unread }))
 }
 
 /// The list names no generation (early pages carry an older one), so it is taken from the prologue; the tag binds the rest.
@@ -83,12 +123,7 @@ fn open_listed(pager: &Pager, run: Run, tag: Tag, bytes: Vec<u8>) -> Result<()> 
 }
 
 /// Specification 10.1; `seen` is a record that somebody remembers as durable (LINEAGE-2).
-pub(super) fn choose(
-    pager: &Pager,
-    writable: bool,
-    environment: &dyn Environment,
-    seen: Option<&Mark>,
-) -> Result<Recovered> {
+pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Result<Recovered> {
     // STORAGE-4: the newest record is there with all that it names, or it is damage. No other one takes its place, and its pages are read when somebody wants them.
     let together = pager.storage().ordered();
     if writable && !together {
@@ -113,37 +148,63 @@ pub(super) fn choose(
         let told = [fallback, lost.clone(), torn];
         let fallback = told.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
         let AuthenticRecord { record, tag, .. } = chosen;
-        Ok(Recovered { record, tag, ring, next_generation, fallback, lost, logged: laid, log })
+        let lost_pages = Vec::new();
+        Ok(Recovered {
+            record,
+            tag,
+            ring,
+            next_generation,
+            rejected: None,
+            fallback,
+            lost,
+            lost_pages,
+            logged: laid,
+            log,
+        })
     };
-    let flaw = if together { cut_short(pager, &newest.record)? } else { first_flaw(pager, &newest.record, writable)? };
-    let Some(reason) = flaw else { return recovered(newest, ring, None) };
+    let flaw = if together { cut_short(pager, &newest.record)? } else { flaw_of(pager, &newest.record, writable)? };
+    let Some(flaw) = flaw else { return recovered(newest, ring, None) };
+    let reason = flaw.reason();
+    // 10.1 rule 7: this is damage, never to be undone. Who reads goes on with the newest record all the same. Who writes does not: until the next commit
+    // is durable, all that this one replaced is still whole (TXN-1), and may be the only copy of what is lost.
+    let damaged = |sentence: String, flaw: Flaw| -> Result<(String, Vec<LostPage>)> {
+        match flaw {
+            Flaw::Pages { lost, .. } if !writable => {
+                let sentence =
+                    format!("{sentence}; what these pages had is missing, and nothing can be added to the archive");
+                tracing::warn!("{sentence}");
+                Ok((sentence, lost))
+            }
+            Flaw::Pages { .. } => {
+                Err(Error::damaged(format!("{sentence}; it can be read, checked and rescued, but not written to")))
+            }
+            Flaw::Short(_) => Err(Error::damaged(sentence)),
+        }
+    };
+    let go_on = |(sentence, lost_pages): (String, Vec<LostPage>), newest, ring| -> Result<Recovered> {
+        Ok(Recovered { lost_pages, ..recovered(newest, ring, Some(sentence))? })
+    };
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
     let record = &newest.record;
     if together || record.two_barrier || record.closed || remembered || is_extended(pager, &newest)? {
-        // It was durable: this is damage, never to be undone in silence.
-        return Err(Error::damaged(format!("commit {generation} was durable, but {reason}")));
+        return go_on(damaged(format!("commit {generation} was durable, but {reason}"), flaw)?, newest, ring);
+    }
+    if matches!(flaw, Flaw::Pages { unread: true, .. }) {
+        return go_on(damaged(format!("commit {generation} cannot be read whole: {reason}"), flaw)?, newest, ring);
     }
     let before = ring.iter().rev().nth(1).filter(|r| r.tag == newest.record.previous_tag).cloned();
     let Some(before) = before else {
-        return Err(Error::damaged(format!(
-            "commit {generation} is incomplete ({reason}) and its predecessor is missing"
-        )));
+        let sentence = format!("commit {generation} is incomplete ({reason}) and its predecessor is missing");
+        return go_on(damaged(sentence, flaw)?, newest, ring);
     };
-    if let Some(reason) = first_flaw(pager, &before.record, writable)? {
-        return Err(Error::damaged(format!(
-            "commit {} was durable, but {reason} (commit {generation} is incomplete)",
-            before.record.generation.0
-        )));
+    if let Some(other) = flaw_of(pager, &before.record, writable)? {
+        let (number, reason) = (before.record.generation.0, other.reason());
+        let sentence = format!("commit {number} was durable, but {reason} (commit {generation} is incomplete)");
+        return go_on(damaged(sentence, flaw)?, newest, ring);
     }
     let fallback = left_out(&newest.record, &before.record, &reason);
     tracing::warn!("{fallback}");
-    let recovered = recovered(before, ring, Some(fallback))?;
-    if writable {
-        // The abandoned record must never win again.
-        pager.scrub_slot(newest.record.generation.slot(), environment)?;
-        pager.barrier()?;
-    }
-    Ok(recovered)
+    Ok(Recovered { rejected: Some(newest.record.generation), ..recovered(before, ring, Some(fallback))? })
 }
 
 /// Whether the storage itself shows that there is a log, when no header is left to say so: a block of where one lies begins an entry. The cipher has a log.
@@ -241,6 +302,18 @@ pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
 }
 
 impl Recovered {
+    /// Overwrites the record that was left out, which must never win again, behind a barrier (TXN-4).
+    pub(super) fn scrub_rejected(&self, pager: &Pager, environment: &dyn Environment) -> Result<()> {
+        let Some(rejected) = self.rejected else { return Ok(()) };
+        pager.scrub_slot(rejected.slot(), environment)?;
+        pager.barrier()
+    }
+
+    /// The next inode number of the record and what the log says beyond it.
+    pub(super) fn next_ino(&self) -> u64 {
+        self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino()))
+    }
+
     /// The chosen record and those before it as far as the ring has them, newest first, each with what it names as pending.
     pub(super) fn line(&self) -> Vec<(Mark, Option<LogMark>)> {
         let mark = |record: &CommitRecord, tag| {

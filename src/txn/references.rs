@@ -215,8 +215,18 @@ impl Operation<'_> {
         self.changed = true;
         let key = Key::new(self.counters.newest_snapshot_id, kind::DEAD, self.counters.next_dead);
         self.counters.next_dead = following(self.counters.next_dead)?;
-        let value = DeadValue { run, born }.encode();
-        self.trees.references.insert(self.store, &mut self.global_edits, key, &value)?;
+        self.insert_dead(key, &DeadValue { run, born })
+    }
+
+    /// Puts an entry into a dead list.
+    ///
+    /// # Errors
+    /// `Damaged` when another one has its sequence: the page of that one would never be free, nor counted.
+    pub(crate) fn insert_dead(&mut self, key: Key, dead: &DeadValue) -> Result<()> {
+        if self.trees.references.insert(self.store, &mut self.global_edits, key, &dead.encode())? {
+            let Key { object, sub, .. } = key;
+            return Err(Error::damaged(format!("dead list of snapshot {object} has entry {sub} already")));
+        }
         Ok(())
     }
 

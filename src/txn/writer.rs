@@ -77,6 +77,8 @@ pub(super) struct Writer {
     log_source: OnceLock<LogSource>,
     /// Set by whoever stages data that the flusher will publish.
     staged: AtomicBool,
+    /// A commit waits for room on the host (TXN-9).
+    refused: AtomicBool,
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
     dirty_limit: i64,
@@ -100,6 +102,7 @@ impl Writer {
             flusher: OnceLock::new(),
             log_source: OnceLock::new(),
             staged: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
             dirty_limit: (memory / 8 / DIRTY_NODE_BYTES).max(64) as i64,
             stale_pages: StalePages::default(),
@@ -128,16 +131,21 @@ impl Writer {
         self.staged.load(Ordering::Acquire)
     }
 
-    /// Whether something was published or staged since the last commit began.
+    pub(super) fn set_refused(&self, refused: bool) {
+        self.refused.store(refused, Ordering::Release);
+    }
+
+    /// Whether something was published or staged since the last commit began, or that one waits for room.
     pub(super) fn is_dirty(&self) -> bool {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
         let open = self.open.lock();
-        self.is_staged() || open.changed
+        self.is_staged() || open.changed || self.refused.load(Ordering::Acquire)
     }
 
     /// Whether everything published is in a commit or an entry of the log; not while somebody changes that.
     pub(super) fn is_logged(&self) -> bool {
-        self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
+        let is_refused = self.refused.load(Ordering::Acquire);
+        !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
     }
 
     /// What changed nodes take in memory, roughly.

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-DEADLINE = 60
+DEADLINE = 120
 SHOW = b"\x18\x10"  # Ctrl-X Ctrl-P
 EMPTY = b"\x15"  # Ctrl-U
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """A store that speaks as much S3 as lockbox asks for: store.py PORT DIRECTORY. Objects are files there, so that another run goes on with them.
 
-Whose name stands in the file .refused there is let in no more."""
+Whose name stands in the file .refused there is let in no more. The file .portal there, METHODS STATUS [once], is a portal on the way that answers
+requests of these methods with that status in the store's place: all of them, or the next one."""
 
+import hashlib
 import os
 import pathlib
 import sys
@@ -24,11 +26,37 @@ class Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         refused = PLACE / ".refused"
-        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        if refused.exists() and query.get("X-Amz-Credential", "").split("/")[0] in refused.read_text().split():
+        if self.is_taken():
+            return False
+        who = self.headers.get("Authorization", "").partition("Credential=")[2].split("/")[0]
+        if refused.exists() and who in refused.read_text().split():
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.answer(403)
             return False
+        return True
+
+    def is_taken(self):
+        """Whether a portal answers."""
+        portal = PLACE / ".portal"
+        if not portal.exists():
+            return False
+        methods, status, *once = portal.read_text().split()
+        if self.command not in methods.split(","):
+            return False
+        if once:
+            portal.unlink()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        page = b"" if status == "204" else b"<!DOCTYPE html><html><body>Welcome. <a href=/login>Log in</a></body></html>"
+        self.send_response_only(int(status))
+        self.send_header("Date", "Sat, 01 Jan 2000 00:00:00 GMT")
+        if page:
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.send_header("ETag", '"5f3c-1a"')
+        if status == "302":
+            self.send_header("Location", "https://portal.invalid/login")
+        self.end_headers()
+        self.wfile.write(page)
         return True
 
     def asked(self):
@@ -39,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status, body=b"", **fields):
         self.send_response_only(status)
         self.send_header("Date", formatdate(usegmt=True))
+        # As each answer of such a store has one, and none of what is on the way to it.
+        self.send_header("x-amz-request-id", os.urandom(8).hex().upper())
         self.send_header("Content-Length", str(len(body)))
         for name, value in fields.items():
             self.send_header(name.replace("_", "-"), value)
@@ -57,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         except FileExistsError:
             status = 412
         new.unlink()
-        self.answer(status)
+        self.answer(status, ETag=f'"{hashlib.md5(body).hexdigest()}"')
 
     def do_DELETE(self):
         _, file, _ = self.asked()

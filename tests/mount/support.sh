@@ -3,6 +3,8 @@
 
 PASSPHRASE='a passphrase of the tests'
 TEST_USER=lockbox-test
+# How long anything is awaited, in seconds: it ends a hang and measures nothing, so a loaded machine does not reach it.
+PATIENCE=120
 
 # Gives the case its own directory and makes sure that nothing of it stays behind.
 begin_case() {
@@ -13,6 +15,9 @@ begin_case() {
     printf '%s\n' "$PASSPHRASE" >"$PASSFILE"
     chmod 600 "$PASSFILE"
     BACKGROUND=()
+    # What the case chooses at random, the same again with the same SEED. (In a subshell bash begins anew: there RANDOM is given a value first.)
+    SEED=${SEED:-$SRANDOM}
+    RANDOM=$SEED
     trap 'echo "line $LINENO: \"$BASH_COMMAND\" failed with exit code $?"' ERR
     trap end_case EXIT
     # What one case saw of an archive is nothing to the others, and nothing to the machine.
@@ -32,6 +37,7 @@ end_case() {
     done
     if [[ $code -ne 0 ]]; then
         cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
+        echo "SEED=$SEED"
     fi
     while read -r point; do
         umount -l "$point" 2>/dev/null
@@ -92,10 +98,14 @@ daemon_of() {
     return 1
 }
 
-# Waits until the command succeeds.
+# await [SECONDS] COMMAND...: waits until the command succeeds, for $PATIENCE seconds or longer.
 await() {
-    local seconds=$1 deadline=$((SECONDS + $1))
-    shift
+    local seconds=$PATIENCE deadline
+    if [[ $1 =~ ^[0-9]+$ ]]; then
+        seconds=$(($1 > PATIENCE ? $1 : PATIENCE))
+        shift
+    fi
+    deadline=$((SECONDS + seconds))
     until "$@"; do
         if ((SECONDS >= deadline)); then
             echo "not within $seconds s: $*" >&2
@@ -103,6 +113,11 @@ await() {
         fi
         sleep 0.02
     done
+}
+
+# has_lines FILE NUMBER: whether it has so many or more.
+has_lines() {
+    (($(wc -l <"$1") >= $2))
 }
 
 gone() {
@@ -145,7 +160,57 @@ kill_daemon() {
     local pid
     pid=$(daemon_of "$WORK/$1.lbx")
     kill -9 "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
+}
+
+# killed_at CALL NUMBER COMMAND...: kills the command as one of its threads makes the system call for that time. With fewer calls it ends by itself.
+killed_at() {
+    local call=$1 number=$2
+    shift 2
+    strace -f --seccomp-bpf -qq -o /dev/null -e trace="$call" -e signal=none -e inject="$call:signal=KILL:when=$number" "$@" >"$WORK/killed" 2>&1 || true
+}
+
+# The clock of a mount looks once a second whether there is something to flush, to commit or to erase, and is awake for nothing else.
+# looks PID: how often it went to sleep again.
+looks() {
+    local task
+    for task in /proc/"$1"/task/*; do
+        if [[ $(cat "$task/comm") == ticker ]]; then
+            awk '$1 == "voluntary_ctxt_switches:" { print $2 }' "$task/status"
+        fi
+    done
+}
+
+# await_looks PID: returns when all that the clock does now and then had its turn. It flushes every fifth time and commits with the next one.
+# Where it waits for others in between it counts more than once, so these are three rounds or two.
+await_looks() {
+    local goal
+    goal=$(($(looks "$1") + 21))
+    looked() { (($(looks "$1") >= $2)); }
+    await looked "$1" "$goal"
+}
+
+# stop_clock NAME: the clock of the mount stands still until start_clock or the death of the daemon.
+stop_clock() {
+    in_background clock.py "$(daemon_of "$WORK/$1.lbx")" >"$WORK/clock"
+    CLOCK=$!
+    stopped_or_over() { grep -q stopped "$WORK/clock" || gone "$CLOCK"; }
+    await stopped_or_over
+    grep -q stopped "$WORK/clock" || fail 'the clock cannot be stopped'
+}
+
+start_clock() {
+    kill "$CLOCK"
+    wait "$CLOCK" || true
+}
+
+# await_collected NAME: returns when the clock has made durable what programs had written to the mount before, without their asking for it.
+await_collected() {
+    if [[ ! -d $WORK/connections ]]; then
+        mkdir "$WORK/connections"
+        mount -t fusectl none "$WORK/connections"
+    fi
+    collected.py "$WORK/$1" "$WORK/connections"
 }
 
 check_full() {

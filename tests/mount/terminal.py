@@ -18,7 +18,7 @@ import termios
 import time
 import fcntl
 
-DEADLINE = 30
+DEADLINE = 120
 
 
 def main():

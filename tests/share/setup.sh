@@ -14,7 +14,7 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key
 
 for proxy in nginx none caddy; do
     "$programs/lockbox-share" setup --root "$place/$proxy" --name $name --proxy $proxy --cert "$place/cert.pem" --key "$place/key.pem" \
-        --program "$programs/lockbox-share" --yes >"told-$proxy"
+        --proxy-user root --program "$programs/lockbox-share" --yes >"told-$proxy"
     unit=$place/$proxy/etc/systemd/system/lockbox-share.service
     # What systemd says of the machine's other units is not this test's.
     systemd-analyze verify --man=no "$unit" >verified 2>&1 || { cat verified; exit 1; }
@@ -29,6 +29,7 @@ else
 fi
 
 cat >nginx.conf <<END
+user root;
 pid $place/nginx.pid;
 error_log $place/nginx.log;
 events {}
@@ -57,6 +58,10 @@ export programs place name command
 through() {
     unshare --net --mount bash -euo pipefail -s "$@" <<'END'
 mount --bind "$place/hosts" /etc/hosts
+# Where the proxies look for the daemon, in this namespace alone.
+mount -t tmpfs none /run
+mkdir /run/lockbox-share
+mount --bind "$place/run/lockbox-share" /run/lockbox-share
 ip link set lo up
 unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY all_proxy
 export XDG_STATE_HOME=$place/mine XDG_RUNTIME_DIR=$place/mine-run XDG_DATA_HOME=$place/data XDG_CONFIG_HOME=$place/config SSL_CERT_FILE=$place/$2
@@ -94,7 +99,7 @@ code=0
 # The page, over https alone, and its looking: the daemon's headers are all there.
 curl --silent --fail --cacert "$2" --output page --dump-header headers "https://$name/s/1234567890123"
 grep -q '<title>' page
-curl --silent --fail --output /dev/null --dump-header own http://127.0.0.1:7377/s/1234567890123
+curl --silent --fail --output /dev/null --dump-header own --unix-socket "$socket" http://127.0.0.1/s/1234567890123
 for of in headers own; do
     tr -d '\r' <$of | sed 's/^[^:]*/\L&/' | grep -v -e '^http/' -e ^date: -e '^$' | sort >$of.sorted
 done

@@ -49,8 +49,15 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
 
     let point = arguments.directory.canonicalize().map_err(failed)?;
     let flags = MsFlags::MS_NOATIME | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    let device =
-        Mount { source: "ceiling".as_ref(), subtype: "ceiling", point: &point, allow_other: false, flags }.attach()?;
+    let device = Mount {
+        source: "ceiling".as_ref(),
+        subtype: "ceiling",
+        point: &point,
+        allow_other: false,
+        flags,
+        point_owner: None,
+    }
+    .attach()?;
     let config = kernel::session_config(arguments.threads);
     let adapter = adapter::Adapter::new(arguments.threads, device.try_clone().map_err(failed)?);
     let session = Session::from_fd(adapter, device, SessionACL::All, config).map_err(failed)?;

@@ -12,6 +12,7 @@ use lockbox_host::secrets::Keyring;
 use lockbox_host::{daemons, shown};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{AccessFlags, access, geteuid};
+use serde_json::{Value, json};
 
 use super::Finding;
 use crate::mount;
@@ -143,29 +144,51 @@ fn mount_by_type() -> Finding {
     )
 }
 
+/// What the kernel has for the sandbox of daemons.
+pub(super) struct KernelSandbox {
+    /// None where /sys does not tell.
+    landlock: Option<bool>,
+    /// Lists of system calls.
+    seccomp: bool,
+    /// Calls that are refused are named in the log.
+    refusals_named: bool,
+}
+
+impl KernelSandbox {
+    pub(super) fn of_host() -> KernelSandbox {
+        let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+        let has = |wanted: &str| actions.split_whitespace().any(|action| action == wanted);
+        let modules = fs::read_to_string("/sys/kernel/security/lsm").ok();
+        let landlock = modules.map(|modules| modules.trim().split(',').any(|module| module == "landlock"));
+        KernelSandbox { landlock, seccomp: has("errno"), refusals_named: has("user_notif") }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({"landlock": self.landlock, "seccomp": self.seccomp, "refusals_named": self.refusals_named})
+    }
+}
+
 fn sandbox() -> Finding {
     const NAME: &str = "sandbox";
-    let filter = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")
-        .is_ok_and(|actions| actions.split_whitespace().any(|action| action == "errno"));
-    let modules = fs::read_to_string("/sys/kernel/security/lsm");
-    let landlock = modules.map(|modules| modules.trim().split(',').any(|module| module == "landlock"));
-    match (landlock, filter) {
-        (Ok(true), true) => Finding::good(NAME, "Landlock, and a filter of system calls"),
-        (Ok(true), false) => Finding::advice(
+    let KernelSandbox { landlock, seccomp, refusals_named } = KernelSandbox::of_host();
+    let named = if refusals_named { "" } else { ", whose refusals are not named in the log" };
+    match (landlock, seccomp) {
+        (Some(true), true) => Finding::good(NAME, format!("Landlock, and a list of system calls{named}")),
+        (Some(true), false) => Finding::advice(
             NAME,
             "the kernel has no filters of system calls (seccomp): a daemon that is led astray can still connect to local services",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         ),
-        (Ok(false), _) => Finding::advice(
+        (Some(false), _) => Finding::advice(
             NAME,
             "the kernel runs without Landlock: daemons keep access to all files of their user",
             "add landlock to the kernel's parameter lsm=",
         ),
-        (Err(_), true) => Finding::good(
+        (None, true) => Finding::good(
             NAME,
-            "a filter of system calls; Landlock cannot be told: /sys/kernel/security is not mounted",
+            format!("a list of system calls{named}; Landlock cannot be told: /sys/kernel/security is not mounted"),
         ),
-        (Err(_), false) => Finding::good(NAME, "cannot be told here: /sys/kernel/security is not mounted"),
+        (None, false) => Finding::good(NAME, "cannot be told here: /sys/kernel/security is not mounted"),
     }
 }
 
@@ -238,10 +261,12 @@ fn runtime_directory() -> Finding {
             Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there")
         }
         Runtime::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
-        Runtime::NotPrivate(path) => Finding::bad(
+        Runtime::NotPrivate(path) => Finding::good(
             NAME,
-            format!("{} is not a private directory of this user", shown(&path)),
-            "remove it, or set XDG_RUNTIME_DIR to a directory of this user",
+            format!(
+                "beside {}, which is not a private directory of this user, to be made by the first mount",
+                shown(&path)
+            ),
         ),
     }
 }

@@ -1,5 +1,6 @@
 //! `lockbox doctor`: looks at the machine and says what keeps archives from being mounted, or secrets from being safe; or at a server, and says what it can do.
 
+mod confined;
 mod elsewhere;
 mod host;
 mod swap;
@@ -9,6 +10,7 @@ use lockbox_host::OTHER;
 use lockbox_host::elsewhere::RemoteArgs;
 use serde_json::json;
 
+use self::confined::Confined;
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -69,11 +71,13 @@ impl State {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut processes = None;
     let (findings, keeps) = match &args.address {
         Some(address) => (elsewhere::findings(address, &args.remote.remote)?, "there keeps lockbox from using it"),
         None => {
             let mut findings = host::findings();
             findings.push(swap::finding());
+            findings.push(confined::finding(processes.insert(confined::processes())));
             (findings, "here keeps lockbox from working")
         }
     };
@@ -84,7 +88,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .iter()
             .map(|f| json!({"name": f.name, "state": f.state.word(), "found": f.found, "advice": f.advice}))
             .collect();
-        out.json(&json!({"ok": bad == 0, "version": env!("CARGO_PKG_VERSION"), "checks": checks}))?;
+        let mut told = json!({"ok": bad == 0, "version": env!("CARGO_PKG_VERSION"), "checks": checks});
+        if let Some(processes) = processes {
+            let processes: Vec<_> = processes.iter().map(Confined::json).collect();
+            told["sandbox"] = json!({"kernel": host::KernelSandbox::of_host().json(), "processes": processes});
+        }
+        out.json(&told)?;
     } else {
         for finding in &findings {
             out.line(&format!("{:<7} {:<18} {}", finding.state.word(), finding.name, finding.found))?;

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
     let watch = Watch::start(unlock.bar())?;
-    let access = unlock.access(&given.secrets);
+    let access = unlock.access(&given.secrets, &place);
     let done = Archive::rekey(place.site(), &access, &options, &mut |step| watch.step(step));
     drop(watch);
     let report = done.map_err(|error| compact::failure(&place, error))?;

@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
              whoever runs it gets a certificate with 'lockbox-share setup'"
         ));
     }
-    let client = Client::new(server);
+    let client = serving::client(&mut serving::book()?, server, args.server.is_named())?;
     let give = |source: &mut dyn Source| share(args, &client, source, &Interrupt::watch()?);
     let shared = match (args.path.first(), &args.archive) {
         (None, _) => give(&mut content::text(args.name.clone().unwrap_or_else(|| "text.txt".into()))?)?,

@@ -1,6 +1,5 @@
 //! Finds the share daemon, what this user remembers of shares, and the words for what goes wrong with them.
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use lockbox::keys::state_directory;
@@ -8,7 +7,7 @@ use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons, is_full};
 use lockbox_share_client::Error;
 use lockbox_share_client::book::{Book, Entry};
 use lockbox_share_client::error::refusal;
-use lockbox_share_client::http::{Client, Server};
+use lockbox_share_client::http::{self, Client, Server};
 use lockbox_share_client::protocol::api;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
@@ -33,6 +32,10 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
+    pub(crate) fn is_named(&self) -> bool {
+        self.server.is_some() || self.socket.is_some()
+    }
+
     /// The server that was named; None without any.
     pub(crate) fn named(&self) -> Result<Option<Server>, Failure> {
         match (&self.server, &self.socket) {
@@ -49,13 +52,27 @@ impl ServerArgs {
         }
         let own = daemons::directory().ready().map(|directory| directory.join(api::SOCKET_NAME));
         let sockets = own.into_iter().chain([PathBuf::from(SYSTEM_SOCKET)]);
-        sockets.into_iter().find(|path| UnixStream::connect(path).is_ok()).map(Server::Socket).ok_or_else(|| {
+        let answers = |path: &PathBuf| http::listener(path).is_ok_and(|user| http::is_expected(path, user, None));
+        sockets.into_iter().find(answers).map(Server::Socket).ok_or_else(|| {
             Failure::new(
                 exit::NO_DAEMON,
                 "no share daemon runs on this machine: start one with 'lockbox-share serve', or name one with --server URL",
             )
         })
     }
+}
+
+/// A client that sends secrets to no socket of another user but one that is noted or that root placed. `named`: this user has just named the server; who
+/// listens at its socket is noted then, unless somebody is.
+pub(crate) fn client(book: &mut Book, server: Server, named: bool) -> Result<Client, Failure> {
+    let mut noted = book.listener(&server);
+    if let (Server::Socket(path), true, None) = (&server, named, noted)
+        && let Ok(user) = http::listener(path)
+    {
+        book.note_listener(&server, user).map_err(|error| failure(&error))?;
+        noted = Some(user);
+    }
+    Ok(Client::noted(server, noted))
 }
 
 /// Where this user's programs remember things.
@@ -77,7 +94,7 @@ pub(crate) fn remembered(wanted: &str) -> Result<(Entry, Client, OwnerToken), Fa
     let entry = book.find(wanted).map_err(|error| failure(&error))?.clone();
     let server = entry.server();
     let owner = owner(&mut book, &server)?;
-    Ok((entry, Client::new(server), owner))
+    Ok((entry, client(&mut book, server, false)?, owner))
 }
 
 /// This user's token at a server.

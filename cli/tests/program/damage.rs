@@ -216,6 +216,15 @@ fn a_lost_copy_of_the_header_is_named_by_check_and_mended_by_it_or_by_the_next_w
     spoil(&place, 320..353);
     fs::OpenOptions::new().append(true).open(place.path("a.lbx")).and_then(|mut file| file.write_all(b"more")).unwrap();
     assert_eq!(place.run(&["check", "a.lbx"]).code, 12);
+    // A part of a block alone is what a crash leaves: told, and no damage.
+    assert_eq!(place.run(&["check", "--repair-header", "a.lbx"]).code, 0);
+    let noted = place.run(&["check", "--json", "a.lbx"]);
+    let report: serde_json::Value = serde_json::from_slice(&noted.out).unwrap();
+    assert_eq!((noted.code, &report["sound"], &report["findings"]), (0, &true.into(), &serde_json::json!([])));
+    let note = &report["notes"][0];
+    assert_eq!((&note["kind"], &note["severity"]), (&"length".into(), &"note".into()));
+    assert!(noted.complaint.starts_with("lockbox: note: the file ends with a part of a block"), "{}", noted.complaint);
+    spoil(&place, 320..353);
     let purged = place.run(&["purge", "a.lbx"]);
     assert!(purged.code == 0 && purged.complaint.starts_with(said), "{}", purged.complaint);
     assert!(purged.complaint.contains("a part of a block (4 bytes)"), "{}", purged.complaint);

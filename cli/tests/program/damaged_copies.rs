@@ -206,7 +206,7 @@ fn read_tree(root: &Path) -> Files {
 
 #[test]
 fn no_damaged_copy_gives_a_wrong_byte_or_is_worse_after_a_write() {
-    let seed = std::env::var("LOCKBOX_DAMAGE_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().unwrap());
     let copies = std::env::var("LOCKBOX_DAMAGED_COPIES").map_or(COPIES, |copies| copies.parse().unwrap());
     let store = Store::new();
     let seen = read_tree(&store.place.path("state"));
@@ -216,7 +216,7 @@ fn no_damaged_copy_gives_a_wrong_byte_or_is_worse_after_a_write() {
             fs::write(store.place.path("state").join(name), content).unwrap();
         }
         let (what, bytes) = store.damaged(&mut Dice(seed));
-        println!("LOCKBOX_DAMAGE_SEED={seed}: {what}");
+        println!("SEED={seed}: {what}");
         fs::write(store.place.path("c.lbx"), bytes).unwrap();
         store.look();
     }

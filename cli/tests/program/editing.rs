@@ -248,3 +248,12 @@ fn a_pipe_that_the_editor_leaves_is_not_waited_for() {
     let left = edit(&place, "plain", "sh -c 'mkfifo \"$(dirname \"$0\")/pipe\"'");
     assert_eq!((left.code, left.complaint.as_str()), (0, ""));
 }
+
+#[test]
+fn an_editor_inherits_nothing_that_tells_where_passphrases_are() {
+    let place = filled();
+    let edited = edit(&place, "plain", "env >environment; true");
+    assert_eq!((edited.code, edited.complaint.as_str()), (0, ""));
+    let environment = fs::read_to_string(place.path("environment")).unwrap();
+    assert!(environment.contains("VISUAL=") && !environment.contains("LOCKBOX_PASS"), "{environment}");
+}

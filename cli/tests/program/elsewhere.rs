@@ -366,6 +366,20 @@ fn what_a_store_lost_is_named_and_what_nothing_names_is_collected() {
         check(&["--full"]).1["findings"],
         Value::from(vec![format!("segment {name} has other bytes than it was made with")])
     );
+    // Also where no page has the byte.
+    let mut unused = content.clone();
+    *unused.last_mut().unwrap() ^= 1;
+    fs::write(&segment, &unused).unwrap();
+    let full = run(&place, &["check", "--full", "--json", &one]);
+    let told = json(&String::from_utf8(full.out).unwrap()).remove(0);
+    let found = told["findings"].as_array().unwrap();
+    assert_eq!((full.code, &told["sound"]), (12, &false.into()), "{told}");
+    assert!(
+        found.iter().any(|finding| finding["kind"] == "object" && finding["message"].as_str().unwrap().contains(name)),
+        "{told}"
+    );
+    assert_eq!(run(&place, &["check", &one]).code, 0, "{told}");
+    fs::write(&segment, &altered).unwrap();
     fs::write(&segment, &content[..content.len() - 4096]).unwrap();
     assert_eq!(check(&[]).0, 12);
     fs::remove_file(&segment).unwrap();

@@ -77,13 +77,23 @@ impl Store {
             Spoken::Google => field("x-goog-if-generation-match").filter(|generation| generation == "0"),
             Spoken::S3 | Spoken::Azure => field("if-none-match").filter(|tag| tag == "*"),
         };
+        // Whoever made it proves by this that it has what was sent.
+        let hash = field("content-md5").unwrap_or_default();
         let is_silent = method == "PUT" && key.contains("/log/") && self.silent.load(Ordering::Relaxed);
-        let (status, more, content) =
+        let (status, mut more, content) =
             self.carry_out(spoken, method, &key, query, field("range"), condition.is_some(), body);
+        if method == "PUT" && status < 400 {
+            more += &format!("x-goog-hash: md5={hash}\r\nContent-MD5: {hash}\r\nETag: \"0x8D4BCC2E4835CD0\"\r\n");
+        }
         if is_silent {
             return;
         }
-        let date = "Date: Wed, 25 Nov 2026 12:00:00 GMT";
+        let id = match spoken {
+            Spoken::S3 => "x-amz-request-id",
+            Spoken::Google => "x-guploader-uploadid",
+            Spoken::Azure => "x-ms-request-id",
+        };
+        let date = format!("Date: Wed, 25 Nov 2026 12:00:00 GMT\r\n{id}: 4442587FB7D0A2F9");
         let length = content.len();
         let _ = write!(
             stream,

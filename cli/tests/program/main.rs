@@ -16,6 +16,7 @@ mod later_versions;
 mod living_elsewhere;
 mod mirroring;
 mod older_copies;
+mod other_archives;
 mod paths;
 mod privileges;
 mod renewed_elsewhere;

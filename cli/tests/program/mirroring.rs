@@ -305,8 +305,8 @@ fn nothing_is_deleted_when_something_of_the_source_cannot_be_read() {
 /// Random trees, changed at random between mirrors: each time the archive is what the source is.
 #[test]
 fn a_mirror_of_a_random_tree_is_equal_to_it() {
-    let seed = 20_261_121;
-    println!("seed={seed}");
+    let seed = std::env::var("SEED").map_or(20_261_121, |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
     let mut dice = Dice(seed);
     let mut random = |below: u64| dice.next() % below;
     let place = Place::new();

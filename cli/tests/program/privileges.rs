@@ -1,13 +1,14 @@
-//! What lends rights is made of an archive only when root asks for it.
+//! Set-ID bits, devices and attributes that give rights come out of an archive only with `--privileges`, whoever extracts.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use rustix::fs::XattrFlags;
 
-use crate::support::Place;
+use crate::support::{PASSPHRASE, Place, end};
 
 /// An empty capability set.
 const CAPABILITIES: &[u8] = b"\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
@@ -25,14 +26,14 @@ fn make(root: &Path) -> u64 {
     fs::create_dir(root.join("shared")).unwrap();
     let is_root = nix::unistd::geteuid().is_root();
     if is_root {
-        std::os::unix::fs::chown(root.join("user"), Some(1234), Some(1234)).unwrap();
+        chown(root.join("user"), Some(1234), Some(1234)).unwrap();
     }
     set_mode("user", 0o4755);
     set_mode("group", 0o2755);
     set_mode("shared", 0o2775);
     let mut count = 2;
     if !is_root {
-        return 0;
+        return count;
     }
     // Containers may refuse these.
     count +=
@@ -60,9 +61,11 @@ fn root_makes_what_lends_rights_only_when_told_to() {
     let rights = make(&place.path("tree"));
     place.good(&["add", "a.lbx", "tree"]);
     if !nix::unistd::geteuid().is_root() {
-        // Nobody else has anything to lend but what is their own.
-        place.good(&["extract", "a.lbx", "--to", "out"]);
-        assert_eq!(place.path("out/tree/user").metadata().unwrap().mode() & 0o7777, 0o4755);
+        let ended = place.run(&["extract", "a.lbx", "--to", "out"]);
+        assert!(ended.code == 0 && ended.complaint.contains("2 privileges were left out"), "{}", ended.complaint);
+        assert_eq!(place.path("out/tree/user").metadata().unwrap().mode() & 0o7777, 0o755);
+        place.good(&["extract", "a.lbx", "--to", "all", "--privileges"]);
+        assert_eq!(place.path("all/tree/user").metadata().unwrap().mode() & 0o7777, 0o4755);
         return;
     }
     for command in ["extract", "rescue"] {
@@ -96,4 +99,59 @@ fn root_makes_what_lends_rights_only_when_told_to() {
         }
         assert_eq!(attributes(&out.join("capable")), attributes(&place.path("tree/capable")));
     }
+}
+
+/// The archive's author names the victim's uid as the owner, for which nobody needs any right: a tar can say so.
+#[test]
+fn an_ordinary_user_makes_no_set_id_file_that_an_archives_author_chose() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("not tested: only root can become the user whom the archive names");
+        return;
+    }
+    const VICTIM: u32 = 1234; // the owner that `make` gives to "user"
+    // Beside the others, whose directory is closed to this user.
+    let place = Place::new();
+    place.archive("a.lbx");
+    let rights = make(&place.path("tree"));
+    place.good(&["add", "a.lbx", "tree"]);
+    let own = tempfile::tempdir().unwrap();
+    let path = |name: &str| own.path().join(name);
+    fs::copy(env!("CARGO_BIN_EXE_lockbox"), path("lockbox")).unwrap();
+    fs::copy(place.path("a.lbx"), path("a.lbx")).unwrap();
+    fs::write(path("pass"), PASSPHRASE).unwrap();
+    for (name, mode) in [("lockbox", 0o755), ("a.lbx", 0o600), ("pass", 0o600)] {
+        fs::set_permissions(path(name), fs::Permissions::from_mode(mode)).unwrap();
+        chown(path(name), Some(VICTIM), Some(VICTIM)).unwrap();
+    }
+    chown(own.path(), Some(VICTIM), Some(VICTIM)).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(path("lockbox"));
+        command.current_dir(own.path()).env_clear().env("HOME", own.path()).uid(VICTIM).gid(VICTIM);
+        end(command.args(arguments).args(["--passfile", "pass"]))
+    };
+    fs::create_dir(path("cp")).unwrap();
+    chown(path("cp"), Some(VICTIM), Some(VICTIM)).unwrap();
+    let ways: [(&str, &[&str]); 3] = [
+        ("extract", &["extract", "a.lbx", "--to", "extract"]),
+        ("rescue", &["rescue", "a.lbx", "--to", "rescue"]),
+        ("cp", &["cp", "-r", "a.lbx:tree", "cp"]),
+    ];
+    for (way, arguments) in ways {
+        println!("{way}");
+        let ended = run(arguments);
+        assert_eq!(ended.code, 0, "{}", ended.complaint);
+        let said = format!("lockbox: {rights} privileges were left out (the first: tree/");
+        assert!(ended.complaint.starts_with(&said), "{}", ended.complaint);
+        let out = path(way).join("tree");
+        let mode = |name: &str| out.join(name).symlink_metadata().unwrap().mode() & 0o7777;
+        assert_eq!((mode("user"), mode("group")), (0o755, 0o755));
+        assert_eq!(out.join("user").metadata().unwrap().uid(), VICTIM);
+        assert!(!out.join("device").exists());
+        assert_eq!(attributes(&out.join("capable")), [""; 0]);
+    }
+    // With the option it is what this user's own programs could do: the file is the user's, the device is not to be had.
+    let ended = run(&["extract", "a.lbx", "tree/user", "tree/group", "--to", "all", "--privileges"]);
+    assert_eq!(ended.code, 0, "{}", ended.complaint);
+    let mode = |name: &str| path("all").join(name).metadata().unwrap().mode() & 0o7777;
+    assert_eq!((mode("user"), mode("group")), (0o4755, 0o755), "a bit of another owner's file");
 }

@@ -116,3 +116,19 @@ fn a_signal_reaches_the_program() {
     nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(15));
 }
+
+/// `run`, and with user namespaces `exec`, whose case is on real mounts.
+#[test]
+fn a_program_inherits_nothing_that_tells_where_passphrases_are() {
+    let place = Place::new();
+    place.archive("a.lbx");
+    for variable in ["LOCKBOX_PASSFILE", "LOCKBOX_PASSCOMMAND"] {
+        let mut command = place.command();
+        let pass = place.path("pass");
+        let value = if variable.ends_with("FILE") { pass.into_os_string() } else { "cat pass".into() };
+        let ended = end(command.env(variable, value).args(["run", "a.lbx", "--", "env"]));
+        assert_eq!(ended.code, 0, "{}", ended.complaint);
+        let environment = String::from_utf8(ended.out).unwrap();
+        assert!(environment.contains("PATH=") && !environment.contains("LOCKBOX_PASS"), "{environment}");
+    }
+}

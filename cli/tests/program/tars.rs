@@ -109,7 +109,8 @@ fn a_tree_goes_through_tars_in_both_directions() {
     tar(&[&unpack[..], &["--file", "../ours.tar"]].concat(), &place.path("out"));
     same(&place, "tree", "out/tree");
     // In: their formats, and ours, come back the same.
-    for (number, format) in ["posix", "gnu", "oldgnu", "posix --sparse-version=0.1", "ours"].iter().enumerate() {
+    let formats = ["posix", "gnu", "oldgnu", "posix --sparse-version=0.0", "posix --sparse-version=0.1", "ours"];
+    for (number, format) in formats.iter().enumerate() {
         let archive = format!("{number}.lbx");
         place.archive(&archive);
         let input = match *format {
@@ -144,6 +145,36 @@ fn a_tree_goes_through_tars_in_both_directions() {
             same(&place, "tree", &format!("{out}/tree"));
         }
         place.good(&["check", "--full", &archive]);
+    }
+}
+
+/// A full dump and one of what changed, in each way in which GNU tar writes the lists of directories.
+#[test]
+fn incremental_dumps_of_gnu_tar_are_imported() {
+    let place = Place::new();
+    for (number, format) in ["gnu", "oldgnu", "posix", "gnu --incremental"].iter().enumerate() {
+        let (tree, archive) = (format!("tree{number}"), format!("{number}.lbx"));
+        place.archive(&archive);
+        fs::create_dir_all(place.path(&tree).join("sub")).unwrap();
+        fs::write(place.path(&tree).join("one"), "one").unwrap();
+        fs::write(place.path(&tree).join("sub/two"), "two").unwrap();
+        let format = format!("--format={format}");
+        let list = format!("--listed-incremental=list{number}");
+        let mut arguments: Vec<&str> = ["--create", "--file", "-"].into_iter().chain(format.split(' ')).collect();
+        if !format.contains("incremental") {
+            arguments.push(&list);
+        }
+        arguments.push(&tree);
+        let full = tar(&arguments, &place.path(""));
+        fs::write(place.path(&tree).join("three"), "three").unwrap();
+        let next = tar(&arguments, &place.path(""));
+        imported(&place, &[&archive], &full);
+        imported(&place, &[&archive, "--force"], &next);
+        let found = place.good(&["ls", "-R", &archive, &tree]);
+        assert_eq!(found, format!("{tree}:\none\nsub\nthree\n\n{tree}/sub:\ntwo\n").as_bytes(), "{format}");
+        let paths = ["one", "sub/two", "three"].map(|name| format!("{tree}/{name}"));
+        let contents = place.good(&["cat", &archive, &paths[0], &paths[1], &paths[2]]);
+        assert_eq!(contents, b"onetwothree", "{format}");
     }
 }
 
@@ -276,6 +307,8 @@ fn hostile_tars_are_refused_and_leave_nothing() {
         ("a pax header is malformed", vec![member("x", b'x', "", 7, b"9999 a="), file("fine")]),
         ("one name or size for all", vec![member("g", b'g', "", 11, &record("path=ab")), file("fine")]),
         ("name too long", vec![pax(&[&format!("path={long}")]), file("fine")]),
+        ("there is only this one", vec![member("rest", b'M', "", 2, b"hi")]),
+        ("a list of names of an old GNU tar", vec![member("names", b'N', "", 2, b"hi")]),
         ("type 'Z' is unknown", vec![member("odd", b'Z', "", 0, b"")]),
         (
             "the map of a sparse file",

@@ -11,6 +11,7 @@ use crate::callers::Callers;
 const CAP_FOWNER: u32 = 3;
 const CAP_FSETID: u32 = 4;
 const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SETFCAP: u32 = 31;
 
 /// Who sent a request.
 pub(super) struct Caller<'a> {
@@ -39,6 +40,11 @@ impl<'a> Caller<'a> {
     /// Whether it may do what the owner may.
     pub(super) fn owns(&self, owner: u32) -> bool {
         self.uid == owner || (self.uid == 0 && self.callers.status(self.thread).has(CAP_FOWNER))
+    }
+
+    /// The thread, when the kernel may have removed file capabilities for it but it could not have by itself.
+    pub(super) fn cannot_remove_capabilities(&self) -> Option<u32> {
+        (self.uid != 0 && !self.callers.status(self.thread).has(CAP_SETFCAP)).then_some(self.thread)
     }
 
     /// Whether it may read `trusted.` attributes.

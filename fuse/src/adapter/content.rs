@@ -11,7 +11,7 @@ use crate::convert::{self, Allocation, ino};
 impl Adapter {
     /// The caller answers, and then has what is staged written out early.
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.live(number)?;
+        self.taken.forget(self.live(number)?);
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
@@ -34,6 +34,7 @@ impl Adapter {
         mode: i32,
     ) -> Result<()> {
         let (file, kill) = (self.live(number)?, request.uid() != 0);
+        self.taken.forget(file);
         let done = convert::allocation(mode).and_then(|how| match how {
             Allocation::Punch => self.fs.punch_hole(file, offset, length, kill),
             Allocation::Zero { keep_size } => self.fs.zero_range(file, offset, length, keep_size, kill),
@@ -53,7 +54,7 @@ impl Adapter {
         (target, to): (INodeNo, u64),
         length: u64,
     ) -> Result<u64> {
-        self.live(target)?;
+        self.taken.forget(self.live(target)?);
         let kill = request.uid() != 0;
         let copied = self.fs.copy_range(ino(source), from, ino(target), to, length.min(MAX_COPY.into()), kill);
         self.cache.content_changed(&self.fs, target, kill);

@@ -11,6 +11,7 @@ use super::activity::Activity;
 use super::handle;
 use super::open_directories::OpenDirectories;
 use super::syncs::Syncs;
+use super::taken::TakenCapabilities;
 use crate::callers::Callers;
 use crate::convert::{GENERATION, ino, notes_access, writes};
 use crate::errno::errno;
@@ -45,6 +46,7 @@ pub struct Adapter {
     pub(super) pace: Arc<Pace>,
     /// None where nothing is written.
     pub(super) syncs: Option<Syncs>,
+    pub(super) taken: TakenCapabilities,
 }
 
 impl Adapter {
@@ -76,6 +78,7 @@ impl Adapter {
             open_directories,
             pace,
             syncs,
+            taken: TakenCapabilities::default(),
         })
     }
 

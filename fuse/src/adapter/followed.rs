@@ -26,6 +26,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::context::Adapter;
 use super::snapshots::snapshot_dir;
+use super::taken::TakenCapabilities;
 use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel;
@@ -48,6 +49,7 @@ impl Adapter {
             open_directories: Arc::clone(&self.open_directories),
             pace: Arc::clone(&self.pace),
             syncs: None,
+            taken: TakenCapabilities::default(),
             ..*self
         }
     }

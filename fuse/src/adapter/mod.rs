@@ -16,13 +16,13 @@ mod reply;
 mod seek;
 mod snapshots;
 mod syncs;
+mod taken;
 
 pub use activity::Activity;
 pub use context::{Adapter, Manner};
 pub use followed::{Followed, Shown};
 pub use snapshots::snapshot_dir;
 
-use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -46,11 +46,6 @@ use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
 use reply::{reply_copied, reply_empty, reply_xattr};
 
 const STATFS_BLOCK: u32 = 4096;
-
-thread_local! {
-    /// Where a read's bytes stand until the kernel has copied them: one for each event loop, of at most a request (1 MiB).
-    static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 /// The handle of whoever only writes (KERNEL-12); all others have 0.
 const ONLY_WRITES: FileHandle = FileHandle(1);
@@ -312,7 +307,7 @@ impl fuser::Filesystem for Adapter {
         if let Some(kept) = self.kept(number) {
             return kept.read(offset, size, reply);
         }
-        READ.with_borrow_mut(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
+        self.fs.with_read_buffer(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
             Ok(count) => reply.data(&buffer[..count]),
             Err(error) => reply.error(errno(&error)),
         });
@@ -457,7 +452,9 @@ impl fuser::Filesystem for Adapter {
         let caller = Caller::of(request, &self.callers);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
-            self.fs.set_xattr_for(self.live(number)?, name.as_bytes(), value, how, &keeps)
+            let file = self.live(number)?;
+            self.taken.forget(file);
+            self.fs.set_xattr_for(file, name.as_bytes(), value, how, &keeps)
         });
         reply_empty(set, reply);
     }
@@ -479,9 +476,9 @@ impl fuser::Filesystem for Adapter {
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
-    fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.live(number).and_then(|number| self.fs.remove_xattr(number, name.as_bytes()));
+        let removed = self.live(number).and_then(|number| self.remove_attribute(request, number, name.as_bytes()));
         reply_empty(removed, reply);
     }
 

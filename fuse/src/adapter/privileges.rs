@@ -11,11 +11,12 @@
 //! - Nothing at all for a regular file: the kernel takes the bits before somebody writes, whom it permitted to.
 
 use fuser::Request;
-use lockbox::fs::{SetAttributes, mode};
+use lockbox::fs::{SetAttributes, XattrMode, mode};
 use lockbox::{Error, Result, format};
 
 use super::caller::Caller;
 use super::context::Adapter;
+use super::taken::CAPABILITY;
 
 const GROUP_EXECUTE: u32 = 0o010;
 /// Together these bits have a program run with the rights of its group.
@@ -29,6 +30,7 @@ impl Adapter {
         number: format::Ino,
         set: SetAttributes,
     ) -> Result<SetAttributes> {
+        let taken = self.taken.take(number, request.pid());
         let chown = set.uid.is_some() || set.gid.is_some();
         let truncation = set.size.is_some() && request.uid() != 0;
         // A mode that is given says what is left of them.
@@ -40,6 +42,11 @@ impl Adapter {
         let caller = Caller::of(request, &self.callers);
         let going = going(before.mode, || caller.keeps_set_gid(before.gid));
         if going != 0 && is_chown_of_nobody(before.mode, &set) && !caller.owns(before.uid) {
+            if let Some(value) = taken
+                && let Err(error) = self.fs.set_xattr(number, CAPABILITY, &value, XattrMode::Create)
+            {
+                tracing::warn!("a refused chown(2) left inode {} without its file capabilities: {error}", number.0);
+            }
             return Err(Error::NotPermitted);
         }
         Ok(SetAttributes { kill_set_id: true, kill_set_gid: going & mode::SET_GID != 0, ..set })
@@ -47,6 +54,21 @@ impl Adapter {
 }
 
 impl Adapter {
+    /// Removes an attribute; capabilities that the kernel removes before a change of the inode are remembered until it comes.
+    pub(super) fn remove_attribute(&self, request: &Request, number: format::Ino, name: &[u8]) -> Result<()> {
+        if name != CAPABILITY {
+            return self.fs.remove_xattr(number, name);
+        }
+        let thread = Caller::of(request, &self.callers).cannot_remove_capabilities();
+        let taken = thread.and_then(|thread| Some((thread, self.fs.xattr(number, name).ok()?)));
+        self.fs.remove_xattr(number, name)?;
+        match taken {
+            Some((thread, value)) => self.taken.note(number, thread, value),
+            None => self.taken.forget(number),
+        }
+        Ok(())
+    }
+
     /// The mode of what is made. Kernels before 6.0 leave it to file systems what becomes of the set-gid bit in a directory that hands down its group.
     pub(super) fn made_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
         if bits & GIVES_GROUP != GIVES_GROUP {

@@ -18,7 +18,6 @@ use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, KeptSnapshot, SnapshotId, SnapshotView, mode};
 use lockbox::{Error, Result};
 
-use super::READ;
 use super::context::Adapter;
 use super::listings::or_the_others;
 use super::reply::{full, reply_xattr};
@@ -277,7 +276,7 @@ impl<'a> Kept<'a> {
     }
 
     pub(super) fn read(&self, offset: u64, size: u32, reply: ReplyData) {
-        READ.with_borrow_mut(|buffer| {
+        self.adapter.fs.with_read_buffer(|buffer| {
             let read = |shown: Shown<'_>| shown.snapshot.read_into(shown.ino, offset, size as usize, buffer);
             match self.shown().and_then(read) {
                 Ok(count) => reply.data(&buffer[..count]),

@@ -10,15 +10,18 @@ use std::process::ExitCode;
 use clap::Parser;
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
-use lockbox::keys::UnlockedKey;
+use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
 use lockbox_fuse::journal::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
 use lockbox_fuse::task::Task;
-use lockbox_fuse::{daemon, fetcher, former, hidden, kept, kernel, mount, remount, session, unmounter};
+use lockbox_fuse::{
+    broker, daemon, fetcher, former, fstab, hidden, kept, kernel, mount, point_owner, remount, session, unmounter,
+};
 use lockbox_host::elsewhere::{self, Place};
+use lockbox_host::located::real_path;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Made;
 use lockbox_host::secrets::{Cache, Sources, desktop};
@@ -100,6 +103,8 @@ Options:
                                to stop (default 60)
   accept-older, accept-fork    Go on with a copy that is older than what this
                                user saw of the archive, or was written apart
+  accept-other                 Go on with another archive than the one that this
+                               user opened at this place before
   kdf-limit=N                  What unlocking may cost, in MiB times passes
   sandbox=on|off               Whether the daemon gives up the files that it does
                                not need (default on)
@@ -120,6 +125,8 @@ Options:
   nofail                       A missing archive is no failure
   over-archive                 Mount also where that hides the archive, the log,
                                or what the daemon keeps
+  trust-owner                  As root, mount another user's archive also on a
+                               directory that is not that user's own and empty
   foreground                   As --foreground
   suid, dev, exec, nosuid, nodev, noexec, noatime
                                As in mount(8); default nosuid,nodev
@@ -128,7 +135,7 @@ Options:
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
-  16 older copy or copies written apart
+  16 older copy, copies written apart or another archive at a known place
   Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
   0 mounted, 1 usage, 2 system error, 32 failed";
 
@@ -142,6 +149,9 @@ fn main() -> ExitCode {
     }
     if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
         return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    }
+    if std::env::args_os().nth(1).is_some_and(|first| first == broker::ARGUMENT) {
+        return if broker::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -200,7 +210,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let _ = harden::lock_memory_if_plenty();
     if let Some(change) = remount::requested(&arguments.options, &kept::asked())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
-        let point = arguments.directory.canonicalize().map_err(absent)?;
+        let point = real_path(&arguments.directory).map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
     }
     let mut options = options(arguments)?;
@@ -220,6 +230,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         Some(found) => found,
         None => return Ok(()),
     };
+    options.places = places(&arguments.archive, &archive, &arguments.directory);
     let missing = match arguments.make_directory {
         true => to_be_made(&arguments.directory)?,
         false => None,
@@ -227,6 +238,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let made = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
     hidden::check(&point, &archive, &options)?;
+    if !arguments.for_program {
+        point_owner::check_early(&archive, &point, &options)?;
+    }
     // The status tells them.
     options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
     // Before the passphrase is asked for and worked on for a second.
@@ -282,6 +296,16 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
+/// The names of the archive's place: those of the command line and, as mount(8) has resolved the links there, those of fstab.
+fn places(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
+    let mut places = lockbox_host::place_names(named);
+    if called_as_mount_8(std::env::args_os().next().as_deref()) {
+        let table = std::fs::read(fstab::TABLE).unwrap_or_default();
+        places.extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
+    }
+    places
+}
+
 /// The namespaces in which the program will be; the command that made them hands them over through standard output, and waits for this one. Refuses what
 /// lets this one end well without a mount, or not end, and what the program would inherit.
 fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
@@ -321,7 +345,10 @@ fn is_read_only(archive: &Path) -> bool {
 fn is_backup(place: &Place, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
-    Ok(archive.info()?.backup_of.is_some())
+    let info = archive.info()?;
+    // Its place is remembered now, so that nothing is new to the daemon.
+    info.first_use.iter().for_each(|sentence| tell(sentence));
+    Ok(info.backup_of.is_some())
 }
 
 /// Whether it is for others, or at another time, that the archive can be written.

@@ -12,6 +12,8 @@ pub(crate) enum Event {
     Signal(Signal),
     Stop {
         lazy: bool,
+        /// Also when the mount has the last copy of the archive.
+        abandon: bool,
         answer: Sender<Response>,
     },
     /// Nobody used the mount for the time of `idle=`.

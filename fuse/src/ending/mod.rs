@@ -35,6 +35,13 @@ const HAND_OVER: Duration = Duration::from_secs(10);
 /// How long the event loops of a mount that failed to start may take to end.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
+/// Why the kernel refuses to unmount, as far as a daemon knows.
+const BUSY: &str = "something below it is open, is a program's working directory, or is mounted over or below it";
+
+/// Why a mount stays whose archive has no name any more.
+const LAST_COPY: &str = "the archive's file was removed or replaced, and this mount has the last copy of it: save it with \
+     'lockbox backup DIRECTORY FILE', then use 'lockbox umount --abandon'";
+
 /// The archive until the end of its mount takes it.
 pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
 
@@ -76,7 +83,7 @@ impl End {
     /// waits for a store with ends, too: nobody is left who is answered.
     pub(crate) fn wait(&self, timeout: Duration) -> Ending {
         let ending = match &self.place {
-            Some(place) => wait(&self.inbox, &**place, timeout, &|| self.leave()),
+            Some(place) => wait(&self.inbox, &**place, timeout, (&|| self.leave(), &|| self.is_last_copy())),
             None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false },
         };
         self.leave();
@@ -117,6 +124,11 @@ impl End {
             let _ = cut_off(&**place);
         }
         self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
+    }
+
+    /// Returns whether the archive's file has no name any more: what only this mount still has is lost with it.
+    fn is_last_copy(&self) -> bool {
+        self.slot.lock().as_ref().is_some_and(Archive::is_nameless)
     }
 
     /// Nobody is left who waits for a store's word.
@@ -194,8 +206,8 @@ pub(crate) struct Ending {
 }
 
 /// Serves until the event loops have ended.
-fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration, leave: &dyn Fn()) -> Ending {
-    let mut course = Course::new(mount, timeout, leave);
+fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration, asked: Asked<'_>) -> Ending {
+    let mut course = Course::new(mount, timeout, asked);
     loop {
         let event = match course.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -227,15 +239,20 @@ struct Course<'a, M> {
     detached: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<Slept>>,
-    /// Called when nobody gets an answer any more: a loop that waits for a store goes on.
-    leave: &'a dyn Fn(),
+    /// Why the last attempt of `idle=` changed nothing, which is logged once and not with each attempt.
+    idle: Option<Unmounted>,
+    asked: Asked<'a>,
 }
+
+/// What the course of an end needs of the archive: a function that is called when nobody gets an answer any more, so that a loop that waits
+/// for a store goes on; and one that tells whether the mount has the last copy.
+type Asked<'a> = (&'a dyn Fn(), &'a dyn Fn() -> bool);
 
 impl<'a, M> Course<'a, M> {
     /// Of a mount that nobody has asked to end.
-    fn new(mount: &'a M, timeout: Duration, leave: &'a dyn Fn()) -> Course<'a, M> {
+    fn new(mount: &'a M, timeout: Duration, asked: Asked<'a>) -> Course<'a, M> {
         let (stopped, sleeping) = (Vec::new(), Vec::new());
-        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping, leave }
+        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping, idle: None, asked }
     }
 }
 
@@ -260,24 +277,24 @@ impl<M: Mount> Course<'_, M> {
                 return Some(Loops::Unknown);
             }
             Ok(Event::Signal(signal)) => self.signal(signal),
-            Ok(Event::Stop { lazy, answer }) => self.stop(lazy, answer),
+            Ok(Event::Stop { lazy, abandon, answer }) => self.stop(lazy, abandon, answer),
             // Told in the log by who found it.
             Ok(Event::WaitsForItself) => self.ordered = true,
             // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
-            Ok(Event::Idle) => match self.unmount(false) {
-                Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
-                Unmounted::Failed(message) => tracing::warn!("idle, but {message}"),
-                Unmounted::Busy | Unmounted::Detached => {}
-            },
-            Ok(Event::Sleep(answer)) => match self.unmount(false) {
+            Ok(Event::Idle) => self.idle(),
+            Ok(Event::Sleep(answer)) => match self.unmount_kept() {
                 Unmounted::Gone => self.sleeping.push(answer),
-                Unmounted::Busy | Unmounted::Detached | Unmounted::Failed(_) => drop(answer.send(Slept::Busy)),
+                Unmounted::Busy | Unmounted::Detached => drop(answer.send(Slept::Busy)),
+                Unmounted::Failed(message) => {
+                    tracing::error!("the archive is not locked before the machine sleeps: {message}");
+                    let _ = answer.send(Slept::Busy);
+                }
             },
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
                 let cut = cut_off(self.mount);
                 // Where they cannot be cut off, who waits for a store is answered by what is kept on this machine: else nothing ends.
-                (self.leave)();
+                (self.asked.0)();
                 if cut.is_err() {
                     return Some(Loops::Unknown);
                 }
@@ -294,8 +311,32 @@ impl<M: Mount> Course<'_, M> {
         unmounted
     }
 
+    /// Ends the mount that nobody used; the watch tries again when that cannot be done.
+    fn idle(&mut self) {
+        let unmounted = self.unmount_kept();
+        if self.idle.as_ref() == Some(&unmounted) {
+            return;
+        }
+        match &unmounted {
+            Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
+            Unmounted::Failed(message) => tracing::error!("cannot unmount the idle archive: {message}; trying again"),
+            Unmounted::Busy | Unmounted::Detached => {
+                tracing::warn!("cannot unmount the idle archive: {BUSY}; trying again");
+            }
+        }
+        self.idle = Some(unmounted);
+    }
+
+    /// Unmounts politely what is not lost by that.
+    fn unmount_kept(&mut self) -> Unmounted {
+        if (self.asked.1)() { Unmounted::Failed(LAST_COPY.into()) } else { self.unmount(false) }
+    }
+
     fn signal(&mut self, signal: Signal) {
         tracing::warn!("{signal}: stopping");
+        if (self.asked.1)() {
+            tracing::error!("the archive's file was removed: what is in it is lost");
+        }
         // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
         if let Unmounted::Failed(message) = self.unmount(true) {
             tracing::error!("{message}");
@@ -305,16 +346,18 @@ impl<M: Mount> Course<'_, M> {
         self.deadline = Some(Instant::now() + rest);
     }
 
-    fn stop(&mut self, lazy: bool, answer: Sender<Response>) {
+    fn stop(&mut self, lazy: bool, abandon: bool, answer: Sender<Response>) {
+        if !abandon && (self.asked.1)() {
+            drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
+            return;
+        }
         match self.unmount(lazy) {
             Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
             // Its users may take for ever; nobody who asks for a lazy end waits for them.
             Unmounted::Gone | Unmounted::Detached if lazy && self.detached => drop(answer.send(Response::Detached)),
             // Somebody mounted over it, when that was to be lazy.
             Unmounted::Busy => {
-                drop(answer.send(Response::Busy {
-                    message: "something below it is open, is a program's working directory, or is mounted over or below it".into(),
-                }));
+                drop(answer.send(Response::Busy { message: BUSY.into() }));
             }
             Unmounted::Gone | Unmounted::Detached => {
                 self.deadline.get_or_insert(Instant::now() + self.timeout);
@@ -394,11 +437,16 @@ mod tests {
 
     /// What is logged of these events unless more is asked for.
     fn logged(script: Vec<Event>) -> String {
+        logged_when(Unmounted::Gone, script)
+    }
+
+    /// The same of a mount to which each attempt does this.
+    fn logged_when(unmounted: Unmounted, script: Vec<Event>) -> String {
         let log = Log::default();
         let writer = log.clone();
         let builder = tracing_subscriber::fmt().with_env_filter(journal::filter(false));
         let subscriber = builder.with_target(false).with_ansi(false).with_writer(move || writer.clone()).finish();
-        tracing::subscriber::with_default(subscriber, || played(Unmounted::Gone, false, 60, script));
+        tracing::subscriber::with_default(subscriber, || played(unmounted, false, 60, script));
         let bytes = log.0.lock().clone();
         String::from_utf8(bytes).unwrap()
     }
@@ -409,10 +457,24 @@ mod tests {
         let told = logged(vec![Event::Signal(Signal::SIGTERM), ended()]);
         assert!(told.contains("SIGTERM: stopping") && !told.contains("another program"), "{told}");
         let (answer, _answered) = mpsc::channel();
-        assert_eq!(logged(vec![Event::Stop { lazy: false, answer }, ended()]), "");
+        assert_eq!(logged(vec![Event::Stop { lazy: false, abandon: false, answer }, ended()]), "");
         let told = logged(vec![ended()]);
         assert!(told.contains("WARN another program took the mount away"), "{told}");
         assert_eq!(logged(vec![Event::WaitsForItself, ended()]), "", "the watch tells");
+    }
+
+    /// An attempt comes every minute, and the reason is the same mostly.
+    #[test]
+    fn an_idle_mount_that_cannot_be_ended_is_logged_once_and_tried_again() {
+        let idle = || vec![Event::Idle, Event::Idle, Event::Idle, Event::Ended(Ok(()))];
+        for (unmounted, words) in [
+            (Unmounted::Busy, "WARN cannot unmount the idle archive: something below it is open"),
+            (Unmounted::Failed("no helper".into()), "ERROR cannot unmount the idle archive: no helper; trying again"),
+        ] {
+            let told = logged_when(unmounted.clone(), idle());
+            assert_eq!(told.matches(words).count(), 1, "{told}");
+            assert_eq!(played(unmounted, false, 60, idle()).1, ["unmount"; 3]);
+        }
     }
 
     /// What the end was, and what was asked of the mount until then.
@@ -422,7 +484,8 @@ mod tests {
             events.send(event).unwrap();
         }
         let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
-        let ending = wait(&inbox, &mount, Duration::from_secs(timeout), &|| mount.asked.borrow_mut().push("leave"));
+        let asked: Asked<'_> = (&|| mount.asked.borrow_mut().push("leave"), &|| false);
+        let ending = wait(&inbox, &mount, Duration::from_secs(timeout), asked);
         (ending, mount.asked.into_inner())
     }
 
@@ -460,9 +523,9 @@ mod tests {
     fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
         let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
-        let mut course = Course::new(&mount, timeout, &|| {});
+        let mut course = Course::new(&mount, timeout, (&|| {}, &|| false));
         let (answer, answered) = mpsc::channel();
-        let stop = |lazy| Ok(Event::Stop { lazy, answer: answer.clone() });
+        let stop = |lazy| Ok(Event::Stop { lazy, abandon: false, answer: answer.clone() });
         assert_eq!(course.take(stop(true)), None);
         assert_eq!((course.deadline, course.stopped.len()), (None, 0));
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
@@ -474,6 +537,28 @@ mod tests {
         assert_eq!(course.take(stop(false)), None);
         assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 1));
         assert!(answered.try_recv().is_err(), "who wants an end is answered when the archive is closed");
+    }
+
+    #[test]
+    fn the_last_copy_of_an_archive_goes_by_order_alone() {
+        let mount = Played { unmounted: Unmounted::Gone, ended: None, asked: RefCell::default() };
+        let mut course = Course::new(&mount, Duration::from_secs(60), (&|| {}, &|| true));
+        let (answer, answered) = mpsc::channel();
+        let stop = |lazy, abandon| Ok(Event::Stop { lazy, abandon, answer: answer.clone() });
+        for lazy in [false, true] {
+            assert_eq!(course.take(stop(lazy, false)), None);
+            let Ok(Response::Failed { message }) = answered.try_recv() else { panic!("{lazy}: it is not refused") };
+            assert!(message.contains("'lockbox backup DIRECTORY FILE'") && message.contains("--abandon"), "{message}");
+        }
+        let (sleep, slept) = mpsc::channel();
+        assert_eq!(course.take(Ok(Event::Sleep(sleep))), None);
+        assert_eq!(slept.try_recv(), Ok(Slept::Busy));
+        assert_eq!(course.take(Ok(Event::Idle)), None);
+        assert!(mount.asked.borrow().is_empty(), "nothing was taken away");
+        assert_eq!(course.take(stop(false, true)), None);
+        assert_eq!((mount.asked.borrow().clone(), course.stopped.len()), (vec!["unmount"], 1));
+        assert_eq!(course.take(Ok(Event::Signal(Signal::SIGTERM))), None);
+        assert_eq!(*mount.asked.borrow(), ["unmount", "detach"], "a machine that goes down is not held up");
     }
 
     /// The slot is what the status is read from. That it is free while the archive is still there is seen in one of many closes.
@@ -523,13 +608,15 @@ mod tests {
         let server = listening
             .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();
-                events.send(Event::Stop { lazy: false, answer }).unwrap();
+                events.send(Event::Stop { lazy: false, abandon: false, answer }).unwrap();
                 asks.send(()).unwrap();
                 answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
             })
             .unwrap();
         let socket: PathBuf = server.socket().into();
-        let client = thread::spawn(move || control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false }));
+        let client = thread::spawn(move || {
+            control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
+        });
         asked.recv().unwrap();
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {

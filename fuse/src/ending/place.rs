@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lockbox_host::mounts::Numbers;
 use lockbox_host::point::Point;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
@@ -36,6 +37,7 @@ const LAST_ORDER: Duration = Duration::from_secs(2);
 /// Whether our mount is still there, and its connection's end. The lock also keeps the periodic flush, which opens the root for
 /// a moment, from making the mount look busy.
 pub(crate) struct Place {
+    numbers: Numbers,
     /// The kernel's file that aborts the connection, opened while no other connection can have its number.
     abort: Option<File>,
     /// The kernel's file that tells how many requests are not answered yet, opened at the same time.
@@ -76,24 +78,30 @@ impl Place {
         let held = held.map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
             Ok(Some(mounted)) => unmounter
-                .mounted(mounted.device)
-                .map(|()| mounted.device)
+                .mounted(mounted.numbers())
+                .map(|()| mounted.numbers())
                 .map_err(|e| format!("the process that unmounts is gone ({e})")),
             Ok(None) => Err("it is not in the table of mounts".into()),
             Err(error) => Err(error.to_string()),
         };
-        let device = found.map_err(|what| {
+        let numbers = found.map_err(|what| {
             let _ = mount::detach(&held, mount.point);
             lost(what)
         })?;
+        let device = numbers.device;
         // Only root may: a user's mount has the kernel's bound of what waits to be written.
         if !mount.flags.contains(MsFlags::MS_RDONLY) {
             let _ = kernel::bound_write_back(device);
         }
         let mounted = Mutex::new(Mounted { there: true, unmounter: Some(unmounter) });
         let (abort, waiting) = (kernel::open_abort(device).ok(), kernel::open_waiting(device).ok());
-        let place = Arc::new(Place { abort, waiting, mounted, handover: HandOver::new(cache) });
+        let place = Arc::new(Place { numbers, abort, waiting, mounted, handover: HandOver::new(cache) });
         Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
+    }
+
+    /// What the mount is known by.
+    pub(crate) fn numbers(&self) -> Numbers {
+        self.numbers
     }
 
     /// Whether the mount answers. Not asked by this process: while every event loop is busy it would wait for itself.
@@ -110,6 +118,14 @@ impl Place {
     /// When nobody answers there.
     pub(crate) fn dial(&self) -> io::Result<UnixStream> {
         self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.dial()
+    }
+
+    /// Hands over the listener of this process's filter of system calls.
+    ///
+    /// # Errors
+    /// When the other process is gone.
+    pub(crate) fn name_refusals(&self, listener: &OwnedFd) -> io::Result<()> {
+        self.mounted.lock().unmounter.as_mut().ok_or(io::ErrorKind::NotConnected)?.name_refusals(listener)
     }
 
     /// Makes the kernel write its dirty pages to us. What it cannot write stays dirty and is tried again the next time.

@@ -8,8 +8,9 @@ use rustix::fs::{IFlags, ioctl_ficlone, ioctl_setflags};
 
 use crate::support::{Mount, code, create, open_with};
 
-/// The kernel passes some things to no FUSE daemon, and answers EOPNOTSUPP itself: O_TMPFILE, the ioctl(2) FICLONE, and
-/// FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE of fallocate(2). chattr(1) has no flags to set (ENOTTY).
+/// The kernel passes some things to no FUSE daemon, and answers EOPNOTSUPP itself: the ioctl(2) FICLONE, and
+/// FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE of fallocate(2). O_TMPFILE gets EOPNOTSUPP too: the kernel does ask for it, in a
+/// request that the library between it and this file system does not know. chattr(1) has no flags to set (ENOTTY).
 #[test]
 fn what_fuse_lacks_is_refused() {
     let mount = Mount::new();

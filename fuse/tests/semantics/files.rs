@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use nix::libc::{EFBIG, ENOENT, ESTALE, O_DIRECT};
 use rustix::fs::{Mode, OFlags};
@@ -150,8 +149,9 @@ fn await_blocks(path: &Path, blocks: u64) {
 /// st_blocks counts them from a second or two after that on.
 #[test]
 fn holes_between_many_small_pieces_are_filled_and_then_counted() {
-    let started = Instant::now();
     let mut mount = Mount::new();
+    // Else they may be stored without the sync.
+    let stopped = mount.stop_clock();
     let pieces = create(mount.path("pieces"));
     for block in (0..32).step_by(2) {
         pieces.write_all_at(&noise(block, 4096), block * 4096).unwrap();
@@ -160,10 +160,9 @@ fn holes_between_many_small_pieces_are_filled_and_then_counted() {
     let reader = File::open(mount.path("pieces")).unwrap();
     drop(pieces);
     let blocks = |mount: &Mount| fs::metadata(mount.path("pieces")).unwrap().blocks();
-    // On a machine so slow that 5 seconds have passed, they may have been stored without the sync.
-    let early = blocks(&mount);
-    assert!(early == 16 * 8 || (early == 31 * 8 && started.elapsed() >= Duration::from_secs(5)), "{early}");
+    assert_eq!(blocks(&mount), 16 * 8);
     reader.sync_all().unwrap();
+    drop(stopped);
     // The kernel holds an answer for ever that was right when it was given.
     await_blocks(&mount.path("pieces"), 31 * 8);
     drop(reader);

@@ -5,6 +5,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
+    clippy::disallowed_methods,
     reason = "tests end at the first thing that is not as it should be"
 )]
 

@@ -1,13 +1,14 @@
 //! A fresh archive, mounted by the built program for one test and gone when the test ends, however it ends.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
 use lockbox::control::{self, Carried, Name, Request, Response, SocketName, Status};
@@ -24,6 +25,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
 const PASSPHRASE: &str = "a passphrase of the tests";
+
+/// How long anything is awaited: it ends a hang and measures nothing, so a loaded machine does not reach it.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Exit code of a mount whose archive is locked.
 const IN_USE: i32 = 13;
@@ -111,13 +115,13 @@ impl Mount {
         };
         // A program that another test starts has the archive that was just made, and its lock, until its exec.
         let mut output = attempt();
-        for _ in 0..1500 {
-            if output.status.code() != Some(IN_USE) {
-                break;
+        awaited(|| {
+            let is_free = output.status.code() != Some(IN_USE);
+            if !is_free {
+                output = attempt();
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            output = attempt();
-        }
+            is_free
+        });
         assert!(output.status.success(), "mounting failed: {}", String::from_utf8_lossy(&output.stderr));
         self.mounted = true;
     }
@@ -143,17 +147,13 @@ impl Mount {
     /// The orderly end: returns when the archive is closed.
     pub(crate) fn unmount(&mut self) {
         // A program that another test starts has all our descriptors for the moment before its exec.
-        for _ in 0..500 {
-            match self.ask(&Request::Stop { lazy: false }).unwrap() {
-                Response::Done => {
-                    self.mounted = false;
-                    return;
-                }
-                Response::Busy { .. } => std::thread::sleep(std::time::Duration::from_millis(20)),
-                other => panic!("{other:?}"),
-            }
-        }
-        panic!("the mount stays busy");
+        let ended = awaited(|| match self.ask(&Request::Stop { lazy: false, abandon: false }).unwrap() {
+            Response::Done => true,
+            Response::Busy { .. } => false,
+            other => panic!("{other:?}"),
+        });
+        assert!(ended, "the mount stays busy");
+        self.mounted = false;
     }
 
     pub(crate) fn remount(&mut self) {
@@ -218,6 +218,39 @@ impl Mount {
         self.mount();
     }
 
+    /// The thread of the daemon that looks once a second whether there is something to flush, to commit or to erase.
+    fn clock(&self) -> PathBuf {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.status().pid)).unwrap();
+        let mut tasks = tasks.map(|task| task.unwrap().path());
+        tasks.find(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "ticker\n")).unwrap()
+    }
+
+    /// Has nothing happen that no request asks for.
+    pub(crate) fn stop_clock(&self) -> StoppedClock {
+        let mut program = Command::new("python3")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/mount/clock.py"))
+            .arg(self.status().pid.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = String::new();
+        BufReader::new(program.stdout.take().unwrap()).read_line(&mut told).unwrap();
+        assert_eq!(told, "stopped\n");
+        StoppedClock(program)
+    }
+
+    /// Returns when all that the clock does now and then had its turn. It looks once a second and is awake for nothing else, flushes every fifth time
+    /// and commits with the next one. Where it waits for others in between it counts more than once, so these are three rounds or two.
+    pub(crate) fn await_looks(&self) {
+        let status = self.clock().join("status");
+        let looks = || -> u64 {
+            let text = fs::read_to_string(&status).unwrap();
+            text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap().trim().parse().unwrap()
+        };
+        let goal = looks() + 21;
+        assert!(awaited(|| looks() >= goal), "the clock stands still");
+    }
+
     /// Ends the daemon as `kill -9` does, and mounts what it left.
     pub(crate) fn crash(&mut self) {
         self.kill();
@@ -259,7 +292,7 @@ impl Drop for Mount {
             eprintln!("log of the daemon:\n{}", fs::read_to_string(self.log()).unwrap_or_default());
         }
         // Whatever state the test left: the polite way, else by force.
-        if matches!(self.ask(&Request::Stop { lazy: false }), Ok(Response::Done)) {
+        if matches!(self.ask(&Request::Stop { lazy: false, abandon: false }), Ok(Response::Done)) {
             return;
         }
         let _ = umount2(&self.root(), MntFlags::MNT_DETACH);
@@ -271,15 +304,30 @@ impl Drop for Mount {
     }
 }
 
-/// For what follows a close: the daemon hears of it a moment after close(2).
-pub(crate) fn awaited(mut is_so: impl FnMut() -> bool) -> bool {
-    for _ in 0..200 {
-        if is_so() {
-            return true;
+/// Waits until it is so, for what follows by itself. The daemon hears of a close a moment after close(2), for one.
+pub(crate) fn awaited(is_so: impl FnMut() -> bool) -> bool {
+    awaited_within(PATIENCE, is_so)
+}
+
+pub(crate) fn awaited_within(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while !is_so() {
+        if begun.elapsed() > limit {
+            return false;
         }
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(20));
     }
-    is_so()
+    true
+}
+
+/// The clock of a mount, which stands still until this is dropped.
+pub(crate) struct StoppedClock(Child);
+
+impl Drop for StoppedClock {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Waits until a descriptor has something to say.
@@ -329,7 +377,7 @@ pub(crate) fn read_at(file: &File, offset: u64, length: usize) -> Vec<u8> {
 }
 
 /// Runs a Python program with the given arguments and standard input; a second process where one is needed.
-pub(crate) fn python(program: &str, arguments: &[&Path]) -> std::process::Child {
+pub(crate) fn python(program: &str, arguments: &[&Path]) -> Child {
     Command::new("python3")
         .arg("-c")
         .arg(program)

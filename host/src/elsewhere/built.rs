@@ -10,8 +10,8 @@ use lockbox::control::Traffic;
 use lockbox::keys::state_directory;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
-pub use lockbox_remote::{Access, Bucket};
-use lockbox_remote::{Address, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
+pub use lockbox_remote::{Access, Bucket, FetcherReach};
+use lockbox_remote::{Address, Broker, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
 use nix::unistd::geteuid;
 
 use super::{Apart, Following, Patience, Place, Remote};
@@ -124,12 +124,26 @@ pub fn directory(name: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Serves [`Place::apart`] of the process at the other end, until that is gone.
+/// An address in its one spelling.
+pub fn spelled(name: &Path) -> Option<String> {
+    address(name).ok().map(|address| address.text())
+}
+
+/// Serves [`Place::apart`] of the process at the other end, until that is gone. `confine` is called before the first request; from then on
+/// the process at the other end of `broker`, which [`answer_fetcher`] is, looks up names and credentials.
 ///
 /// # Errors
 /// When nothing asks there that can be understood.
-pub fn fetch(control: UnixStream) -> io::Result<()> {
-    lockbox_remote::serve(control)
+pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
+    lockbox_remote::serve(control, broker.map(Broker::over), confine)
+}
+
+/// Looks up for a fetcher until that is gone.
+///
+/// # Errors
+/// Those of starting a thread.
+pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
+    lockbox_remote::answer(control)
 }
 
 /// What is kept on disk of archives at addresses.
@@ -193,6 +207,14 @@ pub fn archives(place: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Vec<S
 /// As of [`lockbox_remote::examine`].
 pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
     lockbox_remote::examine(&address(name)?, &how.options(), whole, step)
+}
+
+/// Compares the objects of an archive with their hashes; None where it has none.
+///
+/// # Errors
+/// As of [`lockbox_remote::compare`].
+pub fn compare(name: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Option<Examined>> {
+    lockbox_remote::compare(&address(name)?, &how.options(), step)
 }
 
 /// Removes objects of an archive that are needed no more.

@@ -19,6 +19,11 @@ pub fn is_elsewhere(name: &Path) -> bool {
         .any(|scheme| name.as_os_str().as_encoded_bytes().starts_with(scheme.as_bytes()))
 }
 
+/// Nothing is opened there.
+pub fn spelled(_name: &Path) -> Option<String> {
+    None
+}
+
 fn lacking() -> Error {
     Error::Unsupported("this program was built without archives on servers".into())
 }
@@ -86,8 +91,26 @@ pub fn directory(_name: &Path) -> Option<PathBuf> {
 
 /// # Errors
 /// Always.
-pub fn fetch(_control: UnixStream) -> io::Result<()> {
+pub fn fetch(
+    _control: UnixStream,
+    _broker: Option<UnixStream>,
+    _confine: impl FnOnce(&FetcherReach),
+) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// # Errors
+/// Always.
+pub fn answer_fetcher(_control: UnixStream) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What no fetcher needs here.
+#[derive(Clone, Debug, Default)]
+pub struct FetcherReach {
+    pub written: Vec<PathBuf>,
+    pub read: Vec<PathBuf>,
+    pub ports: Option<Vec<u16>>,
 }
 
 /// What nobody has here.
@@ -194,6 +217,12 @@ pub fn archives(_place: &Path, _how: &Remote, _step: &mut Step<'_>) -> Result<Ve
 /// # Errors
 /// Always.
 pub fn examine(_name: &Path, _how: &Remote, _whole: bool, _step: &mut Step<'_>) -> Result<Examined> {
+    Err(lacking())
+}
+
+/// # Errors
+/// Always.
+pub fn compare(_name: &Path, _how: &Remote, _step: &mut Step<'_>) -> Result<Option<Examined>> {
     Err(lacking())
 }
 

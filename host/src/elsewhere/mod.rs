@@ -213,8 +213,8 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 }
 
 pub use built::{
-    Access, Bucket, archives, check_writable, collect, directory, examine, fetch, forget_unsent, is_elsewhere, kept,
-    probe, remove_kept, unsent, write,
+    Access, Bucket, FetcherReach, answer_fetcher, archives, check_writable, collect, compare, directory, examine,
+    fetch, forget_unsent, is_elsewhere, kept, probe, remove_kept, spelled, unsent, write,
 };
 use built::{change, open, open_apart, salvage};
 

@@ -1,9 +1,10 @@
 //! Keeps for a while what unlocks an archive, in the kernel's keyring of the user, so that nobody has to ask again.
 //!
 //! What is kept is whatever the program hands over (the volume key, never a passphrase, which may open other things too), under a name
-//! made of the archive's id. Only a process that possesses the key can see, read or drop it; a process of another user, root without
-//! ptrace included, cannot. The key begins in the keyring of this process, gets its permissions and its end there, and only then is it put
-//! where others of this user look, so there is no moment at which it has no end.
+//! made of the archive's id. Only processes whose file system uid owns the key can see, read or drop it. The possessor has no rights:
+//! possession comes by the session keyring, which su(1), sudo(8), runuser(1) and setpriv(1) hand on to processes of other users. The key
+//! begins in the keyring of this process, gets its permissions and its end there, and only then is it put where other processes of this user
+//! look, so there is no moment at which it has no end.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -67,8 +68,8 @@ impl Keyring {
         let key = self.own.add_key(&name(archive), secret).map_err(failed)?;
         let kept = (|| {
             key.set_timeout(usize::try_from(timeout.as_secs()).unwrap_or(usize::MAX).max(1))?;
-            let all = KeyPermissionsBuilder::builder().posessor(Permission::ALL).build();
-            key.set_perms(all)?;
+            let owner_only = KeyPermissionsBuilder::builder().user(Permission::ALL).build();
+            key.set_perms(owner_only)?;
             self.user.link_key(key)
         })();
         kept.map_err(|error| {
@@ -104,7 +105,7 @@ impl Keyring {
     /// # Errors
     /// One sentence when the kernel refuses.
     pub fn forget_all(&self) -> Result<usize> {
-        // The list of keys shows this process what it possesses, wherever it is linked.
+        // The list shows this process every key that its user owns, wherever the key is linked.
         let list = std::fs::read_to_string("/proc/keys")
             .map_err(|e| Error::host("cannot read the list of the kernel's keys", &e))?;
         let ours: Vec<Key> = list.lines().filter_map(of_list).collect();
@@ -197,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_key_has_an_end_and_only_its_possessor_may_do_anything_with_it() {
+    fn a_kept_key_has_an_end_and_its_owner_alone_has_rights_whoever_possesses_it() {
         let Some(keyring) = keyring() else { return };
         let archive = id(3);
         keyring.keep(&archive, &[7; 48], Duration::from_secs(3600)).unwrap();
         let list = std::fs::read_to_string("/proc/keys").unwrap();
         let line = list.lines().find(|line| line.contains(&name(&archive))).unwrap();
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        assert_eq!(fields[4], "3f000000", "{line}");
+        assert_eq!(fields[4], "003f0000", "{line}");
         // Full units of time that are left, so never the hour itself.
         assert!(matches!(fields[3], "59m" | "60m" | "1h"), "{line}");
         assert!(keyring.forget(&archive).unwrap());
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn lines_of_other_keys_are_passed_over() {
         let line = |flags: &str, kind: &str, description: &str| {
-            of_list(&format!("0d16ca06 {flags}     1  10m 3f000000     0     0 {kind}      {description}: 48"))
+            of_list(&format!("0d16ca06 {flags}     1  10m 003f0000     0     0 {kind}      {description}: 48"))
         };
         assert_eq!(line("I--Q---", "user", "lockbox:ab"), Some(Key::from_id(KeySerialId(0x0d16_ca06))));
         for (flags, kind, description) in [

@@ -172,7 +172,7 @@ impl PassphraseSources {
     pub fn new_passphrase(&self, path: &Path) -> Result<Bytes> {
         match self.source()? {
             Source::Prompt => self.chosen(path),
-            source => self.read(&source, path),
+            source => unmarked(self.read(&source, path)?),
         }
     }
 
@@ -185,12 +185,12 @@ impl PassphraseSources {
         let source = self.source()?;
         if let Some(file) = new {
             let old = self.passphrase(path)?;
-            return Ok((old, self.of_file(file)?));
+            return Ok((old, unmarked(self.of_file(file)?)?));
         }
         match source {
             Source::Input | Source::Descriptor(0) => two_lines(read::input(&PASSPHRASE)?),
             _ if io::stdin().is_terminal() => Ok((self.passphrase(path)?, self.chosen(path)?)),
-            source => Ok((self.read(&source, path)?, checked(read::input(&PASSPHRASE)?, INPUT)?)),
+            source => Ok((self.read(&source, path)?, unmarked(checked(read::input(&PASSPHRASE)?, INPUT)?)?)),
         }
     }
 
@@ -224,9 +224,9 @@ impl PassphraseSources {
     /// As [`PassphraseSources::new_passphrase`].
     pub fn new_one(&self, file: Option<&Path>, path: &Path) -> Result<Bytes> {
         match file {
-            Some(file) => self.of_file(file),
+            Some(file) => unmarked(self.of_file(file)?),
             None if io::stdin().is_terminal() => self.chosen(path),
-            None => checked(read::input(&PASSPHRASE)?, INPUT),
+            None => unmarked(checked(read::input(&PASSPHRASE)?, INPUT)?),
         }
     }
 
@@ -254,10 +254,10 @@ impl PassphraseSources {
             Source::AskPassword
         } else if self.desktop {
             Source::Window
-        } else if let Some(path) = environment("LOCKBOX_PASSFILE") {
+        } else if let Some(path) = environment(PASSFILE) {
             Source::File(path.into())
-        } else if let Some(command) = environment("LOCKBOX_PASSCOMMAND") {
-            Source::Command(command, "LOCKBOX_PASSCOMMAND")
+        } else if let Some(command) = environment(PASSCOMMAND) {
+            Source::Command(command, PASSCOMMAND)
         } else if terminal || (self.input_taken && prompt::has_terminal()) {
             Source::Prompt
         } else if self.input_taken {
@@ -337,6 +337,13 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
 
 /// What is said when there is nothing where a passphrase should be.
 const TYPED: &str = "nothing was typed";
+const PASSFILE: &str = "LOCKBOX_PASSFILE";
+const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
+
+/// Variables that say where a passphrase is. Programs that are started on the content of an archive do not inherit them: what opens this one, and
+/// others of its user, is nothing that they need.
+pub const VARIABLES: [&str; 2] = [PASSFILE, PASSCOMMAND];
+
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
 const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
 
@@ -352,6 +359,26 @@ pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
     Ok(bytes)
 }
 
+/// What editors of Windows put before a text: in UTF-8, and in UTF-16 of both orders.
+const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
+
+/// Returns whether a passphrase begins with a byte order mark, which an editor wrote into its file. It counts like any other byte, so that
+/// an archive opens with the file that it was made with.
+pub(crate) fn is_marked(passphrase: &[u8]) -> bool {
+    MARKS.iter().any(|mark| passphrase.starts_with(mark))
+}
+
+/// # Errors
+/// For a new passphrase with a mark: at a prompt it cannot be typed.
+fn unmarked(passphrase: Bytes) -> Result<Bytes> {
+    if is_marked(&passphrase) {
+        return Err(Error::source(
+            "the new passphrase begins with a byte order mark, which cannot be typed: save its file as UTF-8 without one",
+        ));
+    }
+    Ok(passphrase)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::error::Kind;
@@ -365,6 +392,27 @@ mod tests {
         assert_eq!(cut(" abc\r\n"), Some(b" abc".to_vec()));
         assert_eq!(cut("\n"), None);
         assert_eq!(cut(""), None);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_refused_in_a_new_passphrase_and_counts_in_an_old_one() {
+        let place = tempfile::tempdir().unwrap();
+        let (file, sources) =
+            (place.path().join("pass"), PassphraseSources { passfile_any: true, ..Default::default() });
+        for (content, is_refused) in [
+            (&b"\xef\xbb\xbfsecret\r\n"[..], true),
+            (b"\xff\xfes\0e\0", true),
+            (b"\xfe\xff\0s\0e", true),
+            (b"secret\xef\xbb\xbf\n", false),
+            (b"\xefsecret\n", false),
+        ] {
+            std::fs::write(&file, content).unwrap();
+            let sources = PassphraseSources { passfile: Some(file.clone()), ..sources.clone() };
+            let new = [sources.new_one(Some(&file), Path::new("a.lbx")), sources.new_passphrase(Path::new("a.lbx"))];
+            assert_eq!(new.each_ref().map(Result::is_err), [is_refused; 2], "{content:?}");
+            let old = sources.passphrase(Path::new("a.lbx")).unwrap();
+            assert!(content.starts_with(&old) && is_marked(&old) == is_refused, "{content:?}");
+        }
     }
 
     #[test]

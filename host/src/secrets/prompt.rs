@@ -29,6 +29,7 @@ pub fn ask(question: &str) -> Result<Bytes> {
     let terminal = OpenOptions::new().read(true).write(true).open(TERMINAL);
     let line = terminal.and_then(|terminal| Quiet::over(&terminal)?.ask(&question));
     let mut line = line.map_err(|e| Error::host("cannot ask on the terminal", &e))?;
+    cut_paste_marks(&mut line);
     match line.pop() {
         Some(b'\n') if line.len() + 2 < MOST_LINE => Ok(line),
         Some(b'\n') => Err(Error::source("a terminal passes on no line of this length; use a file")),
@@ -36,6 +37,22 @@ pub fn ask(question: &str) -> Result<Bytes> {
             // The question stands there without an end of its line.
             let _ = OpenOptions::new().write(true).open(TERMINAL).and_then(|mut terminal| terminal.write_all(b"\n"));
             Err(Error::source("nothing was typed"))
+        }
+    }
+}
+
+/// What a terminal puts around a text that is pasted, when a program before this one left that mode on.
+const PASTE_MARKS: [&[u8]; 2] = [b"\x1b[200~", b"\x1b[201~"];
+
+/// Cuts the marks out where they stand: nobody sees that they are there.
+fn cut_paste_marks(line: &mut Bytes) {
+    for mark in PASTE_MARKS {
+        while let Some(at) = line.windows(mark.len()).position(|bytes| bytes == mark) {
+            // Within its own memory, and what is behind the end then is wiped with the rest.
+            line.copy_within(at + mark.len().., at);
+            let left = line.len() - mark.len();
+            line[left..].fill(0);
+            line.truncate(left);
         }
     }
 }
@@ -178,6 +195,21 @@ mod tests {
     use nix::pty::openpty;
 
     use super::*;
+
+    #[test]
+    fn what_marks_a_pasted_text_is_no_part_of_it() {
+        for (typed, kept) in [
+            (&b"\x1b[200~secret\x1b[201~\n"[..], &b"secret\n"[..]),
+            (b"one\x1b[200~two\x1b[201~three\n", b"onetwothree\n"),
+            (b"\x1b[201~\x1b[200~\x1b[200~a\n", b"a\n"),
+            (b"\x1b[20~a[200~\n", b"\x1b[20~a[200~\n"),
+            (b"", b""),
+        ] {
+            let mut line = Bytes::new(typed.to_vec());
+            cut_paste_marks(&mut line);
+            assert_eq!(&**line, kept);
+        }
+    }
 
     #[test]
     fn a_signal_that_was_blocked_before_is_not_asked_about_again_and_again() {

@@ -18,6 +18,7 @@ use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
 use crate::azure::{Asker, Container, Request};
 use crate::http;
+use crate::provenance::{self, Asked};
 use crate::source::Trouble;
 
 /// Lists on the way to a name: as many as anybody looks through.
@@ -49,7 +50,7 @@ impl Azure {
 
     pub(super) fn of(container: Container, prefix: &str, options: &Options) -> Azure {
         Azure {
-            agent: http::agent(options.allow_private),
+            agent: http::agent(options),
             container,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
             ended: Mutex::new(None),
@@ -103,6 +104,7 @@ impl Azure {
         }
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
+        let response = provenance::azure(Asked::Create(hash), response)?;
         match (response.status(), code(&response)) {
             (StatusCode::CREATED, _) => Ok(Created::Made(answers::date(&response))),
             (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => Ok(Created::Exists),
@@ -226,6 +228,7 @@ impl Azure {
         }
         let request = request.config().timeout_global(limit(0)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
+        let response = provenance::azure(Asked::Remove, response)?;
         match response.status() {
             StatusCode::OK | StatusCode::ACCEPTED | StatusCode::NOT_FOUND => Ok(()),
             _ => Err(refusal(&response)),
@@ -238,7 +241,8 @@ impl Azure {
             request = request.header(name, value);
         }
         let request = request.config().timeout_global(limit(bytes)).build();
-        request.call().map_err(|error| http::trouble(&error))
+        let response = request.call().map_err(|error| http::trouble(&error))?;
+        provenance::azure(Asked::Read, response)
     }
 }
 

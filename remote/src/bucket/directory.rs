@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use lockbox::storage::host_call;
 use lockbox::{Error, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
@@ -182,7 +183,7 @@ fn list_below(
 /// Makes a directory, durably: or the objects in it are lost with it.
 fn make(above: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<()> {
     match mkdirat(above, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => rustix::fs::fsync(above),
+        Ok(()) | Err(Errno::EXIST) => host_call::sync(above),
         Err(error) => Err(error),
     }
 }
@@ -196,12 +197,12 @@ impl Objects for Directory {
         unfinished.forget(&place);
         match linked {
             Ok(()) => {
-                rustix::fs::fsync(&place).map_err(trouble)?;
+                host_call::sync(&place).map_err(trouble)?;
                 Ok(Created::Made(date))
             }
             Err(Errno::EXIST) => {
                 // It may be the caller's own, of an attempt whose end was not seen.
-                rustix::fs::fsync(&place).map_err(trouble)?;
+                host_call::sync(&place).map_err(trouble)?;
                 Ok(Created::Exists)
             }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Err(Trouble::Unusable(

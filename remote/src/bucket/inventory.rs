@@ -243,14 +243,37 @@ pub(crate) fn examine(
 ) -> Result<Examined> {
     let store = Store::new(objects, name, options.timeout);
     let incarnation = store.known()?;
+    examine_of(&store, &incarnation, whole, step)
+}
+
+/// The same with the content, where an archive has objects; None where it is one object itself.
+///
+/// # Errors
+/// As of [`examine`].
+pub(crate) fn compare(
+    objects: Box<dyn Objects>,
+    name: String,
+    options: &Options,
+    step: &mut Step<'_>,
+) -> Result<Option<Examined>> {
+    let store = Store::new(objects, name, options.timeout);
+    match store.look() {
+        Ok(Some(found)) => examine_of(&store, &found?.0, true, step).map(Some),
+        Ok(None) => Ok(None),
+        Err(Trouble::Refused(_)) if store.objects.hides() => Ok(None),
+        Err(trouble) => Err(store.told(trouble)),
+    }
+}
+
+fn examine_of(store: &Store, incarnation: &Incarnation, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
     let mut last = None;
     for _ in 0..TRIES {
-        let Some(moment) = Moment::newest(&store, &incarnation)? else {
+        let Some(moment) = Moment::newest(store, incarnation)? else {
             return Err(Error::NotArchive(format!("{}: a writer came and has not committed anything yet", store.name)));
         };
-        let examined = examine_moment(&store, &incarnation, &moment, whole, step)?;
+        let examined = examine_moment(store, incarnation, &moment, whole, step)?;
         // What was missing may have been removed since: it is looked at anew where the writer went on.
-        if examined.faults.is_empty() || store.newest(&incarnation)? == Some(examined.number) {
+        if examined.faults.is_empty() || store.newest(incarnation)? == Some(examined.number) {
             return Ok(examined);
         }
         last = Some(examined);

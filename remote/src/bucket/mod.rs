@@ -4,7 +4,7 @@
 //! BUCKET-1  Every object is made once, under a name that nothing else is ever given, and is never changed. So an answer that comes late, twice or of a process
 //!     that is gone harms nothing, and what was read once is never stale.
 //! BUCKET-2  The archive is what its newest record says: one object, so a commit is there as a whole or not at all. Its success is the store's word about
-//!     that object; no other answer is taken for one.
+//!     that object; no other answer is taken for one (PROOF-1).
 //! BUCKET-3  At most one writer's commits follow upon another: each number is taken once, records of writers that came are never removed, and a writer whose
 //!     number was taken commits nothing more.
 //! BUCKET-4  An object that a record names is removed only when a durable one has called it dead for as long as a reader may look at an older one, and no name is used again.
@@ -50,7 +50,7 @@ pub(crate) use self::azure::Azure;
 pub(crate) use self::directory::Directory;
 pub(crate) use self::follower::Follower;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
-pub(crate) use self::inventory::{archives, examine};
+pub(crate) use self::inventory::{archives, compare, examine};
 use self::layout::Owner;
 pub(crate) use self::living::Living;
 use self::moment::{Moment, Reading};

@@ -16,6 +16,7 @@ use super::objects::{Created, LISTED, Listed, Objects, Part};
 use crate::Options;
 use crate::address::Cloud;
 use crate::http;
+use crate::provenance::Asked;
 use crate::s3::{self, Asker, Signer};
 use crate::source::Trouble;
 
@@ -36,7 +37,7 @@ impl S3 {
 
     pub(super) fn of(signer: Signer, prefix: &str, options: &Options) -> S3 {
         S3 {
-            agent: http::agent(options.allow_private),
+            agent: http::agent(options),
             signer,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
         }
@@ -73,13 +74,11 @@ impl Objects for S3 {
 
 impl S3 {
     fn create_as(&self, asker: &Asker<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
-        let (url, headers) = asker.put(&self.key(name), hash);
-        let mut request = self.agent.put(url.as_str());
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
+        let (url, headers) = asker.put(&self.key(name), bytes, hash);
+        let request = s3::with(self.agent.put(url.as_str()), headers);
         let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
+        let response = asker.own(Asked::Create(hash), response)?;
         match response.status() {
             StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
                 Ok(Created::Made(answers::date(&response)))
@@ -101,10 +100,11 @@ impl S3 {
             Part::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
             Part::Last(most) => (format!("bytes=-{most}"), most),
         };
-        let url = asker.get(&self.key(name));
-        let request = self.agent.get(url.as_str()).header(header::RANGE, range);
+        let (url, headers) = asker.get(&self.key(name));
+        let request = s3::with(self.agent.get(url.as_str()), headers).header(header::RANGE, range);
         let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
+        let response = asker.own(Asked::Read, response)?;
         match response.status() {
             StatusCode::BAD_REQUEST => Err(refusal(response)),
             status => {
@@ -119,7 +119,7 @@ impl S3 {
         let mut listed = Vec::new();
         let mut token: Option<String> = None;
         for _ in 0..MOST_ANSWERS {
-            let url = asker.list(|action| {
+            let (url, headers) = asker.list(|action| {
                 action.with_prefix(self.key(prefix));
                 action.with_max_keys(most - listed.len());
                 match &token {
@@ -128,8 +128,10 @@ impl S3 {
                     None => {}
                 }
             });
-            let request = self.agent.get(url.as_str()).config().timeout_global(limit(MAX_LIST)).build();
+            let request = s3::with(self.agent.get(url.as_str()), headers);
+            let request = request.config().timeout_global(limit(MAX_LIST)).build();
             let response = request.call().map_err(|error| http::trouble(&error))?;
+            let response = asker.own(Asked::List, response)?;
             match response.status() {
                 StatusCode::OK => {}
                 StatusCode::NOT_FOUND => return Err(Trouble::Gone),
@@ -151,9 +153,21 @@ impl S3 {
     }
 
     fn remove_as(&self, asker: &Asker<'_>, name: &str) -> Answer<()> {
-        let url = asker.delete(&self.key(name));
-        let request = self.agent.delete(url.as_str()).config().timeout_global(limit(0)).build();
+        let (url, headers) = asker.delete(&self.key(name));
+        let request = s3::with(self.agent.delete(url.as_str()), headers).config().timeout_global(limit(0)).build();
         let response = request.call().map_err(|error| http::trouble(&error))?;
+        let status = response.status();
+        let response = match asker.own(Asked::Remove, response) {
+            // PROOF-1: some stores send no proof with an answer that has no content, and with all others.
+            Err(strange) if status.is_success() => {
+                return match self.get_as(asker, name, Part::Last(1)) {
+                    Err(Trouble::Gone) => Ok(()),
+                    Ok(_) => Err(strange),
+                    Err(trouble) => Err(trouble),
+                };
+            }
+            judged => judged?,
+        };
         match response.status() {
             StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
             _ => Err(refusal(response)),

@@ -18,7 +18,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,9 +26,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use lockbox::storage::{host_call, rename_to_free_name};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
@@ -194,7 +195,7 @@ impl Spool {
         file.write_all_at(&entry, kept.end)?;
         file.write_all_at(object, at)?;
         file.sync_data()?;
-        rustix::fs::fsync(&self.directory)?;
+        host_call::sync(&self.directory)?;
         kept.end = at + object.len() as u64;
         kept.entries.push(Entry { name: name.to_owned(), at, length: object.len() as u64 });
         Ok(())
@@ -237,8 +238,9 @@ impl Spool {
         let stem = self.name.strip_suffix(WAITS).unwrap_or(&self.name);
         let renamed = random().map(|chance| format!("{stem}-{}{REFUSED}", hex(&chance)));
         let cannot = |error: io::Error| Error::io("cannot keep what another writer came before", error);
-        renameat_with(&self.directory, &*self.name, &self.directory, renamed?, RenameFlags::NOREPLACE)
-            .and_then(|()| rustix::fs::fsync(&self.directory))
+        let directory = self.directory.as_fd();
+        rename_to_free_name(directory, self.name.as_bytes(), directory, renamed?.as_bytes())
+            .and_then(|()| host_call::sync(&self.directory))
             .map_err(|error| cannot(error.into()))?;
         let refused = bytes(&kept.entries);
         *kept = Kept { file: None, entries: Vec::new(), end: 0 };

@@ -53,6 +53,9 @@ impl Entry {
 struct Owner {
     server: String,
     token: OwnerToken,
+    /// The user who listened at the socket when this user named it; none noted for other sockets, and by programs of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    listener: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -109,19 +112,37 @@ impl Book {
     /// # Errors
     /// When the system has no randomness or the token cannot be saved.
     pub fn owner(&mut self, server: &Server) -> Result<&OwnerToken> {
+        let at = self.entry_of(server)?;
+        Ok(&self.pages.owners[at].token)
+    }
+
+    /// The user noted for a server's socket.
+    pub fn listener(&self, server: &Server) -> Option<u32> {
         let server = name(server);
-        let known = self.pages.owners.iter().position(|owner| owner.server == server);
-        let known = match known {
-            Some(known) => known,
-            None => {
-                let mut token = zeroize::Zeroizing::new([0; OwnerToken::LENGTH]);
-                getrandom::fill(&mut token[..]).map_err(|_| Error::NoRandomness)?;
-                self.pages.owners.push(Owner { server, token: OwnerToken::new(*token) });
-                state::write(&self.path, &self.pages)?;
-                self.pages.owners.len() - 1
-            }
-        };
-        Ok(&self.pages.owners[known].token)
+        self.pages.owners.iter().find(|owner| owner.server == server)?.listener
+    }
+
+    /// Notes the user who listens at a server's socket: the only other user to whom requests with the owner token go from now on.
+    ///
+    /// # Errors
+    /// As of [`Book::owner`].
+    pub fn note_listener(&mut self, server: &Server, user: u32) -> Result<()> {
+        let at = self.entry_of(server)?;
+        self.pages.owners[at].listener = Some(user);
+        state::write(&self.path, &self.pages)
+    }
+
+    /// The place of a server among those that know this user, with a new token where it does not.
+    fn entry_of(&mut self, server: &Server) -> Result<usize> {
+        let server = name(server);
+        if let Some(known) = self.pages.owners.iter().position(|owner| owner.server == server) {
+            return Ok(known);
+        }
+        let mut token = zeroize::Zeroizing::new([0; OwnerToken::LENGTH]);
+        getrandom::fill(&mut token[..]).map_err(|_| Error::NoRandomness)?;
+        self.pages.owners.push(Owner { server, token: OwnerToken::new(*token), listener: None });
+        state::write(&self.path, &self.pages)?;
+        Ok(self.pages.owners.len() - 1)
     }
 
     /// Adds a share, and forgets those that ended more than a week before `now`.
@@ -210,6 +231,12 @@ mod tests {
         };
         let mut book = Book::open(&directory).unwrap();
         assert!(book.entries().all(|entry| entry.lifetime() == Some(day())));
+        assert_eq!(book.owner(&socket).unwrap().to_text(), token);
+        assert_eq!(book.listener(&socket), None);
+        book.note_listener(&socket, 998).unwrap();
+        drop(book);
+        let mut book = Book::open(&directory).unwrap();
+        assert_eq!((book.listener(&socket), book.listener(&url)), (Some(998), None));
         assert_eq!(book.owner(&socket).unwrap().to_text(), token);
         assert_eq!(book.entries().next().unwrap().handle, handle("1000000000003"));
         assert_eq!(book.find("1000000000001").unwrap().server(), socket);

@@ -176,15 +176,19 @@ impl Partial {
     }
 
     /// Makes room for `size` bytes, so that a full disk is told before a download and not at its end.
+    #[expect(clippy::disallowed_methods, reason = "the place that repeats it")]
     pub(crate) fn reserve(&self, size: u64) -> Result<()> {
         let Ok(length) = i64::try_from(size) else { return Ok(()) };
         if length == 0 {
             return Ok(());
         }
-        match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
-            // A host that cannot reserve tells by writing.
-            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EINTR) => Ok(()),
-            Err(errno) => Err(Error::io("there is no room for the file")(errno.into())),
+        loop {
+            match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, length) {
+                Err(Errno::EINTR) => {}
+                // A host that cannot reserve tells by writing.
+                Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
+                Err(errno) => return Err(Error::io("there is no room for the file")(errno.into())),
+            }
         }
     }
 
@@ -242,6 +246,12 @@ impl Partial {
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => match fs::hard_link(&self.path, to) {
                 Ok(()) => fs::remove_file(&self.path).map_err(failed),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+                // Others have no links: looked at first, which leaves a moment's gap.
+                Err(error) if has_no_links(&error) => match to.symlink_metadata() {
+                    Ok(_) => Err(exists()),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(&self.path, to).map_err(failed),
+                    Err(error) => Err(failed(error)),
+                },
                 Err(error) => Err(failed(error)),
             },
             Err(errno) => Err(failed(errno.into())),
@@ -261,6 +271,12 @@ impl Partial {
         }
         self.discard();
     }
+}
+
+/// Returns whether a link was refused because the file system makes none.
+fn has_no_links(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EPERM | Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::EMLINK))
 }
 
 /// A file that arrived whole and has its name.

@@ -106,6 +106,10 @@ impl<'a> Pieces<'a> {
             at_end = *left == 0;
         }
         if at_end && !self.ended {
+            // More than the source stated would be missing without a word.
+            if self.left.is_some() && has_more(self.source)? {
+                return Err(Error::Changed(self.source.name().to_owned()));
+            }
             self.source.verify()?;
             self.ended = true;
         }
@@ -116,6 +120,16 @@ impl<'a> Pieces<'a> {
     fn meta(&self) -> Meta {
         let digest = Digest::new(self.hash.clone().finalize().into());
         Meta::new(self.source.name().to_owned(), self.source.kind(), self.done, digest)
+    }
+}
+
+fn has_more(source: &mut dyn Source) -> Result<bool> {
+    let failed = Error::io(format!("cannot read {}", source.name()));
+    loop {
+        match source.read(&mut [0; 1]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(|count| count > 0).map_err(failed),
+        }
     }
 }
 

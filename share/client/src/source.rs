@@ -49,6 +49,8 @@ pub struct FileSource {
     name: String,
     file: File,
     before: Identity,
+    /// Content of a file that states no size, such as one of /proc or a document of unknown length.
+    unstated: Option<StreamSource<File>>,
 }
 
 /// What changes when a file does.
@@ -112,7 +114,15 @@ impl FileSource {
             waited += TICK;
             before = Identity::of(&identify()?);
         }
-        Ok(FileSource { path: path.to_owned(), name: name.unwrap_or_default(), file, before })
+        let name = name.unwrap_or_default();
+        let unstated = match before.size {
+            0 => {
+                let content = file.try_clone().map_err(Error::io(format!("cannot read {shown}")))?;
+                Some(StreamSource::begin(name.clone(), Kind::File, content)?)
+            }
+            _ => None,
+        };
+        Ok(FileSource { path: path.to_owned(), name, file, before, unstated })
     }
 }
 
@@ -122,11 +132,14 @@ impl Source for FileSource {
     }
 
     fn size(&self) -> Option<u64> {
-        Some(self.before.size)
+        self.unstated.as_ref().map_or(Some(self.before.size), Source::size)
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.file.read(buffer)
+        match &mut self.unstated {
+            Some(content) => content.read(buffer),
+            None => self.file.read(buffer),
+        }
     }
 
     fn verify(&mut self) -> Result<()> {
@@ -250,6 +263,21 @@ mod tests {
             change(&path);
             assert!(matches!(source.verify(), Err(Error::Changed(_))), "{what}");
         }
+    }
+
+    #[test]
+    fn a_file_that_states_no_size_is_read_to_its_end() {
+        let content = fs::read("/proc/version").unwrap();
+        let mut source = FileSource::open(Path::new("/proc/version"), None).unwrap();
+        assert!(fs::metadata("/proc/version").unwrap().len() == 0 && !content.is_empty());
+        assert_eq!(source.size(), Some(content.len() as u64));
+        let mut read = vec![0; content.len() + 1];
+        let length = source.read(&mut read).unwrap();
+        assert!(read[..length] == content && source.verify().is_ok());
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("empty"), "").unwrap();
+        let mut source = FileSource::open(&place.path().join("empty"), None).unwrap();
+        assert_eq!((source.size(), source.read(&mut [0; 5]).unwrap()), (Some(0), 0));
     }
 
     #[test]

@@ -11,12 +11,17 @@ pub(crate) fn numbers(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// Numbers that are others in each run, unless `SEED` names one; the seed is printed for the next one.
-pub(crate) fn fresh_numbers() -> impl FnMut() -> usize {
+/// The seed that `SEED` names, or another one in each run. It is printed.
+pub(crate) fn fresh_seed() -> u64 {
     let seed = std::env::var("SEED")
         .ok()
         .map_or_else(|| u64::from(std::process::id()), |seed| seed.parse().expect("a number"));
-    eprintln!("seed {seed}");
-    let mut next = numbers(seed);
+    eprintln!("SEED={seed}");
+    seed
+}
+
+/// Numbers from that seed.
+pub(crate) fn fresh_numbers() -> impl FnMut() -> usize {
+    let mut next = numbers(fresh_seed());
     move || next() as usize
 }

@@ -31,7 +31,6 @@ use super::create::name_key;
 use names::Names;
 
 use super::{Archive, OpenOptions};
-use crate::crypto::SecretKey;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing};
@@ -39,7 +38,7 @@ use crate::format::{BLOCK, MAX_OFFSET, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header, Slots};
-use crate::keys::seen::{self, Looked};
+use crate::keys::seen::Looked;
 use crate::keys::{SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Site, Storage};
 use crate::txn::{self, Descent, Mark, Volume};
@@ -92,7 +91,7 @@ impl Archive {
     ///
     /// # Errors
     /// `InUse` while it is open elsewhere, `Refused` for a file with several names, `Damaged` when a page of the live tree or of a snapshot
-    /// does not open, `NoSpace`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that nothing can take the place of.
+    /// does not open, `NoSpace`, `Replaced`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that nothing can take the place of.
     pub fn compact<'a>(
         site: impl Into<Site<'a>>,
         key: &UnlockedKey,
@@ -116,7 +115,7 @@ pub(super) struct Target {
 impl Target {
     /// Everything as it is.
     fn same(header: &Header, key: &UnlockedKey) -> Result<Target> {
-        Ok(Target { key: copied(key), framing: with_log(header.framing()), slots: header.slots() })
+        Ok(Target { key: key.copy(), framing: with_log(header.framing()), slots: header.slots() })
     }
 }
 
@@ -124,10 +123,6 @@ impl Target {
 pub(super) fn with_log(framing: &Framing) -> Framing {
     let sequence = framing.sequence + u64::from(!framing.has_log());
     Framing { features: framing.features | FEATURE_LOG, sequence, ..framing.clone() }
-}
-
-fn copied(key: &UnlockedKey) -> UnlockedKey {
-    UnlockedKey { archive: key.archive, volume_key: SecretKey::new(*key.volume_key.bytes()) }
 }
 
 /// Writes the content into a new archive that `prepare` describes, once the archive may be used, and puts that in the old one's place.
@@ -178,6 +173,7 @@ fn rewrite_file(
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
     write_header(beside.storage(), &target)?;
+    before.announce(&target, &options.seen);
     let left = beside.replace(&file)?;
     let rekeyed = before.remember(new, &target, &options.seen);
     if let Some(left) = left {
@@ -211,6 +207,7 @@ fn rewrite_storage(
     step(CompactStep::Prepared)?;
     write_header(&*next.storage(), &target)?;
     let after = sizes(&*next.storage())?;
+    before.announce(&target, &options.seen);
     next.publish()?;
     before.remember(new, &target, &options.seen);
     let _ = step(CompactStep::Replaced);
@@ -244,9 +241,12 @@ impl Before<'_> {
     fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &SeenOptions) -> Result<Before<'a>> {
         let header = key.read_header(&*storage)?;
         header.check_writable()?;
-        let looked = Looked::at(seen, &key.volume_key, &key.archive);
+        let looked = Looked::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
         let archive = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
-        let replace = seen::judge(&archive.volume, header.framing().sequence, looked.seen.as_ref(), seen, false)?;
+        let replace = looked.admit(&archive.volume, header.framing().sequence, seen, false)?;
+        if let Some(sentence) = looked.first_use() {
+            tracing::warn!("{sentence}");
+        }
         let used =
             archive.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
         Ok(Before { storage, key, header, looked, replace, archive, used })
@@ -289,6 +289,13 @@ impl Before<'_> {
         Ok(new)
     }
 
+    /// PLACE-4
+    fn announce(&self, target: &Target, seen: &SeenOptions) {
+        if target.framing.commitment != self.header.framing().commitment {
+            Looked::of_successor(seen, &target.key.volume_key, &target.key.archive).places().announce();
+        }
+    }
+
     /// From here on the archive as it was before is an older copy. Whether it has a new key now.
     fn remember(self, new: Arc<Volume>, target: &Target, seen: &SeenOptions) -> bool {
         let rekeyed = target.framing.commitment != self.header.framing().commitment;
@@ -298,9 +305,9 @@ impl Before<'_> {
         } else {
             // Also under the old key: a copy from before is an older one to who opens it.
             Witness::new(new.clone(), target.framing.sequence, self.looked, self.replace).remember();
-            let file = seen.file(&target.key.volume_key, &target.key.archive);
-            Witness::new(new, target.framing.sequence, Looked { file: file.map(Arc::new), seen: None }, false)
-                .remember();
+            let looked = Looked::of_successor(seen, &target.key.volume_key, &target.key.archive);
+            looked.places().remember(Some(&new));
+            Witness::new(new, target.framing.sequence, looked, false).remember();
         }
         rekeyed
     }

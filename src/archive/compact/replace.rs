@@ -23,7 +23,7 @@ use lockbox_terminal::display;
 
 use crate::env::Environment;
 use crate::error::{Error, Refusal, Result};
-use crate::storage::{FileStorage, HostEntry, LockMode, Storage};
+use crate::storage::{FileStorage, HostEntry, LockMode, Storage, host_call};
 
 /// Bytes of the old name in the new one: together with the rest at most 255.
 const NAME: usize = 200;
@@ -218,7 +218,7 @@ impl Beside {
             }
             rustix::fs::fsetxattr(new, &name[..], &value, XattrFlags::empty()).map_err(cannot(&attribute))?;
         }
-        rustix::fs::fsync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
+        host_call::sync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
     /// Takes the name away: the file is gone once nobody has it open, whoever is killed meanwhile.

@@ -19,7 +19,7 @@ use crate::format::values::{
 };
 use crate::format::{MAX_DATA, Pointer, space as space_map};
 use crate::fs::acl::Acl;
-use crate::keys::seen::Seen;
+use crate::keys::seen::{Known, Seen};
 
 const FRAMING: usize = 4096;
 const CHECKSUM: std::ops::Range<usize> = 4064..4096;
@@ -289,4 +289,11 @@ pub(super) fn seen(data: &[u8]) {
     let encoded = seen.encode();
     assert!(encoded.len() == data.len());
     assert!(Seen::decode(&encoded).is_ok_and(|again| again.encode() == encoded));
+}
+
+pub(super) fn known(data: &[u8]) {
+    let Ok(known) = Known::decode(data) else { return };
+    let encoded = known.encode();
+    assert!(encoded.len() == data.len());
+    assert!(Known::decode(&encoded).is_ok_and(|again| again.encode() == encoded));
 }

@@ -18,8 +18,8 @@ use crate::format::page::PageKind;
 use crate::format::record::{CommitRecord, Root};
 use crate::format::values::{Extent, InodeValue, SnapshotValue};
 use crate::format::{
-    ArchiveId, BLOCK, Generation, Key, LOG, MIN_BLOCKS, NODE_CAPACITY, Pointer, REGION_BLOCKS, ROOT_INO, Run, Tag,
-    Timestamp, TreeId, kind, slot_block, space,
+    ArchiveId, BLOCK, Generation, Key, LOG, MIN_BLOCKS, NODE_CAPACITY, Pointer, REGION_BLOCKS, RING_SLOTS, ROOT_INO,
+    Run, Tag, Timestamp, TreeId, kind, slot_block, space,
 };
 use crate::frame::{Content, PageCipher, PlainPage};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
@@ -66,6 +66,8 @@ pub(in crate::archive) struct Forge {
     pub(in crate::archive) leaf_bytes: usize,
     /// Whether the space map is made to fit what is written.
     pub(in crate::archive) honest_space: bool,
+    /// A record beside those of an honest map.
+    pub(in crate::archive) more_space: Option<(Key, Vec<u8>)>,
     pub(in crate::archive) on_page: Option<PageEdit>,
     pub(in crate::archive) on_record: Option<RecordEdit>,
     /// What the log says beyond the record, in an archive that has one.
@@ -196,6 +198,7 @@ impl Forge {
             record,
             leaf_bytes: NODE_CAPACITY - NODE_HEAD,
             honest_space: true,
+            more_space: None,
             on_page: None,
             on_record: None,
             entries: Vec::new(),
@@ -245,6 +248,13 @@ impl Forge {
         let says = LogEntry { next_ino: self.record.next_ino, inodes: self.record.inodes, ..LogEntry::default() };
         self.entries.push(ForgedEntry { says, ..ForgedEntry::default() });
         self.entries.last_mut().expect("just pushed")
+    }
+
+    /// Leaves no record in the ring but the one that is forged.
+    pub(in crate::archive) fn only_record(&mut self) {
+        for slot in 0..RING_SLOTS {
+            self.base[(slot_block(slot) * BLOCK) as usize..][..BLOCK as usize].fill(0);
+        }
     }
 
     /// Seals a page behind everything else.
@@ -347,6 +357,7 @@ impl Forge {
         }
         if self.honest_space {
             self.trees[4] = self.space_records();
+            self.trees[4].extend(self.more_space.take());
         }
         let records = std::mem::take(&mut self.trees[4]);
         self.record.roots[TreeId::Space] = self.tree(TreeId::Space, &records);
@@ -389,8 +400,13 @@ impl Forge {
         self.build([None; 4])
     }
 
-    /// A snapshot record that names a root.
+    /// A snapshot record that names a root, with the counters that belong to it.
     pub(in crate::archive) fn snapshot(&mut self, id: u64, root: Root, name: &[u8]) {
+        let record = &mut self.record;
+        record.next_snapshot = record.next_snapshot.max(id.saturating_add(1));
+        if !name.is_empty() && id >= record.newest_snapshot_id {
+            (record.newest_snapshot, record.newest_snapshot_id) = (record.generation, id);
+        }
         let value = SnapshotValue {
             generation: self.record.generation,
             time: self.record.time,

@@ -15,7 +15,7 @@ pub(in crate::archive) use {forge::*, whole::exercise};
 pub type Entry = fn(&[u8]);
 
 /// Every target of the library by name.
-pub const TARGETS: [(&str, Entry); 19] = [
+pub const TARGETS: [(&str, Entry); 20] = [
     ("header", decoders::header),
     ("framing", decoders::framing),
     ("slot", decoders::slot),
@@ -32,6 +32,7 @@ pub const TARGETS: [(&str, Entry); 19] = [
     ("space", decoders::space),
     ("acl", decoders::acl),
     ("seen", decoders::seen),
+    ("known", decoders::known),
     ("page", pages::page),
     ("whole", whole::whole),
     ("operations", operations::operations),

@@ -223,6 +223,15 @@ fn remembered() -> Vec<Vec<u8>> {
     vec![one, with_entry]
 }
 
+/// What is remembered of places.
+fn known() -> Vec<Vec<u8>> {
+    let mut one = vec![0; 88 + 16];
+    one[..3].copy_from_slice(&[1, 1, 0]);
+    let mut two = vec![0; 88 + 2 * 16];
+    two[..3].copy_from_slice(&[1, 2, 1]);
+    vec![one, two]
+}
+
 fn pages() -> Vec<Vec<u8>> {
     let head = |kind: u8, flags: u8, cells: u8, items: u8, plain: u32, owner: u64, position: u64| {
         let mut out = vec![kind, flags, cells, items];
@@ -334,6 +343,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         }
         "acl" => lists(),
         "seen" => remembered(),
+        "known" => known(),
         "page" => pages(),
         "whole" => edits(),
         "operations" => sequences(),

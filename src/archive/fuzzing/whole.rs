@@ -210,7 +210,7 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
             for full in [false, true] {
                 refusals += check(&fs, full, &mut |_| {}).map_or(1, |report| report.findings.len());
             }
-            refusals += usize::from(fs.volume.lost().is_some());
+            refusals += usize::from(fs.volume.lost().is_some() || !fs.volume.lost_pages().is_empty());
             let _ = fs.statistics(1 << 30);
         }
     }

@@ -10,7 +10,7 @@ use super::super::{
 use super::sample::{Expected, expected, fresh, open_on, put};
 use super::snapshots::change;
 use crate::crypto::kdf::KdfCost;
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Refusal, Result};
 use crate::format::{BLOCK, RING_SLOTS, ROOT_INO, slot_block};
 use crate::fs::FileSystem;
@@ -66,7 +66,7 @@ pub(super) fn shown(file: &dyn Storage) -> Expected {
 /// Whatever is changed between two backups, in one session and over several, with snapshots beside.
 #[test]
 fn a_backup_shows_each_moment_that_it_is_brought_to() {
-    for seed in 1..=4 {
+    for seed in seeds(1..=4) {
         let (storage, mut fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         let mut file = None;
@@ -223,7 +223,7 @@ fn more_than_one_commit_can_hold_is_copied_anew() {
 #[test]
 fn a_crash_leaves_the_old_or_the_new_moment() {
     let (mut old, mut new) = (0, 0);
-    for seed in 1..=6 {
+    for seed in seeds(1..=6) {
         let (storage, fs) = fresh(seed);
         let dice = Arc::new(SeededEnvironment::new(seed));
         (0..60).for_each(|_| change(&fs, &dice));
@@ -294,7 +294,7 @@ fn the_record_of_the_old_moment_is_not_the_one_that_is_written_over() {
 /// Two backups by turns, of which one takes the archive's place: its nodes have numbers that the other one's moment knows for others.
 #[test]
 fn a_backup_that_took_the_archives_place_is_backed_up_right() {
-    for seed in 41..=44 {
+    for seed in seeds(41..=44) {
         let (mut storage, mut fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         for n in 0..200 {

@@ -12,7 +12,7 @@ use super::key_changes::Case;
 use super::sample::{Expected, OWNER, expected, expected_in, fresh, noise, put};
 use super::snapshots::change;
 use super::{ARCHIVE, key, secrets};
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Result};
 use crate::format::record::Root;
 use crate::format::values::{DeadValue, Extent, SnapshotValue};
@@ -111,8 +111,7 @@ fn assert_leaves_orphans(fs: &FileSystem) {
 
 #[test]
 fn snapshots_show_the_same_in_a_new_file_and_can_be_removed_there() {
-    for seed in 1..=4 {
-        println!("seed {seed}");
+    for seed in seeds(1..=4) {
         let dice = SeededEnvironment::new(seed);
         let case = Case::new();
         let archive = case.open();

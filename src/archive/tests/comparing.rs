@@ -7,7 +7,7 @@ use super::super::{Archive, CreateOptions, OpenOptions};
 use super::passphrase;
 use super::sample::{OWNER, fresh, noise, put};
 use crate::crypto::kdf::KdfCost;
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, seeds};
 use crate::error::Error;
 use crate::exchange::{DifferingKind, Entries, compare};
 use crate::format::{Ino, ROOT_INO};
@@ -306,8 +306,7 @@ impl MapZeros for Vec<u8> {
 #[test]
 fn what_is_told_makes_the_new_paths_of_the_old_ones_and_leaves_nothing_out() {
     let mut renames = 0;
-    for seed in 1..=8 {
-        println!("seed {seed}");
+    for seed in seeds(1..=8) {
         let (_, fs) = fresh(seed);
         let world = World { fs, dice: SeededEnvironment::new(seed) };
         let fs = &world.fs;

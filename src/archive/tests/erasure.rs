@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::sample::{cipher, create_on, fresh, noise, open_on, put};
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, seeds};
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Ino, MIN_BLOCKS, ROOT_INO, Run};
 use crate::pager::Pager;
@@ -113,8 +113,7 @@ fn overwritten_and_cut_content_is_gone_after_a_purge() {
 /// A gigabyte that was streamed when the power failed was never named by a root; a sweep after the crash must find it.
 #[test]
 fn what_a_crash_left_of_a_stream_is_gone_after_the_next_session() {
-    for seed in 1..=4 {
-        println!("seed {seed}");
+    for seed in seeds(1..=4) {
         let storage = SimulatedStorage::new();
         let fs = create_with_header(&storage, seed);
         let kept = put(&fs, ROOT_INO, b"kept", &noise(1, 50_000));
@@ -300,7 +299,7 @@ impl Held {
 /// former commit, nor of the space map's, however many commits lie behind the last checkpoint.
 #[test]
 fn no_block_of_any_former_page_is_left() {
-    for seed in 0..60_u64 {
+    for seed in seeds(0..=59) {
         let close = seed % 4 < 3;
         let (storage, mut fs) = fresh(seed);
         let shared: Arc<dyn Storage> = storage.clone();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,9 +10,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::sample::{create_on, header_bytes, noise, open_on};
 use crate::error::{Error, Result};
-use crate::exchange::{Destination, Entries, Filter, ImportOptions, copy, import};
+use crate::exchange::{
+    Cause, Destination, Entries, Filter, ImportOptions, Problem, Top, Unlike, compare_trees, copy, import,
+};
 use crate::format::ROOT_INO;
-use crate::fs::{Creator, FileSystem};
+use crate::fs::{Creator, FileSystem, MAX_SMALL_FILE};
 use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -182,4 +185,56 @@ fn names(fs: &FileSystem) -> Vec<Vec<u8>> {
     let mut names: Vec<_> = Entries::new(fs, ROOT_INO).unwrap().map(|entry| entry.unwrap().name).collect();
     names.sort();
     names
+}
+
+/// Files of /proc state 0 bytes and have content: one that waits with other small files, one that replaces, one that is more than small.
+#[test]
+fn content_that_a_file_does_not_state_is_copied() {
+    let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
+    let stored = |name: &[u8]| {
+        let file = fs.lookup(ROOT_INO, name).unwrap();
+        fs.read(file.ino, 0, file.size as usize + 1).unwrap()
+    };
+    let host = |path: &str| {
+        assert_eq!(std::fs::metadata(path).unwrap().len(), 0);
+        std::fs::read(path).unwrap()
+    };
+    for replace in [false, true] {
+        let options = ImportOptions { replace, ..options() };
+        let report = import(&fs, None, &["/proc/version".into()], &options, &mut |_| Ok(())).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        let content = host("/proc/version");
+        assert!(!content.is_empty() && stored(b"version") == content, "{replace}");
+        assert_eq!(report.copied.bytes, content.len() as u64);
+    }
+    let large = host("/proc/kallsyms");
+    assert!(large.len() as u64 > MAX_SMALL_FILE, "{}", large.len());
+    let report = import(&fs, None, &["/proc/kallsyms".into()], &options(), &mut |_| Ok(())).unwrap();
+    assert!(report.problems.is_empty() && stored(b"kallsyms") == large);
+    let unlike = compared(&fs, b"version", "/proc/version");
+    assert!(unlike.is_empty(), "{unlike:?}");
+    assert_eq!(compared(&fs, b"version", "/proc/kallsyms").len(), 1);
+}
+
+fn compared(fs: &FileSystem, path: &[u8], host: &str) -> Vec<Unlike> {
+    let mut found = Vec::new();
+    let problems = compare_trees(Top::Archive(fs, path), Top::Host(Path::new(host)), false, &mut |_, unlike| {
+        found.push(unlike);
+        ControlFlow::Continue(())
+    });
+    assert!(problems.unwrap().is_empty());
+    found
+}
+
+/// A file of /sys states a page and has a few bytes.
+#[test]
+fn less_content_than_a_file_states_is_copied_and_reported() {
+    let path = "/sys/devices/system/cpu/possible";
+    let content = std::fs::read(path).unwrap();
+    assert!(std::fs::metadata(path).unwrap().len() > content.len() as u64);
+    let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
+    let report = import(&fs, None, &[path.into()], &options(), &mut |_| Ok(())).unwrap();
+    assert!(matches!(&report.problems[..], [Problem { cause: Cause::Changed, .. }]), "{:?}", report.problems);
+    let file = fs.lookup(ROOT_INO, b"possible").unwrap();
+    assert_eq!(fs.read(file.ino, 0, 1 << 20).unwrap(), content);
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::archive::{CompactStep, KeepKeys, OpenOptions, RekeyOptions};
 use crate::crypto::identity::Recipient;
 use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
+use crate::env::seeds;
 use crate::format::ROOT_INO;
 use crate::fs::{SetAttributes, XattrMode, mode};
 use crate::keys::{KeyAccess, KeyKind, KeyName, SeenOptions};
@@ -506,8 +507,7 @@ fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
 fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
     let file = key_file();
     let mut cuts = 0;
-    for seed in 0..8 {
-        println!("seed {seed}");
+    for seed in seeds(0..=7) {
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = archive(&[(0, "old", KdfCost::TEST)]);
         let place = SlotAddress { archive: &ARCHIVE, slot: 3, volume_key: &key() };

@@ -9,6 +9,7 @@ mod compaction;
 mod comparing;
 mod counted;
 mod damage;
+mod damaged_commit;
 mod erasure;
 mod flipped_snapshots;
 mod golden;
@@ -34,7 +35,7 @@ use parking_lot::Mutex;
 use super::{Archive, CreateOptions};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{Passphrase, SecretKey};
-use crate::env::{Environment, SeededEnvironment};
+use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::{Error, Refusal};
 use crate::format::header::{
     FEATURE_LOG, Framing, HEADER_BYTES, KdfParameters, PassphraseSlot, SLOT_PASSPHRASE, encode_passphrase_slot,
@@ -296,8 +297,7 @@ fn crash_images(
 fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
     let slots = [slot(0, "old", KdfCost::TEST), slot(0, "new", KdfCost::TEST)];
     let mut cuts = 0;
-    for seed in 0..12 {
-        println!("seed {seed}");
+    for seed in seeds(0..=11) {
         let chance = Arc::new(SeededEnvironment::new(seed));
         let storage = SimulatedStorage::from_contents(&archive(&[(0, "old", KdfCost::TEST)]).contents());
         for change in 0..4 {
@@ -322,8 +322,7 @@ fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
 /// A copy that is repaired is the older or damaged one, and only behind a barrier that made the other one durable.
 #[test]
 fn a_repair_never_leaves_less_than_one_whole_copy() {
-    for seed in 0..20 {
-        println!("seed {seed}");
+    for seed in seeds(0..=19) {
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = archive(&[(0, "one", KdfCost::TEST)]);
         let damaged = HEADER_START[(seed % 2) as usize] * BLOCK + 5 * 4096;
@@ -396,7 +395,7 @@ fn check_torn(bytes: Vec<u8>) {
 
 #[test]
 fn an_unlocked_key_survives_its_way_through_a_pipe() {
-    let sent = UnlockedKey { archive: ARCHIVE, volume_key: key() };
+    let sent = UnlockedKey { archive: ARCHIVE, volume_key: key(), by_recipient: false };
     let received = UnlockedKey::from_bytes(&sent.to_bytes()).unwrap();
     assert_eq!((received.archive, received.volume_key.bytes()), (ARCHIVE, &KEY));
     assert!(UnlockedKey::from_bytes(&[0; 47]).is_err() && UnlockedKey::from_bytes(&[0; 49]).is_err());

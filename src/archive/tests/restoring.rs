@@ -10,7 +10,7 @@ use super::comparing::World;
 use super::sample::{OWNER, cipher, create_on, fresh, noise, open_on, put};
 use super::snapshot_faults::{is_full_host, plans, stride};
 use super::{ARCHIVE, key};
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Result};
 use crate::exchange::{Alone, Entries, Names, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
@@ -596,7 +596,7 @@ fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it()
 /// Restores of any snapshot between any changes; snapshots come and go.
 #[test]
 fn any_snapshot_comes_back_at_any_time() {
-    for seed in 1..=4 {
+    for seed in seeds(1..=4) {
         let (_, fs) = fresh(seed);
         let world = World { fs, dice: SeededEnvironment::new(seed) };
         let fs = &world.fs;

@@ -12,7 +12,7 @@ use super::passphrase;
 use super::sample::{Expected, OWNER, cipher, expected, expected_in, fresh, noise, put};
 use super::{ARCHIVE, key};
 use crate::crypto::kdf::KdfCost;
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Refusal, Result};
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, ROOT_INO, kind};
@@ -79,7 +79,7 @@ fn work_aside(fs: &FileSystem, dice: &SeededEnvironment) {
 /// Whatever is changed, repacked, purged and removed around it.
 #[test]
 fn what_a_snapshot_shows_never_changes() {
-    for seed in 1..=3 {
+    for seed in seeds(1..=3) {
         let (storage, fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         let mut kept: Vec<(Vec<u8>, Expected)> = Vec::new();
@@ -140,8 +140,7 @@ fn what_a_snapshot_shows_never_changes() {
 /// removals that have begun and not ended.
 #[test]
 fn what_a_set_of_snapshots_holds_is_what_removing_it_frees() {
-    for seed in 1..=8 {
-        println!("seed {seed}");
+    for seed in seeds(1..=8) {
         let (_, fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         let below = |bound: u64| dice.next_u64() % bound;
@@ -293,7 +292,7 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
 /// Without the pin, what is freed meanwhile is written over, and the moments are damaged.
 #[test]
 fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
-    for seed in 1..=4 {
+    for seed in seeds(1..=4) {
         let (_, fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         (0..60).for_each(|_| change(&fs, &dice));

@@ -77,12 +77,12 @@ impl Random {
     }
 }
 
-/// Names the seed of a test that fails; `LOCKBOX_SEED` replays one.
+/// Names the seed of a test that fails; `SEED` replays one.
 struct Seed(u64);
 
 impl Seed {
     fn choose(seeds: std::ops::Range<u64>) -> Vec<u64> {
-        match std::env::var("LOCKBOX_SEED") {
+        match std::env::var("SEED") {
             Ok(seed) => vec![seed.parse().unwrap()],
             Err(_) => seeds.collect(),
         }
@@ -93,7 +93,7 @@ impl Drop for Seed {
     #[allow(clippy::print_stderr)]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("failed with LOCKBOX_SEED={}", self.0);
+            eprintln!("failed with SEED={}", self.0);
         }
     }
 }

@@ -348,15 +348,34 @@ impl Import<'_> {
 
     fn fill(&mut self, host: &OwnedFd, before: &Stat, ino: Ino) -> Result<()> {
         let size = u64::try_from(before.st_size).unwrap_or(0);
-        let end = self.content(host, size, ino)?;
+        let mut end = self.content(host, size, ino)?;
+        if end == size {
+            end = self.unstated_content(host, before, ino)?;
+        }
         self.xattrs(&Object::open(host), ino)?;
         let set = SetAttributes { size: Some(end), ..attributes_of(before) };
         self.fs.set_attributes(ino, &set)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
-        if end != size || host::was_written(before, &after) {
+        if end < size || host::was_written(before, &after) {
             self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Changed });
         }
         Ok(())
+    }
+
+    /// Copies what follows the stated size, and returns the length of the copy: files of /proc and documents of unknown length state 0.
+    /// Of a file that grows meanwhile nothing more is copied; the copy of one that is written all the time would not end.
+    fn unstated_content(&mut self, host: &OwnedFd, before: &Stat, ino: Ino) -> Result<u64> {
+        let mut offset = u64::try_from(before.st_size).unwrap_or(0);
+        loop {
+            let length = host::read_at(host, &mut self.piece, offset)?;
+            if length == 0 || host::has_other_size(host, before)? {
+                return Ok(offset);
+            }
+            self.fs.write(ino, offset, &self.piece[..length])?;
+            offset += length as u64;
+            self.report.copied.bytes += length as u64;
+            self.tell(offset)?;
+        }
     }
 
     /// Copies what is data below `size`, leaves holes, and returns the length of the copy: less when the file shrank.
@@ -379,12 +398,10 @@ impl Import<'_> {
             offset = data.min(size);
             while offset < hole {
                 let wanted = usize::try_from(hole - offset).unwrap_or(PIECE).min(PIECE);
-                let length = match rustix::io::pread(host, &mut self.piece[..wanted], offset) {
-                    Ok(0) => return Ok(offset),
-                    Ok(length) => length,
-                    Err(Errno::INTR) => continue,
-                    Err(errno) => return Err(failed(errno)),
-                };
+                let length = host::read_at(host, &mut self.piece[..wanted], offset)?;
+                if length == 0 {
+                    return Ok(offset);
+                }
                 self.fs.write(ino, offset, &self.piece[..length])?;
                 offset += length as u64;
                 self.report.copied.bytes += length as u64;

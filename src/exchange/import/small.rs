@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::{Directory, Import, ends_import};
 use crate::error::Result;
 use crate::exchange::attributes::{self, Object};
-use crate::exchange::host::{host_error, timestamps, was_written};
+use crate::exchange::host::{host_error, read_at, timestamps, was_written};
 use crate::exchange::path::if_there;
 use crate::exchange::{Cause, Problem};
 use crate::format::Ino;
@@ -76,9 +76,17 @@ impl Import<'_> {
         if !xattrs.iter().all(|(name, _)| FileSystem::is_plain_xattr(name)) {
             return Ok(false);
         }
-        let content = content(host, size as usize)?;
+        let mut content = content(host, size as usize)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
-        let changed = content.len() as u64 != size || was_written(&stat, &after);
+        if after.st_size != stat.st_size {
+            // What it grew by is not copied, as of a large file.
+            content.truncate(size as usize);
+        }
+        if content.len() as u64 > MAX_SMALL_FILE {
+            // More than it stated.
+            return Ok(false);
+        }
+        let changed = (content.len() as u64) < size || was_written(&stat, &after);
         // What is held in memory: attributes may be much more than the content.
         self.waiting.bytes +=
             content.len() + xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
@@ -179,16 +187,21 @@ fn has_holes(host: &OwnedFd, stat: &Stat, size: u64) -> Result<bool> {
     }
 }
 
-/// The first `size` bytes, fewer when the file shrank.
+/// Returns what the file has, of which it states `size` bytes: all of it, or one byte more than a small file has.
 fn content(host: &OwnedFd, size: usize) -> Result<Vec<u8>> {
-    let mut content = vec![0; size];
+    // With room for the read that meets the end.
+    let mut content = vec![0; size + 1];
     let mut end = 0;
-    while end < size {
-        match rustix::io::pread(host, &mut content[end..], end as u64) {
-            Ok(0) => break,
-            Ok(length) => end += length,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(host_error("cannot read")(errno)),
+    loop {
+        if end == content.len() {
+            if end as u64 > MAX_SMALL_FILE {
+                break;
+            }
+            content.resize(MAX_SMALL_FILE as usize + 1, 0);
+        }
+        match read_at(host, &mut content[end..], end as u64)? {
+            0 => break,
+            length => end += length,
         }
     }
     content.truncate(end);

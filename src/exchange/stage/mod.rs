@@ -13,7 +13,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use lockbox_terminal::display;
@@ -22,7 +22,7 @@ use super::host::{descriptor_path, host_error, split_device_number};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::fs::Attributes;
-use crate::storage::{Identity, names};
+use crate::storage::{Identity, names, rename_to_free_name};
 
 /// Opens a directory and never what a symbolic link points to.
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -118,17 +118,7 @@ impl Stage {
 
     /// Renames a finished item to a name that nothing has.
     pub(crate) fn place(&self, from: &[u8], at: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
-        match rustix::fs::renameat_with(&self.directory, from, at, name, RenameFlags::NOREPLACE) {
-            // A host file system that cannot promise it: looked at first, which leaves a moment's gap.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(_) => Err(Errno::EXIST),
-                    Err(Errno::NOENT) => rustix::fs::renameat(&self.directory, from, at, name),
-                    Err(errno) => Err(errno),
-                }
-            }
-            other => other,
-        }
+        rename_to_free_name(self.directory.as_fd(), from, at.as_fd(), name)
     }
 }
 

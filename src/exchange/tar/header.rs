@@ -24,7 +24,7 @@ impl Checked {
         (stated == sum || stated == signed).then_some(Checked(header))
     }
 
-    pub(super) fn kind(&self) -> u8 {
+    pub(super) fn flag(&self) -> u8 {
         self.0.as_old().linkflag[0]
     }
 

@@ -8,6 +8,7 @@ mod export;
 mod header;
 mod import;
 mod install;
+mod member_type;
 mod members;
 mod pack;
 mod pax;

@@ -13,13 +13,15 @@ use lockbox_terminal::display;
 use super::BLOCK;
 use super::export::{Counted, Member, Packed};
 use crate::error::{Error, Result};
-use crate::exchange::host::{host_error, timestamps};
+use crate::exchange::host::{host_error, read_at, timestamps};
 use crate::exchange::walk::join;
 use crate::fs::{Attributes, mode};
 use crate::storage::{Identity, names};
 
 /// Bytes read from the host at once.
 const PIECE: usize = 256 << 10;
+/// Bytes of a file that states no size at most, such as one of /proc: its size stands before its content, which is kept in memory until then.
+const MAX_UNSTATED: usize = 64 << 20;
 
 /// Writes `directory` with what is below it, under `name`; links in it stay links. Nothing of it may change meanwhile, or what comes out
 /// could be a mixture that never was.
@@ -143,23 +145,25 @@ impl Pack<'_> {
             }
             self.links.insert((stat.st_dev, stat.st_ino), path.to_vec());
         }
-        let size = u64::try_from(stat.st_size).unwrap_or_default();
+        let unstated = if stat.st_size == 0 { unstated_content(&file)? } else { Vec::new() };
+        let size = u64::try_from(stat.st_size).unwrap_or_default().max(unstated.len() as u64);
         let mut member = Member::new(path, EntryType::Regular, &bare(&stat));
         member.size = size;
         member.write(&mut self.out)?;
+        self.out.bytes(&unstated)?;
         let mut piece = vec![0; PIECE];
-        let mut left = size;
-        while left > 0 {
-            let wanted = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
-            match rustix::io::read(&file, &mut piece[..wanted]) {
-                Ok(0) => return Err(changed(path)),
-                Ok(length) => {
-                    self.out.bytes(&piece[..length])?;
-                    left -= length as u64;
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(host_error("cannot read it")(errno)),
+        let mut at = unstated.len() as u64;
+        loop {
+            let length = read_at(&file, &mut piece, at)?;
+            at += length as u64;
+            // The member has as many bytes as it states, and they are all that the file has.
+            if at > size || (length == 0 && at < size) {
+                return Err(changed(path));
             }
+            if length == 0 {
+                break;
+            }
+            self.out.bytes(&piece[..length])?;
         }
         self.out.fill(BLOCK as u64)?;
         if version(&stat_of(&file)?) != version(&stat) {
@@ -171,6 +175,20 @@ impl Pack<'_> {
     }
 }
 
+/// Returns the content of a file that states no size.
+fn unstated_content(file: &OwnedFd) -> Result<Vec<u8>> {
+    let (mut content, mut piece) = (Vec::new(), [0; 4096]);
+    loop {
+        match read_at(file, &mut piece, content.len() as u64)? {
+            0 => return Ok(content),
+            length => content.extend_from_slice(&piece[..length]),
+        }
+        if content.len() > MAX_UNSTATED {
+            return Err(Error::invalid(format!("it states no size and has more than {} MiB", MAX_UNSTATED >> 20)));
+        }
+    }
+}
+
 fn bare(stat: &Stat) -> Attributes {
     let (_, mtime) = timestamps(stat);
     Member::bare(&Attributes { mode: stat.st_mode & (mode::TYPE | mode::PERMISSIONS), mtime, ..Attributes::default() })
@@ -179,6 +197,7 @@ fn bare(stat: &Stat) -> Attributes {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
@@ -220,6 +239,22 @@ mod tests {
             found.push(String::from_utf8(entry.path_bytes().into_owned()).unwrap());
         }
         assert_eq!(found, ["given/", "given/in/", "given/in/run", "given/link", "given/same"]);
+    }
+
+    #[test]
+    fn a_file_that_states_no_size_is_packed_whole() {
+        let content = fs::read("/proc/version").unwrap();
+        let file = fs::File::open("/proc/version").unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 0);
+        let mut tar = Vec::new();
+        let mut pack = Pack { out: Counted::new(&mut tar), report: Packed::default(), links: HashMap::new() };
+        let at = rustix::fs::open("/proc", OFlags::DIRECTORY, Mode::empty()).unwrap();
+        pack.file(&at, b"version", b"given").unwrap();
+        pack.out.end().unwrap();
+        let mut archive = tar::Archive::new(&tar[..]);
+        let mut packed = Vec::new();
+        archive.entries().unwrap().next().unwrap().unwrap().read_to_end(&mut packed).unwrap();
+        assert!(packed == content && !content.is_empty());
     }
 
     #[test]

@@ -110,6 +110,28 @@ pub(super) fn parse_commas(text: &[u8]) -> Result<Vec<(u64, u64)>> {
     Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
 }
 
+/// The map of version 0.0: a record for each offset, followed by one for its length.
+pub(super) fn parse_records(records: &pax::Records) -> Result<Vec<(u64, u64)>> {
+    let malformed = || Error::invalid("the map of a sparse file is malformed");
+    let mut numbers = Vec::new();
+    for (key, value) in records {
+        let is_length = match &key[..] {
+            b"GNU.sparse.offset" => false,
+            b"GNU.sparse.numbytes" => true,
+            _ => continue,
+        };
+        if is_length != (numbers.len() % 2 == 1) {
+            return Err(malformed());
+        }
+        numbers.push(pax::decimal(value).ok_or_else(malformed)?);
+    }
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err(malformed());
+    }
+    Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
+}
+
 /// Refuses a map that grows without end.
 pub(super) fn bound(parts: &[(u64, u64)]) -> Result<()> {
     if parts.len() > MAX_PARTS { Err(too_many()) } else { Ok(()) }

@@ -3,6 +3,8 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
+use zeroize::Zeroize;
+
 use super::truncate::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
@@ -272,6 +274,10 @@ impl FileSystem {
 pub(super) fn room(buffer: &mut Vec<u8>, count: usize) -> &mut [u8] {
     if buffer.is_empty() {
         *buffer = vec![0; count]; // the allocator has zeros at hand
+    } else if buffer.capacity() < count {
+        // What stood in it is not left behind in memory that it gives back.
+        buffer.zeroize();
+        *buffer = vec![0; count];
     } else if buffer.len() < count {
         buffer.resize(count, 0);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::support::HAS_LOG;
 use crate::crypto::SecretKey;
-use crate::env::{Environment, SeededEnvironment};
+use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::Error;
 use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
@@ -275,7 +275,7 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
 
 #[test]
 fn content_equals_the_model_through_writes_cuts_commits_and_reopening() {
-    for seed in 1..=8 {
+    for seed in seeds(1..=8) {
         HAS_LOG.set(seed % 2 == 0);
         run_model(seed, 600, OPTIONS);
     }

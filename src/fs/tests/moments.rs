@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::model::{Model, Node};
 use super::names::{Driver, assert_same};
 use super::support::{NAME_KEY, assert_sound};
-use crate::env::variable;
+use crate::env::{seeds, variable};
 use crate::error::{Error, Result};
 use crate::exchange::{Alone, Restore};
 use crate::format::{Ino, ROOT_INO};
@@ -205,7 +205,6 @@ fn remove(driver: &Driver, gone: &Kept) {
 }
 
 fn run(seed: u64, steps: u64, counts: &mut Counts) {
-    println!("SEED={seed}");
     let mut driver = Driver::new(seed, NAME_KEY);
     let mut kept: Vec<Kept> = Vec::new();
     for step in 1..=steps {
@@ -256,9 +255,8 @@ fn run(seed: u64, steps: u64, counts: &mut Counts) {
 #[test]
 fn twenty_snapshots_show_and_give_back_what_the_model_was() {
     let steps = variable("STEPS").unwrap_or(600);
-    let seeds = variable("SEED").map_or(21..=23, |seed| seed..=seed);
     let mut counts = Counts::default();
-    for seed in seeds {
+    for seed in seeds(21..=23) {
         run(seed, steps, &mut counts);
     }
     let Counts { most, removed, whole, paths, refused } = counts;

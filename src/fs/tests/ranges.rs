@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::data::{Bench, OPTIONS, digest, place, read_model, write_model};
 use super::support::HAS_LOG;
+use crate::env::seeds;
 use crate::error::Error;
 use crate::format::values::inode_flags;
 use crate::format::{BLOCK, Ino};
@@ -188,7 +189,7 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
 
 #[test]
 fn content_equals_the_model_through_changes_of_ranges_commits_and_crashes() {
-    for seed in 1..=10 {
+    for seed in seeds(1..=10) {
         HAS_LOG.set(seed % 2 == 0);
         run_model(seed, 500, OPTIONS);
     }
@@ -196,7 +197,7 @@ fn content_equals_the_model_through_changes_of_ranges_commits_and_crashes() {
 
 #[test]
 fn content_equals_the_model_when_nearly_nothing_may_be_staged() {
-    for seed in 21..=23 {
+    for seed in seeds(21..=23) {
         run_model(seed, 300, FsOptions { staged_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
     }
 }

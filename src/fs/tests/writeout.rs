@@ -249,3 +249,28 @@ fn a_file_takes_writes_while_a_layer_of_it_is_written_out() {
     assert!(fs.read(file, 0, content.len() + 1).unwrap() == content);
     assert_sound(&fs);
 }
+
+/// What was read is in the buffers of reads, of which the next read overwrites only as much as it is long.
+#[test]
+fn nothing_that_was_read_stays_in_a_buffer_after_a_purge() {
+    let (_storage, fs) = fresh(7);
+    let file = make(&fs, b"file");
+    let content = noise(7, 200_000);
+    fs.write(file, 0, &content).unwrap();
+    fs.make_durable().unwrap();
+    let forget: [(&str, fn(&FileSystem)); 3] = [
+        ("wipe_buffers", FileSystem::wipe_buffers),
+        ("forget_plaintext", FileSystem::forget_plaintext),
+        ("purge", |fs| fs.purge().unwrap()),
+    ];
+    for (how, forget) in forget {
+        fs.with_read_buffer(|buffer| {
+            assert_eq!(fs.read_into(file, 0, content.len(), buffer).unwrap(), content.len());
+        });
+        fs.with_read_buffer(|buffer| {
+            assert_eq!(&buffer[..content.len()], content, "{how}: it is kept for the next read")
+        });
+        forget(&fs);
+        fs.with_read_buffer(|buffer| assert_eq!(buffer.capacity(), 0, "{how}"));
+    }
+}

@@ -1,4 +1,5 @@
-//! What one user remembers of an archive outside of it: which commit was seen last, so that an older copy and a fork are noticed.
+//! What one user remembers of an archive outside of it: which commit was seen last, so that an older copy and a fork are noticed; and at which
+//! place it was opened, so that another archive there is noticed (`known_places.rs`).
 //!
 //! # Invariants
 //! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the archive older than what is remembered. A crash between
@@ -27,14 +28,23 @@
 //! forget, not remember wrongly.
 
 mod file;
+mod known_places;
+#[cfg(test)]
+mod places_tests;
 #[cfg(test)]
 mod tests;
 mod witness;
 
 pub(crate) use file::SeenFile;
+#[cfg(any(test, fuzzing))]
+pub(crate) use known_places::Known;
+pub(crate) use known_places::KnownPlaces;
+pub use known_places::{Fingerprint, PlaceName, remember_place};
+pub(crate) use witness::Looked;
 pub use witness::Witness;
+#[cfg(test)]
+use witness::judge;
 pub(super) use witness::older_header;
-pub(crate) use witness::{Looked, judge};
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -53,6 +63,10 @@ pub struct SeenOptions {
     pub accept_older: bool,
     /// Go on with a copy that was written apart from the one seen, and remember that one.
     pub accept_fork: bool,
+    /// Go on with another archive than the one that was opened at the place, and remember that one.
+    pub accept_other: bool,
+    /// The names by which the archive is reached (PLACE-1); without any nothing is compared with the place.
+    pub places: Vec<PlaceName>,
 }
 
 impl SeenOptions {
@@ -200,4 +214,12 @@ impl Seen {
 /// A path for messages.
 fn shown(path: &Path) -> std::path::Display<'_> {
     path.display()
+}
+
+/// An error with its cause, for a warning.
+fn sentence(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{EntryMark, Looked, Seen, SeenFile, SeenOptions, TRAIL, Witness, judge};
 use crate::crypto::SecretKey;
-use crate::env::{Environment, SeededEnvironment};
+use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::log::{EntryHead, LogEntry, entry_blocks};
 use crate::format::{BLOCK, Generation, Key, LOG, kind};
@@ -192,7 +192,7 @@ fn a_directory_that_cannot_be_written_costs_no_open() {
 
 #[test]
 fn an_older_copy_is_refused_until_it_is_accepted() {
-    for seed in 10..30 {
+    for seed in seeds(10..=29) {
         let user = User::new(seed);
         let storage = user.create();
         let mut copies = Vec::new();
@@ -225,7 +225,7 @@ fn an_older_copy_is_refused_until_it_is_accepted() {
 #[test]
 fn copies_written_apart_are_refused_until_that_is_accepted() {
     let mut shorter = 0;
-    for seed in 40..70 {
+    for seed in seeds(40..=69) {
         let (user, other) = (User::new(seed), User::new(seed + 1000));
         let storage = user.create();
         for _ in 0..user.below(4) {
@@ -402,7 +402,7 @@ fn sessions_of_other_machines_are_no_fork() {
 #[test]
 fn no_crash_raises_an_alarm() {
     let mut crashes = 0;
-    for seed in 100..112 {
+    for seed in seeds(100..=111) {
         let user = User::new(seed);
         let mut storage = user.create();
         for _ in 0..25 {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Seen, SeenFile, SeenOptions, TRAIL};
+use super::known_places::Opened;
+use super::{KnownPlaces, Seen, SeenFile, SeenOptions, TRAIL, sentence};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
@@ -17,6 +18,8 @@ use crate::txn::{Descent, Durable, Mark, Volume};
 pub(crate) struct Looked {
     pub(crate) file: Option<Arc<SeenFile>>,
     pub(crate) seen: Option<Seen>,
+    places: KnownPlaces,
+    by_recipient: bool,
 }
 
 impl Looked {
@@ -29,18 +32,65 @@ impl Looked {
                 None
             })
         });
-        Looked { file: file.map(Arc::new), seen }
+        let places = KnownPlaces::at(options, volume_key, archive);
+        Looked { file: file.map(Arc::new), seen, places, by_recipient: false }
+    }
+
+    /// With the kind of secret that opened the archive, on which first uses and refusals depend.
+    pub(crate) fn opened_by_recipient(self, by_recipient: bool) -> Looked {
+        Looked { by_recipient, ..self }
+    }
+
+    /// An archive that takes the place of one that was looked at, whose memory is new.
+    pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Looked {
+        Looked { seen: None, ..Looked::at(options, volume_key, archive) }
+    }
+
+    /// A sentence for a user whose secret alone does not show whose archive this is: its public half is enough to make one, and this user
+    /// remembers neither the archive nor the place.
+    pub(crate) fn first_use(&self) -> Option<String> {
+        let is_first = self.by_recipient && self.seen.is_none() && self.places.are_new();
+        is_first.then(|| {
+            format!(
+                "this is the first use of this archive by this user, and a public key is enough to make an archive that yours opens: compare the \
+                 fingerprint {} with what 'lockbox info' shows to the person who made it",
+                self.places.fingerprint()
+            )
+        })
+    }
+
+    /// Returns whether what is remembered has to be replaced, and remembers the place, for an archive that may be used.
+    ///
+    /// # Errors
+    /// `Replaced`, `Older` and `Forked` unless accepted.
+    pub(crate) fn admit(
+        &self,
+        volume: &Volume,
+        header_sequence: u64,
+        options: &SeenOptions,
+        only_reads: bool,
+    ) -> Result<bool> {
+        let replace = judge(volume, header_sequence, self.seen.as_ref(), options, only_reads)?;
+        self.judge_places(options, Some(volume))?;
+        self.places.remember(Some(volume));
+        Ok(replace)
+    }
+
+    /// The same for the places alone, with the commits where they could be opened.
+    ///
+    /// # Errors
+    /// `Replaced` unless accepted.
+    pub(crate) fn judge_places(&self, options: &SeenOptions, volume: Option<&Volume>) -> Result<()> {
+        let opened = Opened { by_recipient: self.by_recipient, before: self.seen.is_some() };
+        self.places.judge(options, volume, opened)
+    }
+
+    pub(crate) fn places(&self) -> &KnownPlaces {
+        &self.places
     }
 
     pub(crate) fn mark(&self) -> Option<&Mark> {
         self.seen.as_ref().map(Seen::mark)
-    }
-}
-
-fn sentence(error: &Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }
 
@@ -158,7 +208,8 @@ impl Witness {
 
     /// What whoever opens the archive once more finds, who need not be able to open the file again.
     pub(crate) fn looked(&self) -> Looked {
-        Looked { file: self.file.clone(), seen: self.saved.lock().clone() }
+        // The key binds whoever opens it again to this archive, whatever lies at its place.
+        Looked { file: self.file.clone(), seen: self.saved.lock().clone(), ..Looked::default() }
     }
 
     /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4). What nobody else finds is not remembered:

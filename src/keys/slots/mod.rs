@@ -347,6 +347,11 @@ pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
     }
 }
 
+/// Whether a public key is enough to make a slot that the same secret opens.
+pub(crate) fn is_recipient(header: &Header, slot: usize) -> bool {
+    matches!(kind_of(header, slot), KeyKind::Age | KeyKind::SshKey)
+}
+
 fn kdf_cost(kdf: &KdfParameters) -> KdfCost {
     KdfCost { memory_kib: kdf.memory_kib, passes: kdf.passes, lanes: kdf.lanes }
 }

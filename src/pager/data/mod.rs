@@ -4,33 +4,23 @@
 //! READ-2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
 //! READ-3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Pager;
+use super::buffers::room;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
 use crate::frame::{CELL_LOG2, DataHead, plain_cell};
 
-thread_local! {
-    /// Stored bytes on their way to the caller, at most one page for each thread that reads; kept, because zeroing it costs as much as opening.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `f` on `length` bytes of any content.
-fn with_scratch<R>(length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
-    SCRATCH.with_borrow_mut(|buffer| {
-        if buffer.len() < length {
-            buffer.resize(length, 0);
-        }
-        f(&mut buffer[..length])
-    })
-}
-
 impl Pager {
+    /// Runs `f` on `length` bytes of any content: stored bytes on their way to the caller, at most one page for each read that runs.
+    fn with_scratch<R>(&self, length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.scratch.with(|buffer| f(room(buffer, length)))
+    }
+
     /// Fills `out` with the plain file bytes from `start` of a data or packed page.
     ///
     /// # Errors
@@ -213,7 +203,7 @@ impl<'a> Page<'a> {
             return Ok(head);
         }
         pager.check_place(pointer)?;
-        let head = with_scratch(BLOCK as usize, |block| {
+        let head = pager.with_scratch(BLOCK as usize, |block| {
             self.read_stored(0, block)?;
             let begun = pager.cipher.begin(pointer, block)?;
             if begun.main_end() <= block.len() {
@@ -235,7 +225,7 @@ impl<'a> Page<'a> {
         if entries.iter().all(|cell| cell.raw) {
             return self.read_cells(head, cells, out);
         }
-        with_scratch(head.stored_range(&cells).len(), |stored| {
+        self.pager.with_scratch(head.stored_range(&cells).len(), |stored| {
             self.read_cells(head, cells, stored)?;
             let (mut stored, mut out) = (&*stored, out);
             for entry in entries {
@@ -257,7 +247,7 @@ impl<'a> Page<'a> {
             return Ok(());
         }
         let entry = &head.table.cells[cell];
-        let plain = with_scratch(entry.stored as usize, |stored| {
+        let plain = self.pager.with_scratch(entry.stored as usize, |stored| {
             self.read_cells(head, cell..cell + 1, stored)?;
             if entry.raw {
                 return Ok(stored.to_vec());

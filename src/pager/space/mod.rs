@@ -18,7 +18,7 @@ pub(crate) use limit::Blocks;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::error::Result;
-use crate::format::space::RegionBits;
+use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::{BLOCK, Generation, REGION_BLOCKS, Run};
 use crate::storage::Storage;
 use region::{Region, fill};
@@ -192,6 +192,24 @@ impl SpaceMap {
         self.pending.keys().copied().collect()
     }
 
+    /// Returns which blocks of a region that is not loaded are used: its checkpoint value with the recovered lists applied.
+    fn recovered(&self, number: u64, base: Option<&RegionBits>) -> RegionBits {
+        let mut used = base.copied().unwrap_or([0; REGION_WORDS]);
+        for (set, run) in self.pending.get(&number).into_iter().flatten() {
+            let start = run.address % REGION_BLOCKS;
+            fill(&mut used, start, start + run.blocks, *set);
+        }
+        used
+    }
+
+    /// Returns the first used block of a region behind the end of the file; `base` is its checkpoint value.
+    pub(crate) fn used_behind_end(&self, number: u64, base: Option<&RegionBits>) -> Option<u64> {
+        let used = self.regions.get(&number).map_or_else(|| self.recovered(number, base), |region| region.used);
+        let start = self.total.saturating_sub(number * REGION_BLOCKS);
+        let is_used = |block: &u64| used[(block / 64) as usize] >> (block % 64) & 1 == 1;
+        (start..REGION_BLOCKS).find(is_used).map(|block| number * REGION_BLOCKS + block)
+    }
+
     /// Installs a region from its checkpoint value (None: no page in it): applies the recovered lists and asks the host which free blocks
     /// hold data.
     pub(crate) fn install(&mut self, number: u64, base: Option<&RegionBits>, storage: &dyn Storage) -> Result<()> {
@@ -199,14 +217,8 @@ impl SpaceMap {
             return Ok(());
         }
         let mut region = Box::new(Region::new(number, self.total, self.reserved_by_layout));
-        if let Some(bits) = base {
-            region.used = *bits;
-        }
-        for (set, run) in self.pending.get(&number).into_iter().flatten() {
-            let start = run.address % REGION_BLOCKS;
-            fill(&mut region.used, start, start + run.blocks, *set);
-            region.changed = true;
-        }
+        region.used = self.recovered(number, base);
+        region.changed = self.pending.get(&number).is_some_and(|lists| !lists.is_empty());
         for w in 0..region.used.len() {
             region.busy[w] |= region.used[w];
         }

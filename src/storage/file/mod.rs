@@ -10,15 +10,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
+use nix::fcntl::{FcntlArg, PosixFadviseAdvice, fcntl, posix_fadvise};
 use nix::libc;
-use nix::unistd::{Whence, fdatasync, lseek};
-use rustix::fs::{AtFlags, FileType, OFlags};
+use nix::unistd::{Whence, lseek};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags};
+use rustix::io::Errno as HostErrno;
 
-use super::{HostEntry, Identity, Storage, end_of, truncated};
+use super::{BALLAST, HostEntry, Identity, Storage, end_of, host_call, truncated};
 use crate::error::{Error, Result};
 
 /// How a file is locked while it is open.
@@ -36,6 +37,12 @@ const OPEN_ATTEMPTS: usize = 5;
 /// Cached copies are dropped in whole pages of the machine; 64 KiB is the largest page of a supported one.
 const EVICT_ALIGNMENT: u64 = 64 * 1024;
 
+/// What fstatfs(2) says of btrfs.
+const BTRFS: u64 = 0x9123_683E;
+
+/// The ballast is allocated in pieces of this size, the least by which an archive grows.
+const PIECE: u64 = 1 << 20;
+
 /// Zeros are written in pieces of this size where the host cannot allocate.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
@@ -49,6 +56,8 @@ pub struct FileStorage {
     read_only: bool,
     /// Length that the file must have at least: the last one set, or a greater one written or seen.
     least: AtomicU64,
+    /// A ballast is to be kept (STORAGE-6).
+    ballast: AtomicBool,
 }
 
 /// A file's name, which whatever is mounted over its directory does not hide.
@@ -96,6 +105,7 @@ impl FileStorage {
                 name: Some(name),
                 read_only: false,
                 least: AtomicU64::new(0),
+                ballast: AtomicBool::new(false),
             }),
             // Somebody opened the new file at once: it is in their hands.
             Err(error @ Error::InUse(_)) => Err(error),
@@ -143,6 +153,7 @@ impl FileStorage {
                         name: Some(name),
                         read_only: mode == LockMode::Shared,
                         least,
+                        ballast: AtomicBool::new(false),
                     });
                 }
                 Ok((false, _)) => {}
@@ -165,7 +176,14 @@ impl FileStorage {
             return Err(Error::ReadOnly(format!("{} was not opened for writing", path.display())));
         }
         let least = AtomicU64::new(metadata(&file, path)?.len());
-        Ok(FileStorage { file, path: path.into(), name: None, read_only: false, least })
+        Ok(FileStorage {
+            file,
+            path: path.into(),
+            name: None,
+            read_only: false,
+            least,
+            ballast: AtomicBool::new(false),
+        })
     }
 
     /// Whether nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
@@ -187,9 +205,17 @@ impl FileStorage {
         check_length(&self.least, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
-    fn failed(&self, what: &str) -> impl FnOnce(Errno) -> Error {
+    fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
         let context = format!("{what} {}", self.path.display());
-        move |errno| Error::io(context, errno.into())
+        move |source| Error::io(context, source.into())
+    }
+
+    /// Allocates the ballast behind `end` without making the file longer. Each piece is a request, which the host makes an extent of: it gives one back when nothing of it is left, so
+    /// growth by less than a piece, as on a host that is nearly full, costs one.
+    fn allocate_ballast(&self, end: u64) -> rustix::io::Result<()> {
+        (0..BALLAST / PIECE).try_for_each(|piece| {
+            host_call::allocate(&self.file, FallocateFlags::KEEP_SIZE, end + piece * PIECE, PIECE)
+        })
     }
 
     /// Writes zeros behind the end, on hosts that cannot allocate. Holes inside the file stay holes there: they cannot be
@@ -371,13 +397,14 @@ impl Storage for FileStorage {
             return Ok(()); // the host answers EINVAL
         }
         self.check_uncut()?;
-        loop {
-            match fallocate(&self.file, FallocateFlags::empty(), offset as libc::off_t, length as libc::off_t) {
-                Ok(()) => break,
-                Err(Errno::EINTR) => {}
-                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => return self.extend_with_zeros(end),
-                Err(errno) => return Err(self.failed("allocating space for")(errno)),
-            }
+        if self.ballast.load(Ordering::Acquire) && end > self.len()? {
+            // Before the growth, which takes what lies behind the end now.
+            self.allocate_ballast(end).map_err(self.failed("keeping a reserve for"))?;
+        }
+        match host_call::allocate(&self.file, FallocateFlags::empty(), offset, length) {
+            Ok(()) => {}
+            Err(HostErrno::OPNOTSUPP | HostErrno::NOSYS) => return self.extend_with_zeros(end),
+            Err(errno) => return Err(self.failed("allocating space for")(errno)),
         }
         self.least.fetch_max(end, Ordering::SeqCst);
         Ok(())
@@ -388,17 +415,13 @@ impl Storage for FileStorage {
         if length == 0 {
             return Ok(());
         }
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        loop {
-            match fallocate(&self.file, flags, offset as libc::off_t, length as libc::off_t) {
-                Ok(()) => return Ok(()),
-                Err(Errno::EINTR) => {}
-                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
-                    return Err(Error::Unsupported("the host's file system cannot punch holes".to_string()));
-                }
-                Err(errno) => return Err(self.failed("punching")(errno)),
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        host_call::allocate(&self.file, flags, offset, length).map_err(|errno| match errno {
+            HostErrno::OPNOTSUPP | HostErrno::NOSYS => {
+                Error::Unsupported("the host's file system cannot punch holes".to_string())
             }
-        }
+            errno => self.failed("punching")(errno),
+        })
     }
 
     fn set_len(&self, length: u64) -> Result<()> {
@@ -409,12 +432,48 @@ impl Storage for FileStorage {
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
         self.least.store(length, Ordering::SeqCst);
+        if self.ballast.load(Ordering::Acquire) {
+            // It was cut with the rest. Without room there is none until the file grows again.
+            let _ = self.allocate_ballast(length);
+        }
         Ok(())
     }
 
+    /// On btrfs: a file there is overwritten by writing elsewhere. Other file systems that do so (ZFS, bcachefs, XFS after a reflink) allocate nothing behind an end that would help, or were
+    /// not tried.
+    fn keep_ballast(&self) {
+        if self.read_only || !rustix::fs::fstatfs(&self.file).is_ok_and(|host| host.f_type as u64 == BTRFS) {
+            return;
+        }
+        self.ballast.store(true, Ordering::Release);
+        if let Err(error) =
+            self.len().and_then(|end| self.allocate_ballast(end).map_err(self.failed("keeping a reserve for")))
+        {
+            tracing::warn!("there is no reserve for a full disk: {error}");
+        }
+    }
+
+    /// Setting the length that it has cuts what is allocated behind it, which is there as long as `blocks` tells of more.
+    fn cut_ballast(&self) -> bool {
+        if !self.ballast.load(Ordering::Acquire) {
+            return false;
+        }
+        let before = self.allocated();
+        let cut = self
+            .len()
+            .and_then(|end| host_call::set_length(&self.file, end).map_err(self.failed("cutting the reserve of")));
+        let is_less = matches!((before, self.allocated()), (Ok(before), Ok(after)) if after < before);
+        match cut {
+            Ok(()) if is_less => tracing::warn!("the reserve for a full disk was used"),
+            Ok(()) => {}
+            Err(error) => tracing::warn!("{error}"),
+        }
+        is_less
+    }
+
     fn barrier(&self) -> Result<()> {
-        // No second try, whatever the error: the host reports a lost write once and may then call the page clean.
-        fdatasync(&self.file).map_err(self.failed("syncing"))
+        // Every error is final but EINTR, which is none (see `host_call`): the host reports a lost write once and may then call the page clean.
+        host_call::sync_data(&self.file).map_err(self.failed("syncing"))
     }
 
     /// What may be trusted: pages that a good barrier covered are clean and are dropped, also such whose write-back failed
@@ -473,6 +532,14 @@ impl Storage for FileStorage {
             Err(source) => return Err(looking_up(&self.path, source)),
         }
         Ok(())
+    }
+
+    fn owner(&self) -> Result<Option<u32>> {
+        Ok(Some(metadata(&self.file, &self.path)?.uid()))
+    }
+
+    fn is_nameless(&self) -> bool {
+        metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0)
     }
 
     fn read_only(&self) -> bool {

@@ -137,8 +137,10 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     storage.still_there().unwrap();
     fs::rename(&aside, &path).unwrap();
     storage.still_there().unwrap();
+    assert!(!storage.is_nameless());
     fs::write(&aside, [0; 4096]).unwrap();
     fs::rename(&aside, &path).unwrap();
+    assert!(storage.is_nameless());
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
     fs::remove_file(&path).unwrap();
     assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));

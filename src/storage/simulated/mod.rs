@@ -8,6 +8,7 @@
 //!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
 //! HOST-5  An ordered one (STORAGE-4) keeps all pending operations or none, and none when the process dies.
+//! HOST-6  One that copies on write takes room for each write, also over what it has allocated, and has that of what was replaced or given back again after a barrier (`copy_on_write`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,6 +21,7 @@ use super::image::{HOST_BLOCK, Image};
 use super::{Storage, end_of};
 use crate::error::{Error, Result};
 
+mod copy_on_write;
 mod fault;
 mod trace;
 
@@ -80,6 +82,8 @@ struct State {
     /// HOST-5
     ordered: bool,
     fail_barrier: bool,
+    /// HOST-6
+    room: Option<copy_on_write::Room>,
     faults: Option<fault::Armed>,
     trace: Option<Trace>,
     numbered: u64,
@@ -116,6 +120,16 @@ impl SimulatedStorage {
     /// Host capacity in bytes of allocated blocks, as [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
     pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.lock().capacity = bytes;
+    }
+
+    /// From now on it copies on write (HOST-6), and has so many bytes left; None ends that.
+    pub(crate) fn set_room(&self, free: Option<u64>) {
+        self.state.lock().set_room(free);
+    }
+
+    /// Bytes that are left of it.
+    pub(crate) fn free_room(&self) -> Option<u64> {
+        self.state.lock().free_room()
     }
 
     /// From now on each barrier is a whole (STORAGE-4).
@@ -429,6 +443,7 @@ impl Storage for SimulatedStorage {
             return Err(error);
         }
         state.cache.check_capacity(offset, data.len() as u64, state.capacity)?;
+        state.take_for_write(offset, data.len() as u64)?;
         state.perform(op);
         state.writes += 1;
         Ok(())
@@ -444,8 +459,17 @@ impl Storage for SimulatedStorage {
             state.fault(Class::Allocate)?;
         }
         state.cache.check_capacity(offset, length, state.capacity)?;
+        state.take_for_allocation(offset, length)?;
         state.perform(op);
         Ok(())
+    }
+
+    fn keep_ballast(&self) {
+        self.state.lock().keep_ballast();
+    }
+
+    fn cut_ballast(&self) -> bool {
+        self.state.lock().cut_ballast()
     }
 
     fn punch(&self, offset: u64, length: u64) -> Result<()> {
@@ -453,7 +477,9 @@ impl Storage for SimulatedStorage {
         self.announce(&op);
         let mut state = self.state.lock();
         state.fault(Class::Punch)?;
+        let allocated = state.cache.allocated();
         state.perform(op);
+        state.give_back(allocated);
         Ok(())
     }
 
@@ -463,7 +489,9 @@ impl Storage for SimulatedStorage {
         self.announce(&op);
         let mut state = self.state.lock();
         state.fault(Class::SetLen)?;
+        let allocated = state.cache.allocated();
         state.perform(op);
+        state.give_back(allocated);
         Ok(())
     }
 
@@ -477,6 +505,7 @@ impl Storage for SimulatedStorage {
         match result {
             Ok(()) => {
                 state.persist_pending();
+                state.unpin();
                 state.barriers += 1;
             }
             Err(_) => state.lose(),

@@ -5,12 +5,15 @@
 
 mod erase;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use super::counters::known;
+use super::finding::{Finding, FindingKind, Severity};
 use super::medium::Medium;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
@@ -20,6 +23,9 @@ use crate::format::{BLOCK, Generation, Key, REGION_BLOCKS, Run, TreeId, kind, sp
 use crate::frame::GROUP_DATA;
 use crate::pager::space::{Blocks, Keep, Shortage, SpaceMap};
 use crate::storage::Storage;
+
+/// Greatest address of a block.
+const MAX_BLOCK: u64 = (1 << 48) - 1;
 
 /// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `GROUP_DATA` bytes at least, raw
 /// and whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
@@ -360,6 +366,27 @@ impl Allocator {
     /// Adds the lists of a recovered commit, oldest first, before any region is loaded.
     pub(super) fn recover_lists(&self, allocated: Vec<Run>, freed: &[Run]) {
         self.space.lock().recover_lists(allocated.into_iter(), freed.iter().copied());
+    }
+
+    /// Finds a page that the map has behind the end of the file, as the newest record says that: who writes would cut it off. What cannot be read of the map tells nothing.
+    pub(super) fn find_behind_end(&self) -> Result<Option<Finding>> {
+        let tree = self.tree();
+        let last = known(tree.floor(&self.medium.store, Key::MAX, |key, _| Ok(key.object)))?.flatten();
+        let (total, mut numbers) = {
+            let space = self.space.lock();
+            (space.total(), BTreeSet::from_iter(space.pending_regions()))
+        };
+        numbers.extend(last.into_iter().chain([total / REGION_BLOCKS]));
+        let behind = numbers.range(total / REGION_BLOCKS..).take_while(|number| **number <= MAX_BLOCK / REGION_BLOCKS);
+        for number in behind {
+            let base = tree.get(&self.medium.store, Key::new(*number, kind::SPACE, 0), space::decode);
+            let base = known(base)?.flatten();
+            if let Some(block) = self.space.lock().used_behind_end(*number, base.as_deref()) {
+                let text = format!("the commit is of a file of {total} blocks, but a page has block {block}");
+                return Ok(Some(Finding::new(FindingKind::Counter, Severity::Wrong, text).at_block(block)));
+            }
+        }
+        Ok(None)
     }
 
     /// What the recovered commit freed waits for the next one (TXN-1).

@@ -80,7 +80,11 @@ impl Checkpoint {
             }
         }
         self.freed = pages_of(&edits.superseded)?;
-        self.root = pages.flush_tree(&self.tree, TreeId::Space, generation, 1, &mut self.allocated)?;
+        let mut unwritten = None;
+        let flushed = pages.flush_tree(&self.tree, TreeId::Space, generation, 1, &mut self.allocated, &mut unwritten);
+        // What may be written in part is given back with the rest.
+        self.allocated.extend(unwritten.map(|run| (run, Tag::default())));
+        self.root = flushed?;
         Ok(())
     }
 }

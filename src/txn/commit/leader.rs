@@ -90,6 +90,7 @@ impl Committer {
                 writer: writer.clone(),
                 session: session.id,
                 header_sequence: session.header_sequence,
+                refused: Mutex::default(),
             },
             medium,
             allocator,
@@ -195,7 +196,10 @@ impl Committer {
             self.wait(&mut queue);
         }
         queue.running = true;
-        self.lead(&mut queue, |chain, _| Ok((f(chain)?, Made::Commit)))
+        self.lead(&mut queue, |chain, _| {
+            self.record.finish_refused(chain)?;
+            Ok((f(chain)?, Made::Commit))
+        })
     }
 
     /// Runs `f` as the leader, who counts as running already, with the number of callers that its commit serves: whoever calls from now on needs a
@@ -270,6 +274,7 @@ impl Committer {
 
     /// One commit by the leader.
     fn run_commit(&self, mut purpose: Purpose, chain: &mut Chain) -> Result<Made> {
+        self.record.finish_refused(chain)?;
         if purpose == Purpose::Sync {
             if self.append(chain)? {
                 return Ok(Made::Entry);
@@ -312,6 +317,7 @@ impl Committer {
             let frozen = self.freeze_changes(chain, &mut transaction, false)?;
             drop(transaction);
             match self.record.write(Purpose::Shorten, chain, frozen) {
+                // One that has to say something of the session before is finished by the next leader.
                 Err(Error::NoSpace(_)) if self.medium.pager.latch().reason().is_none() => return Err(refused),
                 written => written?,
             }
@@ -348,6 +354,7 @@ impl Committer {
 
     #[cfg(test)]
     pub(in crate::txn) fn commit_without_staged(&self, chain: &mut Chain) -> Result<()> {
+        self.record.finish_refused(chain)?;
         let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
         self.record.write(Purpose::Shorten, chain, frozen)
     }

@@ -13,7 +13,7 @@ use crate::frame;
 use crate::pager::Pager;
 use crate::txn::writer::LIST_PAGE_ENTRIES;
 
-/// Moves the lists of a long commit into list pages, last first since each names the next; the record names the pages.
+/// Moves the lists of a long commit into list pages, last first since each names the next; the record names the pages, also after a failure.
 pub(super) fn write_lists(
     pages: &ReservedPages,
     record: &mut CommitRecord,
@@ -36,8 +36,10 @@ pub(super) fn write_lists(
         let page = frame::delta_page(list.encode());
         let from_promised = (*promised).min(1);
         let listed = &mut record.allocated;
-        let pointer = pages.write(&page, record.generation, from_promised, &mut |run, tag| listed.push((run, tag)))?;
-        *promised -= from_promised;
+        let pointer = pages.write(&page, record.generation, from_promised, &mut |run, tag| {
+            listed.push((run, tag));
+            *promised -= from_promised;
+        })?;
         record.delta_list = pointer;
         record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
         next.list_pages.push(pointer.run);

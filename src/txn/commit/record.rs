@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::chain::{Chain, Purpose};
 use super::checkpoint::Checkpoint;
 use super::lists;
@@ -17,91 +19,130 @@ pub(super) struct RecordWriter {
     pub(super) writer: Arc<Writer>,
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,
+    /// TXN-9
+    pub(super) refused: Mutex<Option<Refused>>,
+}
+
+/// A commit that the host had no room for before its record was written.
+pub(super) struct Refused {
+    /// With the pages of its trees that are written.
+    frozen: Frozen,
+    /// Blocks of the node that was not.
+    unwritten: Option<Run>,
+    /// The log has it.
+    is_told: bool,
 }
 
 impl RecordWriter {
-    /// Everything between the freeze and the acknowledgement. Any failure latches, for the next transaction is built on this one. Only a
-    /// commit without changes, on which nothing is built, may be refused for want of space.
+    /// Everything between the freeze and the acknowledgement. A failure latches, for the next transaction is built on this one; for want of space it is left to
+    /// [`Self::finish_refused`], unless it was without changes, so that nothing is built on it.
     pub(super) fn write(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
-        let generation = frozen.generation;
-        let written = self.try_write(purpose, chain, frozen);
-        let refused = chain.refused == Some(generation);
-        written.map_err(|error| match error {
-            Error::Latched(_) => error,
-            Error::NoSpace(_) if refused => error,
-            error => self.pages.medium.pager.latch().set("committing", error),
-        })
+        debug_assert!(self.refused.lock().is_none(), "a commit before this one is not finished");
+        self.attempt(purpose, chain, Refused { frozen, unwritten: None, is_told: false })
     }
 
-    fn try_write(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
-        let Frozen { state, generation, mut allocated, mut freed, superseded, lists: mut promised, empty, with_staged } =
-            frozen;
+    /// Goes on with the commit that the host had no room for, which comes before every other one (TXN-9). It writes no checkpoint.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is no room yet; then nothing was lost.
+    pub(super) fn finish_refused(&self, chain: &mut Chain) -> Result<()> {
+        let refused = self.refused.lock().take();
+        refused.map_or(Ok(()), |refused| self.attempt(Purpose::Shorten, chain, refused))
+    }
+
+    fn attempt(&self, purpose: Purpose, chain: &mut Chain, mut refused: Refused) -> Result<()> {
+        let generation = refused.frozen.generation;
+        let latch = self.pages.medium.pager.latch();
+        let written = self.try_write(purpose, chain, &mut refused);
+        let is_held = match &written {
+            Err(Error::NoSpace(_)) if latch.reason().is_none() => chain.refused != Some(generation),
+            _ => false,
+        };
+        self.writer.set_refused(is_held);
+        match written {
+            Ok(()) => {
+                // Or it would hold what older readers let go.
+                drop(refused);
+                self.pages.allocator.release_waiting();
+                Ok(())
+            }
+            Err(Error::NoSpace(reason)) if latch.reason().is_none() => {
+                if is_held {
+                    if !std::mem::replace(&mut refused.is_told, true) {
+                        tracing::warn!("a commit waits for room on the host, and is tried again: {reason}");
+                    }
+                    *self.refused.lock() = Some(refused);
+                }
+                Err(Error::NoSpace(reason))
+            }
+            Err(error @ Error::Latched(_)) => Err(error),
+            Err(error) => Err(latch.set("committing", error)),
+        }
+    }
+
+    fn try_write(&self, purpose: Purpose, chain: &mut Chain, refused: &mut Refused) -> Result<()> {
+        let Refused { frozen, unwritten, .. } = refused;
+        let (generation, empty) = (frozen.generation, frozen.empty);
         let ReservedPages { allocator, medium } = &self.pages;
         let (pager, store) = (&medium.pager, &medium.store);
         pager.check_host()?;
-        let mut roots = self.write_trees(&state.trees, generation, &mut allocated)?;
-        freed.extend(lists::pages_of(&superseded)?);
+        let mut roots = self.write_trees(&frozen.state.trees, generation, &mut frozen.allocated, unwritten)?;
+        let (mut allocated, mut freed, mut promised) = (frozen.allocated.clone(), frozen.freed.clone(), frozen.lists);
+        freed.extend(lists::pages_of(&frozen.superseded)?);
         // Nobody but readers of older versions asks for them again.
-        superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| store.forget(pointer));
-        drop(superseded);
+        frozen.superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| store.forget(pointer));
 
         let session_first = chain.session_first.unwrap_or(generation);
         let mut next =
             Chain { previous_session: None, refused: None, session_first: Some(session_first), ..chain.clone() };
-        let mut checkpoint = Checkpoint::write_if_due(&self.pages, purpose, chain, generation, empty)?;
-        roots[TreeId::Space] = match &mut checkpoint {
+        let checkpoint = Checkpoint::write_if_due(&self.pages, purpose, chain, generation, empty)?;
+        roots[TreeId::Space] = match &checkpoint {
             Some(made) => {
                 // Its nodes may be what makes the lists too long for the record.
                 promised += made.promised;
-                allocated.append(&mut made.allocated);
-                freed.append(&mut made.freed);
+                allocated.extend_from_slice(&made.allocated);
+                freed.extend_from_slice(&made.freed);
                 freed.append(&mut next.list_pages);
                 next.checkpoint = generation;
                 next.force_checkpoint = false;
                 made.root
             }
-            None => self.pages.flush_tree(&allocator.tree(), TreeId::Space, generation, 0, &mut allocated)?,
+            None => {
+                self.pages.flush_tree(&allocator.tree(), TreeId::Space, generation, 0, &mut allocated, &mut None)?
+            }
         };
         if next.checkpoint == Generation(0) && !next.force_checkpoint {
             // The first commit of a volume: no page was there before.
             next.checkpoint = generation;
         }
-        // STORAGE-4: record and pages are there together, or neither is.
-        let together = pager.storage().ordered();
         let mut record = CommitRecord {
             generation,
-            two_barrier: together,
+            // STORAGE-4: record and pages are there together, or neither is.
+            two_barrier: pager.storage().ordered(),
             previous_tag: chain.tag,
             session_first,
             closed: purpose == Purpose::Close,
             roots,
             used_blocks: self.used_with(&allocated, &freed),
             checkpoint: next.told_checkpoint(generation),
-            pending: chain.log.pending(with_staged),
+            pending: chain.log.pending(frozen.with_staged),
             allocated,
             freed,
-            ..self.record_of(&state)
+            ..self.record_of(&frozen.state)
         };
-        // TXN-2
-        let (allocated, freed) = if record.fits() {
-            if record.closed && !together {
-                pager.barrier()?;
-            }
-            (record.allocated.iter().map(|(run, _)| *run).collect(), record.freed.clone())
-        } else {
-            let written = lists::write_lists(&self.pages, &mut record, &mut next, &mut promised)?;
-            if !together {
-                pager.barrier()?;
-            }
-            written
-        };
-        // TXN-3: only one leader, and it returns after its last barrier.
-        next.tag = match pager.write_record(&record) {
-            Err(Error::NoSpace(reason)) if empty => {
-                // All pages that it brought in are the checkpoint's.
-                let regions = checkpoint.map(|made| made.regions).unwrap_or_default();
-                allocator.undo_checkpoint(regions, allocated, promised)?;
-                chain.refused = Some(generation);
+        let fits = record.fits();
+        let (allocated, freed) = match self.write_record(&mut record, &mut next, &mut promised, fits) {
+            Err(Error::NoSpace(reason)) if pager.latch().reason().is_none() => {
+                // No record names the checkpoint and the list pages: they are given back. Those of the trees stay.
+                let lists: &[(Run, Tag)] = if fits { &[] } else { &record.allocated };
+                let made = checkpoint.as_ref().map_or(&[][..], |made| made.allocated.as_slice());
+                let pages = lists.iter().chain(made).map(|(run, _)| *run).collect();
+                allocator.undo_checkpoint(checkpoint.map(|made| made.regions).unwrap_or_default(), pages, promised)?;
+                if empty {
+                    chain.refused = Some(generation);
+                } else if !allocator.promise(frozen.lists) {
+                    frozen.lists = 0;
+                }
                 return Err(Error::NoSpace(reason));
             }
             written => written?,
@@ -110,26 +151,58 @@ impl RecordWriter {
         let may_log = pager.cipher().has_log() && !record.closed;
         next.log = chain.log.after(generation, next.tag, record.pending, may_log);
         pager.barrier()?;
-        allocator.committed(record, allocated, freed, state.sequence, promised);
+        allocator.committed(record, allocated, freed, frozen.state.sequence, promised);
         if let Some(made) = checkpoint {
             allocator.end_checkpoint(made.tree);
         }
         *chain = next;
-        // Or it would hold what older readers let go.
-        drop(state);
-        allocator.release_waiting();
         Ok(())
     }
 
+    /// Writes the record, and before it the lists that it has no place for. Answers what came and went with the commit.
+    fn write_record(
+        &self,
+        record: &mut CommitRecord,
+        next: &mut Chain,
+        promised: &mut u64,
+        fits: bool,
+    ) -> Result<(Vec<Run>, Vec<Run>)> {
+        let pager = &self.pages.medium.pager;
+        let together = pager.storage().ordered();
+        // TXN-2
+        let listed = if fits {
+            if record.closed && !together {
+                pager.barrier()?;
+            }
+            (record.allocated.iter().map(|(run, _)| *run).collect(), record.freed.clone())
+        } else {
+            let written = lists::write_lists(&self.pages, record, next, promised)?;
+            if !together {
+                pager.barrier()?;
+            }
+            written
+        };
+        // TXN-3: only one leader, and it returns after its last barrier.
+        next.tag = pager.write_record(record)?;
+        Ok(listed)
+    }
+
     /// Every tree but that of the space map.
-    fn write_trees(&self, trees: &Trees, generation: Generation, allocated: &mut Vec<(Run, Tag)>) -> Result<Roots> {
+    fn write_trees(
+        &self,
+        trees: &Trees,
+        generation: Generation,
+        allocated: &mut Vec<(Run, Tag)>,
+        unwritten: &mut Option<Run>,
+    ) -> Result<Roots> {
         let mut roots = Roots::default();
         let before = allocated.len();
-        for (tree, id) in trees.each() {
-            roots[id] = self.pages.flush_tree(tree, id, generation, 1, allocated)?;
-        }
+        let written = trees.each().into_iter().try_for_each(|(tree, id)| {
+            roots[id] = self.pages.flush_tree(tree, id, generation, 1, allocated, unwritten)?;
+            Ok(())
+        });
         self.writer.nodes_written((allocated.len() - before) as i64);
-        Ok(roots)
+        written.map(|()| roots)
     }
 
     fn used_with(&self, allocated: &[(Run, Tag)], freed: &[Run]) -> u64 {

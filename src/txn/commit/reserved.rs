@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::btree::Tree;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::Root;
 use crate::format::{Generation, Pointer, Run, Tag, TreeId};
 use crate::frame::{self, PlainPage};
@@ -16,7 +16,8 @@ pub(super) struct ReservedPages {
 }
 
 impl ReservedPages {
-    /// Writes the nodes that are not stored yet, children first, each beside the one before it; they are added to `allocated`.
+    /// Writes the nodes that are not stored yet, children first, each beside the one before it; they are added to `allocated`. The blocks of the first one that the host
+    /// has no room for are left in `unwritten`: the next attempt begins with that node, and takes them (TXN-9).
     pub(super) fn flush_tree(
         &self,
         tree: &Tree,
@@ -24,10 +25,26 @@ impl ReservedPages {
         generation: Generation,
         from_reserved: u64,
         allocated: &mut Vec<(Run, Tag)>,
+        unwritten: &mut Option<Run>,
     ) -> Result<Root> {
         tree.flush(&self.medium.store, &mut |level, encoded| {
             let page = frame::node_page(id as u8, level, encoded);
-            self.write(&page, generation, from_reserved, &mut |run, tag| allocated.push((run, tag)))
+            let run = match unwritten.take().filter(|run| run.blocks == page.blocks()) {
+                Some(run) => run,
+                None => self.allocator.allocate_node(page.blocks(), from_reserved)?,
+            };
+            let sealed = self.medium.pager.seal(&page, run, generation)?;
+            match self.medium.pager.write_page(&sealed) {
+                Err(error @ Error::NoSpace(_)) => {
+                    *unwritten = Some(run);
+                    Err(error)
+                }
+                written => {
+                    written?;
+                    allocated.push((sealed.pointer.run, sealed.pointer.tag));
+                    Ok(sealed.pointer)
+                }
+            }
         })
     }
 

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::support::*;
 use crate::Error;
+use crate::env::seeds;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
 use crate::storage::simulated::{Fault, SimulatedStorage};
@@ -146,7 +147,7 @@ fn assert_nothing_else_readable(dice: &Dice, volume: &Volume) {
 
 #[test]
 fn every_crash_recovers_to_an_acknowledged_or_newer_commit() {
-    for seed in 1..=8 {
+    for seed in seeds(1..=8) {
         let images = Arc::new(Mutex::new(Vec::new()));
         let (dice, log) = workload(seed, 150, 60, &images);
         let images = std::mem::take(&mut *images.lock());
@@ -164,7 +165,7 @@ fn every_crash_recovers_to_an_acknowledged_or_newer_commit() {
 /// before the death and what the new session was promised are both there.
 #[test]
 fn process_death_followed_by_power_loss_during_or_after_recovery_loses_nothing() {
-    for seed in 20..=26 {
+    for seed in seeds(20..=26) {
         let images = Arc::new(Mutex::new(Vec::new()));
         let (dice, log) = workload(seed, 120, 40, &images);
         let images = std::mem::take(&mut *images.lock());

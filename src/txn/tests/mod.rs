@@ -7,6 +7,7 @@ mod lineage;
 mod model;
 mod publication;
 mod recovery;
+mod refused;
 mod shortage;
 mod snapshots;
 mod space;

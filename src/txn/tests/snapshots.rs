@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use super::support::*;
 use crate::error::Error;
@@ -12,10 +11,8 @@ use crate::storage::simulated::{Fate, SimulatedStorage};
 use crate::txn::kept::snapshot_tree;
 use crate::txn::{View, Volume};
 
-/// What nobody does who waits for the lock of snapshots, and everybody else in less.
-const NOT_YET: Duration = Duration::from_millis(500);
-
-/// Runs `first`, and `second` in another thread as soon as the first one reads from the storage; the first one goes on when the second has ended, or waits for it.
+/// Runs `first`, and `second` in another thread as soon as the first one reads from the storage. The first one goes on when the second has ended or
+/// waits for it.
 fn interleave(
     storage: &SimulatedStorage,
     volume: &Arc<Volume>,
@@ -23,24 +20,18 @@ fn interleave(
     second: impl Fn(&Volume) + Clone + Send + Sync + 'static,
 ) {
     let began = AtomicBool::new(false);
-    let (weak, (ended, end)) = (Arc::downgrade(volume), mpsc::channel());
+    let (weak, (running, run)) = (Arc::downgrade(volume), mpsc::channel());
     storage.fail_reads(Some(Box::new(move |_, _| {
         if !began.swap(true, Ordering::Relaxed)
             && let Some(volume) = weak.upgrade()
         {
-            let (second, ended, (done, is_done)) = (second.clone(), ended.clone(), mpsc::channel());
-            std::thread::spawn(move || {
-                second(&volume);
-                drop(volume);
-                let _ = done.send(());
-                let _ = ended.send(());
-            });
-            let _ = is_done.recv_timeout(NOT_YET);
+            let second = second.clone();
+            running.send(run_until_it_waits(move || second(&volume))).unwrap();
         }
         false
     })));
     first(volume);
-    end.recv().unwrap();
+    run.try_recv().expect("the first one read nothing").join().unwrap();
     storage.fail_reads(None);
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 
 use crate::crypto::SecretKey;
 use crate::env::SeededEnvironment;
@@ -133,4 +135,32 @@ pub(super) fn assert_live(volume: &Volume, expected: &Content) {
 pub(super) fn assert_sound(volume: &Volume) {
     let findings = volume.check_space(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "{findings:?}");
+}
+
+/// Runs `work` in another thread, and returns when that has ended or sleeps, which it does who waits for a lock that the caller's thread holds.
+///
+/// A thread that sleeps for a moment for another reason makes the order of the two another one, which has to be as right.
+pub(super) fn run_until_it_waits(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    let (tell, told) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        work();
+    });
+    let status = Path::new("/proc").join(told.recv().unwrap()).join("status");
+    // Some when it sleeps: how often it went to sleep by itself.
+    let sleeps = || {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name).map(|it| it.trim().to_owned()));
+        field("State:").filter(|state| state.starts_with('S')).and_then(|_| field("voluntary_ctxt_switches:"))
+    };
+    let mut before = None;
+    while !thread.is_finished() {
+        let now = sleeps();
+        if now.is_some() && now == before {
+            break;
+        }
+        before = now;
+        std::thread::yield_now();
+    }
+    thread
 }

@@ -33,15 +33,16 @@ use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
+use crate::txn::counters;
 use crate::txn::finding::Finding;
 use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
 use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
-use crate::txn::recovery;
+use crate::txn::recovery::{self, LostPage};
 use crate::txn::shortage::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
-use crate::txn::state::{State, Versions};
+use crate::txn::state::{Counters, State, Versions};
 use crate::txn::view::View;
 use crate::txn::writer::{Flusher, LogSource, Writer};
 
@@ -66,6 +67,8 @@ struct Start {
     fallback: Option<String>,
     /// A sentence when something is lost that the log proves to have been durable.
     lost: Option<String>,
+    /// Pages of the newest record that do not open, of which a reader goes on all the same.
+    lost_pages: Vec<LostPage>,
     /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
     line: Vec<(Mark, Option<LogMark>)>,
     log: Option<OpenedLog>,
@@ -86,12 +89,15 @@ pub(crate) struct Volume {
     last_erase: Mutex<i64>,
     fallback: Option<String>,
     lost: Option<String>,
+    lost_pages: Vec<LostPage>,
     line: Vec<Mark>,
     /// What each of them names as pending.
     carried: Vec<Option<LogMark>>,
     opened_log: Option<OpenedLog>,
     /// What it was a backup of when it was opened.
     origin: Option<Origin>,
+    /// Next inode number that the archive had when it was opened, before numbers were left out.
+    recorded_ino: u64,
     /// What the log says beyond the record that was opened, until it is laid over that.
     logged: Mutex<Option<Logged>>,
     /// What a reader opened, before it laid the log over it or put a snapshot in its place.
@@ -104,8 +110,9 @@ pub(crate) struct Volume {
 
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
-        let Start { record, next_generation, space, memory, session, fallback, lost, line, log } = start;
+        let Start { record, next_generation, space, memory, session, fallback, lost, lost_pages, line, log } = start;
         let (line, carried) = line.into_iter().unzip();
+        let recorded_ino = record.next_ino;
         let medium = Arc::new(Medium {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
             versions: Versions::new(record, next_generation),
@@ -127,10 +134,12 @@ impl Volume {
             last_erase: Mutex::new(0),
             fallback,
             lost,
+            lost_pages,
             line,
             carried,
             opened_log: log,
             origin: None,
+            recorded_ino,
             logged: Mutex::default(),
             unlaid: OnceLock::new(),
             moment: None,
@@ -187,7 +196,12 @@ impl Volume {
         self.lost.as_deref()
     }
 
-    /// A sentence when recovery left the newest record out and took the one before, or left out entries of the log.
+    /// Pages that the newest record lists and that do not open; it is read from all the same (specification 10.1 rule 7).
+    pub(crate) fn lost_pages(&self) -> &[LostPage] {
+        &self.lost_pages
+    }
+
+    /// A sentence when recovery left the newest record out and took the one before, left out entries of the log, or found pages of the record lost.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.fallback.clone()
     }
@@ -250,6 +264,16 @@ impl Volume {
     pub(crate) fn forget_plaintext(&self) {
         self.medium.pager.forget_data();
         self.medium.store.clear();
+    }
+
+    /// Runs `f` with a buffer for file data, which [`Volume::wipe_buffers`] wipes.
+    pub(crate) fn with_read_buffer<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        self.medium.pager.reads().with(f)
+    }
+
+    /// Wipes what is left of reads in buffers.
+    pub(crate) fn wipe_buffers(&self) {
+        self.medium.pager.wipe_buffers();
     }
 
     /// Packed pages of which a part is named no more.
@@ -437,12 +461,17 @@ impl Volume {
     /// Writers wait meanwhile. `progress` gets (blocks done, blocks in use).
     pub(crate) fn audit(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         if self.read_only() {
-            return self.auditor().audit(&self.chain(), full, progress);
+            let mut contradictions = self.contradictions(&self.durable(), self.recorded_ino, None)?;
+            contradictions.extend(self.allocator.find_behind_end()?);
+            return self.auditor().audit(&self.chain(), contradictions, full, progress);
         }
         self.committer.as_leader(|chain| {
             let mut transaction = self.writer.lock();
             self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
-            self.auditor().audit(chain, full, progress)
+            let next_ino = self.state().counters.next_ino;
+            let mut contradictions = self.contradictions(&self.durable(), next_ino, None)?;
+            contradictions.extend(self.allocator.find_behind_end()?);
+            self.auditor().audit(chain, contradictions, full, progress)
         })
     }
 
@@ -451,6 +480,15 @@ impl Volume {
         let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
         findings.extend(of_files);
         Ok(findings)
+    }
+
+    /// Returns the counters of `record`, whose state is published, that its trees contradict, and what the log says beyond these.
+    fn contradictions(&self, record: &CommitRecord, next_ino: u64, logged: Option<&Logged>) -> Result<Vec<Finding>> {
+        let state = self.state();
+        let given = Counters { next_ino, ..state.counters };
+        let mut found = counters::of_record(record);
+        found.extend(counters::of_trees(&given, &state.trees, logged, &self.medium.store)?);
+        Ok(found)
     }
 
     fn auditor(&self) -> Auditor<'_> {
@@ -560,6 +598,9 @@ impl Volume {
             }
             storage.set_len(length)?;
         }
-        self.committer.commit_for(Purpose::Close).map(drop)
+        self.committer.commit_for(Purpose::Close)?;
+        // For the next one who opens it, when the disk may be full.
+        storage.keep_ballast();
+        Ok(())
     }
 }

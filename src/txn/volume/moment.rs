@@ -60,6 +60,7 @@ impl Volume {
             record,
             fallback: None,
             lost: None,
+            lost_pages: Vec::new(),
             memory: MEMORY,
             session: Session { id: durable.session, header_sequence: durable.header_sequence, read_only: true },
             line: Vec::new(),

@@ -12,6 +12,7 @@ use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
 use crate::storage::Storage;
 use crate::txn::commit::{Chain, Session};
+use crate::txn::finding::Finding;
 use crate::txn::lineage::Mark;
 use crate::txn::recovery;
 
@@ -79,6 +80,7 @@ impl Volume {
         if pager.storage().len()? < record.total_blocks * BLOCK {
             pager.storage().set_len(record.total_blocks * BLOCK)?;
         }
+        pager.storage().keep_ballast();
         for slot in 0..RING_SLOTS {
             pager.scrub_slot(slot, &*environment)?;
         }
@@ -92,6 +94,7 @@ impl Volume {
             record,
             fallback: None,
             lost: None,
+            lost_pages: Vec::new(),
             memory: CREATE_MEMORY,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: false },
             line: Vec::new(),
@@ -145,7 +148,8 @@ impl Volume {
         let writable = !options.read_only;
         let pager = Pager::new(storage, cipher, (options.memory / 2) as usize);
         let pager = Arc::new(if backup_after.is_some() { pager.quiet() } else { pager });
-        let mut recovered = recovery::choose(&pager, writable, &*environment, seen)?;
+        let mut recovered = recovery::choose(&pager, writable, seen)?;
+        let recorded_ino = recovered.next_ino();
         let mut record = recovered.record.clone();
         let origin = record.origin;
         if writable && backup_after.is_none() {
@@ -159,15 +163,12 @@ impl Volume {
         }
         let length = pager.storage().len()?;
         let total = record.total_blocks.min(length / BLOCK).max(MIN_BLOCKS);
-        if writable && length > total * BLOCK {
-            // Growth of a transaction that never committed, or a part of a block. The rejected slot was scrubbed behind a barrier before.
-            pager.storage().set_len(total * BLOCK)?;
-        }
         let start = Start {
             space: SpaceMap::new(total, record.used_blocks, !record.closed, pager.reserved()),
             next_generation: backup_after.map_or(recovered.next_generation, |after| recovered.generation_after(after)),
             fallback: recovered.fallback.clone(),
             lost: recovered.lost.clone(),
+            lost_pages: std::mem::take(&mut recovered.lost_pages),
             memory: options.memory,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: options.read_only },
             line: origin.map_or_else(|| recovered.line(), |origin| vec![(origin.into(), None)]),
@@ -176,6 +177,11 @@ impl Volume {
         };
         let mut volume = Volume::assemble(pager, environment, start);
         volume.origin = origin;
+        volume.recorded_ino = recorded_ino;
+        if writable {
+            let logged = recovered.logged.as_ref().map(|(logged, _)| logged);
+            refuse(volume.contradictions(&recovered.record, recorded_ino, logged)?)?;
+        }
         let mut chain = Chain::default();
         let auditor = volume.auditor();
         let whole = recovered.restore_space(&volume.allocator, &volume.medium.pager, &mut chain)?;
@@ -188,6 +194,15 @@ impl Volume {
             }
         }
         drop(auditor);
+        if writable {
+            refuse(volume.allocator.find_behind_end()?.into_iter().collect())?;
+            recovered.scrub_rejected(&volume.medium.pager, &*volume.medium.environment)?;
+            if length > total * BLOCK {
+                // Growth of a transaction that never committed, or a part of a block: no page of the record that was chosen lies there.
+                volume.medium.pager.storage().set_len(total * BLOCK)?;
+            }
+            volume.medium.pager.storage().keep_ballast();
+        }
         if let Some(origin) = origin {
             // ORIGIN-2
             chain.previous_session = backup_after.is_none().then(|| origin.session());
@@ -196,6 +211,15 @@ impl Volume {
         *volume.logged.lock() = recovered.logged.take().map(|(logged, _)| logged);
         Ok(Arc::new(volume))
     }
+}
+
+/// Nobody writes on top of a record whose counters would make the next change replace what is there.
+fn refuse(contradictions: Vec<Finding>) -> Result<()> {
+    contradictions.first().map_or(Ok(()), |first| {
+        Err(Error::damaged(format!(
+            "{first}, so that the next change would destroy data; the archive can only be read"
+        )))
+    })
 }
 
 /// A random id for a writing session that begins.

@@ -282,8 +282,7 @@ impl Operation<'_> {
             self.trees.references.remove(self.store, &mut self.global_edits, *key)?;
             match older {
                 Some((older, generation)) if dead.born <= generation => {
-                    let key = Key::new(older, kind::DEAD, key.sub);
-                    self.trees.references.insert(self.store, &mut self.global_edits, key, &dead.encode())?;
+                    self.insert_dead(Key::new(older, kind::DEAD, key.sub), dead)?;
                 }
                 _ => self.drop_count(dead.run)?,
             }

@@ -313,7 +313,7 @@ END
 case_the_kernel_keeps_names_and_missing_ones() {
     local pid
     exists() {
-        timeout 20 python3 -c 'import os, sys; sys.exit(0 if os.access(sys.argv[1], os.F_OK) else 3)' "$1"
+        timeout 60 python3 -c 'import os, sys; sys.exit(0 if os.access(sys.argv[1], os.F_OK) else 3)' "$1"
     }
     new_archive box
     attach box

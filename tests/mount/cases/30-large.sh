@@ -27,7 +27,7 @@ case_two_gib_pass_in_bounded_memory() {
     make_large "$WORK/large"
     sum=$(sha256sum <"$WORK/large")
     new_archive box
-    attach box "memory=${memory}M"
+    attach box "memory=${memory}M,threads=2"
     local pid
     pid=$(daemon_of "$WORK/box.lbx")
     local started=$SECONDS
@@ -35,7 +35,7 @@ case_two_gib_pass_in_bounded_memory() {
     local written=$((SECONDS - started))
     same "$(stat -c %s "$WORK/box/dense")" 2147483648
     dd if="$WORK/box/dense" of=/dev/null bs=1M status=none
-    reattach box "memory=${memory}M"
+    reattach box "memory=${memory}M,threads=2"
     pid=$(daemon_of "$WORK/box.lbx")
     same "$(sha256sum <"$WORK/box/dense")" "$sum" 'checksum after the remount'
     cp --sparse=always "$WORK/large" "$WORK/box/sparse"
@@ -43,6 +43,7 @@ case_two_gib_pass_in_bounded_memory() {
     local peak
     peak=$(peak_memory "$pid")
     note "peak memory of the daemon $peak MiB with memory=${memory}M; written with fsync in $written s"
+    # Two event loops and the program's own pages take 24 to 33 MiB beside (63-memory.sh); what grew with the file would be two thousand.
     [[ $peak -le $((memory + 64)) ]] || fail "the daemon used $peak MiB with memory=${memory}M"
     reattach box
     same "$(sha256sum <"$WORK/box/sparse")" "$sum" 'checksum of the sparse copy'

@@ -146,7 +146,7 @@ END
     exec {held}>"$from/empty"
     same "$(stat -c %b "$from/empty")" 1
     exec {held}>&-
-    await 10 holds_nothing "$from/empty"
+    await holds_nothing "$from/empty"
     detach box
     check_full box
 }
@@ -175,7 +175,7 @@ case_punching_frees_and_reads_as_zeros() {
     same "$(stat -c %s "$file")" $((40 << 20))
     fallocate -l 1M "$WORK/box/new"
     same "$(stat -c %s "$WORK/box/new")" 1048576
-    await 10 holds_nothing "$WORK/box/new"
+    await holds_nothing "$WORK/box/new"
     detach box
     check_full box
 }

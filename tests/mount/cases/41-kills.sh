@@ -8,6 +8,7 @@
 
 load_sqlite() {
     local number
+    RANDOM=$((SEED + $1))
     number=$(($1 * 1000000))
     while number=$((number + 1)); do
         # EXTRA also syncs the directory after the journal's deletion; with FULL, SQLite may roll the last transaction back.
@@ -24,6 +25,7 @@ load_sqlite() {
 
 load_git() {
     local number=0 hash
+    RANDOM=$((SEED + $1))
     cd "$WORK/box/repository" || return 0
     while number=$((number + 1)); do
         mkdir -p "d$((number % 5))" && head -c $((RANDOM % 20000 + 1)) /dev/urandom >"d$((number % 5))/f$((RANDOM % 40))" || return 0
@@ -37,6 +39,7 @@ load_git() {
 }
 
 load_fio() {
+    RANDOM=$((SEED + $1))
     # From within the mount: by its path fio would make the directory anew where the mount was, and never end.
     cd "$WORK/box/fio" || return 0
     while [[ -d . ]]; do
@@ -81,24 +84,33 @@ verify_loads() {
     rm "$WORK/all"
 }
 
+acknowledged() {
+    cat "$WORK/sqlite.acknowledged" "$WORK/git.acknowledged" | wc -l
+}
+
+beyond() {
+    (($(acknowledged) > $1))
+}
+
 # killed_under JOURNAL: rounds of load, death, check and comparison.
 killed_under() {
-    local round rounds=${KILLS:-4} pid load
+    local round rounds=${KILLS:-4} pid load acknowledged
     new_archive box
     begin_loads "$1"
     for round in $(seq "$rounds"); do
         attach box
         verify_loads
         pid=$(daemon_of "$WORK/box.lbx")
+        acknowledged=$(acknowledged)
         local loads=()
         for load in sqlite git fio; do
             in_background "load_$load" "$round"
             loads+=($!)
         done
         # The moment is the point: any is right.
-        sleep "$((RANDOM % 3)).$((RANDOM % 900 + 100))"
+        await beyond $((acknowledged + RANDOM % 30))
         kill -9 "$pid"
-        await 30 gone "$pid"
+        await gone "$pid"
         umount -l "$WORK/box"
         wait "${loads[@]}" || fail "a load failed by itself in round $round"
         check_full box

@@ -291,7 +291,7 @@ def echo():
 
 
 def await_so(what, so):
-    for _ in range(1000):
+    for _ in range(12_000):
         if so():
             return
         time.sleep(0.01)

@@ -150,7 +150,7 @@ END
     }
     # What was shown, once it was.
     shown() {
-        await 30 test -e shown
+        await test -e shown
         cat shown
         rm shown
     }
@@ -235,7 +235,7 @@ case_mount_open_shows_no_directory_that_is_not_the_archive() {
     at_desktop lockbox create --weak-kdf --kdf-memory 1 --passfile pass box.lbx
     # A program has it for itself, in an empty directory.
     in_background as_user lockbox exec --passfile "$PWD/pass" box.lbx -- sh -c 'touch "$0/ready"; read -r _ <"$0/go"' "$PWD"
-    await 30 test -e ready
+    await test -e ready
     expect 13 'box.lbx is mounted in another namespace' at_desktop lockbox mount --open --passfile pass box.lbx
     expect 13 'already mounted in another namespace' at_desktop lockbox mount --open --passfile pass box.lbx box
     echo >go
@@ -244,7 +244,7 @@ case_mount_open_shows_no_directory_that_is_not_the_archive() {
     # Its mount was taken out of the tree, and its daemon still serves who has a file open.
     as_user lockbox mount --passfile pass -o "log=$WORK/user/log" box.lbx
     in_background as_user sh -c 'exec 3<box; touch using; read -r _ <go'
-    await 30 test -e using
+    await test -e using
     as_user lockbox umount --lazy box 2>/dev/null
     ! mountpoint -q box || fail 'not detached'
     # Nor is another archive that is mounted there since.
@@ -283,7 +283,7 @@ case_a_double_click_shows_what_can_only_be_read() {
         chown "$TEST_USER:" user/answers
         at_desktop lockbox mount --desktop --open -o "log=$WORK/user/log" "${place%%:*}/box.lbx" </dev/null
         # Beside it there is no place for a directory.
-        await 30 test -e user/shown
+        await test -e user/shown
         point=$(cat user/shown)
         [[ $point == */box && $point != "$WORK"/* ]] || fail "$point"
         # It is said where it is asked, and once.

@@ -122,7 +122,7 @@ case_a_full_disk_is_an_error_and_loses_nothing() {
     # What is fsynced after the failure is as good as before it.
     rm "$WORK/box/filler"
     python3 -c 'import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY))' "$WORK/box"
-    await 60 dd if=/dev/urandom of="$WORK/box/again" bs=1M count=20 conv=fsync status=none
+    await dd if=/dev/urandom of="$WORK/box/again" bs=1M count=20 conv=fsync status=none
     cp "$WORK/box/again" "$WORK/again"
     # Full again, now by small files, and deleted to the last.
     mkdir "$WORK/box/small"
@@ -276,14 +276,14 @@ case_a_daemon_that_was_killed_is_named_in_the_log() {
     reattach box
     ! grep -q 'is gone' "$WORK/box.log" || fail "an orderly end is taken for a death: $(cat "$WORK/box.log")"
     kill_daemon box
-    await 20 grep -qF "$lost" "$WORK/box.log"
+    await grep -qF "$lost" "$WORK/box.log"
     same "$(grep -cF "$lost" "$WORK/box.log")" 1
     umount -l "$WORK/box"
     # In the foreground it is said where the rest is said.
     in_background mount.lockbox --foreground "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE" 2>"$WORK/said"
-    await 20 mountpoint -q "$WORK/box"
+    await mountpoint -q "$WORK/box"
     kill -9 "${BACKGROUND[-1]}"
-    await 20 grep -qF "$lost" "$WORK/said"
+    await grep -qF "$lost" "$WORK/said"
     umount -l "$WORK/box"
 }
 
@@ -296,11 +296,28 @@ case_the_log_tells_who_ended_the_mount() {
     attach box
     pid=$(daemon_of "$WORK/box.lbx")
     kill -TERM "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     grep -q 'SIGTERM: stopping' "$WORK/box.log"
     attach box
     pid=$(daemon_of "$WORK/box.lbx")
     fusermount3 -u "$WORK/box"
-    await 30 gone "$pid"
+    await gone "$pid"
     same "$(grep -c 'another program took the mount away' "$WORK/box.log")" 1
+}
+
+# Some hosts end an fsync(2) with EINTR, which is no error of the file.
+case_host_calls_that_a_signal_interrupts_are_made_again() {
+    local calls=fdatasync,fsync,fallocate,ftruncate,syncfs traced
+    traced=(strace -f -e "trace=$calls" -e "inject=$calls:error=EINTR:when=1+3")
+    new_archive box
+    head -c 5000000 /dev/urandom >"$WORK/large"
+    "${traced[@]}" -o "$WORK/trace.add" lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/large"
+    "${traced[@]}" -o "$WORK/trace.extract" lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
+    same_file "$WORK/large" "$WORK/out/large"
+    "${traced[@]}" -o "$WORK/trace.compact" lockbox compact --passfile "$PASSFILE" "$WORK/box.lbx"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    local call
+    for call in fdatasync fsync fallocate ftruncate; do
+        grep -Eq "$call\(.*EINTR.*INJECTED" "$WORK"/trace.* || fail "$call was never interrupted"
+    done
 }

@@ -167,7 +167,7 @@ END
         lockbox status --json "$WORK/box" >"$WORK/status"
         kill -9 "$(daemon_of "$WORK/host/box.lbx")"
         umount -l "$WORK/box"
-        await 30 free "$WORK/host/box.lbx"
+        await free "$WORK/host/box.lbx"
         lockbox info --json --passfile "$PASSFILE" "$WORK/host/box.lbx" >"$WORK/info"
         # Else the clock came between.
         if python3 - "$WORK/status" "$WORK/info" <<'END'
@@ -298,7 +298,7 @@ END
     lockbox umount "$WORK/box" 2>"$WORK/stderr" || code=$?
     same "$code" 2 'exit code of lockbox umount'
     grep -q 'read-only' "$WORK/stderr" || fail "lockbox umount said: $(cat "$WORK/stderr")"
-    await 30 gone "$inner"
+    await gone "$inner"
     umount -l "$WORK/host"
     umount -l "$WORK/outer"
     # What was acknowledged before is there.
@@ -385,7 +385,7 @@ case_a_full_archive_with_snapshots_gives_room_back_and_loses_none() {
     rm -rf "$WORK/box"/back-*
     snapshot rm "$WORK/box" '*'
     same "$(snapshot ls "$WORK/box")" ''
-    await 60 written_again
+    await written_again
     not_latched
     lockbox umount "$WORK/box"
     lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
@@ -421,14 +421,14 @@ case_what_a_failing_host_refuses_of_snapshots_is_said_and_nothing_of_them_is_los
     kill_daemon outer
     # Who asks for a commit learns why there is none, and soon that the archive is read-only.
     expect 2 'cannot|Transport|not connected|Input/output' snapshot create "$WORK/box" new
-    await 30 is_read_only_by_now
+    await is_read_only_by_now
     expect 2 'read-only' snapshot rm "$WORK/box" kept
     expect 2 'read-only' snapshot prune --keep-last 1 "$WORK/box"
     expect 2 'read-only|Input/output error' snapshot restore "$WORK/box" kept
     expect 2 'read-only|not connected' lockbox backup "$WORK/box" "$WORK/copy.lbx"
     [[ ! -e $WORK/copy.lbx ]] || fail 'a backup of what cannot be read'
     lockbox umount "$WORK/box" 2>"$WORK/stderr" || true
-    await 30 gone "$inner"
+    await gone "$inner"
     umount -l "$WORK/host"
     umount -l "$WORK/outer"
     attach outer
@@ -486,4 +486,86 @@ END
     lockbox umount "$WORK/box"
     lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
     umount "$WORK/host"
+}
+
+# btrfs of 400 MB in a file, with a quota of 200 MB when one is asked for. Writing over what is there takes room on it.
+# btrfs_host [quota]
+btrfs_host() {
+    mkdir -p "$WORK/btrfs" "$WORK/box"
+    truncate -s 400M "$WORK/btrfs.image"
+    mkfs.btrfs -q "$WORK/btrfs.image" >"$WORK/mkfs"
+    mount -o loop "$WORK/btrfs.image" "$WORK/btrfs"
+    btrfs subvolume create "$WORK/btrfs/part" >"$WORK/mkfs"
+    if [[ ${1-} == quota ]]; then
+        btrfs quota enable "$WORK/btrfs"
+        btrfs qgroup limit 200M "$WORK/btrfs/part"
+    fi
+    ln -s btrfs/part "$WORK/host"
+    create "$WORK/host/box.lbx"
+}
+
+has_btrfs() {
+    grep -qw btrfs /proc/filesystems || modprobe btrfs 2>/dev/null || {
+        note 'not tested: this kernel has no btrfs'
+        return 1
+    }
+}
+
+# With what the host takes still, down to the last block.
+fill_btrfs() {
+    fill_host
+    sync -f "$WORK/host/filler" || true
+    fill_host
+}
+
+case_an_archive_on_a_full_btrfs_is_emptied() {
+    has_btrfs || return 0
+    btrfs_host
+    attach_hosted
+    local name
+    for name in {1..6}; do
+        dd if=/dev/urandom of="$WORK/box/file$name" bs=1M count=10 conv=fsync status=none
+    done
+    fill_btrfs
+    rm "$WORK/box/file1" "$WORK/box/file2"
+    sync "$WORK/box"
+    not_latched
+    lockbox umount "$WORK/box"
+    not_latched
+    # Whatever came back is taken by others while nobody has the archive open.
+    fill_btrfs
+    lockbox rm --passfile "$PASSFILE" "$WORK/host/box.lbx:file3"
+    fill_btrfs
+    lockbox rm --passfile "$PASSFILE" "$WORK/host/box.lbx:file4"
+    rm "$WORK/host/filler"
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    same "$(lockbox ls --passfile "$PASSFILE" "$WORK/host/box.lbx" | grep -c file)" 2
+    umount "$WORK/btrfs"
+}
+
+# There even truncating the archive is refused, so what was accepted waits until its user makes room elsewhere.
+case_an_archive_at_a_quota_of_btrfs_latches_nothing() {
+    has_btrfs || return 0
+    btrfs_host quota
+    attach_hosted
+    dd if=/dev/urandom of="$WORK/box/old" bs=1M count=20 conv=fsync status=none
+    fill_btrfs
+    rm "$WORK/box/old"
+    local code round
+    for round in 1 2 3; do
+        code=0
+        sync "$WORK/box" 2>"$WORK/sync" || code=$?
+        [[ $code -eq 0 ]] || grep -qi 'no space' "$WORK/sync" || fail "round $round: $(cat "$WORK/sync")"
+    done
+    not_latched
+    rm "$WORK/host/filler"
+    sync -f "$WORK/host/"
+    sync "$WORK/box"
+    echo content >"$WORK/box/new"
+    sync "$WORK/box/new"
+    lockbox umount "$WORK/box"
+    not_latched
+    lockbox check --full --passfile "$PASSFILE" "$WORK/host/box.lbx"
+    same "$(lockbox ls --passfile "$PASSFILE" "$WORK/host/box.lbx")" new
+    umount "$WORK/btrfs"
 }

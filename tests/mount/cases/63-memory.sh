@@ -10,10 +10,12 @@ phase_peak() {
 }
 
 case_memory_stays_within_what_was_granted() {
-    # The program's own pages, its stacks and what is in flight were 24 to 33 MiB over six runs.
+    # Beside what is granted, two event loops take some 10 MiB each and the program's own pages the rest: 24 to 33 MiB over six runs, by what is in
+    # flight when it is most. With as many loops as the machine has processors the bound would be another one on each. 7 MiB above the most that was
+    # seen are for that; what is not counted against the memory that was granted grows with the load, which is hundreds of MiB.
     local memory=64 slack=40 pid peak worst=0 phase
     new_archive box
-    attach box "memory=${memory}M"
+    attach box "memory=${memory}M,threads=2"
     pid=$(daemon_of "$WORK/box.lbx")
     cat >"$WORK/load.py" <<'END'
 import os, random, sys, threading

@@ -36,7 +36,7 @@ case_a_users_dead_mount_is_cleared_by_the_next() {
     as_user dd if=/dev/urandom of="$HOME_DIR/point/file" bs=100k count=1 conv=fsync status=none
     pid=$(daemon_of "$HOME_DIR/box.lbx")
     as_user kill -9 "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     as_user lockbox mount --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
     same "$(as_user stat -c %s "$HOME_DIR/point/file")" 102400
     as_user lockbox umount "$HOME_DIR/point"
@@ -51,7 +51,7 @@ case_what_root_makes_read_only_of_a_user_is_durable() {
     expect 1 'read-only file system' as_user touch "$HOME_DIR/point/other"
     pid=$(daemon_of "$HOME_DIR/box.lbx")
     kill -9 "$pid"
-    await 30 gone "$pid"
+    await gone "$pid"
     as_user lockbox mount --passfile "$USER_PASS" "$HOME_DIR/box.lbx" "$HOME_DIR/point"
     same "$(as_user cat "$HOME_DIR/point/file")" before
     as_user lockbox umount "$HOME_DIR/point"
@@ -151,4 +151,52 @@ END
     same "$(stat -c %U "$HOME_DIR/box.lbx")" "$TEST_USER"
     lockbox check --full --passfile "$PASSFILE" "$HOME_DIR/box.lbx"
     note "$done of 12 commands were done"
+}
+
+# The kernel removes the capabilities before it asks whether the owner may be "changed"; other file systems refuse before anything is changed.
+case_a_refused_chown_takes_no_capabilities_away() {
+    need_user
+    new_archive box
+    mount.lockbox --passfile "$PASSFILE" -o allow_other "$WORK/box.lbx" "$WORK/box"
+    chmod 777 "$WORK/box"
+    cat >"$WORK/chown.py" <<'P'
+import errno, os, pwd, struct, sys
+CAPABILITY = struct.pack("<IIIII", 0x02000001, 0x400, 0, 0, 0)
+user = pwd.getpwnam(sys.argv[2])
+path = os.path.join(sys.argv[1], "file")
+
+def as_user(act):
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            os.setgroups([])
+            os.setgid(user.pw_gid)
+            os.setuid(user.pw_uid)
+            act()
+        except OSError as error:
+            code = error.errno
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def has_capability():
+    return "security.capability" in os.listxattr(path)
+
+for mode in (0o6775, 0o2775, 0o4775, 0o6770):
+    with open(path, "wb") as file:
+        file.write(b"content")
+    os.chown(path, 0, user.pw_gid)
+    os.setxattr(path, "security.capability", CAPABILITY)
+    os.chmod(path, mode)
+    assert as_user(lambda: os.chown(path, -1, -1)) == errno.EPERM, oct(mode)
+    assert has_capability() and os.getxattr(path, "security.capability") == CAPABILITY, oct(mode)
+    assert os.stat(path).st_mode & 0o7777 == mode, oct(mode)
+    # Who may write to it takes them away, once and for all.
+    assert as_user(lambda: os.truncate(path, 3)) == 0
+    assert not has_capability() and os.stat(path).st_mode & 0o4000 == 0, oct(mode)
+    os.unlink(path)
+P
+    python3 "$WORK/chown.py" "$WORK/box" "$TEST_USER"
+    detach box
 }

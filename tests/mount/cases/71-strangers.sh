@@ -5,7 +5,7 @@
 impostor() {
     impostor.py "$TEST_USER" "$@" >"$WORK/impostor" &
     BACKGROUND+=($!)
-    await 20 grep -q ready "$WORK/impostor"
+    await grep -q ready "$WORK/impostor"
 }
 
 end_impostors() {
@@ -52,10 +52,10 @@ case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
     as_user mkfifo "$WORK/users/parent/point"
     before=$(commits)
     echo more >&5
-    await 60 went_on
+    await went_on
     exec 5>&-
     umount -i "$WORK/users/parent.before/point"
-    await 30 gone "$pid"
+    await gone "$pid"
     attach box
     same "$(cat "$WORK/box/file")" $'content\nmore'
     detach box
@@ -105,6 +105,115 @@ a_false_daemon_names_roots_archive() {
     kill_daemon dead
     in_background lockbox umount --all
     dead_is_cleared() { ! mountpoint -q "$WORK/dead"; }
-    await 20 dead_is_cleared
+    await dead_is_cleared
     end_impostors
+}
+
+# The archive's owner chooses its content: files of root's, and which directory the path leads to.
+case_root_mounts_a_users_archive_over_nothing_of_others() {
+    local users=$WORK/users
+    need_user
+    install -d -o "$TEST_USER" "$users" "$users/own" "$users/full"
+    mkdir "$WORK/roots"
+    new_archive box
+    mv "$WORK/box.lbx" "$users/"
+    chown "$TEST_USER:" "$users/box.lbx"
+    touch "$users/full/file"
+    as_user ln -s /etc "$users/secrets"
+    refused() {
+        local archive=$1 point=$2 before
+        before=$(stat -c %d "$point" 2>/dev/null || true)
+        shift 2
+        expect 15 "belongs to $TEST_USER, and the directory (belongs to root|would belong to root|is not empty).*trust-owner" \
+            mount.lockbox --passfile "$PASSFILE" "$archive" "$point" "$@"
+        same "$(stat -c %d "$point" 2>/dev/null || true)" "$before" "mounted: $point"
+    }
+    refused "$users/box.lbx" "$users/secrets" -o allow_other
+    refused "$users/box.lbx" "$WORK/roots"
+    refused "$users/box.lbx" "$users/full"
+    refused "$users/box.lbx" "$WORK/missing" --make-directory
+    # By another path of the same file, and in the foreground, where no other process looks.
+    ln "$users/box.lbx" "$WORK/linked.lbx"
+    refused "$WORK/linked.lbx" "$WORK/roots"
+    refused "$WORK/linked.lbx" "$WORK/roots" --foreground
+    mount.lockbox --passfile "$PASSFILE" "$users/box.lbx" "$users/own"
+    mountpoint -q "$users/own"
+    lockbox umount "$users/own"
+    mount.lockbox --passfile "$PASSFILE" -o trust-owner "$users/box.lbx" "$WORK/roots"
+    mountpoint -q "$WORK/roots"
+    lockbox umount "$WORK/roots"
+    # Nobody else sees the mount of exec.
+    lockbox exec --passfile "$PASSFILE" "$users/box.lbx" -- true
+    # An archive of root's is root's to mount.
+    chown root: "$users/box.lbx"
+    mount.lockbox --passfile "$PASSFILE" "$users/box.lbx" "$WORK/roots"
+    lockbox umount "$WORK/roots"
+}
+
+case_a_name_in_tmp_that_another_user_made_keeps_nobody_from_mounting() {
+    need_user
+    install -d -o "$TEST_USER" "$WORK/users"
+    alone the_name_in_tmp_is_taken
+}
+
+the_name_in_tmp_is_taken() {
+    local users=$WORK/users taken
+    taken=/tmp/lockbox-$(id -u "$TEST_USER")
+    new_archive box
+    mv "$WORK/box.lbx" "$users/"
+    cp "$PASSFILE" "$users/pass"
+    chown "$TEST_USER:" "$users/box.lbx" "$users/pass"
+    setpriv --reuid 65534 --regid 65534 --clear-groups mkdir -m 777 "$taken"
+    as_user mkdir "$users/point"
+    as_user mount.lockbox --passfile "$users/pass" "$users/box.lbx" "$users/point"
+    as_user lockbox status | shows "$users/point"
+    lockbox status --all | shows "$users/point"
+    same "$(find "$taken" -mindepth 1 | wc -l)" 0 'nothing lies in the directory of another user'
+    same "$(find /tmp -maxdepth 1 -name "${taken##*/}.*" -user "$TEST_USER" -perm 700 | wc -l)" 1
+    as_user lockbox umount "$users/point"
+}
+
+case_an_owners_token_goes_to_no_socket_that_another_user_made() {
+    need_user
+    install -d -o "$TEST_USER" "$WORK/users"
+    alone a_stranger_listens
+}
+
+a_stranger_listens() {
+    local users=$WORK/users directory daemon stranger
+    directory=/tmp/lockbox-$(id -u "$TEST_USER")
+    # No function in the background: its shell would be what is ended.
+    setpriv --reuid "$TEST_USER" --regid "$TEST_USER" --init-groups env -i HOME="$users" PATH="$PATH" \
+        lockbox-share serve --state-dir "$users/store" --listen 127.0.0.1:0 --metrics-listen none >"$WORK/served" 2>&1 &
+    daemon=$!
+    await 30 grep -q ready=1 "$WORK/served"
+    echo hello | as_user env HOME="$users" lockbox share --text --expires 1h >/dev/null
+    as_user env HOME="$users" lockbox share ls --json | shows '"state"'
+    kill "$daemon"
+    wait "$daemon" || true
+    rm -rf "$directory"
+    # /tmp was emptied, and another user is the first to make the name.
+    cat >"$WORK/listen.py" <<'P'
+import os, socket, sys
+os.mkdir(sys.argv[1])
+os.chmod(sys.argv[1], 0o755)
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1] + "/lockbox-share.sock")
+os.chmod(sys.argv[1] + "/lockbox-share.sock", 0o777)
+listening.listen(8)
+print("ready", flush=True)
+while True:
+    connection, _ = listening.accept()
+    print("heard", connection.recv(65536), flush=True)
+    connection.close()
+P
+    chmod 644 "$WORK/listen.py"
+    setpriv --reuid 65534 --regid 65534 --clear-groups python3 "$WORK/listen.py" "$directory" >"$WORK/heard" &
+    stranger=$!
+    await 30 grep -q ready "$WORK/heard"
+    expect 21 'user 65534 listens there' as_user env HOME="$users" lockbox share ls
+    expect 21 'no share daemon runs' as_user env HOME="$users" lockbox share --text </dev/null
+    ! grep -aq Bearer "$WORK/heard" || fail 'the token went to a stranger'
+    same "$(grep -c 'heard b..' "$WORK/heard" | cat)" "$(grep -c "heard b''" "$WORK/heard" | cat)" 'not a byte'
+    kill "$stranger"
 }

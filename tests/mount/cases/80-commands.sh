@@ -138,7 +138,7 @@ case_the_independent_reader_extracts_the_same() {
 
 # Deleting seven of every eight files of each shared page gives their space back, by a purge and by waiting.
 case_small_files_that_shared_pages_are_erased() {
-    local full kept n how
+    local full n how
     new_archive box
     for how in purge wait; do
         attach box
@@ -156,13 +156,9 @@ case_small_files_that_shared_pages_are_erased() {
         [[ $how == wait ]] || lockbox purge "$WORK/box"
         # 41,000 of the 46,900 sectors of the files' content are to go; pages that only wait for others would keep them all. What the archive
         # keeps allocated ahead of need is some MiB.
-        kept=$full
-        for ((n = 0; n < 90 && full - kept < 20000; n++)); do
-            kept=$(stat -c %b "$WORK/box.lbx")
-            [[ $how == purge ]] && break
-            sleep 1
-        done
-        [[ $((full - kept)) -ge 20000 ]] || fail "$how: too little was given back: before=$full after=$kept"
+        given_back() { ((full - $(stat -c %b "$WORK/box.lbx") >= 20000)); }
+        if [[ $how == wait ]]; then await 300 given_back; fi
+        given_back || fail "$how: too little was given back: before=$full after=$(stat -c %b "$WORK/box.lbx")"
         for ((n = 0; n < 8000; n += 8)); do
             cmp -s "$WORK/box/$how/f$(printf %04d "$n")" <(tail -c +$((n * 3000 + 1)) "$WORK/noise" | head -c 3000) ||
                 fail "$how: file $n differs"
@@ -259,7 +255,7 @@ case_umount_8_waits_for_the_daemon() {
         grep -q "could not be asked" "$WORK/stderr"
     ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.." "$WORK" "$PASSFILE"
     umount "$WORK/sbin"
-    await 30 lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    await lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
 }
 
 # Runs alone: 'umount --all' takes away what others have mounted, too.
@@ -288,13 +284,13 @@ sys.exit(waiting.wait())' "$WORK/box" "$1"
     exec 7>&-
     sleep 600 7>"$WORK/box/file" &
     BACKGROUND+=($!)
-    await 20 test -e "$WORK/box/file"
+    await test -e "$WORK/box/file"
     wait_on_a_terminal "kill $!" || fail 'the wait did not end well'
     ! mountpoint -q "$WORK/box" || fail 'still mounted'
     attach box
     sleep 600 7>"$WORK/box/later" &
     BACKGROUND+=($!)
-    await 20 test -e "$WORK/box/later"
+    await test -e "$WORK/box/later"
     # Asked again, the daemon would cut the user off after a minute.
     wait_on_a_terminal "lockbox umount --lazy $WORK/box 2>/dev/null; ! mountpoint -q $WORK/box && kill -0 $! && kill $!" ||
         fail 'the wait did not end well when the mount was gone'
@@ -315,7 +311,7 @@ case_a_lazy_unmount_returns_at_once_and_names_the_users() {
     timeout 60 lockbox umount --lazy "$WORK/box.lbx" 2>"$WORK/stderr" || fail 'a second time'
     echo written >&7
     exec 7>&-
-    await 30 gone "$pid"
+    await gone "$pid"
     # What nobody uses is ended as without the option: when the command returns, the archive is closed.
     attach box
     same "$(cat "$WORK/box/file")" written
@@ -336,7 +332,7 @@ case_busy_is_what_is_said_and_a_bind_mount_goes_alone() {
     (cd "$WORK/box" && exec sleep 600) &
     BACKGROUND+=($!)
     sleeps_inside() { [[ $(cat "/proc/${BACKGROUND[0]}/comm") == sleep && $(readlink "/proc/${BACKGROUND[0]}/cwd") == "$WORK/box" ]]; }
-    await 20 sleeps_inside
+    await sleeps_inside
     expect 13 "box is busy: process ${BACKGROUND[0]} \(sleep\) has its working directory at $WORK/box; end that use" lockbox umount "$WORK/box"
     kill "${BACKGROUND[0]}"
     wait "${BACKGROUND[0]}" || true
@@ -357,7 +353,7 @@ with open(sys.argv[1], "r+b") as file:
 file = None
 open(sys.argv[2], "w").close()
 time.sleep(600)' "$WORK/box/file" "$WORK/mapped"
-    await 20 test -e "$WORK/mapped"
+    await test -e "$WORK/mapped"
     expect 13 "box is busy: process ${BACKGROUND[-1]} \(python3[^)]*\) has $WORK/box/file (open|mapped into memory)" lockbox umount "$WORK/box"
     kill "${BACKGROUND[-1]}"
     wait "${BACKGROUND[-1]}" || true
@@ -404,16 +400,16 @@ case_a_mount_waits_for_the_end_of_the_former() {
     detach box
     mkfifo "$WORK/release"
     in_background hold "$WORK/box.lbx"
-    await 20 grep -q held "$WORK/holding"
+    await grep -q held "$WORK/holding"
     in_background attach box 2>"$WORK/mounting"
-    await 20 grep -q 'waiting for its end' "$WORK/mounting"
+    await grep -q 'waiting for its end' "$WORK/mounting"
     echo >"$WORK/release"
     wait "${BACKGROUND[1]}" || fail "refused: $(cat "$WORK/mounting")"
     detach box
     # Who goes on is not waited for.
     rm "$WORK/holding"
     in_background hold "$WORK/box.lbx"
-    await 20 grep -q held "$WORK/holding"
+    await grep -q held "$WORK/holding"
     expect 13 'held by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
     grep -q 'waiting for its end' "$WORK/stderr"
     echo >"$WORK/release"

@@ -51,7 +51,7 @@ case_tars_of_an_archive_are_those_of_its_mount() {
 
 # Killed at any moment of a mirror, what the source has is in the archive, as it was or as it is.
 case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
-    local round pid
+    local round
     mkdir -p "$WORK/tree/dir"
     head -c 8000000 /dev/urandom >"$WORK/noise"
     new_archive box
@@ -62,11 +62,7 @@ case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
         if ((round % 2)); then mkdir "$WORK/tree/turns"; else echo "$round" >"$WORK/tree/turns"; fi
         echo "round $round" >"$WORK/tree/changes"
         if ((round > 0)); then
-            lockbox add --mirror --delete-most --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/tree" &
-            pid=$!
-            sleep "0.$(printf %03d $((RANDOM % 400 + 20)))"
-            kill -9 "$pid" 2>/dev/null || true
-            wait "$pid" 2>/dev/null || true
+            killed_at pwrite64 $((RANDOM % 60 + 1)) lockbox add --mirror --delete-most --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/tree"
             lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
             lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" tree/changes | shows -Ex "round ($round|$((round - 1)))"
         fi

@@ -18,7 +18,7 @@ case_a_mount_makes_its_directory_and_takes_it_away() {
     same "$(cat elsewhere/file)" content
     pid=$(daemon_of "$WORK/box.lbx")
     kill "$pid"
-    await 20 gone "$pid"
+    await gone "$pid"
     [[ ! -e elsewhere ]] || fail 'the directory stayed after a signal'
     # Detached while it is in use, it goes at the end.
     lockbox mount --passfile "$PASSFILE" box.lbx
@@ -27,11 +27,11 @@ case_a_mount_makes_its_directory_and_takes_it_away() {
     lockbox umount --lazy box 2>/dev/null 7>&-
     [[ -d box && ! -e box/open ]] || fail 'it went while it was in use'
     exec 7>&-
-    await 20 gone "$pid"
+    await gone "$pid"
     [[ ! -e box ]] || fail 'the directory stayed after a lazy end'
     # In the foreground as well.
     in_background lockbox mount --foreground --passfile "$PASSFILE" box.lbx
-    await 20 mountpoint -q box
+    await mountpoint -q box
     lockbox umount box
     wait "${BACKGROUND[-1]}"
     [[ ! -e box ]] || fail 'the directory stayed after the foreground'

@@ -22,7 +22,7 @@ case_a_program_runs_in_an_archive_that_nobody_else_sees() {
     local point
     new_archive box
     start_in box sh -c "echo content >file; mkdir below; $WAITING" "$WORK"
-    await 30 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     point=$(cat "$WORK/ready")
     # To everybody else it is an empty directory, and none of their mounts.
     same "$(ls -A "$point")" ''
@@ -36,6 +36,10 @@ case_a_program_runs_in_an_archive_that_nobody_else_sees() {
     wait "${BACKGROUND[0]}"
     [[ ! -e $point ]] || fail 'the directory stayed'
     same "$(show file)" content
+    # Nothing that it inherits tells where a passphrase is.
+    LOCKBOX_PASSFILE=$PASSFILE LOCKBOX_PASSCOMMAND=false run_in box env >"$WORK/environment"
+    grep -q ^PATH= "$WORK/environment"
+    ! grep LOCKBOX_PASS "$WORK/environment" || fail 'the program inherits the way to the passphrase'
     # What is piped in and out is the program's.
     same "$(echo piped | run_in box tee below/told)" piped
     same "$(show below/told)" piped
@@ -91,7 +95,7 @@ case_an_archive_is_mounted_until_the_last_of_its_programs_ends() {
     new_archive box
     # The one that was started ends, what it started does not.
     start_in box sh -c "($WAITING; echo late >late) & exit 3" "$WORK"
-    await 30 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     expect 13 'in use' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
     touch "$WORK/go"
     wait "${BACKGROUND[0]}" || status=$?
@@ -100,16 +104,16 @@ case_an_archive_is_mounted_until_the_last_of_its_programs_ends() {
     # Whoever does not want to wait for it gets the terminal back; what is written is kept.
     rm "$WORK/go" "$WORK/ready"
     start_in box sh -c "($WAITING; echo later >later; sync -f .) & echo started >started" "$WORK" 2>"$WORK/said"
-    await 30 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     pid=$(daemon_of "$WORK/box.lbx")
     # The signal is for the waiting alone: until it does so, it is noted for the program.
     until_left() { kill -INT "${BACKGROUND[1]}" 2>/dev/null || true; ! kill -0 "${BACKGROUND[1]}" 2>/dev/null; }
-    await 30 until_left
+    await until_left
     status=0
     wait "${BACKGROUND[1]}" || status=$?
     same "$status" 130
     touch "$WORK/go"
-    await 30 gone "$pid"
+    await gone "$pid"
     same "$(show started) $(show later)" 'started later'
     check_full box
 }
@@ -118,7 +122,7 @@ case_a_program_in_an_archive_gets_the_signals_that_are_sent() {
     local status=0 pid
     new_archive box
     start_in box sh -c 'trap "echo told >told; exit 9" TERM; '"$WAITING" "$WORK"
-    await 30 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     # The keyboard's signal goes to all that run in its foreground, so the program has it already.
     kill -INT "${BACKGROUND[0]}"
     kill -TERM "${BACKGROUND[0]}"
@@ -128,13 +132,13 @@ case_a_program_in_an_archive_gets_the_signals_that_are_sent() {
     # Killed, it leaves a mount that only its programs see; by the name of the archive it can be ended.
     rm "$WORK/ready"
     start_in box sh -c "echo kept >kept; $WAITING" "$WORK"
-    await 30 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     pid=$(daemon_of "$WORK/box.lbx")
     kill -9 "${BACKGROUND[1]}"
     wait "${BACKGROUND[1]}" || true
     touch "$WORK/go"
-    await 30 lockbox umount "$WORK/box.lbx" 2>/dev/null
-    await 30 gone "$pid"
+    await lockbox umount "$WORK/box.lbx" 2>/dev/null
+    await gone "$pid"
     same "$(show kept)" kept
     check_full box
 }
@@ -163,7 +167,7 @@ case_who_asks_for_the_passphrase_of_a_program_cannot_be_traced_by_its_user() {
     as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/traced.lbx"
     cd "$WORK/users"
     in_background as_user lockbox exec --passcommand ': >asked; until [ -e go ]; do sleep 0.02; done; cat pass' traced.lbx -- true
-    await 30 test -e asked
+    await test -e asked
     expect 1 'PermissionError' trace "$(pgrep -u "$TEST_USER" -f "^[^ ]*mount.lockbox .* traced.lbx ")"
     touch go
     wait "${BACKGROUND[0]}"
@@ -196,7 +200,7 @@ case_a_user_needs_no_root_to_run_a_program_in_an_archive() {
     as_user lockbox create --weak-kdf --kdf-memory 1 --passfile "$WORK/users/pass" "$WORK/users/box.lbx"
     as() { as_user lockbox exec --passfile "$WORK/users/pass" "$WORK/users/box.lbx" -- "$@"; }
     in_background as sh -c "id -u >id; grep CapEff /proc/self/status >capabilities; $WAITING" "$WORK/users"
-    await 30 test -e "$WORK/users/ready"
+    await test -e "$WORK/users/ready"
     point=$(cat "$WORK/users/ready")
     same "$(ls -A "$point")" ''
     # The daemon has the key, which is for none of the user's programs, inside or outside.

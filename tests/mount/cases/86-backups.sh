@@ -33,7 +33,7 @@ case_a_backup_of_a_mount_that_is_written_is_one_moment() {
     seq 1000 | split -l 10 - "$WORK/box/still/small"
     cp -a "$WORK/box/still" "$WORK/copy"
     in_background write_on "$WORK/box" "$WORK/count" "$WORK/enough"
-    await 30 test -s "$WORK/count"
+    await test -s "$WORK/count"
     for round in 1 2 3 4; do
         before=$(cat "$WORK/count")
         # By the mount point, and by the archive's name.
@@ -46,7 +46,7 @@ case_a_backup_of_a_mount_that_is_written_is_one_moment() {
         lockbox check --full --passfile "$PASSFILE" "$WORK/copy.lbx"
         lockbox extract --privileges --passfile "$PASSFILE" --to "$WORK/out$round" "$WORK/copy.lbx" 2>/dev/null
         same_tree "$WORK/copy" "$WORK/out$round/still"
-        await 30 beyond "$before"
+        await beyond "$before"
     done
     touch "$WORK/enough"
     wait "${BACKGROUND[0]}"
@@ -96,7 +96,7 @@ case_a_backup_that_is_killed_shows_one_of_two_moments() {
         echo "$round" >"$WORK/box/both/two"
         in_background backup "$WORK/box" "$WORK/copy.lbx"
         kill=${BACKGROUND[-1]}
-        await 30 asks "$kill"
+        await asks "$kill"
         perl -e "select(undef, undef, undef, $round * 0.008)"
         if ((round % 3 == 0)); then
             kill_daemon box
@@ -106,7 +106,7 @@ case_a_backup_that_is_killed_shows_one_of_two_moments() {
             kill_asking "$kill"
         fi
         # The daemon notices that nobody waits, and lets the file go.
-        await 30 lockbox check --full --passfile "$PASSFILE" "$WORK/copy.lbx" >/dev/null 2>&1
+        await lockbox check --full --passfile "$PASSFILE" "$WORK/copy.lbx" >/dev/null 2>&1
         same "$(lockbox cat --passfile "$PASSFILE" "$WORK/copy.lbx" both/one 2>/dev/null)" \
             "$(lockbox cat --passfile "$PASSFILE" "$WORK/copy.lbx" both/two 2>/dev/null)"
     done
@@ -114,7 +114,7 @@ case_a_backup_that_is_killed_shows_one_of_two_moments() {
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/copy.lbx" both/one 2>/dev/null)" 12
     # A new file that was not finished has no name that counts, and goes with the next run.
     in_background backup "$WORK/box" "$WORK/other.lbx"
-    await 30 asks "${BACKGROUND[-1]}"
+    await asks "${BACKGROUND[-1]}"
     kill_asking "${BACKGROUND[-1]}"
     backup "$WORK/box" "$WORK/other.lbx" >/dev/null
     lockbox check --full --passfile "$PASSFILE" "$WORK/other.lbx" >/dev/null
@@ -214,7 +214,7 @@ case_a_backup_into_a_pipe_leaves_nothing_behind() {
         head -c 1 <&7 >/dev/null
         same "$(ls -A "$WORK/tmp")" '' 'while it is written to the pipe'
         kill -9 "${BACKGROUND[-1]}"
-        await 20 gone "${BACKGROUND[-1]}"
+        await gone "${BACKGROUND[-1]}"
         exec 7<&-
         same "$(ls -A "$WORK/tmp")" '' 'after it was killed'
     done

@@ -36,25 +36,29 @@ case_a_mount_that_hides_what_the_daemon_needs_is_refused_by_name() {
 # Everything lies below the mount point. One event loop, so that a daemon that looks there is stuck at once.
 # (Short names: the path of a socket may have 107 bytes.)
 case_no_path_once_mounted() {
-    local home=$WORK/h pid
+    local home=$WORK/h pid seen
     mkdir -p "$home/r" "$home/logs"
     chmod 700 "$home/r"
     create "$home/box.lbx"
     export XDG_STATE_HOME=$home/state XDG_RUNTIME_DIR=$home/r
-    in_background strace -f -e trace=%file,clone,clone3,fork,vfork -o "$WORK/trace" "$SCRATCH_DIR/bin/mount.lockbox" --foreground \
+    in_background strace -f -e trace=%file,clone,clone3,fork,vfork,syncfs,fdatasync -o "$WORK/trace" "$SCRATCH_DIR/bin/mount.lockbox" --foreground \
         "$home/box.lbx" "$home" -o "over-archive,threads=1,passfile=$PASSFILE,log=$home/logs/log" 2>"$WORK/strace.log"
     pid=$!
-    await 30 mountpoint -q "$home"
+    await mountpoint -q "$home"
     cd /
     timeout 30 bash -c "$(declare -f write_durably); write_durably '$home/file' content"
     same "$(cat "$home/file")" content
     # While it is open for writing, the mount is flushed and committed by the clock.
     exec 7>"$home/other"
     echo more >&7
-    sleep 7
+    seen=$(wc -l <"$WORK/trace")
+    flushed_and_committed() {
+        tail -n "+$((seen + 1))" "$WORK/trace" | awk '/ syncfs\(/ { flushed = 1 } / fdatasync\(/ { committed = flushed } END { exit !committed }'
+    }
+    await flushed_and_committed
     exec 7>&-
     timeout 30 umount "$home"
-    await 30 gone "$pid"
+    await gone "$pid"
     follow.py "$WORK/trace" || fail 'the daemon looked up paths after it had mounted'
     # The socket went, what is remembered was written, and so was the log.
     same "$(ls "$home/r/lockbox")" ''
@@ -80,7 +84,7 @@ case_places_of_the_system_can_be_mounted_over() {
             umount "$POINT"
         ' - "$WORK" || fail "over $point"
         unlocked() { lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx" >"$WORK/stdout" 2>&1; }
-        await 30 unlocked
+        await unlocked
         same "$(lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" file)" content
     done
 }
@@ -118,12 +122,12 @@ while True:
         os.write(file, os.urandom(1 << 20))
         os.fsync(file)' "$WORK/box/file" "$WORK/go" 2>"$WORK/fsync"
     writer=$!
-    await 20 test -e "$WORK/go"
+    await test -e "$WORK/go"
     mount --bind "$WORK/box/file" "$WORK/box.lbx"
     echo go >"$WORK/go"
-    await 60 grep -q 'waited for itself' "$WORK/box.log"
-    await 30 gone "$pid"
-    await 30 gone "$writer"
+    await grep -q 'waited for itself' "$WORK/box.log"
+    await gone "$pid"
+    await gone "$writer"
     umount "$WORK/box.lbx"
     umount "$WORK/box"
     lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"

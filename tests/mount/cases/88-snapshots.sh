@@ -90,16 +90,13 @@ case_a_killed_removal_is_ended_by_the_next_mount() {
         rm -rf "$WORK"/box/small?"$(printf '%s' abcd | cut -c "$round")"*
         detach box
         before=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | sed 's/.*"used_bytes":\([0-9]*\).*/\1/')
-        # Not by the function: the process of that would be the one that is killed.
-        lockbox snapshot rm --passfile "$PASSFILE" "$WORK/box.lbx" kept &
-        sleep "0.0$((round * 2))"
-        kill -9 $! 2>/dev/null || true
-        wait $! 2>/dev/null || true
+        # It makes nine writes or more.
+        killed_at pwrite64 $((RANDOM % 9 + 1)) lockbox snapshot rm --passfile "$PASSFILE" "$WORK/box.lbx" kept
         listed=$(snapshot ls)
         [[ -z $listed ]] || snapshot rm kept
         attach box
         sync -f "$WORK/box"
-        await 60 freed "$before"
+        await freed "$before"
         detach box
         lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
     done

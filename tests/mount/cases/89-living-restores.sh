@@ -104,7 +104,7 @@ PYTHON
     mkfifo "$WORK/go"
     in_background python3 "$WORK/hold.py" "$WORK/box" "$WORK/go" "$WORK/ready"
     hold=${BACKGROUND[0]}
-    await 20 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     kept=$(snapshot restore "$WORK/box" good tree)
     [[ $kept == before-restore-* ]] || fail "it answered: $kept"
     same_tree "$WORK/copy/tree" "$WORK/box/tree"
@@ -155,7 +155,7 @@ case_nobody_learns_of_what_a_restore_builds_before_it_is_whole() {
         done
     }
     in_background look
-    await 20 test -s "$WORK/rounds"
+    await test -s "$WORK/rounds"
     for round in 1 2 3; do
         rm -r "$WORK/box/tree"
         snapshot restore "$WORK/box" good >/dev/null
@@ -196,7 +196,7 @@ case_a_restore_that_is_killed_leaves_each_path_old_or_new() {
         lockbox snapshot restore "$WORK/box" good >"$WORK/answer" 2>&1 </dev/null &
         client=$!
         # As soon as one of them is there: within the work.
-        await 30 test -e "$WORK/box/$((round % 3 + 1))/faaaa"
+        await test -e "$WORK/box/$((round % 3 + 1))/faaaa"
         # The client may have ended by itself before its signal comes.
         case $round in
         1 | 2) kill -9 "$client" 2>/dev/null || true ;;
@@ -264,11 +264,16 @@ PYTHON
 
 case_differences_in_a_mount_are_told_to_who_reads_slowly() {
     many_differences
-    # Longer than a daemon waits for who reads nothing that was asked for.
-    lockbox snapshot diff "$WORK/box" good </dev/null | {
-        sleep 7
-        cat >"$WORK/told"
-    }
+    mkfifo "$WORK/pipe"
+    # Both ways, so that opening it waits for nobody; what is read from has an end.
+    exec 7<>"$WORK/pipe"
+    in_background lockbox snapshot diff "$WORK/box" good </dev/null >"$WORK/pipe" 7<&-
+    exec 8<"$WORK/pipe" 7<&-
+    # By its clock, the daemon has lived longer than the 5 seconds that it waits for who reads nothing that was asked for.
+    await_looks "$(daemon_of "$WORK/box.lbx")"
+    cat <&8 >"$WORK/told"
+    exec 8<&-
+    wait "${BACKGROUND[-1]}"
     same "$(grep -c '^A ' "$WORK/told")" 5000
     detach box
 }

@@ -39,12 +39,12 @@ case_a_snapshot_of_a_living_mount_has_what_was_written_before_it() {
     ln "$WORK/box/still/large" "$WORK/box/still/link"
     cp -a "$WORK/box/still" "$WORK/copy"
     in_background write_on "$WORK/box" "$WORK/count"
-    await 30 test -s "$WORK/count"
+    await test -s "$WORK/count"
     for round in 1 2 3; do
         before=$(cat "$WORK/count")
         same "$(snapshot create "$WORK/box" "round $round")" "round $round"
         echo "$before" >"$WORK/before$round"
-        await 30 beyond "$before"
+        await beyond "$before"
     done
     rm -rf "$WORK/box/still"
     # By the name of the archive as well.
@@ -196,7 +196,7 @@ case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     same "$(snapshot ls "$WORK/box" | wc -l)" 1
     snapshot rm "$WORK/box" "$(printf 'odd\n\377 name')"
     same "$(snapshot ls "$WORK/box")" ''
-    await 60 freed $((before - 39000000))
+    await freed $((before - 39000000))
     detach box
     check_full box
 }
@@ -246,10 +246,10 @@ stale("a listing", lambda: os.listdir(directory))
 stale("a name", lambda: os.stat("never looked up"))
 PYTHON
     in_background python3 "$WORK/hold.py" "$WORK/box/.snapshots/kept" "$WORK/go" "$WORK/ready"
-    await 20 test -e "$WORK/ready"
+    await test -e "$WORK/ready"
     snapshot rm "$WORK/box" kept
-    await 10 test ! -e "$WORK/box/.snapshots/kept"
-    await 60 freed $((before - 29000000))
+    await test ! -e "$WORK/box/.snapshots/kept"
+    await freed $((before - 29000000))
     echo >"$WORK/go"
     wait "${BACKGROUND[0]}" || fail "who had something of it open was answered otherwise"
     same "$(cat "$WORK/box/dir/file")" now
@@ -349,10 +349,10 @@ case_a_mount_takes_snapshots_by_itself() {
     lockbox status --all "$WORK/box" | shows -E '^Snapshot schedule +hourly:24,daily:7; the next with the first change after 20'
     lockbox status --json "$WORK/box" | shows '"snapshot_schedule":{"failure":null,"next":"20[^"]*","rules":"hourly:24,daily:7"}'
     # Looked at once a second; nothing has changed since the one that a person took.
-    await 30 answers_twice
+    await answers_twice
     same "$(names "$WORK/box")" "mine "
     echo content >"$WORK/box/file"
-    await 30 has_automatic
+    await has_automatic
     same "$(cat "$WORK/box/file")" content
     echo more >"$WORK/box/file"
     lockbox snapshot ls "$WORK/box" >"$WORK/listed"

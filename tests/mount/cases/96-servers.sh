@@ -51,7 +51,7 @@ http {
 CONFIG
     in_background /usr/sbin/nginx -c "$WORK/nginx.conf" -e "$WORK/nginx/errors"
     NGINX=$!
-    await 20 answers
+    await answers
 }
 
 answers() {
@@ -60,7 +60,7 @@ answers() {
 
 stop_serving() {
     kill -QUIT "$(cat "$WORK/nginx/pid")"
-    await 20 gone "$NGINX"
+    await gone "$NGINX"
 }
 
 requests() {
@@ -158,7 +158,7 @@ case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
     find "/proc/$fetcher/fd" -lname 'socket:*' -printf '%l\n' | tr -dc '0-9\n' | shows -Fxf <(awk '{ print $10 }' /proc/net/tcp) ||
         fail "the process that fetches has no connection"
     lockbox umount "$WORK/box"
-    await 10 gone "$fetcher"
+    await gone "$fetcher"
     # The next mount asks for the start of the file and for nothing else.
     before=$(requests)
     attach_url
@@ -221,7 +221,7 @@ case_a_server_that_is_away_is_waited_for_and_then_an_error() {
     attach_url timeout=2s
     diff -r "$WORK/src/tree" "$WORK/box/tree"
     # Nothing is fetched ahead any more when what was asked stays the same.
-    await 20 settled
+    await settled
     asked=$(told reads) sent=$(told bytes)
     same "$((asked + 1))" "$(requests)"
     ((sent > 1500000 && sent < 30000000)) || fail "$sent bytes came"
@@ -251,7 +251,7 @@ case_a_server_that_is_away_is_waited_for_and_then_an_error() {
     stop_serving
     in_background cmp "$WORK/box/large" "$WORK/src/large"
     local reader=$!
-    await 20 grep -q . "/proc/$reader/wchan"
+    await grep -q . "/proc/$reader/wchan"
     serve
     wait "$reader"
     lockbox umount "$WORK/box"

@@ -81,7 +81,7 @@ case_a_backup_into_a_store_that_is_killed_at_any_moment_leaves_the_one_before() 
         lockbox backup --passfile "$PASSFILE" "$BOX" "$URL" >/dev/null 2>&1 &
         pid=$!
         # When it has said that it came, when it writes, and near its end.
-        await 20 far_enough $((before + i % 3)) "$pid"
+        await far_enough $((before + i % 3)) "$pid"
         kill -9 "$pid" 2>/dev/null && killed=$((killed + 1))
         wait "$pid" || true
         rm -rf "$WORK/out"

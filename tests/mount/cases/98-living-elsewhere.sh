@@ -15,7 +15,7 @@ serve_store() {
     store.py "$PORT" "$WORK/objects" 2>"$WORK/store.log" &
     SERVER=$!
     BACKGROUND+=("$SERVER")
-    await 10 bash -c "(: >/dev/tcp/127.0.0.1/$PORT) 2>/dev/null"
+    await bash -c "(: >/dev/tcp/127.0.0.1/$PORT) 2>/dev/null"
 }
 
 prepare_store() {
@@ -82,7 +82,7 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     lockbox mkdir --take-over --passfile "$PASSFILE" "$URL:/theirs"
     ! { echo lost >"$WORK/dir/lost" && sync "$WORK/dir/lost"; } 2>/dev/null || fail "it was written"
     same "$(cat "$WORK/dir/mine")" mine
-    await 20 bash -c "lockbox status '$WORK/dir' | grep -q 'read-only because .*another writer took over'"
+    await bash -c "lockbox status '$WORK/dir' | grep -q 'read-only because .*another writer took over'"
     expect 2 'another writer took over' lockbox umount "$WORK/dir"
     same "$(lockbox ls --passfile "$PASSFILE" "$URL" | tr '\n' ' ')" 'mine theirs '
     # What it wrote last is read where it was written.
@@ -113,7 +113,7 @@ case_what_a_mount_in_a_store_acknowledged_survives_the_death_of_its_daemon() {
         sync "$WORK/dir/file$i"
         echo "$i" >"$WORK/dir/not-synced"
         kill -9 "$(daemon_there)"
-        await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+        await bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
         same "$(found "file$i")" "$i"
     done
     lockbox check --full --passfile "$PASSFILE" "$URL"
@@ -125,7 +125,7 @@ waits_for_pages() {
 }
 
 case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
-    local writer reader part code=0 readers=()
+    local writer reader part code=0 readers=() counter
     prepare_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     head -c 8M /dev/urandom >"$WORK/dir/large"
@@ -140,7 +140,7 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     { echo during >"$WORK/dir/during" && sync "$WORK/dir/during" && : >"$WORK/done"; } &
     writer=$!
     BACKGROUND+=("$writer")
-    await 30 bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
+    await bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
     same "$(cat "$WORK/dir/before")" before
     # Those who read what is not here wait as well, and keep nobody else from an answer.
     for part in 1 3 5; do
@@ -149,12 +149,22 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     done
     BACKGROUND+=("${readers[@]}")
     for reader in "${readers[@]}"; do
-        await 30 waits_for_pages "$reader"
+        await waits_for_pages "$reader"
     done
     timeout 20 stat "$WORK/dir/missing" >/dev/null 2>&1 || code=$?
     same "$code" 1
-    sleep 3
+    # At the store's place somebody counts what is asked, and answers nothing: three times the daemon asked for what was written to be taken.
+    in_background python3 -c 'import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    with server.accept()[0] as asking:
+        print(asking.recv(4096).split(b" ")[0].decode(), flush=True)' "$PORT" >"$WORK/asked"
+    counter=$!
+    asked_three_times() { [[ $(grep -c '^PUT$' "$WORK/asked" || true) -ge 3 ]]; }
+    await asked_three_times
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
+    kill "$counter"
+    wait "$counter" || true
     serve_store
     wait "$writer"
     # They may have given up meanwhile.
@@ -216,10 +226,10 @@ case_a_commit_that_waits_for_its_store_outlives_the_daemon() {
     wait "$SERVER" || true
     { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits"; } &
     BACKGROUND+=("$!")
-    await 30 bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
+    await bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
     kill -9 "$(daemon_there)"
-    await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
-    await 30 bash -c "lockbox remote unsent | grep -q 'the next writer here sends it'"
+    await bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+    await bash -c "lockbox remote unsent | grep -q 'the next writer here sends it'"
     serve_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     same "$(cat "$WORK/dir/waits")" waits
@@ -236,9 +246,9 @@ case_a_mount_of_which_a_request_waits_for_its_store_ends_by_a_signal() {
     # The first change of a mount waits until the store knows of it, in an event loop.
     { echo first >"$WORK/dir/first"; } &
     BACKGROUND+=("$!")
-    await 30 bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
+    await bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
     kill "$daemon"
-    await 40 bash -c "! kill -0 $daemon 2>/dev/null"
+    await bash -c "! kill -0 $daemon 2>/dev/null"
     lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
     serve_store
     lockbox remote collect "${REMOTE[@]}" "$URL"
@@ -257,13 +267,13 @@ case_a_mount_of_which_its_own_commit_waits_for_its_store_ends() {
         wait "$SERVER" || true
         # Nobody asks for it: it is committed some seconds later, and that waits.
         echo waits >"$WORK/dir/waits"
-        await 30 bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
+        await bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
         if [[ $end == umount ]]; then
             timeout 60 lockbox umount "$WORK/dir" 2>"$WORK/told" || fail "it did not end"
             grep 'are kept on this machine; the next mount here' "$WORK/told" >/dev/null
         else
             kill "$daemon"
-            await 60 bash -c "! kill -0 $daemon 2>/dev/null"
+            await bash -c "! kill -0 $daemon 2>/dev/null"
         fi
         lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
         serve_store
@@ -289,14 +299,57 @@ case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
         { echo during >"$WORK/dir/$i" && sync "$WORK/dir/$i" && : >"$WORK/done$i"; } &
         BACKGROUND+=($!)
     done
-    await 30 bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
+    await bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
     echo 3 >/proc/sys/vm/drop_caches
     same "$(timeout 20 cat "$WORK/dir/2")" during
     [[ ! -e $WORK/done1 && ! -e $WORK/done2 && ! -e $WORK/done3 ]] || fail "success without the store's word"
     serve_store
-    for i in 1 2 3; do await 30 test -e "$WORK/done$i"; done
+    for i in 1 2 3; do await test -e "$WORK/done$i"; done
     same "$(found 3)" during
     lockbox umount "$WORK/dir"
+}
+
+# METHODS STATUS [once]: a portal on the way answers in the store's place.
+stand_between() {
+    echo "$*" >"$WORK/portal"
+    mv "$WORK/portal" "$WORK/objects/.portal"
+}
+
+case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
+    local status daemon
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,log=$WORK/log"
+    daemon=$(daemon_there)
+    BACKGROUND+=("$daemon")
+    for status in 200 204 302 403 404 412 507; do
+        stand_between PUT "$status" once
+        echo "$status" >"$WORK/dir/file$status"
+        sync "$WORK/dir/file$status"
+        [[ ! -e $WORK/objects/.portal ]] || fail "the portal was asked for nothing"
+        same "$(found "file$status")" "$status"
+        stand_between GET "$status" once
+        same "$(found "file$status")" "$status"
+        [[ ! -e $WORK/objects/.portal ]] || fail "the portal was asked for nothing"
+    done
+    stand_between PUT 200
+    { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits" && : >"$WORK/done"; } &
+    BACKGROUND+=("$!")
+    await 30 grep -q 'not an answer of this store (status 200)' "$WORK/log"
+    [[ ! -e $WORK/done ]] || fail "success without the store's word"
+    kill -9 "$daemon"
+    await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+    rm "$WORK/objects/.portal"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    for status in 200 204 302 403 404 412 507; do same "$(cat "$WORK/dir/file$status")" "$status"; done
+    same "$(cat "$WORK/dir/waits")" waits
+    lockbox umount "$WORK/dir"
+    lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    for status in 200 204 302 403 404 412 507; do
+        stand_between GET "$status"
+        expect 2 "does not answer: what came is not an answer of this store (status $status)" \
+            lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    done
 }
 
 give_credentials() {
@@ -312,20 +365,20 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
     mount_both
     echo before >"$WORK/dir/file"
     sync "$WORK/dir/file"
-    await 20 shows file before
+    await shows file before
     echo first >"$WORK/objects/.refused"
     { echo after >"$WORK/dir/file" && sync "$WORK/dir/file" && : >"$WORK/done"; } &
     writer=$!
     BACKGROUND+=("$writer")
     # Both are refused, and what is here is read meanwhile.
-    await 60 grep -q 'cannot be shown, so it stays as it was: .*refuses the request' "$WORK/reader.log"
+    await grep -q 'cannot be shown, so it stays as it was: .*refuses the request' "$WORK/reader.log"
     shows file before
     same "$(timeout 20 cat "$WORK/dir/file")" after
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
     give_credentials second
     wait "$writer"
     [[ -e $WORK/done ]]
-    await 60 shows file after
+    await shows file after
     same "$(found file)" after
     # The program that goes on with the next ones has them from the start.
     echo 'first second' >"$WORK/objects/.refused"
@@ -375,18 +428,18 @@ case_a_mount_for_reading_follows_who_writes_elsewhere() {
         echo one and more >>"$WORK/dir/file"
         rmdir "$WORK/dir/sub"
         sync "$WORK/dir/file"
-        await 20 shows new two
+        await shows new two
         # A name that was asked for is believed for a second.
-        await 20 shows file $'one\none and more'
-        await 20 test ! -e "$WORK/reader/sub"
+        await shows file $'one\none and more'
+        await test ! -e "$WORK/reader/sub"
         # Of the same size and with the time that it had.
         exec 7<"$WORK/reader/large"
         printf xyz | dd of="$WORK/dir/large" bs=1 seek=1500000 conv=notrunc status=none
         touch -d @1000000000 "$WORK/dir/large"
         echo three >"$WORK/dir/new"
         sync "$WORK/dir/large" "$WORK/dir/new"
-        await 20 shows new three
-        await 20 cmp -s "$WORK/dir/large" "$WORK/reader/large"
+        await shows new three
+        await cmp -s "$WORK/dir/large" "$WORK/reader/large"
         exec 7<&-
         # Who has a file open reads what is added to it, and all of it when it is gone.
         tail -f -c +1 "$WORK/reader/file" >"$WORK/tail" &
@@ -394,15 +447,15 @@ case_a_mount_for_reading_follows_who_writes_elsewhere() {
         BACKGROUND+=("$tail")
         echo added >>"$WORK/dir/file"
         sync "$WORK/dir/file"
-        await 20 grep -q added "$WORK/tail"
+        await grep -q added "$WORK/tail"
         kill "$tail"
         exec 7<"$WORK/reader/large"
         pages=$(sha256sum <"$WORK/dir/large")
         rm "$WORK/dir/large"
         echo four >"$WORK/dir/new"
         sync "$WORK/dir/new"
-        await 20 shows new four
-        await 20 test ! -e "$WORK/reader/large"
+        await shows new four
+        await test ! -e "$WORK/reader/large"
         echo 3 >/proc/sys/vm/drop_caches
         same "$(stat -L -c %s /dev/fd/7)" 3000000
         same "$(sha256sum <&7)" "$pages"
@@ -411,10 +464,10 @@ case_a_mount_for_reading_follows_who_writes_elsewhere() {
         lockbox snapshot create "$WORK/dir" kept
         mkdir "$WORK/fixed"
         mount.lockbox "$URL" "$WORK/fixed" -o "$OPTIONS,ro,follow=off"
-        await 20 test -d "$WORK/reader/.snapshots/kept"
+        await test -d "$WORK/reader/.snapshots/kept"
         echo five >"$WORK/dir/new"
         sync "$WORK/dir/new"
-        await 20 shows new five
+        await shows new five
         same "$(cat "$WORK/fixed/new")" four
         same "$(cat "$WORK/reader/.snapshots/kept/new")" four
         expect 1 'Read-only file system' touch "$WORK/reader/mine"
@@ -434,7 +487,7 @@ case_a_follower_shows_moments_in_their_order_and_lets_go_of_them() {
     mount_both
     for i in 1 2; do echo 0 >"$WORK/dir/$i"; done
     sync "$WORK/dir/1" "$WORK/dir/2"
-    await 20 shows 2 0
+    await shows 2 0
     before=$(ls "/proc/$(daemon_at reader)/fd" | wc -l)
     # The first is always as new as the second.
     {
@@ -455,18 +508,18 @@ case_a_follower_shows_moments_in_their_order_and_lets_go_of_them() {
         second=${second:-0}
     done
     : >"$WORK/enough"
-    await 20 test -e "$WORK/ended"
-    await 20 shows 2 "$(cat "$WORK/dir/2")"
+    await test -e "$WORK/ended"
+    await shows 2 "$(cat "$WORK/dir/2")"
     after=$(ls "/proc/$(daemon_at reader)/fd" | wc -l)
     [[ $after -le $((before + 40)) ]] || fail "$before descriptors, and then $after"
     # A writer that was killed is followed by the next one, and so is that.
     kill -9 "$(daemon_there)"
-    await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
+    await bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     BACKGROUND+=("$(daemon_there)")
     echo later >"$WORK/dir/1"
     sync "$WORK/dir/1"
-    await 20 shows 1 later
+    await shows 1 later
     [[ ! -s $WORK/reader.log ]] || fail "$(cat "$WORK/reader.log")"
     lockbox umount "$WORK/reader"
     lockbox umount "$WORK/dir"
@@ -477,17 +530,17 @@ case_a_follower_stays_at_its_moment_while_the_store_is_away_and_goes_on_by_itsel
     mount_both
     echo before >"$WORK/dir/file"
     sync "$WORK/dir/file"
-    await 20 shows file before
+    await shows file before
     kill "$SERVER"
     wait "$SERVER" || true
-    await 30 grep -q 'cannot be shown, so it stays as it was: .*does not answer' "$WORK/reader.log"
+    await grep -q 'cannot be shown, so it stays as it was: .*does not answer' "$WORK/reader.log"
     shows file before
     lockbox status "$WORK/reader" | grep 'stays as it was because .*does not answer' >/dev/null
     serve_store
     echo after >"$WORK/dir/file"
     sync "$WORK/dir/file"
-    await 60 shows file after
-    await 20 grep -q 'is followed again' "$WORK/reader.log"
+    await shows file after
+    await grep -q 'is followed again' "$WORK/reader.log"
     same "$(lockbox status --json "$WORK/reader" | python3 -c 'import json, sys; print(json.load(sys.stdin)["follows"]["failure"])')" None
     same "$(wc -l <"$WORK/reader.log")" 2
     lockbox umount "$WORK/reader"

@@ -14,7 +14,7 @@ beyond() {
 
 # goes_on PROGRAM NUMBER: it has done more by now. Where it stands still, that is told with what it waits for.
 goes_on() {
-    if ! await 30 beyond "$1" "$2"; then
+    if ! await beyond "$1" "$2"; then
         ps -eo pid,ppid,stat,wchan:24,etimes,args >&2
         return 1
     fi
@@ -173,7 +173,7 @@ case_a_day_of_work_is_kept_by_the_hour() {
         goes_on letters "$letters"
         goes_on entries "$entries"
     done
-    await 30 has_automatic
+    await has_automatic
     sound_day "$(compgen -G "$WORK/box/.snapshots/auto-20*Z" | head -n 1)" 1 1 1
     over commits letters entries
     same "$(git -C "$WORK/box/project" status --porcelain)" ''
@@ -215,7 +215,7 @@ case_a_tree_that_was_removed_by_mistake_is_brought_back() {
     # Work goes on in it, and nobody else had to stop.
     git -C "$WORK/box/project" commit --quiet --all --message 'continued'
     same "$(git -C "$WORK/box/project" status --porcelain)" ''
-    await 30 beyond entries "$before"
+    await beyond entries "$before"
     over entries
     reattach box
     same "$(git -C "$WORK/box/project" log -1 --format=%s)" continued
@@ -299,7 +299,7 @@ shut_down() {
 day_goes_on() {
     local entries
     read -r entries <"$WORK/entries"
-    await 30 beyond entries "$((entries + 3))" &&
+    await beyond entries "$((entries + 3))" &&
         lockbox snapshot create "$WORK/box" "$1" </dev/null >/dev/null &&
         lockbox status --json "$WORK/box" | shows '"latched":null'
 }
@@ -316,16 +316,16 @@ pull_out() {
     in_background expect 2 "^lockbox: $WORK/stick/box.lbx: .*Input/output error$" lockbox backup "$WORK/box" "$WORK/stick/box.lbx"
     asked=${BACKGROUND[-1]}
     # Whatever fails, it is to move again.
-    { await 30 is_written "${device#/dev/}" && day_goes_on "$2"; } || undisturbed=no
+    { await is_written "${device#/dev/}" && day_goes_on "$2"; } || undisturbed=no
     in_background shut_down "$WORK/stick"
-    await 30 is_out || undisturbed=no
+    await is_out || undisturbed=no
     [[ $1 == arrived ]] || cp --sparse=always "$WORK/drawer/stick.image" "$WORK/medium" || undisturbed=no
     fsfreeze --unfreeze "$WORK/drawer"
     wait "$asked" || fail "the backup did not end as it should"
     same "$(wc -l <"$WORK/stderr")" 1 'lines about it'
     same "$undisturbed" yes 'while the stick stood still'
     # Nobody has anything of it open any more.
-    await 30 umount "$WORK/stick"
+    await umount "$WORK/stick"
     [[ $1 == lost ]] || cp --sparse=always "$WORK/drawer/stick.image" "$WORK/medium"
     rm "$WORK/drawer/stick.image"
     day_goes_on "$2, after it"
@@ -377,5 +377,5 @@ case_a_stick_that_is_pulled_out_in_a_backup_has_the_last_one_whole() {
     check_full box
     umount "$WORK/stick"
     # The loop device of the stick lets its file go a moment later.
-    await 30 umount "$WORK/drawer" 2>/dev/null
+    await umount "$WORK/drawer" 2>/dev/null
 }

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use md5::{Digest, Md5};
 use parking_lot::Mutex;
 use rusty_s3::UrlStyle;
 use url::Url;
@@ -19,13 +22,14 @@ use crate::bucket::objects::{Created, LISTED, Objects, Part};
 use crate::bucket::store::Store;
 use crate::bucket::{Azure, S3, probe};
 use crate::credentials::Credentials;
+use crate::digits::hex;
 use crate::s3::Signer;
 use crate::source::Trouble;
 
 /// A store in memory that speaks what one cloud does, as far as it is asked.
-struct Server {
+pub(super) struct Server {
     cloud: Cloud,
-    objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    pub(super) objects: Mutex<BTreeMap<String, Vec<u8>>>,
     /// Most objects of one answer.
     cut: AtomicUsize,
     /// What was asked for: method and query.
@@ -34,6 +38,12 @@ struct Server {
     scripted: Mutex<Vec<(u16, &'static str)>>,
     /// A part of what proves who asks that is refused.
     refused: Mutex<Option<&'static str>>,
+    /// Whether answers that speak S3 come without a request id, as those of R2.
+    pub(super) is_bare: AtomicBool,
+    /// Seconds since 1970.
+    pub(super) clock: AtomicU64,
+    /// A portal on the way answers with this status after so many requests, once.
+    pub(super) portal: Mutex<Option<(usize, u16)>>,
 }
 
 struct Asked {
@@ -46,8 +56,12 @@ struct Asked {
 
 type Answer = (u16, String, Vec<u8>);
 
+/// Thu, 26 Nov 2026 01:00:00 GMT.
+const NOW: u64 = 1_795_654_800;
+const PAGE: &str = "<!DOCTYPE html><html><body>Welcome to our network. <a href=\"/login\">Log in</a></body></html>\n";
+
 impl Server {
-    fn start(cloud: Cloud) -> (Arc<Server>, Url) {
+    pub(super) fn start(cloud: Cloud) -> (Arc<Server>, Url) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
         let server = Arc::new(Server {
@@ -57,6 +71,9 @@ impl Server {
             asked: Mutex::default(),
             scripted: Mutex::default(),
             refused: Mutex::default(),
+            is_bare: AtomicBool::new(false),
+            clock: AtomicU64::new(NOW),
+            portal: Mutex::default(),
         });
         let serving = server.clone();
         thread::spawn(move || {
@@ -86,15 +103,55 @@ impl Server {
         reader.read_exact(&mut body).unwrap();
         self.asked.lock().push(format!("{method} {}", url.query().unwrap_or_default()));
         let query = url.query_pairs().into_owned().collect();
-        let (status, more, body) = self.carry_out(&Asked { method, key, query, headers, body });
-        let head = "Date: Thu, 26 Nov 2026 01:00:00 GMT\r\nConnection: close";
-        let _ = write!(stream, "HTTP/1.1 {status} x\r\n{head}\r\nContent-Length: {}\r\n{more}\r\n", body.len());
+        let asked = Asked { method, key, query, headers, body };
+        let (head, body) = self.between(&asked).unwrap_or_else(|| {
+            let (status, more, body) = self.carry_out(&asked);
+            let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(self.clock.load(Ordering::Relaxed)));
+            let id = match self.cloud {
+                _ if self.is_bare.load(Ordering::Relaxed) => "",
+                Cloud::S3 => "x-amz-request-id: 4442587FB7D0A2F9\r\n",
+                Cloud::Google => "X-GUploader-UploadID: AAANsUm\r\n",
+                Cloud::Azure => "x-ms-request-id: 8f1c6b3e-e01e-0015\r\n",
+            };
+            (format!("{status} x\r\nDate: {date}\r\n{id}{more}"), body)
+        });
+        let length = body.len();
+        let _ = write!(stream, "HTTP/1.1 {head}Content-Length: {length}\r\nConnection: close\r\n\r\n");
         let _ = stream.write_all(&body);
+    }
+
+    /// What a portal on the way answers in the store's place: a page with a tag, of another time; a part of that where a part is asked for.
+    fn between(&self, asked: &Asked) -> Option<(String, Vec<u8>)> {
+        let mut portal = self.portal.lock();
+        let (left, status) = portal.as_mut()?;
+        if *left > 0 {
+            *left -= 1;
+            return None;
+        }
+        let (status, page) = (*status, PAGE.repeat(200));
+        *portal = None;
+        let kind =
+            "Date: Sat, 01 Jan 2000 00:00:00 GMT\r\nServer: portal\r\nContent-Type: text/html\r\nETag: \"5f3c-1a\"\r\n";
+        let range = asked.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        Some(match (status, range) {
+            (204, _) => ("204 x\r\n".into(), Vec::new()),
+            (302, _) => (format!("302 x\r\n{kind}Location: https://portal.invalid/login\r\n"), Vec::new()),
+            (206, Some((first, last))) => {
+                let (last, length) = (last.parse().unwrap_or(0), page.len());
+                let range = match first.parse::<usize>() {
+                    Ok(first) => first.min(length - 1)..(last + 1).min(length),
+                    Err(_) => length.saturating_sub(last)..length,
+                };
+                let place = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
+                (format!("206 x\r\n{kind}{place}"), page.as_bytes()[range].to_vec())
+            }
+            (status, _) => (format!("{status} x\r\n{kind}"), page.into_bytes()),
+        })
     }
 
     fn carry_out(&self, asked: &Asked) -> Answer {
         let told = |status, code: &str| match self.cloud {
-            Cloud::Azure => (status, format!("x-ms-error-code: {code}\r\n"), Vec::new()),
+            Cloud::Azure => (status, format!("x-ms-error-code: {code}\r\nETag: \"0x8D4BCC2E4835CD0\"\r\n"), Vec::new()),
             _ if status < 400 => (status, String::new(), Vec::new()),
             _ => {
                 let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>";
@@ -122,7 +179,13 @@ impl Server {
                     return if is_azure { told(409, "BlobAlreadyExists") } else { told(412, "PreconditionFailed") };
                 }
                 objects.insert(asked.key.clone(), asked.body.clone());
-                told(if is_azure { 201 } else { 200 }, "")
+                let hash = STANDARD.encode(Md5::digest(&asked.body));
+                let proof = match self.cloud {
+                    Cloud::S3 => tag_of(&asked.body),
+                    Cloud::Google => format!("x-goog-hash: crc32c=AAAAAA==\r\nx-goog-hash: md5={hash}\r\n"),
+                    Cloud::Azure => format!("ETag: \"0x8D4BCC2E4835CD0\"\r\nContent-MD5: {hash}\r\n"),
+                };
+                (if is_azure { 201 } else { 200 }, proof, Vec::new())
             }
             "DELETE" => match (objects.remove(&asked.key), self.cloud) {
                 (Some(_), Cloud::Azure) => told(202, ""),
@@ -143,7 +206,7 @@ impl Server {
                     return told(416, "InvalidRange");
                 }
                 let told = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
-                (206, told, bytes[range].to_vec())
+                (206, format!("{told}{}", tag_of(bytes)), bytes[range].to_vec())
             }
         }
     }
@@ -191,6 +254,11 @@ impl Server {
     }
 }
 
+/// The entity tag of an object that came in one request.
+fn tag_of(bytes: &[u8]) -> String {
+    format!("ETag: \"{}\"\r\n", hex(&Md5::digest(bytes)))
+}
+
 fn options() -> Options {
     Options { timeout: Some(Duration::ZERO), allow_http: true, allow_private: true, ..Options::default() }
 }
@@ -213,7 +281,7 @@ fn azure(endpoint: &Url, proof: (&'static str, &'static str)) -> Azure {
 
 const KEY: (&str, &str) = ("AZURE_STORAGE_KEY", "a2V5");
 
-fn objects(cloud: Cloud, endpoint: &Url) -> Box<dyn Objects> {
+pub(super) fn objects(cloud: Cloud, endpoint: &Url) -> Box<dyn Objects> {
     if cloud == Cloud::Azure {
         return Box::new(azure(endpoint, KEY));
     }
@@ -222,7 +290,7 @@ fn objects(cloud: Cloud, endpoint: &Url) -> Box<dyn Objects> {
     Box::new(S3::of(Signer::of(cloud, bucket, credentials), "p", &options()))
 }
 
-const CLOUDS: [Cloud; 3] = [Cloud::S3, Cloud::Google, Cloud::Azure];
+pub(super) const CLOUDS: [Cloud; 3] = [Cloud::S3, Cloud::Google, Cloud::Azure];
 
 #[test]
 fn each_cloud_is_asked_for_what_a_store_owes() {
@@ -405,7 +473,8 @@ fn an_object_whose_answer_was_cut_is_no_shorter_object() {
             let mut stream = stream.unwrap();
             let mut head = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
             assert!(head.by_ref().any(|line| line.is_empty()));
-            let place = "connection: close\r\ncontent-range: bytes 0-9/10";
+            let ids = "x-amz-request-id: 1\r\nx-guploader-uploadid: 1\r\nx-ms-request-id: 1";
+            let place = format!("connection: close\r\n{ids}\r\ncontent-range: bytes 0-9/10");
             let _ = write!(stream, "HTTP/1.1 206 Partial Content\r\n{place}\r\n{}", bodies[number % 2]);
         }
     });

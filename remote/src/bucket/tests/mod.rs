@@ -9,6 +9,7 @@ mod hooked;
 mod inventory;
 mod leaving;
 mod living;
+mod portal;
 mod probe;
 mod salvaged;
 mod schedules;
@@ -19,7 +20,9 @@ mod staying;
 mod succeeded;
 mod vectors;
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use lockbox::Result;
@@ -86,4 +89,32 @@ fn somebody() -> Owner {
 
 fn options() -> Options {
     Options { timeout: Some(Duration::ZERO), cache_directory: None, cache_bytes: Some(0), ..Options::default() }
+}
+
+/// Runs `work` in another thread, and returns when that has ended or sleeps, which it does who waits for a lock that the caller's thread holds.
+///
+/// A thread that sleeps for a moment for another reason makes the order of the two another one, which has to be as right.
+fn run_until_it_waits(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    let (tell, told) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        work();
+    });
+    let status = Path::new("/proc").join(told.recv().unwrap()).join("status");
+    // Some when it sleeps: how often it went to sleep by itself.
+    let sleeps = || {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name).map(|it| it.trim().to_owned()));
+        field("State:").filter(|state| state.starts_with('S')).and_then(|_| field("voluntary_ctxt_switches:"))
+    };
+    let mut before = None;
+    while !thread.is_finished() {
+        let now = sleeps();
+        if now.is_some() && now == before {
+            break;
+        }
+        before = now;
+        std::thread::yield_now();
+    }
+    thread
 }

@@ -19,6 +19,7 @@ use ureq::{Agent, Body, SendBody};
 use zeroize::Zeroizing;
 
 use self::unix::UnixConnector;
+pub use self::unix::{is_expected, listener};
 use crate::error::{Error, Result};
 
 /// What is taken of a refusal in words, in bytes: a sentence.
@@ -29,6 +30,8 @@ const MAX_ANSWER: u64 = 4 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence on a connection: longer than the longest wait of a watch.
 const SILENCE: Duration = Duration::from_secs(75);
+/// How long a server may take to say that it wants a body. One that never says so, as HTTP allows, gets it then.
+const WANTED: Duration = Duration::from_secs(5);
 /// Silence within a download, after which another connection is tried.
 const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
 /// Fewer and larger reads: a download of gigabytes passes through this buffer.
@@ -96,8 +99,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects nowhere yet.
+    /// Connects nowhere yet. At a socket, this user, root, or the one to whom root gave the directory has to listen.
     pub fn new(server: Server) -> Client {
+        Client::noted(server, None)
+    }
+
+    /// The same of a socket for which a user is noted, who may listen there, too.
+    pub fn noted(server: Server, noted: Option<u32>) -> Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -105,11 +113,13 @@ impl Client {
             .timeout_connect(Some(CONNECT))
             .timeout_per_read(Some(SILENCE))
             .timeout_per_write(Some(SILENCE))
+            .timeout_await_100(Some(WANTED))
             .input_buffer_size(BUFFER)
             .output_buffer_size(BUFFER);
         let agent = match &server {
             Server::Socket(path) => {
-                Agent::with_parts(config.proxy(None).build(), UnixConnector(path.clone()), DefaultResolver::default())
+                let connector = UnixConnector { path: path.clone(), noted };
+                Agent::with_parts(config.proxy(None).build(), connector, DefaultResolver::default())
             }
             Server::Url(url) => {
                 // The certificates that the system trusts; SSL_CERT_FILE names others.
@@ -174,7 +184,8 @@ impl Client {
         self.accepted(response.map_err(|error| self.unreachable(&error))?)
     }
 
-    /// Sends a body that is read piece by piece; in chunks without a known length, of which a reader that fails sends no last one.
+    /// Sends a body that is read piece by piece, once the server wants it: one that refuses closes the connection, and what was being sent
+    /// then would fail before the refusal is read. In chunks without a known length, of which a reader that fails sends no last one.
     pub(crate) fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -185,6 +196,7 @@ impl Client {
         let mut request = self.request(Method::POST, path, Some(bearer))?;
         let headers = request.headers_mut();
         headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/octet-stream"));
+        headers.insert(header::EXPECT, header::HeaderValue::from_static("100-continue"));
         if let Some(length) = length {
             headers.insert(header::CONTENT_LENGTH, header::HeaderValue::from(length));
         }
@@ -330,6 +342,11 @@ fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+
     use lockbox_share_protocol::api;
 
     use super::*;
@@ -346,6 +363,49 @@ mod tests {
         for text in ["", "share.example.org", "ftp://x", "https://", "https://x/#y", "https://a b", "https://x/?q"] {
             assert!(Server::parse(text).is_err(), "{text}");
         }
+    }
+
+    /// A body that notes whether it was read.
+    struct Watched<'a>(&'a Cell<bool>);
+
+    impl Read for Watched<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.set(true);
+            buffer.fill(b'x');
+            Ok(buffer.len())
+        }
+    }
+
+    /// A daemon whose limit is reached closes the connection: a client that was still sending would read nothing of the refusal.
+    #[test]
+    fn a_refusal_that_comes_before_the_body_is_read_and_the_body_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = Server::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let refusing = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let body = r#"{"error":"limited","message":"too many requests"}"#;
+            let answer = format!(
+                "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8(head).unwrap().to_ascii_lowercase()
+        });
+        let was_read = Cell::new(false);
+        let mut body = Watched(&was_read);
+        let refused = Client::new(server).upload::<serde_json::Value>("/v1/x", "token", Some(3_000_000), &mut body);
+        assert!(refusing.join().unwrap().contains("expect: 100-continue"));
+        assert!(
+            matches!(&refused, Err(Error::Refused(failure)) if failure.message == "too many requests"),
+            "{refused:?}"
+        );
+        assert!(!was_read.get());
     }
 
     #[test]

@@ -6,9 +6,12 @@ mod daemon;
 mod hostile;
 mod kinds;
 
+use std::fmt::Debug;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockbox_share_client::Error;
@@ -23,6 +26,9 @@ use lockbox_share_client::secret::Secret;
 use lockbox_share_client::sharing::{self, Terms};
 use lockbox_share_client::source::{FileSource, Source};
 use tempfile::TempDir;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::daemon::Daemon;
 
@@ -328,19 +334,64 @@ fn a_daemon_that_is_started_anew_behind_a_claim_does_not_burn_the_link() {
     let place = Place::new();
     let link = place.share(100);
     place.daemon.faults(|faults| faults.lost_claims = 1);
-    let (inner, socket) = (place.daemon.inner.clone(), place.daemon.socket.clone());
-    let away = place.path("away");
-    let restart = std::thread::spawn(move || {
-        while !inner.lock().unwrap().heard.iter().any(|heard| heard.starts_with(b"POST /v1/claim")) {
-            std::thread::sleep(Duration::from_millis(1));
+    let (socket, away) = (place.daemon.socket.clone(), place.path("away"));
+    let attempts = Arc::new(AtomicUsize::new(0));
+    // The client logs each attempt that had no reply before it waits for the next one: the first was heard and its reply lost, the second finds nobody.
+    let failed = attempts.clone();
+    let subscriber = Messages(Box::new(move |message| {
+        if message.contains("sending the same again") {
+            match failed.fetch_add(1, Ordering::Relaxed) {
+                0 => fs::rename(&socket, &away).unwrap(),
+                1 => fs::rename(&away, &socket).unwrap(),
+                number => panic!("attempt {number}: {message}"),
+            }
         }
-        fs::rename(&socket, &away).unwrap();
-        std::thread::sleep(Duration::from_millis(700));
-        fs::rename(&away, &socket).unwrap();
-    });
-    let receipt = place.receive(&link, false);
-    restart.join().unwrap();
+    }));
+    let receipt = tracing::subscriber::with_default(subscriber, || place.receive(&link, false));
     holds(&receipt.unwrap().path.unwrap(), 100);
+    assert_eq!(attempts.load(Ordering::Relaxed), 2);
+    assert_eq!(claims_heard(&place), 2);
+}
+
+/// How many claims the daemon heard.
+fn claims_heard(place: &Place) -> usize {
+    let inner = place.daemon.inner.lock().unwrap();
+    inner.heard.iter().filter(|heard| heard.starts_with(b"POST /v1/claim")).count()
+}
+
+/// Calls a function with each message that is logged, in the thread that logs it.
+struct Messages(Box<dyn Fn(&str) + Send + Sync>);
+
+impl Subscriber for Messages {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        struct Message(String);
+        impl Visit for Message {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        (self.0)(&message.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 #[test]

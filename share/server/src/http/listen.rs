@@ -73,6 +73,18 @@ impl UnixSocket {
     /// # Errors
     /// When another daemon serves there, or something that is no socket has the name.
     pub fn bind(path: &Path) -> io::Result<UnixSocket> {
+        UnixSocket::bind_for(path, 0o600)
+    }
+
+    /// The same for users whom the kernel tells of each connection: everybody may connect.
+    ///
+    /// # Errors
+    /// As of [`UnixSocket::bind`].
+    pub fn bind_for_all(path: &Path) -> io::Result<UnixSocket> {
+        UnixSocket::bind_for(path, 0o666)
+    }
+
+    fn bind_for(path: &Path, mode: u32) -> io::Result<UnixSocket> {
         if let Ok(metadata) = fs::symlink_metadata(path) {
             if !metadata.file_type().is_socket() {
                 return Err(io::Error::other("there is something else with this name"));
@@ -85,7 +97,7 @@ impl UnixSocket {
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         socket.bind(&SockAddr::unix(path)?)?;
         // Nobody can connect before it listens, so nobody slips in before the mode.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         socket.listen(BACKLOG)?;
         Ok(UnixSocket { path: path.into(), listener: socket.into() })
     }

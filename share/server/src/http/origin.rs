@@ -14,6 +14,8 @@ use crate::limiter::Client;
 pub(super) enum Peer {
     /// Of the Unix socket.
     Local,
+    /// Of the Unix socket for proxies: the kernel told that a listed user connected.
+    Proxy,
     /// Of a TCP connection.
     Address(IpAddr),
 }
@@ -72,6 +74,7 @@ fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
 pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
     match peer {
         Peer::Local => Guest::Client(Client::Local),
+        Peer::Proxy => Guest::Proxy,
         Peer::Address(address) if is_trusted(address, trusted) => Guest::Proxy,
         Peer::Address(address) => Guest::Client(Client::at(address)),
     }
@@ -80,11 +83,13 @@ pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
 /// The client that the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
 /// that no listed proxy has is the client, for what stands left of it was written by the client itself.
 pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Client {
-    let Peer::Address(address) = peer else { return Client::Local };
-    if !is_trusted(address, trusted) {
-        return Client::at(address);
-    }
-    let mut client = address;
+    let mut client = match peer {
+        Peer::Local => return Client::Local,
+        Peer::Address(address) if !is_trusted(address, trusted) => return Client::at(address),
+        Peer::Address(address) => address,
+        // All for whom the proxy names nobody are one.
+        Peer::Proxy => UNNAMED,
+    };
     let fields: Vec<&[u8]> = headers.get_all("x-forwarded-for").iter().map(|value| value.as_bytes()).collect();
     for entry in fields.iter().rev().flat_map(|field| field.rsplit(|&byte| byte == b',')) {
         let Some(named) = parse(entry) else { break };
@@ -96,6 +101,9 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
     Client::at(client)
 }
 
+/// For whom a proxy asks that does not say so.
+const UNNAMED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
 /// Headers by which a proxy says for whom it asks, or that it is one.
 const FORWARDED: [&str; 5] = ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host"];
 
@@ -103,7 +111,11 @@ const FORWARDED: [&str; 5] = ["x-forwarded-for", "forwarded", "x-real-ip", "via"
 /// A proxy on the same machine that hides both the client and the name that it asked for cannot be told from a local program;
 /// therefore whoever names another public URL or a trusted proxy must say who may make shares (`serve`).
 pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
-    let Peer::Address(address) = peer else { return true };
+    let address = match peer {
+        Peer::Local => return true,
+        Peer::Proxy => return false,
+        Peer::Address(address) => address,
+    };
     address.to_canonical().is_loopback()
         && !FORWARDED.iter().any(|name| headers.contains_key(*name))
         && headers.get(header::HOST).is_some_and(|host| is_loopback_authority(host.as_bytes()))
@@ -162,6 +174,24 @@ mod tests {
         assert_eq!(ask("::1", &["[2001:db8::7]:4711"], &proxies), at("2001:db8::7"));
         assert_eq!(ask("10.1.2.3", &["192.0.2.1, nonsense"], &proxies), at("10.1.2.3"));
         assert_eq!(ask("::ffff:10.1.2.3", &["192.0.2.1:99"], &proxies), at("192.0.2.1"));
+    }
+
+    #[test]
+    fn behind_the_socket_of_proxies_is_whom_they_name_and_nobody_of_this_machine() {
+        let of = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append("x-forwarded-for", value.parse().unwrap());
+            }
+            assert!(!is_of_this_machine(Peer::Proxy, &headers));
+            client(Peer::Proxy, &headers, &[])
+        };
+        assert_eq!(of(&["192.0.2.1"]), at("192.0.2.1"));
+        assert_eq!(of(&["203.0.113.9, 192.0.2.1"]), at("192.0.2.1"), "the client sent the first entry itself");
+        assert_eq!(of(&["127.0.0.1"]), at("127.0.0.1"));
+        assert_eq!(of(&[]), at("0.0.0.0"));
+        assert_eq!(of(&["nonsense"]), at("0.0.0.0"));
+        assert_eq!(guest(Peer::Proxy, &[]), Guest::Proxy);
     }
 
     #[test]

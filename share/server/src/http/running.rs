@@ -29,6 +29,8 @@ pub struct Open {
     pub tcp: Vec<(Tcp, Option<TlsAcceptor>)>,
     /// This machine's own programs.
     pub unix: Option<UnixSocket>,
+    /// Proxies, which these users run.
+    pub proxies: Option<(UnixSocket, Vec<u32>)>,
     /// Health and metrics.
     pub admin: Option<SocketAddr>,
 }
@@ -39,6 +41,7 @@ pub struct Running {
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<io::Result<()>>>,
     unix: Option<UnixSocket>,
+    proxies: Option<UnixSocket>,
     /// Addresses with the ports that the kernel chose, and whether they are for HTTPS.
     pub tcp: Vec<(SocketAddr, bool)>,
     /// The same for health and metrics.
@@ -62,7 +65,7 @@ fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
 pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running, String> {
     let workers = workers.max(1);
     let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
-    let Open { tcp: open, unix, admin: figures } = open;
+    let Open { tcp: open, unix, proxies, admin: figures } = open;
     let mut sockets: Vec<Sockets> = (0..workers).map(|_| Sockets::default()).collect();
     let mut tcp = Vec::new();
     for (Tcp { address, listeners }, acceptor) in open {
@@ -77,6 +80,15 @@ pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running,
             sockets.unix = Some(listener);
         }
     }
+    let proxies = proxies.map(|(socket, users)| (socket, Arc::<[u32]>::from(users)));
+    if let Some((socket, users)) = &proxies {
+        let listeners =
+            socket.listeners(workers).map_err(|error| format!("cannot share the proxies' socket: {error}"))?;
+        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
+            sockets.proxies = Some((listener, Arc::clone(users)));
+        }
+    }
+    let proxies = proxies.map(|(socket, _)| socket);
     let mut admin = None;
     let mut admin_listener = None;
     if let Some(address) = figures {
@@ -98,7 +110,7 @@ pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running,
     let runtime = event_loop(4)?;
     let work = move || runtime.block_on(keep(keeper, admin_listener, stopped));
     threads.push(spawn("keeper".into(), work)?);
-    Ok(Running { daemon, stop, threads, unix, tcp, admin })
+    Ok(Running { daemon, stop, threads, unix, proxies, tcp, admin })
 }
 
 fn spawn(
@@ -137,6 +149,11 @@ impl Running {
         self.unix.as_ref().map(UnixSocket::path)
     }
 
+    /// Where the Unix socket for proxies is.
+    pub fn proxies(&self) -> Option<&std::path::Path> {
+        self.proxies.as_ref().map(UnixSocket::path)
+    }
+
     /// Stops accepting, lets running requests end, makes everything durable.
     ///
     /// # Errors
@@ -145,7 +162,7 @@ impl Running {
         self.daemon.stopping.store(true, Relaxed);
         let _ = self.stop.send(true);
         self.daemon.changes.wake_all();
-        drop(self.unix);
+        drop((self.unix, self.proxies));
         let mut result = Ok(());
         for thread in self.threads {
             match thread.join() {

@@ -43,6 +43,8 @@ pub(super) struct Sockets {
     pub tcp: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
     /// HTTP for this user.
     pub unix: Option<std::os::unix::net::UnixListener>,
+    /// HTTP for proxies, which these users run.
+    pub proxies: Option<(std::os::unix::net::UnixListener, Arc<[u32]>)>,
 }
 
 /// Tells the workers when they are to stop.
@@ -63,6 +65,10 @@ pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io
     if let Some(listener) = sockets.unix {
         accepting.spawn(accept(daemon.clone(), Source::Unix(UnixListener::from_std(listener)?), stop.clone()));
     }
+    if let Some((listener, users)) = sockets.proxies {
+        let source = Source::Proxies(UnixListener::from_std(listener)?, users);
+        accepting.spawn(accept(daemon.clone(), source, stop.clone()));
+    }
     let mut running = JoinSet::new();
     while let Some(connections) = accepting.join_next().await {
         if let Ok(mut connections) = connections {
@@ -77,11 +83,12 @@ pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io
 enum Source {
     Tcp(TcpListener, Option<TlsAcceptor>),
     Unix(UnixListener),
+    Proxies(UnixListener, Arc<[u32]>),
 }
 
 enum Accepted {
     Tcp(TcpStream, SocketAddr, Option<TlsAcceptor>),
-    Unix(UnixStream),
+    Unix(UnixStream, Peer),
 }
 
 impl Source {
@@ -92,7 +99,15 @@ impl Source {
                 let (stream, address) = listener.accept().await?;
                 Ok(Accepted::Tcp(stream, address, tls.clone()))
             }
-            Source::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Source::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0, Peer::Local)),
+            Source::Proxies(listener, users) => {
+                let stream = listener.accept().await?.0;
+                // Whoever else connects would write X-Forwarded-For itself.
+                match users.contains(&stream.peer_cred()?.uid()) {
+                    true => Ok(Accepted::Unix(stream, Peer::Proxy)),
+                    false => Err(io::ErrorKind::ConnectionRefused.into()),
+                }
+            }
         }
     }
 }
@@ -164,14 +179,14 @@ fn begin(daemon: &Arc<Daemon>, accepted: Accepted, stop: &Stop, connections: &mu
     daemon.metrics.accepted.fetch_add(1, Relaxed);
     let peer = match &accepted {
         Accepted::Tcp(_, address, _) => Peer::Address(address.ip()),
-        Accepted::Unix(_) => Peer::Local,
+        Accepted::Unix(_, peer) => *peer,
     };
     let Some(connection) = Connection::new(daemon, peer, stop.clone()) else {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
         let counted = Counted::new(daemon);
         match (daemon.lingering.clone().try_acquire_owned(), accepted) {
             (Ok(place), Accepted::Tcp(stream, ..)) => connections.spawn(turn_away(stream, (place, counted))),
-            (Ok(place), Accepted::Unix(stream)) => connections.spawn(turn_away(stream, (place, counted))),
+            (Ok(place), Accepted::Unix(stream, _)) => connections.spawn(turn_away(stream, (place, counted))),
             (Err(_), accepted) => return turn_away_at_once(&accepted),
         };
         return;
@@ -185,7 +200,7 @@ fn begin(daemon: &Arc<Daemon>, accepted: Accepted, stop: &Stop, connections: &mu
             tune(&stream);
             connections.spawn(connection.serve_tls(stream, acceptor))
         }
-        Accepted::Unix(stream) => connections.spawn(connection.serve(stream)),
+        Accepted::Unix(stream, _) => connections.spawn(connection.serve(stream)),
     };
 }
 
@@ -301,7 +316,7 @@ async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (Own
 fn turn_away_at_once(accepted: &Accepted) {
     let _ = match accepted {
         Accepted::Tcp(stream, ..) => stream.try_write(BUSY),
-        Accepted::Unix(stream) => stream.try_write(BUSY),
+        Accepted::Unix(stream, _) => stream.try_write(BUSY),
     };
 }
 

@@ -188,7 +188,14 @@ impl Deposit {
     }
 
     /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
-    pub fn finish(mut self) -> Pending<SpoolEntry> {
+    pub fn finish(self) -> Pending<SpoolEntry> {
+        let (work, pending) = self.finishing();
+        let spawned = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work);
+        spawned.map_or_else(|error| Pending::ready(Err(error.into())), |_| pending)
+    }
+
+    /// The work of [`Deposit::finish`], and what waits for its message.
+    fn finishing(mut self) -> (impl FnOnce() + Send + 'static, Pending<SpoolEntry>) {
         let entry = SpoolEntry {
             id: self.id,
             length: self.length,
@@ -200,15 +207,13 @@ impl Deposit {
             // What nobody takes goes with the message.
             let _ = sender.send(finished);
         };
-        if let Err(error) = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work) {
-            return Pending::ready(Err(error.into()));
-        }
-        Pending::remote(async move {
+        let pending = Pending::remote(async move {
             let finished = receiver.await;
             finished
                 .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
                 .map(Finished::take)
-        })
+        });
+        (work, pending)
     }
 
     fn persist(&mut self) -> Result<()> {
@@ -329,27 +334,26 @@ mod tests {
         deposit(&spool, &[3; 30]);
     }
 
-    /// A client that went away between the end of its upload and the answer.
+    /// A client that went away between the end of its upload and the answer: before the message for it was sent, or when the message already lay there.
     #[test]
     fn a_payload_whose_depositor_went_away_before_it_heard_of_it_goes() {
-        let directory = tempfile::tempdir().unwrap();
-        let spool = Spool::open(directory.path(), 1000).unwrap();
-        let mut deposit = spool.begin().unwrap();
-        deposit.write(&[1; 20]).unwrap();
-        let path = spool.path(&deposit.id);
-        let pending = deposit.finish();
-        let until = std::time::Instant::now() + Duration::from_secs(60);
-        let wait = |done: &dyn Fn() -> bool| {
-            while !done() {
-                assert!(std::time::Instant::now() < until);
-                std::thread::sleep(Duration::from_millis(1));
+        for is_sent in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let spool = Spool::open(directory.path(), 1000).unwrap();
+            let mut deposit = spool.begin().unwrap();
+            deposit.write(&[1; 20]).unwrap();
+            let path = spool.path(&deposit.id);
+            let (work, pending) = deposit.finishing();
+            if is_sent {
+                work();
+                assert!(path.exists() && spool.bytes() == 20);
+                drop(pending);
+            } else {
+                drop(pending);
+                work();
             }
-        };
-        wait(&|| path.exists());
-        // The message is sent soon after: most times it lies there when nobody asks for it any more.
-        std::thread::sleep(Duration::from_millis(200));
-        drop(pending);
-        wait(&|| !path.exists() && spool.bytes() == 0);
+            assert!(!path.exists() && spool.bytes() == 0, "sent: {is_sent}");
+        }
     }
 
     #[test]

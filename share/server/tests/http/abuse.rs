@@ -19,7 +19,8 @@ fn until_answered(what: &str, streams: &[TcpStream], count: usize) {
 
 #[test]
 fn the_limiter_binds_whatever_a_client_writes_of_itself() {
-    let daemon = Daemon::start(&["--durability", "none"]);
+    // A client may have 40 at once, and has none back for the next minute.
+    let daemon = Daemon::start(&["--durability", "none", "--requests-per-minute", "1"]);
     let mut connection = daemon.connect();
     let mut statuses = Vec::new();
     for number in 0..60 {
@@ -29,7 +30,7 @@ fn the_limiter_binds_whatever_a_client_writes_of_itself() {
         statuses.push(connection.ask("GET", "/v1/limits", &headers, b"").status);
     }
     let limited = statuses.iter().filter(|status| **status == 429).count();
-    assert!((18..=20).contains(&limited), "{limited} of 60 were limited");
+    assert_eq!(limited, 20);
     let answer = connection.ask("GET", "/v1/limits", &[], b"");
     assert_eq!(answer.error(), "limited");
     assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
@@ -54,6 +55,43 @@ fn a_listed_proxy_names_the_clients() {
         })
         .count();
     assert!((18..=20).contains(&limited), "{limited} of 60 of one /64 were limited");
+}
+
+/// The kernel tells which user connects, and only the listed one is believed to be a proxy.
+#[test]
+fn only_the_proxys_user_names_clients_over_its_socket() {
+    let own = nix::unistd::geteuid().as_raw();
+    let start = |user: u32| {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("proxy.sock");
+        let user = user.to_string();
+        let options = ["--durability", "none", "--proxy-socket", socket.to_str().unwrap(), "--proxy-user", &user];
+        (Daemon::start_in(directory, &options), socket)
+    };
+    let (_daemon, socket) = start(own);
+    let mut connection = Connection::unix(&socket);
+    let mut ask = |named: &str| connection.ask("GET", "/v1/limits", &[("x-forwarded-for", named)], b"").status;
+    for number in 0..60 {
+        assert_eq!(ask(&format!("203.0.113.{number}")), 200);
+    }
+    // What a client wrote itself stands left of what the proxy adds.
+    let limited = (0..60).filter(|number| ask(&format!("203.0.113.{number}, 198.51.100.1")) == 429).count();
+    assert!((18..=20).contains(&limited), "{limited} of 60 were limited");
+    // And nobody behind it is a program of this machine.
+    let mut connection = Connection::unix(&socket);
+    let owner = Owner::new();
+    let headers = [
+        ("authorization", owner.header.as_str()),
+        ("x-forwarded-for", "127.0.0.1"),
+        ("content-type", "application/octet-stream"),
+    ];
+    assert_eq!(connection.ask("POST", "/v1/uploads", &headers, b"x").status, 403);
+    let (_daemon, socket) = start(own + 1);
+    let mut stranger = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let _ = stranger.write_all(b"GET /v1/limits HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 192.0.2.1\r\n\r\n");
+    let mut answer = Vec::new();
+    let _ = stranger.read_to_end(&mut answer);
+    assert_eq!(answer, b"", "another user of this machine is not answered");
 }
 
 /// A connection from another address of this machine.

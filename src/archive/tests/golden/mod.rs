@@ -178,8 +178,6 @@ fn deep() -> Vec<u8> {
     let mut forge = Forge::of(objects()).unwrap();
     forge.leaf_bytes = 1200;
     let root = forge.live_root();
-    forge.record.newest_snapshot = forge.record.generation;
-    (forge.record.newest_snapshot_id, forge.record.next_snapshot) = (1, 2);
     forge.snapshot(1, root, b"golden");
     let list = DeltaList { allocated: vec![Run::new(390, 1)], ..DeltaList::default() };
     let pointer = forge.page(delta_page(list.encode()));

@@ -3,6 +3,7 @@
 
 mod cases;
 mod contradictions;
+mod counters;
 mod logs;
 mod objects;
 
@@ -125,7 +126,7 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     fs::create_dir(&own).unwrap();
     let file = own.join("archive");
     fs::write(&file, bytes).unwrap();
-    let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key() };
+    let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key(), by_recipient: false };
     let options = OpenOptions { read_only: true, memory: 16 << 20, ..OpenOptions::default() };
     if let Ok(archive) = Archive::open(&file, &unlocked, &options) {
         let options = ExtractOptions {

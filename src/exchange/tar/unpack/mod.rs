@@ -22,7 +22,7 @@ use crate::exchange::extract::write_all;
 use crate::exchange::host::host_error;
 use crate::exchange::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
 use crate::fs::{Attributes, mode};
-use crate::storage::Identity;
+use crate::storage::{Identity, host_call};
 
 /// Bytes read from the tar and written to the host at once.
 const PIECE: usize = 256 << 10;
@@ -78,14 +78,12 @@ pub fn unpack_tar(
     unpack.times()?;
     let top = unpack.top()?;
     // Durable before it has a name, and before the tar goes.
-    rustix::fs::syncfs(stage.directory()).map_err(host_error("cannot write the directory"))?;
+    host_call::sync_file_system(stage.directory()).map_err(host_error("cannot write the directory"))?;
     (unpack.go_on)()?;
     let mut report = unpack.report;
     report.name = place(&stage, &top, called)?;
-    match rustix::fs::fsync(stage.target()) {
-        Ok(()) | Err(Errno::INVAL) => Ok(report),
-        Err(errno) => Err(host_error("cannot write the directory")(errno)),
-    }
+    host_call::sync_directory(stage.target()).map_err(host_error("cannot write the directory"))?;
+    Ok(report)
 }
 
 fn place(stage: &Stage, top: &[u8], called: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<Vec<u8>> {
@@ -202,7 +200,7 @@ impl Unpack<'_> {
                 offset += read as u64;
             }
         }
-        rustix::fs::ftruncate(&host, map.size).map_err(host_error("cannot set the size"))?;
+        host_call::set_length(&host, map.size).map_err(host_error("cannot set the size"))?;
         if member.permissions & 0o100 != 0 {
             rustix::fs::fchmod(&host, Mode::RWXU).map_err(host_error("cannot set the mode"))?;
         }

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
@@ -13,7 +12,7 @@ use super::super::super::session::Session;
 use super::super::super::store::Store;
 use super::super::counting::{How, counting};
 use super::super::simulated::World;
-use super::super::{options, somebody};
+use super::super::{options, run_until_it_waits, somebody};
 use super::{NAME, found, left, published, whole};
 use crate::source::Trouble;
 
@@ -111,14 +110,9 @@ fn what_is_written_anew_takes_nothing_back() {
     let (writes, written) = std::sync::mpsc::channel();
     let writer = storage.clone();
     *meet.lock() = Some(Box::new(move || {
-        let (done, is_done) = std::sync::mpsc::channel();
-        let writing = std::thread::spawn(move || {
-            writer.write_at(551 * 4096, &[0xB0; 4096]).unwrap();
-            let _ = done.send(());
-        });
         // Before the old bytes are written again, if it can.
-        let _ = is_done.recv_timeout(Duration::from_millis(300));
-        writes.send(writing).unwrap();
+        let write = move || writer.write_at(551 * 4096, &[0xB0; 4096]).unwrap();
+        writes.send(run_until_it_waits(write)).unwrap();
     }));
     storage.barrier().unwrap();
     written.try_recv().expect("nothing was written anew").join().unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::conformance::{MINUTE, auth, handle, id, owner, small};
 use super::tests::Rig;
 use super::*;
-use crate::seeded::numbers;
+use crate::seeded::{fresh_seed, numbers};
 use crate::store::{Durability, NewShare, ShareStore};
 
 /// What the outside was told of a share.
@@ -122,8 +122,7 @@ const CHILD: &str = "LOCKBOX_SHARE_TEST_CHILD";
 fn a_killed_process_has_given_nothing_away_twice() {
     use std::io::{BufRead, BufReader};
     let directory = tempfile::tempdir().unwrap();
-    let mut random = numbers(std::process::id().into());
-    eprintln!("seed {}", std::process::id());
+    let mut random = numbers(fresh_seed());
     let (mut created, mut consumed) = (0u64, 0u64);
     for round in 0..20u64 {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())

@@ -71,7 +71,10 @@ pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
     let metadata =
         std::fs::symlink_metadata(&path).map_err(|error| format!("cannot inspect {}: {error}", path.display()))?;
     if !metadata.is_dir() || metadata.uid() != uid.as_raw() || metadata.mode() & 0o077 != 0 {
-        return Err(format!("{} is not a private directory of this user", path.display()));
+        return Err(format!(
+            "{} is not a private directory of this user: set XDG_RUNTIME_DIR to one, or name a socket with --unix-socket",
+            path.display()
+        ));
     }
     Ok(path)
 }

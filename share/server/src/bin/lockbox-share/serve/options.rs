@@ -79,6 +79,12 @@ pub(crate) struct Serve {
     /// Address or network whose X-Forwarded-For is believed; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub(super) trusted_proxy: Vec<Network>,
+    /// Unix socket for proxies, whose X-Forwarded-For is believed; only the users of --proxy-user may connect
+    #[arg(long, value_name = "PATH", requires = "proxy_user")]
+    pub(super) proxy_socket: Option<PathBuf>,
+    /// User, by name or number, who runs a proxy; may be repeated
+    #[arg(long, value_name = "USER", requires = "proxy_socket")]
+    pub(super) proxy_user: Vec<String>,
     /// Who may make shares; without it `local`, and `socket` with a public URL or trusted proxies
     #[arg(long, value_enum)]
     pub(super) creators: Option<Who>,
@@ -170,7 +176,11 @@ pub(super) fn settings(arguments: &Serve, open: &[(SocketAddr, bool)]) -> Settin
             misses_per_minute: arguments.misses_per_minute,
         },
         trusted_proxies: arguments.trusted_proxy.clone(),
-        creators: creators(arguments.creators, arguments.public_url.as_deref(), !arguments.trusted_proxy.is_empty()),
+        creators: creators(
+            arguments.creators,
+            arguments.public_url.as_deref(),
+            !arguments.trusted_proxy.is_empty() || arguments.proxy_socket.is_some(),
+        ),
         max_connections: arguments.max_connections,
         head_timeout: arguments.head_timeout,
         body_timeout: arguments.body_timeout,

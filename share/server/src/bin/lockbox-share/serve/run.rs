@@ -1,6 +1,7 @@
 //! Starts the daemon that the options ask for, says where it is, and stops it at a signal.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use lockbox_share::http::listen::{self, UnixSocket};
@@ -77,9 +78,18 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
         Some(path) => Some(path.clone()),
         None => Some(runtime_directory()?.join(SOCKET_NAME)),
     };
-    let unix = unix
-        .map(|path| UnixSocket::bind(&path).map_err(|error| format!("cannot listen on {}: {error}", path.display())))
-        .transpose()?;
+    let refused = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| format!("cannot listen on {path}: {error}")
+    };
+    let unix = unix.map(|path| UnixSocket::bind(&path).map_err(refused(&path))).transpose()?;
+    let proxies = match &arguments.proxy_socket {
+        None => None,
+        Some(path) => {
+            let users = arguments.proxy_user.iter().map(|user| number_of(user)).collect::<Result<Vec<_>, _>>()?;
+            Some((UnixSocket::bind_for_all(path).map_err(refused(path))?, users))
+        }
+    };
     let (store, spool) = stores::open(arguments)?;
     let mut settings = settings(arguments, &open);
     settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
@@ -103,7 +113,19 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
-    Ok((running::start(daemon, Open { tcp, unix, admin }, workers)?, creators))
+    Ok((running::start(daemon, Open { tcp, unix, proxies, admin }, workers)?, creators))
+}
+
+/// The number of a user who is named, or given by it.
+fn number_of(user: &str) -> Result<u32, String> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::User::from_name(user) {
+        Ok(Some(found)) => Ok(found.uid.as_raw()),
+        Ok(None) => Err(format!("there is no user {user} on this machine, whom --proxy-user names")),
+        Err(errno) => Err(format!("cannot look up the user {user}: {}", errno.desc())),
+    }
 }
 
 fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, String> {
@@ -136,6 +158,7 @@ fn announce(running: &Running, creators: Creators) {
     let mut lines: Vec<String> =
         running.tcp.iter().map(|(address, is_tls)| format!("{}={address}", scheme(*is_tls))).collect();
     lines.extend(running.unix().map(|path| format!("unix={}", path.display())));
+    lines.extend(running.proxies().map(|path| format!("proxies={}", path.display())));
     lines.extend(running.admin.map(|address| format!("metrics={address}")));
     let creators = match creators {
         Creators::Everybody => "everybody",

@@ -10,6 +10,8 @@ const UNIT: &str = include_str!("../../../../../../packaging/lockbox-share.servi
 const PACKAGED: &str = "/usr/bin/lockbox-share";
 /// What it is started with in any case.
 const SERVE: &str = "serve --state-dir %S/lockbox-share --unix-socket %t/lockbox-share/lockbox-share.sock";
+/// Where the proxy finds the daemon.
+const PROXY_SOCKET: &str = "/run/lockbox-share/proxy.sock";
 const UNIT_NAME: &str = "lockbox-share.service";
 /// Where a package puts units.
 const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
@@ -18,6 +20,8 @@ const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
 pub(super) struct Plan {
     pub(super) name: String,
     pub(super) proxy: Proxy,
+    /// Who runs it.
+    pub(super) proxy_user: String,
     /// None when the proxy gets its certificate by itself.
     pub(super) tls: Option<Tls>,
     pub(super) program: PathBuf,
@@ -72,10 +76,16 @@ impl Plan {
                      AmbientCapabilities=CAP_NET_BIND_SERVICE\n"
                 )
             }
-            _ => format!(
-                "{head}ExecStart={program} {SERVE} --public-url https://{name} --listen 127.0.0.1:7377 \
-                 --trusted-proxy 127.0.0.1\n"
-            ),
+            _ => {
+                let user = &self.proxy_user;
+                format!(
+                    "{head}ExecStart={program} {SERVE} --public-url https://{name} --listen none \
+                     --proxy-socket %t/lockbox-share/proxy.sock --proxy-user {user}\n\
+                     # No port: every user of this machine could connect there and name another client in each request. The kernel tells\n\
+                     # which user connects to the socket, and in a user namespace it could not.\n\
+                     PrivateUsers=no\n"
+                )
+            }
         }
     }
 
@@ -96,7 +106,7 @@ server {{
     proxy_request_buffering off;
     proxy_buffering off;
     location / {{
-        proxy_pass http://127.0.0.1:7377;
+        proxy_pass http://unix:{PROXY_SOCKET};
         proxy_http_version 1.1;
         proxy_set_header Host $host;
         proxy_set_header X-Forwarded-For $remote_addr;
@@ -123,7 +133,7 @@ server {{
         let name = &self.name;
         format!(
             "# Written by 'lockbox-share setup'. Caddy gets the certificate, sends plain http to https, and keeps no log of requests.\n\
-             {name} {{\n    reverse_proxy 127.0.0.1:7377 {{\n        # Files pass as they come.\n        flush_interval -1\n    }}\n}}\n"
+             {name} {{\n    reverse_proxy unix/{PROXY_SOCKET} {{\n        # Files pass as they come.\n        flush_interval -1\n    }}\n}}\n"
         )
     }
 

@@ -32,6 +32,9 @@ pub(crate) struct Setup {
     /// Its private key, PEM
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     key: Option<PathBuf>,
+    /// User who runs nginx or Caddy, who alone may connect to the socket for proxies
+    #[arg(long, value_name = "USER", value_parser = user_name)]
+    proxy_user: Option<String>,
     /// The program that the unit starts; this one unless given
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     program: Option<PathBuf>,
@@ -133,7 +136,29 @@ fn plan(arguments: &Setup, person: &mut dyn Asks) -> Result<Plan, String> {
             absolute(&own.to_string_lossy()).map_err(|told| format!("{}: {told}; see --program", own.display()))?
         }
     };
-    Ok(Plan { name, proxy, tls, program })
+    let proxy_user = arguments.proxy_user.clone().unwrap_or_else(|| usual_user(proxy, &arguments.root));
+    Ok(Plan { name, proxy, proxy_user, tls, program })
+}
+
+/// As the packages of the distributions have it: nginx runs as www-data in Debian and what comes of it, as nginx elsewhere.
+fn usual_user(proxy: Proxy, root: &Path) -> String {
+    let users = std::fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+    let is_there = |name: &str| users.lines().any(|line| line.split(':').next() == Some(name));
+    match proxy {
+        Proxy::Caddy => "caddy",
+        _ if is_there("nginx") && !is_there("www-data") => "nginx",
+        _ => "www-data",
+    }
+    .to_owned()
+}
+
+/// A user's name that no unit takes for more.
+fn user_name(text: &str) -> Result<String, String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    match !text.is_empty() && !text.starts_with('-') && text.bytes().all(is_plain) {
+        true => Ok(text.to_owned()),
+        false => Err("the name of a user is expected, such as www-data".into()),
+    }
 }
 
 /// Where certbot and most others that get certificates put them.

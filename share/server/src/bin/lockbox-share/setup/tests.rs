@@ -148,7 +148,11 @@ fn nothing_is_replaced_without_being_asked_about() {
 #[test]
 fn a_packaged_unit_is_kept_and_each_proxy_has_its_file() {
     for (proxy, files, parts) in [
-        ("caddy", &["etc/caddy/lockbox-share.caddy", DROP_IN][..], &["--trusted-proxy 127.0.0.1", "reverse_proxy"][..]),
+        (
+            "caddy",
+            &["etc/caddy/lockbox-share.caddy", DROP_IN][..],
+            &["--proxy-user caddy", "reverse_proxy unix//run/lockbox-share/proxy.sock"][..],
+        ),
         ("none", &[DROP_IN], &["--tls-listen [::]:443", "LoadCredential=key.pem:/k.pem", "CAP_NET_BIND_SERVICE"]),
     ] {
         let root = tempfile::tempdir().unwrap();
@@ -190,5 +194,35 @@ fn names_and_paths_are_no_configuration() {
     assert!(absolute("/etc/ssl/a_b-c@d.pem").is_ok());
     for path in ["", "cert.pem", "/a b", "/a;b", "/a\nb", "/a%i", "/a{", "/a$b"] {
         assert!(absolute(path).is_err(), "{path:?}");
+    }
+}
+
+/// A port of this machine is everybody's to connect to, and what a listed proxy says of its client is believed.
+#[test]
+fn no_user_of_this_machine_is_a_trusted_proxy() {
+    for (proxy, user, more) in
+        [("nginx", "www-data", &[][..]), ("caddy", "caddy", &[]), ("nginx", "web", &["--proxy-user", "web"])]
+    {
+        let root = tempfile::tempdir().unwrap();
+        let said = ["--name", "share.example.org", "--proxy", proxy, "--cert", "/c.pem", "--key", "/k.pem", "--yes"];
+        setup(&options(root.path(), &[&said[..], more].concat()), &mut Person::default()).unwrap();
+        let drop_in = fs::read_to_string(root.path().join(DROP_IN)).unwrap();
+        assert!(
+            drop_in
+                .contains(&format!("--listen none --proxy-socket %t/lockbox-share/proxy.sock --proxy-user {user}\n"))
+        );
+        assert!(!drop_in.contains("--trusted-proxy") && !drop_in.contains("127.0.0.1"), "{drop_in}");
+        let file = if proxy == "nginx" { NGINX } else { "etc/caddy/lockbox-share.caddy" };
+        let text = fs::read_to_string(root.path().join(file)).unwrap();
+        assert!(text.contains("/run/lockbox-share/proxy.sock") && !text.contains("127.0.0.1"), "{text}");
+    }
+    // Where only nginx' own user is there.
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("etc")).unwrap();
+    fs::write(root.path().join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nnginx:x:99:99::/:/bin/false\n").unwrap();
+    assert_eq!(usual_user(Proxy::Nginx, root.path()), "nginx");
+    assert!(user_name("www-data").is_ok());
+    for name in ["", "-x", "a b", "a;b", "a%i"] {
+        assert!(user_name(name).is_err(), "{name:?}");
     }
 }

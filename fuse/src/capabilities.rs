@@ -1,0 +1,92 @@
+//! Drops the capabilities of a process that serves: the daemon keeps CAP_IPC_LOCK, the fetcher keeps none.
+//!
+//! # What needed one, and how it works without
+//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the unmounter, which is outside ([`crate::unmounter`]).
+//! - `mount -o remount`: the mounting command, which asks the daemon for a flush alone.
+//! - An archive, log or backup of another user: opened before, or by the command that asks, and kept as a descriptor.
+//! - The files of /sys that abort the connection and count its requests: opened before. Read-ahead and write-back are root's
+//!   own files, which need no capability.
+//! - The control socket, and what is remembered of archives: directories of the daemon's own user.
+//! - Locked memory: CAP_IPC_LOCK, without which each new page would count against a limit. It gives no right over anything else.
+//! - Blocks that ext4 reserves for root: they are bound to the user id 0, not to CAP_SYS_RESOURCE.
+//! - Priorities, owners and modes of files of the host: nothing in the daemon changes them.
+//!
+//! Capabilities belong to a thread and are inherited by those that it starts: this comes before any other thread.
+
+use rustix::io::{Errno, Result};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set,
+    set_capabilities,
+};
+
+/// Keeps `kept` of what the thread has, and drops the rest from all five sets.
+///
+/// # Errors
+/// Those of the kernel; a process that may not change its bounding set has nothing that it could gain through that.
+pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
+    let before = capabilities(None)?;
+    // First, because it takes one of those that go.
+    if before.effective.contains(CapabilitySet::SETPCAP) {
+        for number in 0..u64::BITS {
+            let capability = CapabilitySet::from_bits_retain(1 << number);
+            match kept.contains(capability) {
+                true => {}
+                false => match remove_capability_from_bounding_set(capability) {
+                    Ok(()) => {}
+                    // The kernel has no capability of this or a higher number.
+                    Err(Errno::INVAL) => break,
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+    }
+    match clear_ambient_capability_set() {
+        // A kernel before 4.3 has no such set.
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(error) => return Err(error),
+    }
+    set_capabilities(
+        None,
+        CapabilitySets {
+            effective: before.effective & kept,
+            permitted: before.permitted & kept,
+            inheritable: CapabilitySet::empty(),
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The five sets, in the order of /proc: inheritable, permitted, effective, bounding, ambient.
+    fn sets() -> Vec<u64> {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let lines = status.lines().filter_map(|line| line.strip_prefix("Cap"));
+        lines.map(|line| u64::from_str_radix(line.split_once('\t').unwrap().1, 16).unwrap()).collect()
+    }
+
+    /// In a thread of its own: what is dropped does not come back.
+    #[test]
+    fn a_thread_and_those_that_it_starts_keep_what_is_named_alone() {
+        let before = sets();
+        let dropped = |kept: CapabilitySet| {
+            std::thread::spawn(move || {
+                keep_only(kept).unwrap();
+                assert_eq!(std::thread::spawn(sets).join().unwrap(), sets(), "inherited");
+                // Again, from where nothing can be dropped any more.
+                keep_only(kept).unwrap();
+                sets()
+            })
+            .join()
+            .unwrap()
+        };
+        let after = dropped(CapabilitySet::IPC_LOCK);
+        let lock = CapabilitySet::IPC_LOCK.bits();
+        assert_eq!(after[..3], [0, before[1] & lock, before[2] & lock]);
+        let may_bound = before[2] & CapabilitySet::SETPCAP.bits() != 0;
+        assert_eq!(after[3..], [if may_bound { before[3] & lock } else { before[3] }, 0]);
+        assert_eq!(dropped(CapabilitySet::empty())[..3], [0, 0, 0]);
+        assert_eq!(sets(), before, "other threads keep theirs");
+    }
+}

@@ -1,0 +1,291 @@
+//! System calls that the daemon and the fetcher may make, once they serve.
+//!
+//! # What is allowed, and the margin
+//! The lists began with what runs of the mount cases and of the semantics tests made. To that comes whatever the C library, the allocator
+//! and Rust's runtime may use in its place: an allowed call of today may be done by another one tomorrow. A call belongs here when all that it
+//! can do is done to the process itself, to memory that it has, or to descriptors that it holds. Calls with a path are here only when
+//! Landlock binds them (open, rename, unlink) or when they tell attributes alone (stat). The one exception is sched_getaffinity(2),
+//! which glibc calls with the number of a thread: it tells on which processors another process may run.
+//!
+//! Never here: what acts on the machine or on other processes. That is mounts and namespaces, fanotify and inotify, modes, owners and
+//! attributes by path, quotas, modules, bpf, perf, io_uring, keys, signals to others, memory of others, clocks, programs.
+
+use nix::libc::{self, c_long};
+
+/// A system call, and the arguments with which it is allowed.
+pub(super) enum Allowed {
+    Always,
+    /// The argument of this index is one of these, as 32 bits.
+    OneOf(u8, &'static [u32]),
+    /// The argument of this index is null.
+    Null(u8),
+    /// The argument of this index has none of these bits.
+    Without(u8, u32),
+    /// Of the bits in the first number the argument of this index has those in the second one.
+    Bits(u8, u32, u32),
+    /// The argument of this index is the process's own number.
+    Own(u8),
+    /// Both hold.
+    Both(&'static Allowed, &'static Allowed),
+}
+
+/// Calls of later kernels than the crate has names for; their numbers are those of all kinds of machines.
+const FUTEX_WAKE: c_long = 454;
+const FUTEX_WAIT: c_long = 455;
+const FUTEX_REQUEUE: c_long = 456;
+
+/// Without conditions.
+const PLAIN: &[c_long] = &[
+    // Descriptors that are held.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_pipe2,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_fadvise64,
+    libc::SYS_readahead,
+    libc::SYS_copy_file_range,
+    libc::SYS_sendfile,
+    libc::SYS_splice,
+    libc::SYS_tee,
+    libc::SYS_vmsplice,
+    libc::SYS_flock,
+    libc::SYS_getdents64,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_signalfd4,
+    // Sockets that are held; new connections come from a listening one alone.
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_shutdown,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    // Paths within the reach that Landlock leaves, and attributes by path.
+    libc::SYS_openat,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat2,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_getcwd,
+    // Memory of this process.
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_mincore,
+    libc::SYS_msync,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_mlockall,
+    libc::SYS_munlock,
+    libc::SYS_munlockall,
+    libc::SYS_mseal,
+    libc::SYS_membarrier,
+    // Its threads.
+    libc::SYS_futex,
+    libc::SYS_futex_waitv,
+    FUTEX_WAKE,
+    FUTEX_WAIT,
+    FUTEX_REQUEUE,
+    libc::SYS_set_robust_list,
+    libc::SYS_set_tid_address,
+    libc::SYS_rseq,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    // Its signals.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigpending,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sigaltstack,
+    // What it is, the time, randomness.
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_getgroups,
+    libc::SYS_getcpu,
+    libc::SYS_getrusage,
+    libc::SYS_times,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+    libc::SYS_getrandom,
+    libc::SYS_gettimeofday,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+];
+
+/// Older calls for the same, which other machines do not have.
+#[cfg(target_arch = "x86_64")]
+const OLD: &[c_long] = &[
+    libc::SYS_open,
+    libc::SYS_unlink,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_dup2,
+    libc::SYS_pipe,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd,
+    libc::SYS_sync_file_range,
+    libc::SYS_time,
+    libc::SYS_pause,
+    libc::SYS_arch_prctl,
+];
+/// renameat and sync_file_range, which the crate does not name there.
+#[cfg(not(target_arch = "x86_64"))]
+const OLD: &[c_long] = &[38, 84];
+
+const PROT_EXEC: u32 = 4;
+/// What makes a thread: memory, signals and files are those of the process.
+const THREAD: u32 = 0x0001_0000 | 0x100 | 0x800;
+/// New namespaces, and a tracer for the new one.
+const NEW_KINDS: u32 = 0x7E02_2000;
+
+/// Orders of fcntl(2) about descriptors and locks. Those by which the kernel is made to signal somebody, leases and notices are missing.
+const FCNTL: &[u32] = &[
+    0, 1, 2, 3, 4, // F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL
+    5, 6, 7, // F_GETLK, F_SETLK, F_SETLKW
+    36, 37, 38, // F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW
+    1030, 1031, 1032, // F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ
+    1034, // F_GET_SEALS
+];
+/// Orders of ioctl(2): of the connection to the kernel, of a terminal that the log may be, and of descriptors.
+const IOCTL: &[u32] = &[
+    0x8004_E500, // FUSE_DEV_IOC_CLONE
+    0x5401,
+    0x802C_542A,
+    0x5413, // TCGETS, TCGETS2, TIOCGWINSZ
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451, // FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+];
+/// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
+const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 39, 0x5356_4D41];
+const SOL_SOCKET: u32 = 1;
+/// SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO and SO_SNDTIMEO with both of their numbers.
+const SOCKET_OPTIONS: &[u32] = &[7, 8, 20, 21, 66, 67];
+
+/// With conditions on arguments.
+const CONDITIONAL: &[(c_long, Allowed)] = &[
+    (libc::SYS_mmap, Allowed::Without(2, PROT_EXEC)),
+    (libc::SYS_mprotect, Allowed::Without(2, PROT_EXEC)),
+    // A thread of this process, no process.
+    (libc::SYS_clone, Allowed::Bits(0, THREAD | NEW_KINDS, THREAD)),
+    // One's own process may be signalled, which abort(3) does.
+    (libc::SYS_kill, Allowed::Own(0)),
+    (libc::SYS_tgkill, Allowed::Own(0)),
+    // One's own limits are read.
+    (libc::SYS_prlimit64, Allowed::Both(&Allowed::OneOf(0, &[0]), &Allowed::Null(2))),
+    (libc::SYS_fcntl, Allowed::OneOf(1, FCNTL)),
+    (libc::SYS_ioctl, Allowed::OneOf(1, IOCTL)),
+    (libc::SYS_prctl, Allowed::OneOf(0, PRCTL)),
+    // Of a descriptor, not of a path.
+    (libc::SYS_utimensat, Allowed::Null(1)),
+    // To the other end of a connection, not to an address.
+    (libc::SYS_sendto, Allowed::Null(4)),
+    (libc::SYS_setsockopt, Allowed::Both(&Allowed::OneOf(1, &[SOL_SOCKET]), &Allowed::OneOf(2, SOCKET_OPTIONS))),
+];
+
+/// Which process it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Process {
+    Daemon,
+    Fetcher,
+}
+
+/// TCP over both versions of IP.
+const NETWORKS: &[u32] = &[2, 10];
+const STREAM: &[u32] = &[1, 1 | 0x800, 1 | 0x8_0000, 1 | 0x800 | 0x8_0000];
+const UNIX: &[u32] = &[1];
+/// IPPROTO_TCP and IPPROTO_IPV6 beside SOL_SOCKET.
+const LEVELS: &[u32] = &[SOL_SOCKET, 6, 41];
+/// By which a message would connect.
+const FAST_OPEN: u32 = 0x2000_0000;
+
+/// What the fetcher does beside: it connects to servers, makes pairs of sockets for the daemon and sends them, and keeps files in its own directories.
+const FETCHER_PLAIN: &[c_long] = &[
+    libc::SYS_connect,
+    libc::SYS_mkdirat,
+    libc::SYS_linkat,
+    libc::SYS_openat2,
+    libc::SYS_readlinkat,
+    libc::SYS_statfs,
+];
+#[cfg(target_arch = "x86_64")]
+const FETCHER_OLD: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
+#[cfg(not(target_arch = "x86_64"))]
+const FETCHER_OLD: &[c_long] = &[];
+
+const FETCHER_CONDITIONAL: &[(c_long, Allowed)] = &[
+    (libc::SYS_socket, Allowed::Both(&Allowed::OneOf(0, NETWORKS), &Allowed::OneOf(1, STREAM))),
+    (libc::SYS_socketpair, Allowed::OneOf(0, UNIX)),
+    (libc::SYS_sendmsg, Allowed::Without(2, FAST_OPEN)),
+    (libc::SYS_setsockopt, Allowed::OneOf(1, LEVELS)),
+    // Whether a process is there, without a signal: another writer of this machine may be.
+    (libc::SYS_kill, Allowed::OneOf(1, &[0])),
+];
+
+/// Refused with the same error and without a word: the C library asks for it first, and goes on with clone(2), whose flags can be looked at.
+pub(super) const QUIET: &[c_long] = &[libc::SYS_clone3];
+
+impl Process {
+    /// What this process may call; a later entry of a call replaces an earlier one.
+    pub(super) fn allowed(self) -> impl Iterator<Item = (c_long, &'static Allowed)> {
+        let is_fetcher = self == Process::Fetcher;
+        let (plain, old, conditional) = match is_fetcher {
+            true => (FETCHER_PLAIN, FETCHER_OLD, FETCHER_CONDITIONAL),
+            false => (&[][..], &[][..], &[][..]),
+        };
+        let plain = PLAIN.iter().chain(OLD).chain(plain).chain(old).map(|&call| (call, &Allowed::Always));
+        plain.chain(CONDITIONAL.iter().chain(conditional).map(|(call, when)| (*call, when)))
+    }
+}

@@ -1,0 +1,197 @@
+//! Refuses the daemon and the fetcher every system call that is not on their list (seccomp).
+//!
+//! Landlock binds files and TCP. The rest is here: new sockets, messages to an address, programs, signals to others, the memory of
+//! others, modes, owners and attributes by path, and all interfaces of the kernel that none of our code uses. [`allowed`] has the
+//! lists, and argues for their margin.
+//!
+//! # What becomes of other calls
+//! They fail with ENOSYS, as on a kernel that lacks them: C libraries try an older call then. Each is logged once by its name, by
+//! a process outside ([`refusals`]). Nobody is killed. The number of a call that a later kernel has is on no list.
+//!
+//! # Order of installing
+//! 1  The list, with a listener for what it does not allow. Two calls more are allowed until 3: sendmsg(2) and seccomp(2).
+//! 2  The listener goes to the process outside, and is closed here: who holds it could let a call continue.
+//! 3  A second filter refuses those two, and clone3(2), without asking: of two filters the harder answer counts. Without seccomp(2)
+//!    nobody can put a filter with a listener of its own over the first one, whose listener may be gone.
+//!
+//! Where the kernel gives no listener (before 5.0, or in a container that has one), the same calls fail without being named. A kernel or
+//! a machine that refuses the filter, or one that it cannot be written for, goes without.
+//!
+//! A filter binds the thread that puts it on and those that this one starts: so it comes before any other thread, as Landlock does.
+
+mod allowed;
+mod names;
+mod refusals;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::libc::{self, c_long, c_ulong};
+use seccompiler::{
+    BackendError, BpfProgram, BpfProgramRef, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch,
+};
+
+use allowed::Allowed;
+pub(crate) use allowed::Process;
+
+/// Stands in a compiled program where the crate has no action for listeners.
+const MARK: SeccompAction = SeccompAction::Trace(0);
+const NOT_THERE: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
+/// BPF_RET | BPF_K.
+const RETURN: u16 = 0x06;
+
+/// How a refused call becomes known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusals {
+    Named,
+    /// The kernel gave no listener, or it could not be handed over.
+    Silent,
+}
+
+/// Puts the filter on this thread and all that it starts. `hand_over` sends the listener to the process that calls [`name_refusals`].
+///
+/// # Errors
+/// What the kernel, or the machine's kind, has against it: nothing is refused then.
+pub(crate) fn enter(process: Process, hand_over: impl FnOnce(&OwnedFd) -> io::Result<()>) -> Result<Refusals, String> {
+    let written = |error: BackendError| error.to_string();
+    rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string())?;
+    let asking = listening(allow_list(process, MARK).map_err(written)?);
+    let refusals = match install_with_listener(&asking) {
+        Ok(listener) => match hand_over(&listener) {
+            Ok(()) => Refusals::Named,
+            Err(error) => {
+                tracing::info!("refused system calls will not be named: {error}");
+                Refusals::Silent
+            }
+        },
+        Err(error) => {
+            tracing::info!("refused system calls will not be named: {error}");
+            install(&allow_list(process, NOT_THERE).map_err(written)?)?;
+            Refusals::Silent
+        }
+    };
+    install(&closing(process).map_err(written)?)?;
+    Ok(refusals)
+}
+
+/// Answers and logs, in a thread of its own, what a filter with this listener does not allow.
+///
+/// # Errors
+/// Those of starting a thread.
+pub(crate) fn name_refusals(listener: OwnedFd, process: &'static str) -> io::Result<()> {
+    let tell = move |call: &str| {
+        tracing::warn!(
+            "the {process} was refused the system call {call}, which its sandbox does not allow; please report it"
+        );
+    };
+    let answer = move || {
+        if let Err(error) = refusals::serve(&listener, tell) {
+            tracing::info!("refused system calls are not named any more: {error}");
+        }
+    };
+    thread::Builder::new().name("refusals".into()).spawn(answer).map(drop)
+}
+
+fn condition(
+    index: u8,
+    length: SeccompCmpArgLen,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(index, length, operator, value)
+}
+
+/// The conditions under which a call is allowed: one of the lists holds as a whole. None for a call that always is.
+fn alternatives(allowed: &Allowed, own: u32) -> Result<Vec<Vec<SeccompCondition>>, BackendError> {
+    use SeccompCmpArgLen::{Dword, Qword};
+    use SeccompCmpOp::{Eq, MaskedEq};
+    let one = |condition: SeccompCondition| vec![vec![condition]];
+    Ok(match *allowed {
+        Allowed::Always => Vec::new(),
+        Allowed::OneOf(index, values) => values
+            .iter()
+            .map(|&value| condition(index, Dword, Eq, value.into()).map(|is| vec![is]))
+            .collect::<Result<_, BackendError>>()?,
+        Allowed::Null(index) => one(condition(index, Qword, Eq, 0)?),
+        Allowed::Without(index, bits) => one(condition(index, Dword, MaskedEq(bits.into()), 0)?),
+        Allowed::Bits(index, mask, bits) => one(condition(index, Dword, MaskedEq(mask.into()), bits.into())?),
+        Allowed::Own(index) => one(condition(index, Dword, Eq, own.into())?),
+        Allowed::Both(first, second) => {
+            let (first, second) = (alternatives(first, own)?, alternatives(second, own)?);
+            first
+                .iter()
+                .flat_map(|one| second.iter().map(|other| [one.as_slice(), other.as_slice()].concat()))
+                .collect()
+        }
+    })
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn rules(allowed: &Allowed) -> Result<Vec<SeccompRule>, BackendError> {
+    alternatives(allowed, std::process::id())?.into_iter().map(SeccompRule::new).collect()
+}
+
+fn compile(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Result<BpfProgram, BackendError> {
+    SeccompFilter::new(rules, otherwise, listed, TargetArch::try_from(std::env::consts::ARCH)?)?.try_into()
+}
+
+/// With what [`enter`] needs until the second filter.
+fn allow_list(process: Process, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
+    /// SECCOMP_SET_MODE_FILTER, without flags.
+    const SECOND: Allowed = Allowed::Both(&Allowed::OneOf(0, &[1]), &Allowed::Null(1));
+    let mut list = Rules::new();
+    for (call, allowed) in process.allowed() {
+        list.insert(call, rules(allowed)?);
+    }
+    list.insert(libc::SYS_seccomp, rules(&SECOND)?);
+    list.entry(libc::SYS_sendmsg).or_default();
+    compile(list, otherwise, SeccompAction::Allow)
+}
+
+/// Refuses what only the way here needed, and what is refused without a word.
+fn closing(process: Process) -> Result<BpfProgram, BackendError> {
+    let mut list: Rules = allowed::QUIET.iter().map(|&call| (call, Vec::new())).collect();
+    list.insert(libc::SYS_seccomp, Vec::new());
+    if process == Process::Daemon {
+        list.insert(libc::SYS_sendmsg, Vec::new());
+    }
+    compile(list, SeccompAction::Allow, NOT_THERE)
+}
+
+/// Puts the listener's action where the mark is.
+fn listening(mut program: BpfProgram) -> BpfProgram {
+    let mark = u32::from(MARK);
+    for instruction in program.iter_mut().filter(|it| it.code == RETURN && it.k == mark) {
+        instruction.k = libc::SECCOMP_RET_USER_NOTIF;
+    }
+    program
+}
+
+fn install(program: BpfProgramRef<'_>) -> Result<(), String> {
+    seccompiler::apply_filter(program).map_err(|error| match error {
+        seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error) => error.to_string(),
+        other => other.to_string(),
+    })
+}
+
+/// The crate installs filters without listeners alone.
+fn install_with_listener(program: BpfProgramRef<'_>) -> io::Result<OwnedFd> {
+    let len = u16::try_from(program.len()).map_err(io::Error::other)?;
+    let filter = libc::sock_fprog { len, filter: program.as_ptr().cast::<libc::sock_filter>().cast_mut() };
+    let (mode, flags): (c_ulong, c_ulong) =
+        (libc::SECCOMP_SET_MODE_FILTER.into(), libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    // SAFETY: the kernel copies `len` instructions from the program, which has as many, of the layout of the kernel's struct, and lives
+    // until after the call. It writes nothing.
+    let result: c_long = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const filter) };
+    let descriptor = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for this call, so nobody else owns it. It is closed on exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+//! Finds the mount of an archive to which a path leads, without a question to the daemon that serves it.
+//!
+//! # Why nothing here waits for a daemon
+//! stat(2), access(2), realpath(3) and every step below a directory ask the file system of what they touch; a daemon that is stopped never answers, and
+//! the kernel's copy of a mount's root expires. The kernel answers alone: openat(2) with O_PATH for the last part of a path, which is the root of whatever is mounted
+//! there; /proc/self/fdinfo for the number of the mount, /proc/self/fd for a path; and its table of mounts. So [`Located::of`] walks one part of the path at a time, looks each
+//! mount that it enters up in the table, and takes no step below the root of an archive's mount. Links are read in directories that it may ask.
+//!
+//! Two things are waited for: file systems of others on the way, as by any program; and, for a limited time, a daemon when the path leads on *below* its mount, which only it can
+//! resolve ([`real_path`]).
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
+use rustix::io::Errno;
+
+use crate::mounts::{self, Mounted};
+use crate::point::mount_number;
+
+/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that runs answers at once.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Links on one path, as the kernel counts them.
+const MAX_LINKS: usize = 40;
+
+/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that is stopped; None after [`ANSWER_DEADLINE`].
+pub fn in_time<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(question()));
+    receiver.recv_timeout(ANSWER_DEADLINE).ok()
+}
+
+/// A path without links as far as it can be resolved without a question to the daemon of an archive, and the mount in which that ends.
+#[derive(Debug)]
+pub struct Located {
+    /// Path of the place where the walk ended.
+    place: PathBuf,
+    /// Parts of the path that lie below that place, in a mount.
+    below: PathBuf,
+    mount: Option<Mounted>,
+    /// The place is a directory: a file, too, can be mounted by itself.
+    is_directory: bool,
+}
+
+impl Located {
+    /// # Errors
+    /// Those of the host, as when the path leads nowhere.
+    pub fn of(path: &Path) -> io::Result<Located> {
+        let mut walk = Walk::new(path)?;
+        while let Some(part) = walk.left.pop() {
+            walk.step(&part)?;
+        }
+        Located::at(walk)
+    }
+
+    fn at(walk: Walk) -> io::Result<Located> {
+        let Walk { at, mount, below, .. } = walk;
+        // Of what is open the kernel knows that by itself.
+        let again = openat(CWD, link_to(at.as_fd()), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        Ok(Located { place: path_of(at.as_fd())?, below, mount, is_directory: again.is_ok() })
+    }
+
+    /// The archive's mount at which the path leads, or in which.
+    pub fn mount(&self) -> Option<&Mounted> {
+        self.mount.as_ref()
+    }
+
+    /// The archive's mount whose mount point this is.
+    pub fn mounted_here(&self) -> Option<&Mounted> {
+        let is_root = self.is_directory && self.below.as_os_str().is_empty();
+        self.mount.as_ref().filter(|mount| is_root && self.place == mount.point)
+    }
+
+    /// The path; links that lie in a mount are not followed.
+    pub fn path(&self) -> PathBuf {
+        if self.below.as_os_str().is_empty() { self.place.clone() } else { self.place.join(&self.below) }
+    }
+}
+
+/// The path without links. Where it leads on below the mount of an archive, whose daemon alone can tell, that one is asked.
+///
+/// # Errors
+/// Those of the host; `TimedOut` when that daemon does not answer.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let located = Located::of(path)?;
+    let real = located.path();
+    if located.below.as_os_str().is_empty() {
+        return Ok(real);
+    }
+    in_time(move || real.canonicalize()).unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))
+}
+
+/// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
+pub fn canonical(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => match real_path(parent) {
+            Ok(parent) => parent.join(name),
+            Err(_) => absolute,
+        },
+        _ => absolute,
+    }
+}
+
+/// Returns the mount of an archive whose mount point a path leads to, as the table has it. Its daemon is not asked.
+pub fn root_at<'a>(path: &Path, table: &'a [Mounted]) -> Option<&'a Mounted> {
+    let located = Located::of(path).ok()?;
+    let here = located.mounted_here()?;
+    table.iter().find(|mounted| mounted.numbers() == here.numbers())
+}
+
+/// A path on the way.
+struct Walk {
+    at: OwnedFd,
+    /// The mount of an archive in which `at` is.
+    mount: Option<Mounted>,
+    /// What of the path was not walked, as it leads on in that mount.
+    below: PathBuf,
+    /// Parts that are still to be walked, the next one last.
+    left: Vec<OsString>,
+    links: usize,
+}
+
+impl Walk {
+    fn new(path: &Path) -> io::Result<Walk> {
+        if path.as_os_str().is_empty() {
+            return Err(ErrorKind::NotFound.into());
+        }
+        let at = open(CWD, OsStr::new("."), OFlags::empty())?;
+        let mut walk = Walk { mount: archive_at(at.as_fd())?, at, below: PathBuf::new(), left: Vec::new(), links: 0 };
+        walk.go_on(path);
+        Ok(walk)
+    }
+
+    /// Puts the parts of `path` before those that are left.
+    fn go_on(&mut self, path: &Path) {
+        let parts = path.components().rev().filter(|part| *part != Component::CurDir);
+        self.left.extend(parts.map(|part| part.as_os_str().to_owned()));
+    }
+
+    fn enter(&mut self, at: OwnedFd) -> io::Result<()> {
+        self.mount = archive_at(at.as_fd())?;
+        self.at = at;
+        Ok(())
+    }
+
+    fn step(&mut self, part: &OsStr) -> io::Result<()> {
+        if part == "/" {
+            self.below = PathBuf::new();
+            return self.enter(open(CWD, part, OFlags::DIRECTORY)?);
+        }
+        if self.mount.is_some() {
+            return self.step_below(part);
+        }
+        if part == ".." {
+            return self.enter(open(self.at.as_fd(), part, OFlags::DIRECTORY)?);
+        }
+        match readlinkat(&self.at, part, Vec::new()) {
+            Ok(target) => {
+                self.links += 1;
+                if self.links > MAX_LINKS {
+                    return Err(Errno::LOOP.into());
+                }
+                self.go_on(Path::new(&OsString::from_vec(target.into_bytes())));
+                Ok(())
+            }
+            // No link. One of whose name more is to be found is a directory, and what is to be mounted there on demand is.
+            Err(Errno::INVAL) => {
+                let kind = if self.left.is_empty() { OFlags::empty() } else { OFlags::DIRECTORY };
+                self.enter(open(self.at.as_fd(), part, kind)?)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// In the mount of an archive nothing is opened. The way up leads by the path of what is open, which has no links.
+    fn step_below(&mut self, part: &OsStr) -> io::Result<()> {
+        if part != ".." {
+            self.below.push(part);
+        } else if !self.below.pop() {
+            let above = path_of(self.at.as_fd())?;
+            self.go_on(above.parent().unwrap_or(Path::new("/")));
+        }
+        Ok(())
+    }
+}
+
+fn open(at: BorrowedFd<'_>, name: &OsStr, kind: OFlags) -> io::Result<OwnedFd> {
+    Ok(openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind, Mode::empty())?)
+}
+
+/// The mount of an archive in which this lies. The table is read after the number, so a mount that was made on the way is in it.
+fn archive_at(at: BorrowedFd<'_>) -> io::Result<Option<Mounted>> {
+    let id = mount_number(at)?;
+    Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id).filter(Mounted::is_archive))
+}
+
+fn path_of(at: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    fs::read_link(link_to(at))
+}
+
+fn link_to(at: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", at.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_path_without_mounts_of_archives_is_resolved_as_by_realpath() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        fs::create_dir_all(at("a/b/c")).unwrap();
+        fs::write(at("a/file"), "").unwrap();
+        for (target, name) in
+            [("a/b", "link"), ("../a/./b/..", "a/up"), ("loop", "loop"), ("missing", "broken"), ("/proc/self/", "far")]
+        {
+            symlink(target, at(name)).unwrap();
+        }
+        for path in [
+            "a",
+            "a/",
+            "a/b/../file",
+            "link/c",
+            "link/../file",
+            "a/up/b/c/",
+            "./link/./c",
+            "a/file",
+            "link",
+            "far/fd",
+            "a/up/../a/up/up",
+        ] {
+            let located = Located::of(&at(path)).unwrap();
+            assert_eq!(located.path(), at(path).canonicalize().unwrap(), "{path}");
+            assert_eq!((located.mount(), located.mounted_here()), (None, None), "{path}");
+            assert_eq!(real_path(&at(path)).unwrap(), located.path());
+        }
+        for path in ["loop", "broken", "missing/c", "a/file/c", "loop/c"] {
+            let (here, there) = (Located::of(&at(path)).unwrap_err(), at(path).canonicalize().unwrap_err());
+            assert_eq!(here.kind(), there.kind(), "{path}");
+        }
+        assert_eq!(Located::of(Path::new("..")).unwrap().path(), Path::new("..").canonicalize().unwrap());
+        assert_eq!(Located::of(Path::new("/..")).unwrap().path(), Path::new("/"));
+        assert_eq!(Located::of(Path::new("")).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    /// As if the host's directory were the root of a mount: nothing below it exists, and nothing is looked for.
+    #[test]
+    fn no_step_is_taken_in_the_mount_of_an_archive() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        fs::create_dir(place.join("point")).unwrap();
+        fs::create_dir(place.join("beside")).unwrap();
+        let point = place.join("point");
+        let id = mount_number(open(CWD, place.as_os_str(), OFlags::empty()).unwrap().as_fd()).unwrap();
+        let line = format!("{id} 1 0:42 / {} rw - fuse.lockbox /a.lbx rw,user_id=7", point.display());
+        let walked = |path: &str| {
+            let mut walk = Walk::new(Path::new("/")).unwrap();
+            walk.at = open(CWD, point.as_os_str(), OFlags::empty()).unwrap();
+            walk.mount = mounts::parse(line.as_bytes());
+            walk.left.clear();
+            walk.go_on(Path::new(path));
+            while let Some(part) = walk.left.pop() {
+                walk.step(&part).unwrap();
+            }
+            let located = Located::at(walk).unwrap();
+            (located.path(), located.mount().is_some(), located.mounted_here().is_some())
+        };
+        assert_eq!(walked(""), (point.clone(), true, true));
+        assert_eq!(walked("missing/x"), (point.join("missing/x"), true, false));
+        assert_eq!(walked("missing/.."), (point.clone(), true, true));
+        assert_eq!(walked("../beside"), (place.join("beside"), false, false));
+        assert_eq!(walked("missing/../../beside"), (place.join("beside"), false, false));
+    }
+
+    #[test]
+    fn a_question_that_is_answered_is_not_waited_for() {
+        assert_eq!(in_time(|| 7), Some(7));
+    }
+}

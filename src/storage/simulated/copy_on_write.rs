@@ -1,0 +1,89 @@
+//! HOST-6: a host that writes everything elsewhere, so that overwriting takes room until the next barrier (btrfs, ZFS).
+
+use super::{State, eio};
+use crate::error::{Error, Result};
+use crate::storage::BALLAST;
+use crate::storage::image::HOST_BLOCK;
+
+/// Room of such a host, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Room {
+    free: u64,
+    /// Replaced or given back since the last barrier.
+    pinned: u64,
+    ballast: u64,
+    keeps: bool,
+}
+
+impl Room {
+    fn take(&mut self, bytes: u64) -> Result<()> {
+        self.free = self.free.checked_sub(bytes).ok_or_else(|| {
+            Error::NoSpace(format!("simulated host without room to overwrite: free={} needed={bytes}", self.free))
+        })?;
+        Ok(())
+    }
+
+    fn fill_ballast(&mut self) -> Result<()> {
+        self.take(BALLAST - self.ballast)?;
+        self.ballast = BALLAST;
+        Ok(())
+    }
+}
+
+impl State {
+    /// From now on, or no more.
+    pub(super) fn set_room(&mut self, free: Option<u64>) {
+        self.room = free.map(|free| Room { free, ..self.room.unwrap_or_default() });
+    }
+
+    pub(super) fn free_room(&self) -> Option<u64> {
+        self.room.map(|room| room.free)
+    }
+
+    /// Takes what writing so many bytes there takes, before anything is written.
+    pub(super) fn take_for_write(&mut self, offset: u64, length: u64) -> Result<()> {
+        let Some(room) = &mut self.room else { return Ok(()) };
+        let blocks = (offset + length).div_ceil(HOST_BLOCK) - offset / HOST_BLOCK;
+        room.take(blocks * HOST_BLOCK)?;
+        let holes = self.cache.holes(offset, length)?;
+        room.pinned += blocks.checked_sub(holes).ok_or_else(|| eio("count of blocks"))? * HOST_BLOCK;
+        Ok(())
+    }
+
+    pub(super) fn take_for_allocation(&mut self, offset: u64, length: u64) -> Result<()> {
+        let grows = offset + length > self.cache.len();
+        let holes = self.cache.holes(offset, length)?;
+        let Some(room) = &mut self.room else { return Ok(()) };
+        let before = *room;
+        let taken = if room.keeps && grows { room.fill_ballast() } else { Ok(()) };
+        taken.and_then(|()| room.take(holes * HOST_BLOCK)).inspect_err(|_| *room = before)
+    }
+
+    pub(super) fn give_back(&mut self, allocated_before: u64) {
+        let after = self.cache.allocated();
+        if let Some(room) = &mut self.room {
+            room.pinned += allocated_before.saturating_sub(after);
+        }
+    }
+
+    pub(super) fn unpin(&mut self) {
+        if let Some(room) = &mut self.room {
+            room.free += std::mem::take(&mut room.pinned);
+        }
+    }
+
+    pub(super) fn keep_ballast(&mut self) {
+        if let Some(room) = &mut self.room {
+            room.keeps = true;
+            // Without room there is none.
+            let _ = room.fill_ballast();
+        }
+    }
+
+    pub(super) fn cut_ballast(&mut self) -> bool {
+        let Some(room) = &mut self.room else { return false };
+        let cut = std::mem::take(&mut room.ballast);
+        room.free += cut;
+        cut > 0
+    }
+}

@@ -1,0 +1,180 @@
+//! Commits that the host has no room for (TXN-9), and hosts on which overwriting takes room (STORAGE-6).
+
+use std::sync::Arc;
+
+use super::support::*;
+use crate::Error;
+use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::{BALLAST, Storage};
+use crate::txn::Volume;
+use crate::txn::commit::{Chain, Purpose};
+
+/// Of writes into blocks that it had allocated the host takes `count` more.
+fn refuse_writes(storage: &SimulatedStorage, count: u64) {
+    storage.inject(Some(FaultPlan { class: Class::Write, count, fault: Fault::NoSpace, lasting: true }));
+}
+
+fn put_all(volume: &Arc<Volume>, count: u64, seed: u64, expected: &mut Content) {
+    for slot in 0..count {
+        put(volume, 2, slot, slot + seed, 3000).unwrap();
+        expected.insert((2, slot), (slot + seed, 3000));
+    }
+}
+
+/// Refuses every write of a commit in its turn: nodes, a checkpoint, list pages, the record. Answers how many turns there are.
+fn refuse_each(count: u64, due: bool) -> u64 {
+    for taken in 0.. {
+        let dice = Dice::new(taken);
+        let storage = SimulatedStorage::new();
+        let volume = create(storage.clone(), &dice);
+        let mut before = Content::new();
+        put_all(&volume, count, 1, &mut before);
+        volume.commit().unwrap();
+        let mut expected = before.clone();
+        put_all(&volume, count, 5000, &mut expected);
+        volume.committer().set_chain(Chain { force_checkpoint: due, ..volume.chain() });
+        let durable = volume.durable().generation;
+        refuse_writes(&storage, taken);
+        let refused = volume.commit();
+        if storage.injected() == 0 {
+            refused.unwrap();
+            return taken;
+        }
+        if refused.is_ok() {
+            assert!(due, "only a checkpoint is left out: {taken}");
+        } else {
+            assert!(matches!(refused, Err(Error::NoSpace(_))), "{taken} {refused:?}");
+            assert!(matches!(volume.commit(), Err(Error::NoSpace(_))), "what was refused is forgotten: {taken}");
+            assert!(volume.is_dirty() && volume.durable().generation == durable);
+            assert_live(&open(storage.crash(&mut |_| Fate::Keep), &dice), &before);
+        }
+        volume.pager().latch().check().unwrap();
+        storage.inject(None);
+        // What comes after it is built on it.
+        put(&volume, 2, 0, 77, 3000).unwrap();
+        assert!(delete(&volume, 2, 1).unwrap());
+        expected.insert((2, 0), (77, 3000));
+        expected.remove(&(2, 1));
+        volume.commit().unwrap();
+        assert!(!volume.is_dirty());
+        assert_eq!(volume.durable().generation.0, durable.0 + 2, "{taken}");
+        assert_live(&volume, &expected);
+        assert_sound(&volume);
+        for _ in 0..2 {
+            volume.committer().commit_for(Purpose::Drain).unwrap();
+        }
+        volume.allocator().release_waiting();
+        assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go: {taken}");
+        let again = open(storage.crash(&mut |_| Fate::Keep), &dice);
+        assert_live(&again, &expected);
+        assert_sound(&again);
+    }
+    unreachable!("every commit ends")
+}
+
+#[test]
+fn a_commit_that_is_refused_for_want_of_space_is_finished_by_the_next_one() {
+    let short = refuse_each(10, false);
+    let with_checkpoint = refuse_each(10, true);
+    let with_lists = refuse_each(400, false);
+    println!("{short} {with_checkpoint} {with_lists}");
+    assert!(short >= 2 && with_checkpoint > short && with_lists > short, "nodes and a record are written");
+    refuse_each(400, true);
+}
+
+/// Who waits for a commit that is refused is told, and no entry of a later one is lost with it.
+#[test]
+fn every_caller_of_a_refused_commit_is_told() {
+    let dice = Dice::new(3);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let mut expected = Content::new();
+    put_all(&volume, 5, 1, &mut expected);
+    let wanted = [volume.want_commit().unwrap(), volume.want_commit().unwrap()];
+    refuse_writes(&storage, 1);
+    for wanted in wanted {
+        assert!(matches!(volume.commit_wanted(wanted), Err(Error::NoSpace(_))));
+    }
+    storage.inject(None);
+    volume.commit().unwrap();
+    assert_live(&open(storage.process_death(), &dice), &expected);
+}
+
+/// A commit that failed in another way latches as ever, also one that was refused before.
+#[test]
+fn a_refused_commit_that_fails_then_latches() {
+    let dice = Dice::new(4);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let mut expected = Content::new();
+    put_all(&volume, 5, 1, &mut expected);
+    refuse_writes(&storage, 1);
+    assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
+    storage.inject(None);
+    storage.fail_next_barrier();
+    assert!(matches!(volume.commit(), Err(Error::Io { .. })));
+    assert!(matches!(volume.commit(), Err(Error::Latched(_))));
+}
+
+/// Fills a volume on a host that copies on write; answers how many slots it has. Then other programs take what is left.
+fn full_host(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, u64) {
+    storage.set_room(Some(24 << 20));
+    let volume = create(storage.clone(), dice);
+    let mut slots = 0;
+    while put(&volume, 2, slots, slots, 100_000).is_ok() {
+        slots += 1;
+        if slots % 10 == 0 {
+            volume.commit().unwrap();
+        }
+        assert!(slots < 1000, "the host is not full");
+    }
+    volume.commit().unwrap();
+    volume.pager().latch().check().unwrap();
+    storage.set_room(Some(BALLAST));
+    storage.keep_ballast();
+    storage.set_room(Some(0));
+    (volume, slots)
+}
+
+fn empty(volume: &Volume, slots: u64) {
+    for slot in 0..slots {
+        assert!(delete(volume, 2, slot).unwrap());
+    }
+}
+
+#[test]
+fn an_archive_on_a_full_host_that_copies_on_write_is_emptied_with_its_ballast() {
+    let dice = Dice::new(5);
+    let storage = SimulatedStorage::new();
+    let (volume, slots) = full_host(&storage, &dice);
+    assert!(slots > 50, "{slots}");
+    empty(&volume, slots);
+    volume.commit().unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    assert!(storage.len().unwrap() < 4 << 20 && storage.free_room().unwrap() > 4 << 20, "nothing came back");
+    // What it gave away it keeps anew, for the next time.
+    storage.set_room(Some(0));
+    assert!(storage.cut_ballast());
+    open(storage.clone(), &dice).committer().commit_for(Purpose::Drain).unwrap();
+}
+
+#[test]
+fn an_archive_without_ballast_waits_for_room_and_latches_nothing() {
+    let dice = Dice::new(6);
+    let storage = SimulatedStorage::new();
+    let (volume, slots) = full_host(&storage, &dice);
+    storage.cut_ballast();
+    storage.set_room(Some(0));
+    empty(&volume, slots);
+    for _ in 0..3 {
+        assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
+    }
+    assert!(matches!(volume.close(), Err(Error::NoSpace(_))));
+    volume.pager().latch().check().unwrap();
+    // Somebody deletes another file.
+    storage.set_room(Some(1 << 20));
+    volume.commit().unwrap();
+    volume.close().unwrap();
+    assert_live(&open(storage.process_death(), &dice), &Content::new());
+}
