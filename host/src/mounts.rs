@@ -63,8 +63,8 @@ pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> O
     if [0, namespace].contains(&status.mount_namespace) {
         return table.iter().filter(of_it).find(|mounted| mounted.id == status.mount_id);
     }
-    let there = table.iter().filter(of_it);
-    there.clone().find(|mounted| mounted.point == point).or_else(|| there.last())
+    let mut there = table.iter().filter(of_it);
+    there.clone().find(|mounted| mounted.point == point).or_else(|| there.next_back())
 }
 
 /// All mounts of this process's namespace, a later one over an earlier one at the same point.

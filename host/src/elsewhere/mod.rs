@@ -1,9 +1,8 @@
 //! Archives that are no files of this host: how programs name them, and how they are read.
 //!
-//! What is behind an address is the work of `lockbox_remote`. A program that was built without it knows an address when it sees one, and says so.
+//! `lockbox_remote` does the work behind an address.
 
-#[cfg_attr(not(feature = "remote"), path = "lacking.rs")]
-mod built;
+mod remote_access;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -212,11 +211,11 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
     Ok(remote)
 }
 
-pub use built::{
+pub use remote_access::{
     Access, Bucket, FetcherReach, answer_fetcher, archives, check_writable, collect, compare, directory, examine,
     fetch, forget_unsent, is_elsewhere, kept, probe, remove_kept, spelled, unsent, write,
 };
-use built::{change, open, open_apart, salvage};
+use remote_access::{change, open, open_apart, salvage};
 
 #[cfg(test)]
 mod tests {

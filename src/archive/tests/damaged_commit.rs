@@ -118,7 +118,7 @@ fn a_check_tells_what_a_page_of_the_newest_commit_cost() {
     let (bytes, record, files) = killed();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("archive");
-    let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key() };
+    let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key(), by_recipient: false };
     let options = OpenOptions { read_only: true, memory: 16 << 20, ..OpenOptions::default() };
     // A whole file of one page that nothing else is in.
     let (run, _) = record.allocated.iter().max_by_key(|(run, _)| run.blocks).unwrap();

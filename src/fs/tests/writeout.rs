@@ -258,7 +258,8 @@ fn nothing_that_was_read_stays_in_a_buffer_after_a_purge() {
     let content = noise(7, 200_000);
     fs.write(file, 0, &content).unwrap();
     fs.make_durable().unwrap();
-    let forget: [(&str, fn(&FileSystem)); 3] = [
+    type Forget = (&'static str, fn(&FileSystem));
+    let forget: [Forget; 3] = [
         ("wipe_buffers", FileSystem::wipe_buffers),
         ("forget_plaintext", FileSystem::forget_plaintext),
         ("purge", |fs| fs.purge().unwrap()),

@@ -75,6 +75,7 @@ pub(super) fn cases() -> Vec<Case> {
     attributes(&mut cases);
     super::objects::add(&mut cases);
     super::contradictions::add(&mut cases);
+    super::counters::add(&mut cases);
     super::logs::add(&mut cases);
     cases.0
 }

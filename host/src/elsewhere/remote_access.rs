@@ -1,4 +1,4 @@
-//! What is behind an address.
+//! Remote archives: calls `lockbox_remote` with the options and directories of this user.
 
 use std::io;
 use std::os::unix::net::UnixStream;
