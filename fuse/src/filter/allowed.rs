@@ -208,8 +208,9 @@ const IOCTL: &[u32] = &[
     0x5450,
     0x5451, // FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 ];
-/// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
-const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 39, 0x5356_4D41];
+/// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, and PR_SET_NO_NEW_PRIVS, with
+/// which `seccompiler` begins to install the second filter.
+const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 38, 39, 0x5356_4D41];
 const SOL_SOCKET: u32 = 1;
 /// SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO and SO_SNDTIMEO with both of their numbers.
 const SOCKET_OPTIONS: &[u32] = &[7, 8, 20, 21, 66, 67];

@@ -185,6 +185,8 @@ case_a_daemon_without_its_other_process_says_so_and_loses_nothing() {
 case_another_archive_in_its_place_is_refused_by_mount() {
     new_archive box
     new_archive other
+    attach other
+    detach other
     attach box
     echo mine >"$WORK/box/file"
     detach box
@@ -216,7 +218,7 @@ case_a_mount_tells_the_first_use_by_an_identity_once() {
     new_archive box
     ssh-keygen -q -t ed25519 -N '' -f "$WORK/id"
     lockbox key add --passfile "$PASSFILE" --recipient-file "$WORK/id.pub" "$WORK/box.lbx" >/dev/null
-    print=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | grep -oE '"fingerprint":"[0-9a-f]{32}"' | cut -d '"' -f 4)
+    print=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | grep -oE '"fingerprint": *"[0-9a-f]{32}"' | cut -d '"' -f 4)
     for expected in 1 0; do
         XDG_STATE_HOME="$WORK/another" lockbox mount "$WORK/box.lbx" "$WORK/box" --identity "$WORK/id" 2>"$WORK/told"
         same "$(grep -c "first use.*$print" "$WORK/told")" "$expected"

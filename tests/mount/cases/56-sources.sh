@@ -235,13 +235,13 @@ case_a_key_in_the_keyring_is_used_before_asking_until_it_is_forgotten() {
     printf 'hush-hush\n' >wrong
     chmod 600 wrong
     refused 10 'wrong passphrase' lockbox ls --passfile wrong box.lbx
-    # The kernel shows it to its possessors alone, and it has an end.
+    # The kernel shows it to its owner alone, and it has an end.
     need_user
     local key
     key=lockbox:$(lockbox info box.lbx </dev/null | awk '/^Archive id/ { print $3 }')
     shows "$key" </proc/keys
     ! as_user grep -q "$key" /proc/keys || fail 'another user sees the key'
-    ! grep "$key" /proc/keys | awk '$4 == "perm" || $5 != "3f000000"' | grep . || fail 'a key without an end, or for others'
+    ! grep "$key" /proc/keys | awk '$4 == "perm" || $5 != "003f0000"' | grep . || fail 'a key without an end, or for others'
     lockbox forget box.lbx | shows 'is forgotten'
     lockbox forget box.lbx | shows 'was not kept'
     refused 2 'standard input had no passphrase' lockbox ls box.lbx

@@ -258,6 +258,7 @@ assert call(number, b"user", name, os.urandom(length), ctypes.c_size_t(length), 
 
 # A login has a session keyring with a link to the user's (pam_keyinit), and what su and the like start possesses it whatever its user is.
 case_a_kept_key_is_for_its_owner_alone_in_the_session_of_its_owner() {
+    local name
     new_archive box
     cd "$WORK"
     need_user
@@ -273,25 +274,26 @@ call = ctypes.CDLL(None, use_errno=True).syscall
 if sys.argv[1] == "login":
     assert call(keyctl, JOIN_SESSION, None) > 0 and call(keyctl, LINK, ctypes.c_long(-4), ctypes.c_long(-3)) == 0
     os.execvp(sys.argv[2], sys.argv[2:])
-# "read ID...": the ids in hexadecimal, and what the list of keys shows of ours.
-found = [line.split()[0] for line in open("/proc/keys") if " lockbox:" in line]
+# "read NAME ID...": the ids in hexadecimal, and the keys of that name in the list of keys. Other cases have keys of their own.
+found = [line.split()[0] for line in open("/proc/keys") if f" {sys.argv[2]}" in line]
 print("listed", len(found))
-for number in sys.argv[2:] + found:
+for number in sys.argv[3:] + found:
     length = call(keyctl, READ, ctypes.c_long(int(number, 16)), ctypes.create_string_buffer(256), ctypes.c_size_t(256))
     print("read", length)
 P
     chmod 755 "$WORK" "$WORK/keys.py"
+    name=lockbox:$(lockbox info --passfile "$PASSFILE" box.lbx | awk '/^Archive id/ { print $3 }')
     # shellcheck disable=SC2016
     python3 keys.py login bash -Eeuo pipefail -c '
         lockbox ls --passfile "$1" --keyring-cache 10m box.lbx
-        key=$(awk "/ lockbox:/ { print \$1; exit }" /proc/keys)
+        key=$(awk -v name=" $3" "index(\$0, name) { print \$1; exit }" /proc/keys)
         [[ -n $key ]]
-        echo owner; python3 keys.py read "$key"
-        echo su; su -s /bin/bash "$2" -c "python3 keys.py read $key"
-        echo setpriv; setpriv --reuid "$2" --regid "$2" --init-groups python3 keys.py read "$key"
+        echo owner; python3 keys.py read "$3" "$key"
+        echo su; su -s /bin/bash "$2" -c "python3 keys.py read $3 $key"
+        echo setpriv; setpriv --reuid "$2" --regid "$2" --init-groups python3 keys.py read "$3" "$key"
         lockbox ls box.lbx </dev/null
         lockbox forget box.lbx
-    ' session "$PASSFILE" "$TEST_USER" >shown
+    ' session "$PASSFILE" "$TEST_USER" "$name" >shown
     cat shown
     same "$(sed -n '/^owner$/,/^su$/p' shown | grep -c '^read 48$')" 2 'the owner reads the key'
     same "$(sed -n '/^su$/,$p' shown | grep -c '^listed 0$')" 2 'no other user sees it'
