@@ -114,7 +114,8 @@ pub trait Storage: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether the file has no name any more: what is in it is lost when it is closed.
+    /// Returns whether the file has no name any more, so that its content is lost when it is closed. A reader of a
+    /// file that was replaced loses nothing.
     fn is_nameless(&self) -> bool {
         false
     }

@@ -39,8 +39,8 @@ const LAST_REQUESTS: Duration = Duration::from_secs(2);
 const BUSY: &str = "something below it is open, is a program's working directory, or is mounted over or below it";
 
 /// Why a mount stays whose archive has no name any more.
-const LAST_COPY: &str = "the archive's file was removed or replaced, and this mount has the last copy of it: save it with \
-     'lockbox backup DIRECTORY FILE', then use 'lockbox umount --abandon'";
+const LAST_COPY: &str = "the archive's file was removed or replaced, and only this mount still has its content: copy the files \
+     out of it, then use 'lockbox umount --abandon'";
 
 /// The archive until the end of its mount takes it.
 pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
@@ -84,7 +84,7 @@ impl End {
     pub(crate) fn wait(&self, timeout: Duration) -> Ending {
         let ending = match &self.place {
             Some(place) => wait(&self.inbox, &**place, timeout, (&|| self.leave(), &|| self.is_last_copy())),
-            None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false },
+            None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false },
         };
         self.leave();
         ending
@@ -93,7 +93,7 @@ impl End {
     /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.
     pub(crate) fn close(mut self, ending: Ending, mut server: control::Server) -> Result<(), Failure> {
         // Those who hold up the machine's sleep are released when the archive is closed.
-        let Ending { stopped, aborted, sleeping: _sleeping } = ending;
+        let Ending { stopped, aborted, abandoned, sleeping: _sleeping } = ending;
         let closed = self.close_archive(!aborted);
         // Before the answer, so that who waited for it can mount again at once.
         server.close();
@@ -108,6 +108,8 @@ impl End {
             let _ = asked.send(match &closed {
                 Ok(0) => Response::Done,
                 Ok(bytes) => Response::Unsent { bytes: *bytes },
+                // The loss is what was asked for.
+                Err(_) if abandoned => Response::Done,
                 Err(failure) => Response::Failed { message: failure.message.clone() },
             });
         }
@@ -203,6 +205,8 @@ pub(crate) struct Ending {
     pub(crate) sleeping: Vec<Sender<Slept>>,
     /// Nobody knows that the event loops have ended: the deadline passed and the connection could not be aborted, or a loop failed.
     pub(crate) aborted: bool,
+    /// The content of a removed archive was given up by order.
+    pub(crate) abandoned: bool,
 }
 
 /// Serves until the event loops have ended.
@@ -214,8 +218,8 @@ fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration, asked: A
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         if let Some(loops) = course.take(event) {
-            let Course { stopped, sleeping, .. } = course;
-            return Ending { stopped, sleeping, aborted: matches!(loops, Loops::Unknown) };
+            let Course { stopped, sleeping, abandoned, .. } = course;
+            return Ending { stopped, sleeping, aborted: matches!(loops, Loops::Unknown), abandoned };
         }
     }
 }
@@ -239,6 +243,8 @@ struct Course<'a, M> {
     detached: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<Slept>>,
+    /// The content of a removed archive was given up by order.
+    abandoned: bool,
     /// Why the last attempt of `idle=` changed nothing, which is logged once and not with each attempt.
     idle: Option<Unmounted>,
     asked: Asked<'a>,
@@ -252,7 +258,7 @@ impl<'a, M> Course<'a, M> {
     /// Of a mount that nobody has asked to end.
     fn new(mount: &'a M, timeout: Duration, asked: Asked<'a>) -> Course<'a, M> {
         let (stopped, sleeping) = (Vec::new(), Vec::new());
-        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping, idle: None, asked }
+        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping, abandoned: false, idle: None, asked }
     }
 }
 
@@ -347,9 +353,12 @@ impl<M: Mount> Course<'_, M> {
     }
 
     fn stop(&mut self, lazy: bool, abandon: bool, answer: Sender<Response>) {
-        if !abandon && (self.asked.1)() {
-            drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
-            return;
+        if (self.asked.1)() {
+            if !abandon {
+                drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
+                return;
+            }
+            self.abandoned = true;
         }
         match self.unmount(lazy) {
             Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
@@ -548,7 +557,7 @@ mod tests {
         for lazy in [false, true] {
             assert_eq!(course.take(stop(lazy, false)), None);
             let Ok(Response::Failed { message }) = answered.try_recv() else { panic!("{lazy}: it is not refused") };
-            assert!(message.contains("'lockbox backup DIRECTORY FILE'") && message.contains("--abandon"), "{message}");
+            assert!(message.contains("copy the files out") && message.contains("--abandon"), "{message}");
         }
         let (sleep, slept) = mpsc::channel();
         assert_eq!(course.take(Ok(Event::Sleep(sleep))), None);
@@ -620,7 +629,7 @@ mod tests {
         asked.recv().unwrap();
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {
-            let ending = Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false };
+            let ending = Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false };
             End::of(Slot::default(), inbox, None).close(ending, server).unwrap();
             done.send(()).unwrap();
         });

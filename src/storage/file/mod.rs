@@ -539,7 +539,9 @@ impl Storage for FileStorage {
     }
 
     fn is_nameless(&self) -> bool {
-        metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0)
+        // A reader of a file that was replaced, such as a backup that was brought up to date, has nothing of its own.
+        let is_replaced = || self.name.as_ref().is_some_and(|name| name.names(&self.file).is_ok());
+        metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0) && !(self.read_only && is_replaced())
     }
 
     fn read_only(&self) -> bool {

@@ -208,7 +208,7 @@ while True:
     connection.close()
 P
     chmod 644 "$WORK/listen.py"
-    setpriv --reuid 65534 --regid 65534 --clear-groups python3 "$WORK/listen.py" "$directory" >"$WORK/heard" &
+    setpriv --reuid 65534 --regid 65534 --clear-groups /usr/bin/python3 "$WORK/listen.py" "$directory" >"$WORK/heard" &
     stranger=$!
     await 30 grep -q ready "$WORK/heard"
     expect 21 'user 65534 listens there' as_user env HOME="$users" lockbox share ls
