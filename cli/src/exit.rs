@@ -8,7 +8,7 @@ use lockbox::error::Refusal;
 use lockbox::exchange::{Cause, Problem};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere;
-use lockbox_host::located::Located;
+use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
@@ -92,9 +92,9 @@ impl Program for Lockbox {
         }
         // Whatever that directory answers, when it still answers anything.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
-            && let Some(mounted) = Located::of(path).ok().as_ref().and_then(Located::mounted_here)
+            && let Some(mounted) = located::mounted_at(path)
         {
-            return mount_point(path, mounted, code(&error));
+            return mount_point(path, &mounted, code(&error));
         }
         Failure::at(path, &error)
     }

@@ -10,7 +10,7 @@ use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
-use lockbox_host::located::Located;
+use lockbox_host::located;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
 use serde_json::json;
 
@@ -117,8 +117,8 @@ impl Mounted {
             return Ok(Some(Mounted { socket, status }));
         }
         // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
-        if let Some(mounted) = Located::of(path).ok().as_ref().and_then(Located::mounted_here) {
-            return Err(runtime::unanswered(mounted));
+        if let Some(mounted) = located::mounted_at(path) {
+            return Err(runtime::unanswered(&mounted));
         }
         if path.is_dir() {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));

@@ -12,7 +12,7 @@ use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode, Site};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
-use lockbox_host::located::Located;
+use lockbox_host::located;
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{NOT_ARCHIVE, Program, code, shown};
 use lockbox_terminal::display;
@@ -80,8 +80,8 @@ impl WriterArgs {
 
 /// The archive at a path of this host. A mount point is refused before it is opened: a daemon that is stopped would never answer.
 fn of_host(archive: &Path) -> Result<Place, Failure> {
-    match Located::of(archive).ok().as_ref().and_then(Located::mounted_here) {
-        Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
+    match located::mounted_at(archive) {
+        Some(mounted) => Err(mount_point(archive, &mounted, NOT_ARCHIVE)),
         None => Ok(Place::file(archive)),
     }
 }

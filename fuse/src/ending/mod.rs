@@ -258,7 +258,18 @@ impl<'a, M> Course<'a, M> {
     /// Of a mount that nobody has asked to end.
     fn new(mount: &'a M, timeout: Duration, asked: Asked<'a>) -> Course<'a, M> {
         let (stopped, sleeping) = (Vec::new(), Vec::new());
-        Course { mount, timeout, deadline: None, ordered: false, detached: false, stopped, sleeping, abandoned: false, idle: None, asked }
+        Course {
+            mount,
+            timeout,
+            deadline: None,
+            ordered: false,
+            detached: false,
+            stopped,
+            sleeping,
+            abandoned: false,
+            idle: None,
+            asked,
+        }
     }
 }
 

@@ -264,14 +264,14 @@ case_add_and_extract_carry_lists_and_attributes() {
     same "$(acl "$WORK/box/directory")" 'user::rwx group::r-x other::r-x'
     detach box
     check_full box
-    # What an ordinary user may not set is said once, and the rest is there.
+    # Privileges are withheld from an ordinary user too, which is reported once, and the rest is there.
     mkdir -m 777 "$WORK/theirs"
     cp "$PASSFILE" "$WORK/theirs/passphrase"
     cp "$WORK/box.lbx" "$WORK/theirs/"
     chown -R "$TEST_USER:" "$WORK/theirs"
     as_user lockbox extract --passfile "$WORK/theirs/passphrase" "$WORK/theirs/box.lbx" --to "$WORK/theirs/out" 2>"$WORK/said"
     same "$(grep -c . "$WORK/said")" 1
-    grep -q '^lockbox: 3 extended attributes were not copied, the first: ' "$WORK/said" || fail "said: $(cat "$WORK/said")"
+    grep -q '^lockbox: 3 privileges were left out (the first: ' "$WORK/said" || fail "said: $(cat "$WORK/said")"
     same "$(getfacl -cnp "$WORK/theirs/out/directory/file" | sed -n 2p)" 'user:1234:rwx'
     same "$(getfattr --only-values -n user.comment --absolute-names "$WORK/theirs/out/directory/file")" words
 }
