@@ -570,8 +570,8 @@ case_a_stopped_daemon_stops_no_command_that_names_its_mount() {
     expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status
     expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status box/directory
     expect 2 'no daemon answers for .*/box:' timeout 60 lockbox umount box/inner.lbx
-    expect 32 'does not answer' timeout 60 mount.lockbox other.lbx box -o "passfile=$PASSFILE"
-    expect 32 'does not answer' timeout 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
+    expect 15 'does not answer' timeout 60 mount.lockbox other.lbx box -o "passfile=$PASSFILE"
+    expect 15 'does not answer' timeout 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
     timeout 60 lockbox umount --lazy link
     [[ -z $(mounts_below "$WORK") ]] || fail 'still mounted'
     kill -CONT "$pid"
