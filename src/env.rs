@@ -59,7 +59,8 @@ pub(crate) fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// The seeds of a random test: the usual ones, or the one that SEED names. Each is printed when its turn begins.
+/// The seeds of a random test: the usual ones, or the one that SEED names. Each is printed when its
+/// turn begins.
 #[cfg(test)]
 pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
     variable("SEED").map_or(usual, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))

@@ -57,7 +57,7 @@ trait Source {
     fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
-    /// What tells the archive from every other one, as far as that is known.
+    /// Id and fingerprint of the archive, as far as they are known.
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
     /// Whether a file lies in the archive.
     fn holds(&self, file: BorrowedFd) -> bool;
@@ -156,7 +156,7 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
     tell(args, &done)
 }
 
-/// Remembers what was made: whatever archive this user had there, it is gone by the user's own command.
+/// Remembers the new archive at the place. The user's own command replaced any other archive there.
 fn remember(args: &Args, source: &dyn Source) {
     if let Some((archive, fingerprint)) = source.archive() {
         seen::remember_place(&args.destination, archive, fingerprint);

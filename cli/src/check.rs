@@ -83,7 +83,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Err(Failure::new(DAMAGED, message))
 }
 
-/// What the pages do not tell of an archive that is objects of a store: those are named by their hashes.
+/// Compares the objects of a store with the hashes that name them. The pages do not show these
+/// faults.
 fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(), Failure> {
     let (path, remote) = (&args.archive.archive, args.archive.remote());
     if !args.full || !elsewhere::is_elsewhere(path) || remote.is_unsent() {

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Replace files that are in the way
     #[arg(long)]
     force: bool,
-    /// Keep what 'extract --privileges' keeps of what is copied to the host
+    /// Keep privileges of copies to the host, as 'extract --privileges' does
     #[arg(long)]
     privileges: bool,
 }

@@ -148,7 +148,7 @@ fn make_elsewhere(
     Ok(code)
 }
 
-/// What this user remembers of the place.
+/// Options of the user's memory for the place.
 fn seen(args: &Args) -> SeenOptions {
     SeenArgs::default().options(&args.archive)
 }

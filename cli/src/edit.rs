@@ -37,7 +37,8 @@ use crate::paths::in_one_archive;
 const PIECE: usize = 64 << 10;
 /// What is tried when neither VISUAL nor EDITOR says anything.
 const USUAL: &str = "$(command -v sensible-editor || command -v editor || command -v nano || echo vi)";
-/// A person needs longer to look at a file. An editor that only tells a window to show it returns sooner.
+/// A person needs longer to look at a file. An editor that only tells a window to show it returns
+/// sooner.
 const AT_ONCE: Duration = Duration::from_secs(2);
 const RETURNED_AT_ONCE: &str = "the editor returned at once and changed nothing; \
      an editor that opens a window needs its option to wait, such as VISUAL='code --wait' or 'gvim -f'";

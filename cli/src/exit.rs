@@ -139,7 +139,7 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",
         FindingKind::Log | FindingKind::Commit => {
-            "; nothing can be added to the archive: 'lockbox rescue' copies out what is left"
+            "; nothing can be added to the archive: 'lockbox rescue' copies out all that is left"
         }
         _ => "",
     }

@@ -29,7 +29,8 @@ pub(crate) struct Args {
     /// Replace files and empty directories that are in the way
     #[arg(long)]
     force: bool,
-    /// Also make devices and keep set-user-ID, set-group-ID and sticky bits of files, capabilities and other attributes that give rights
+    /// Also make devices and keep set-user-ID, set-group-ID and sticky bits of files, capabilities
+    /// and other attributes that give rights
     #[arg(long)]
     privileges: bool,
     #[command(flatten)]

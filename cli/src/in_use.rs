@@ -79,8 +79,9 @@ pub(crate) fn users(mounted: &Mounted) -> Vec<User> {
     others.filter_map(|pid| use_of(pid, mounted)).collect()
 }
 
-/// A process of each other mount namespace in which the file system with this device number is mounted, in words, as far as this user may
-/// see them; not of that of its own daemon. Such a mount keeps the file system alive when it is gone here, as one in a container does.
+/// A process of each other mount namespace in which the file system with this device number is
+/// mounted, in words, as far as this user may see them; not of that of its own daemon. Such a mount
+/// keeps the file system alive when it is gone here, as one in a container does.
 pub(crate) fn elsewhere(device: u64, of_daemon: u64) -> Vec<String> {
     let mut seen = vec![daemons::mount_namespace(), of_daemon];
     let mut found = Vec::new();

@@ -117,7 +117,7 @@ fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(point).filter(|point| is_there && wanted.as_ref().is_none_or(|wanted| wanted == point)))
 }
 
-/// Whether an archive is what is mounted there. Nothing is asked of it.
+/// Returns whether an archive is mounted there. Its daemon is not asked.
 fn is_mount_point(directory: &Path) -> bool {
     Located::of(directory).is_ok_and(|located| located.mounted_here().is_some())
 }

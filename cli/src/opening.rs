@@ -78,7 +78,8 @@ impl WriterArgs {
     }
 }
 
-/// The archive at a path of this host. A mount point is refused before it is opened: a daemon that is stopped would never answer.
+/// The archive at a path of this host. A mount point is refused before it is opened: a daemon that
+/// is stopped would never answer.
 fn of_host(archive: &Path) -> Result<Place, Failure> {
     match located::mounted_at(archive) {
         Some(mounted) => Err(mount_point(archive, &mounted, NOT_ARCHIVE)),

@@ -50,7 +50,7 @@ impl Named {
     }
 }
 
-/// Whether something has this name. A mount point has, whatever its daemon does.
+/// Returns whether something has this name. A mount point has, whether or not its daemon answers.
 fn exists(path: &Path) -> bool {
     Located::of(path).is_ok_and(|located| located.mounted_here().is_some()) || path.symlink_metadata().is_ok()
 }

@@ -28,7 +28,8 @@ pub(crate) struct Args {
     /// Also write what is left of files that are not whole, to DIR/partial
     #[arg(long)]
     partial: bool,
-    /// Also make devices and keep set-user-ID, set-group-ID and sticky bits of files, capabilities and other attributes that give rights
+    /// Also make devices and keep set-user-ID, set-group-ID and sticky bits of files, capabilities
+    /// and other attributes that give rights
     #[arg(long)]
     privileges: bool,
     /// Print one JSON object for each file, and one summary

@@ -43,10 +43,12 @@ fn daemons() -> Result<Vec<Daemon>, Failure> {
     Ok(found)
 }
 
-/// The daemon that serves the mount at this path, or, when it is this user's own, the archive in the file that has this name.
+/// Returns the daemon that serves the mount at this path, or, when it is this user's own, the
+/// archive in the file that has this name.
 ///
-/// A mount is known by its numbers and an archive by those of its file, whatever their names were when the mount began. What lies at the
-/// path is opened without asking its file system, so that a daemon which does not answer keeps nobody waiting.
+/// A mount is recognised by its numbers and an archive by the numbers of its file; either may have
+/// had other names when the mount began. The path is opened without a request to its file system,
+/// so that a daemon which does not answer blocks no caller.
 pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Failure> {
     let believed = believed()?;
     let table = mounts::all();

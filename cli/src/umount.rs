@@ -26,7 +26,7 @@ use crate::runtime::{self, Daemon};
 
 /// The daemon answers when the archive is closed; what it does after that takes moments.
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
-/// A daemon that has nobody to wait for closes its archive in less mostly.
+/// A daemon without users to wait for mostly closes its archive in less.
 const TELL_ELSEWHERE: Duration = Duration::from_secs(1);
 /// Between two attempts at a busy mount.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -50,7 +50,8 @@ pub(crate) struct Args {
     /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
     wait: Option<Option<Duration>>,
-    /// End it although the archive's file was removed or replaced, which loses what only the mount still has
+    /// End it although the archive's file was removed or replaced, which loses all that only the
+    /// mount still has
     #[arg(long, conflicts_with_all = ["all", "wait"])]
     abandon: bool,
     /// Tell in a window why it cannot be unmounted
@@ -254,7 +255,7 @@ impl Job {
     }
 }
 
-/// How a mount is ended; `named`: its users are to be told.
+/// Manner of ending a mount; `named`: the processes that use it are listed.
 #[derive(Clone, Copy)]
 struct Manner {
     lazy: bool,
@@ -262,7 +263,8 @@ struct Manner {
     named: bool,
 }
 
-/// Has the daemon end its mount. Once it is gone here the daemon waits for mounts of it in other namespaces: their processes are told after a while.
+/// Sends the daemon the order to end its mount. Once it is gone here the daemon waits for mounts of
+/// it in other namespaces: after a while the processes there are listed.
 fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&Mounted>) -> lockbox::Result<Response> {
     let Manner { lazy, abandon, .. } = manner;
     let (start, is_told) = (Instant::now(), Cell::new(lazy));

@@ -1,7 +1,9 @@
-//! The process that looks up names and credentials for the fetcher, which may not do so itself once it is in its sandbox.
+//! The process that looks up names and credentials for the fetcher, which may not do so itself once
+//! it is in its sandbox.
 //!
-//! It starts before the fetcher is confined, and ends when that does. Its standard input is a socket for questions; its standard output is
-//! one by which the listener of the fetcher's filter comes: the calls that are refused are answered and named here.
+//! It starts before the fetcher is confined, and ends when that does. Its standard input is a
+//! socket for questions; its standard output is one by which the listener of the fetcher's filter
+//! comes: the calls that are refused are answered and named here.
 
 use std::io;
 use std::net::Shutdown;
@@ -32,7 +34,7 @@ pub(crate) struct Brokerage {
 
 impl Brokerage {
     /// # Errors
-    /// Those of starting a process.
+    /// The errors of starting a process.
     pub(crate) fn start(log: &Target<'_>) -> io::Result<Brokerage> {
         let (questions, their_questions) = UnixStream::pair()?;
         let (refusals, their_refusals) = UnixStream::pair()?;
@@ -49,7 +51,7 @@ impl Brokerage {
         self.questions.try_clone()
     }
 
-    /// Returns when the process has ended: a container may have nobody who takes it over.
+    /// Returns when the process has ended: a container may have no process that reaps it.
     pub(crate) fn end(mut self) {
         // Threads may have it, too.
         let _ = self.questions.shutdown(Shutdown::Both);

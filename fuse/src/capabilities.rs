@@ -1,17 +1,22 @@
-//! Drops the capabilities of a process that serves: the daemon keeps CAP_IPC_LOCK, the fetcher keeps none.
+//! Drops the capabilities of a process that serves: the daemon keeps CAP_IPC_LOCK, the fetcher
+//! keeps none.
 //!
-//! # What needed one, and how it works without
-//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the unmounter, which is outside ([`crate::unmounter`]).
+//! # Former uses of capabilities, and their replacements
+//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the unmounter, which is
+//!   outside ([`crate::unmounter`]).
 //! - `mount -o remount`: the mounting command, which asks the daemon for a flush alone.
-//! - An archive, log or backup of another user: opened before, or by the command that asks, and kept as a descriptor.
-//! - The files of /sys that abort the connection and count its requests: opened before. Read-ahead and write-back are root's
-//!   own files, which need no capability.
-//! - The control socket, and what is remembered of archives: directories of the daemon's own user.
-//! - Locked memory: CAP_IPC_LOCK, without which each new page would count against a limit. It gives no right over anything else.
+//! - An archive, log or backup of another user: opened before, or by the command that asks, and
+//!   kept as a descriptor.
+//! - The files of /sys that abort the connection and count its requests: opened before. Read-ahead
+//!   and write-back are root's own files, which need no capability.
+//! - The control socket, and the memory of archives: directories of the daemon's own user.
+//! - Locked memory: CAP_IPC_LOCK, without which each new page would count against a limit. It gives
+//!   no right over anything else.
 //! - Blocks that ext4 reserves for root: they are bound to the user id 0, not to CAP_SYS_RESOURCE.
 //! - Priorities, owners and modes of files of the host: nothing in the daemon changes them.
 //!
-//! Capabilities belong to a thread and are inherited by those that it starts: this comes before any other thread.
+//! Capabilities belong to a thread and are inherited by threads that it starts: this comes before
+//! any other thread.
 
 use rustix::io::{Errno, Result};
 use rustix::thread::{
@@ -19,10 +24,11 @@ use rustix::thread::{
     set_capabilities,
 };
 
-/// Keeps `kept` of what the thread has, and drops the rest from all five sets.
+/// Keeps `kept` of the thread's capabilities, and drops the rest from all five sets.
 ///
 /// # Errors
-/// Those of the kernel; a process that may not change its bounding set has nothing that it could gain through that.
+/// The errors of the kernel; a process that may not change its bounding set has nothing that it
+/// could gain through that.
 pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
     let before = capabilities(None)?;
     // First, because it takes one of those that go.

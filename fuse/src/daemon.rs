@@ -105,7 +105,7 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     prepare_point(&point)
 }
 
-/// What is told of a mount point that does not answer.
+/// Error for a mount point that does not answer.
 fn silent() -> io::Error {
     let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' takes that mount away";
     io::Error::new(io::ErrorKind::TimedOut, why)

@@ -1,12 +1,13 @@
 //! The process that asks the server of an archive which is no file of this host.
 //!
 //! It reaches the network and has no key; the daemon has the key and, in its sandbox, reaches no network. It starts before the mount is there,
-//! which may hide what it is made of, and ends when the daemon does, however that ends.
+//! which may hide its program and libraries, and ends when the daemon does, however that ends.
 //!
-//! It reads what servers send, so it has a sandbox of its own, before the first request and before its first thread: no capabilities, no
-//! new privileges, files of its caches alone ([`crate::sandbox`]), system calls of a list ([`crate::filter`]). A third process looks up
-//! what it may not ([`crate::broker`]). None of them can be traced, and what is confined traces nobody outside: neither reads the
-//! memory of the daemon.
+//! It reads data of servers, so it has a sandbox of its own, before the first request and before
+//! its first thread: no capabilities, no new privileges, files of its caches alone
+//! ([`crate::sandbox`]), system calls of a list ([`crate::filter`]). A third process looks up names
+//! and credentials, which it may not ([`crate::broker`]). None of them can be traced, and the
+//! confined ones trace no process outside: neither reads the memory of the daemon.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Reads fstab(5): the options that are for mount(8), systemd and desktops and have no effect on an archive, and the archives by the names that
-//! stand there.
+//! Reads fstab(5): the options that are for mount(8), systemd and desktops and have no effect on an
+//! archive, and the archives by the names that stand there.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -61,8 +61,9 @@ pub fn is_for_others(option: &str) -> bool {
     }
 }
 
-/// Returns the archives of a table that are the file `archive` and belong on `point`, as the table names them. mount(8) resolves symbolic links before it
-/// calls this program, so the name that its user knows stands there alone.
+/// Returns the archives of a table that are the file `archive` and belong on `point`, as the table
+/// names them. mount(8) resolves symbolic links before it calls this program, so the name that its
+/// user knows stands there alone.
 pub fn names_of(table: &[u8], archive: &Path, point: &Path) -> Vec<PathBuf> {
     let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape(field)));
     let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));

@@ -86,8 +86,9 @@ pub fn start(target: &Target<'_>, verbose: bool) -> Result<Option<File>, Failure
     Ok(log)
 }
 
-/// Keeps one event of the FUSE library out of the log: that the kernel did not take an answer because the program that waited for it was
-/// killed (ENOENT). Nothing is wrong then; every other answer that the kernel refuses is logged.
+/// Keeps one event of the FUSE library out of the log: that the kernel did not take an answer
+/// because the program that waited for it was killed (ENOENT). Nothing is wrong then; every other
+/// answer that the kernel refuses is logged.
 pub(crate) struct Unheard;
 
 impl<S: Subscriber> Layer<S> for Unheard {

@@ -42,7 +42,7 @@ pub struct Mount<'a> {
     pub point: &'a Path,
     pub allow_other: bool,
     pub flags: MsFlags,
-    /// User who must own the mount point, which must be empty then ([`crate::point_owner`]).
+    /// User that must own the mount point, which must be empty then ([`crate::point_owner`]).
     pub point_owner: Option<u32>,
 }
 
@@ -282,9 +282,10 @@ pub fn register(archive: &Path, point: &Path) {
     }
 }
 
-/// Opens the root of the mount with these numbers, if nothing lies on top of it. Whoever may change its path may have put anything
-/// there since the table was read: a FIFO, of which opening it would wait for a writer, or a link to a device that does something when it is opened. So nothing but that
-/// mount is opened.
+/// Opens the root of the mount with these numbers, if nothing lies on top of it. A user with write
+/// access to its path may have put anything there since the table was read: a FIFO, of which
+/// opening it would wait for a writer, or a link to a device that does something when it is opened.
+/// So nothing but that mount is opened.
 pub fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
     held_root(mount)?.reopen()
 }

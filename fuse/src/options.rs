@@ -61,7 +61,8 @@ pub struct Options {
     pub accept_older: bool,
     pub accept_fork: bool,
     pub accept_other: bool,
-    /// The names of the archive's place, as it was named to the mounting command: the daemon has only the path without links.
+    /// The names of the archive's place, as it was named to the mounting command: the daemon has
+    /// only the path without links.
     #[serde(default)]
     pub places: Vec<PlaceName>,
     /// Whether the daemon gives up the files that it does not need.

@@ -1,17 +1,22 @@
 //! Keeps root from mounting another user's archive where its content would pass for root's.
 //!
-//! The owner of an archive chooses its content, with owners and modes: without any right, an archive can hold a copy of /etc in which all files
-//! belong to root and one more user has the number 0. On a directory of root's, root's mount of it with `allow_other` makes its author root. The
-//! author may also be who chooses the directory, when the path leads through a directory in which the author may put a link.
+//! The owner of an archive chooses its content, with owners and modes: without any right, an
+//! archive can hold a copy of /etc in which all files belong to root and one more user has the
+//! number 0. On a directory of root's, root's mount of it with `allow_other` makes its author root.
+//! The author may also choose the directory, when the path leads through a directory in
+//! which the author may put a link.
 //!
 //! # Rule
-//! Root mounts a file that another user owns only on a directory that this user owns and in which nothing is: whatever a program finds there then,
-//! that user could have put there before. The option `trust-owner` lifts the rule.
+//! Root mounts a file that another user owns only on an empty directory that this user owns: all
+//! that a program finds there then, that user could have put there before. The option `trust-owner`
+//! lifts the rule.
 //!
 //! # Order
-//! The owner is that of the archive's file as it is open, and the directory is examined by the descriptor on which it is mounted: nobody can
-//! put another file or directory in the place of either in between. Only of an archive in a directory (`file:///`) the owner is that of the path. The mounting command checks by path, before it asks for a passphrase; that one is
-//! for the message alone.
+//! The owner is that of the archive's file as it is open, and the directory is examined by the
+//! descriptor on which it is mounted: no user can put another file or directory in the place of
+//! either in between. Only of an archive in a directory (`file:///`) the owner is that of the path.
+//! The mounting command checks by path, before it asks for a passphrase; that one is for the
+//! message alone.
 
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
@@ -25,12 +30,14 @@ use nix::unistd::geteuid;
 use crate::exit::Failure;
 use crate::options::Options;
 
-/// Returns the user who must own the mount point, when the rule applies. `owner`: of the archive; None for one at an address of another machine.
+/// Returns the user that must own the mount point, when the rule applies. `owner`: of the archive;
+/// None for one at an address of another machine.
 pub fn required(owner: Option<u32>, options: &Options) -> Option<u32> {
     owner.filter(|&owner| geteuid().is_root() && owner != 0 && !options.trust_owner)
 }
 
-/// The owner of an archive's file, or of the directory that holds its objects (`file:///directory`), which no descriptor of this process is open of.
+/// The owner of an archive's file, or of the directory that holds its objects
+/// (`file:///directory`), which no descriptor of this process is open of.
 pub fn owner_by_path(archive: &Path) -> Option<u32> {
     let local = if elsewhere::is_elsewhere(archive) { elsewhere::directory(archive)? } else { archive.to_path_buf() };
     local.metadata().ok().map(|found| found.uid())
@@ -39,7 +46,7 @@ pub fn owner_by_path(archive: &Path) -> Option<u32> {
 /// Checks the rule by path: whether the mount would be refused anyhow.
 ///
 /// # Errors
-/// As of [`check`]. What cannot be read is left to the check at the mount.
+/// As of [`check`]. A path that cannot be read is left to the check at the mount.
 pub fn check_early(archive: &Path, point: &Path, options: &Options) -> Result<(), Failure> {
     match (required(owner_by_path(archive), options), Point::of(point)) {
         (Some(owner), Ok(held)) => check(&held, point, owner),

@@ -66,12 +66,13 @@ fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
     Ok(rules)
 }
 
-/// What a fetcher does with files of its own directories.
+/// Access of a fetcher to files of its own directories.
 const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeReg | MakeDir | Refer
 });
 
-/// Restricts the fetcher: files of its own directories, what it reads, and connections to ports of its servers.
+/// Restricts the fetcher: files of its own directories, the files that it reads, and connections to
+/// ports of its servers.
 ///
 /// # Errors
 /// As of [`enter`].

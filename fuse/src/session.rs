@@ -156,7 +156,7 @@ pub fn serve(
 struct Host {
     /// Of the archive's file, when it is one of this host.
     directory: Option<OwnedFd>,
-    /// User who must own the mount point.
+    /// User that must own the mount point.
     point_owner: Option<u32>,
     telling: Option<elsewhere::Telling>,
     /// Of one that is shown as it is written elsewhere.

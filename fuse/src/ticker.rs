@@ -25,8 +25,9 @@ use crate::schedule;
 const STEP: Duration = Duration::from_secs(1);
 /// From one flush of the kernel's pages to the next.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Until the next time an older copy could pass for the newest; each time costs an fsync beside the archive.
-/// What was read and deleted since is in a buffer no longer than this either.
+/// Until the next time an older copy could pass for the newest; each time costs an fsync in
+/// addition to that of the archive. Data that was read and deleted since is in a buffer no longer
+/// than this either.
 const REMEMBER: Duration = Duration::from_secs(60);
 /// Background steps in a row before the clock is looked at again.
 const STEPS: u32 = 64;

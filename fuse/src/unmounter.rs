@@ -1,11 +1,14 @@
 //! A second process that unmounts, flushes and reads /proc for the daemon, which may not do so itself once it is in its sandbox.
 //!
-//! It also is the one that looks below the mount: a daemon that does so waits for an answer of its own. It starts before the mount is there,
-//! which may hide what it is made of (the program, its libraries, the log), knows the mount point and no secret, takes one byte per order on
-//! its standard input, which is a socket, and answers there with a line of JSON; the first order tells it the mount's numbers. It also
-//! answers and names the system calls that the daemon's filter refuses ([`crate::filter`]). Its
-//! standard output is a second socket, for questions about callers. It ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed the archive says good-bye before; when it did
-//! not, as after SIGKILL, this process is the only one left to say so in the log.
+//! It also is the one that looks below the mount: a daemon that does so waits for an answer of its
+//! own. It starts before the mount is there, which may hide its files (the program, its libraries,
+//! the log), knows the mount point and no secret, takes one byte per order on its standard input,
+//! which is a socket, and answers there with a line of JSON; the first order tells it the mount's
+//! numbers. It also answers and names the system calls that the daemon's filter refuses
+//! ([`crate::filter`]). Its standard output is a second socket, for questions about callers. It
+//! ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed
+//! the archive says good-bye before; when it did not, as after SIGKILL, this process is the only
+//! one left to say so in the log.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -53,7 +56,8 @@ pub(crate) enum Unmounted {
     Failed(String),
 }
 
-/// Unmounts the mount with these numbers, wherever it is by now; with `detach` also when it is busy.
+/// Unmounts the mount with these numbers, wherever it is by now; with `detach` also when it is
+/// busy.
 pub(crate) fn unmount(mount: Numbers, detach: bool) -> Unmounted {
     let top = match on_top(mounts::table(), mount) {
         Ok(top) => top,
@@ -79,7 +83,8 @@ impl From<UnmountError> for Unmounted {
     }
 }
 
-/// Our mount with the path that it has by now when it is on top there, else what is to be said without trying.
+/// Returns our mount with the path that it has by now when it is on top there, else the answer that
+/// is given without an attempt.
 fn on_top(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, Unmounted> {
     // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
     let table = table.map_err(|error| Unmounted::Failed(format!("the table of mounts cannot be read: {error}")))?;
@@ -101,7 +106,8 @@ pub(crate) fn flush(mount: Numbers) -> bool {
     true
 }
 
-/// A failure is no matter of the caller, who meets what could not be written as the daemon that is to write it.
+/// Failures are not reported to the caller: as the daemon that has to write the data, the caller
+/// meets them itself.
 #[expect(clippy::disallowed_methods, reason = "the mount of this daemon, not its host")]
 fn flush_open(root: impl AsFd) {
     let _ = rustix::io::retry_on_intr(|| rustix::fs::syncfs(&root));
@@ -193,7 +199,8 @@ impl Unmounter {
         mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Hands over the listener of the daemon's filter of system calls: what is refused is answered and named there.
+    /// Sends the listener of the daemon's filter of system calls: refused calls are answered and
+    /// named there.
     pub(crate) fn name_refusals(&mut self, listener: &OwnedFd) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
         (&mut &*orders).write_all(&[REFUSALS])?;

@@ -42,7 +42,7 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
             mkdtemp(Path::new(&template)).map_err(|errno| {
                 let path = path.display();
                 Failure::other(format!(
-                    "cannot make a directory beside {path}, which is not a private directory of this user: {}",
+                    "cannot make a directory next to {path}, which is not a private directory of this user: {}",
                     errno.desc()
                 ))
             })
@@ -101,7 +101,8 @@ pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted
 /// The name of the socket of a daemon that serves the archive at this path or address.
 ///
 /// # Errors
-/// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut` when it lies in an archive whose daemon does not answer.
+/// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut`
+/// when it lies in an archive and the daemon of that does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     if elsewhere::is_elsewhere(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));

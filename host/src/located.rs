@@ -1,13 +1,18 @@
-//! Finds the mount of an archive to which a path leads, without a question to the daemon that serves it.
+//! Finds the mount of an archive to which a path leads, without a question to the daemon that
+//! serves it.
 //!
 //! # Why nothing here waits for a daemon
-//! stat(2), access(2), realpath(3) and every step below a directory ask the file system of what they touch; a daemon that is stopped never answers, and
-//! the kernel's copy of a mount's root expires. The kernel answers alone: openat(2) with O_PATH for the last part of a path, which is the root of whatever is mounted
-//! there; /proc/self/fdinfo for the number of the mount, /proc/self/fd for a path; and its table of mounts. So [`Located::of`] walks one part of the path at a time, looks each
-//! mount that it enters up in the table, and takes no step below the root of an archive's mount. Links are read in directories that it may ask.
+//! stat(2), access(2), realpath(3) and every step below a directory ask the file system of what
+//! they touch; a daemon that is stopped never answers, and the kernel's copy of a mount's root
+//! expires. The kernel answers alone: openat(2) with O_PATH for the last part of a path, which is
+//! the root of whatever is mounted there; /proc/self/fdinfo for the number of the mount,
+//! /proc/self/fd for a path; and its table of mounts. So [`Located::of`] walks one part of the path
+//! at a time, looks each mount that it enters up in the table, and takes no step below the root of
+//! an archive's mount. Links are read in directories that it may ask.
 //!
-//! Two things are waited for: file systems of others on the way, as by any program; and, for a limited time, a daemon when the path leads on *below* its mount, which only it can
-//! resolve ([`real_path`]).
+//! Two things are waited for: file systems of others on the way, as by any program; and, for a
+//! limited time, a daemon when the path leads on *below* its mount, which only it can resolve
+//! ([`real_path`]).
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -25,19 +30,22 @@ use rustix::io::Errno;
 use crate::mounts::{self, Mounted};
 use crate::point::mount_number;
 
-/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that runs answers at once.
+/// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that runs answers
+/// at once.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Links on one path, as the kernel counts them.
 const MAX_LINKS: usize = 40;
 
-/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that is stopped; None after [`ANSWER_DEADLINE`].
+/// Asks in a thread of its own, as nothing else can end the waiting for a daemon that is stopped;
+/// None after [`ANSWER_DEADLINE`].
 pub fn in_time<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(question()));
     receiver.recv_timeout(ANSWER_DEADLINE).ok()
 }
 
-/// A path without links as far as it can be resolved without a question to the daemon of an archive, and the mount in which that ends.
+/// A path without links as far as it can be resolved without a question to the daemon of an
+/// archive, and the mount in which that ends.
 #[derive(Debug)]
 pub struct Located {
     /// Path of the place where the walk ended.
@@ -51,7 +59,7 @@ pub struct Located {
 
 impl Located {
     /// # Errors
-    /// Those of the host, as when the path leads nowhere.
+    /// The errors of the host, as when the path leads nowhere.
     pub fn of(path: &Path) -> io::Result<Located> {
         let mut walk = Walk::new(path)?;
         while let Some(part) = walk.left.pop() {
@@ -72,7 +80,7 @@ impl Located {
         self.mount.as_ref()
     }
 
-    /// The archive's mount whose mount point this is.
+    /// Returns the archive's mount when this is its mount point.
     pub fn mounted_here(&self) -> Option<&Mounted> {
         let is_root = self.is_directory && self.below.as_os_str().is_empty();
         self.mount.as_ref().filter(|mount| is_root && self.place == mount.point)
@@ -84,10 +92,11 @@ impl Located {
     }
 }
 
-/// The path without links. Where it leads on below the mount of an archive, whose daemon alone can tell, that one is asked.
+/// Resolves a path to one without links. The daemon of an archive is asked only when the path leads
+/// on below its mount, because it alone can resolve that.
 ///
 /// # Errors
-/// Those of the host; `TimedOut` when that daemon does not answer.
+/// The errors of the host; `TimedOut` when that daemon does not answer.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let located = Located::of(path)?;
     let real = located.path();
@@ -97,7 +106,8 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     in_time(move || real.canonicalize()).unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))
 }
 
-/// The path as a daemon that was started elsewhere knows it. The last part is not looked at: it may be a mount whose daemon is dead.
+/// Returns the path as a daemon with another working directory knows it. The last part is not
+/// looked at: it may be the mount of a dead daemon.
 pub fn canonical(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     match (absolute.parent(), absolute.file_name()) {
@@ -109,8 +119,8 @@ pub fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the mount of an archive whose mount point a path leads to. Where a directory on the way belongs to others and cannot be
-/// searched, the table of mounts is asked for the path as it was written.
+/// Returns the mount of an archive whose mount point a path leads to. Where a directory
+/// on the way cannot be searched, the table of mounts is asked for the path as it was written.
 pub fn mounted_at(path: &Path) -> Option<Mounted> {
     match Located::of(path) {
         Ok(located) => located.mounted_here().cloned(),
@@ -134,7 +144,7 @@ struct Walk {
     at: OwnedFd,
     /// The mount of an archive in which `at` is.
     mount: Option<Mounted>,
-    /// What of the path was not walked, as it leads on in that mount.
+    /// Rest of the path that was not walked, as it leads on in that mount.
     below: PathBuf,
     /// Parts that are still to be walked, the next one last.
     left: Vec<OsString>,
@@ -152,7 +162,7 @@ impl Walk {
         Ok(walk)
     }
 
-    /// Puts the parts of `path` before those that are left.
+    /// Puts the parts of `path` before the remaining parts.
     fn go_on(&mut self, path: &Path) {
         let parts = path.components().rev().filter(|part| *part != Component::CurDir);
         self.left.extend(parts.map(|part| part.as_os_str().to_owned()));
@@ -193,7 +203,8 @@ impl Walk {
         }
     }
 
-    /// In the mount of an archive nothing is opened. The way up leads by the path of what is open, which has no links.
+    /// Opens nothing in the mount of an archive. The way up leads by the path of the open
+    /// directory, which has no links.
     fn step_below(&mut self, part: &OsStr) -> io::Result<()> {
         if part != ".." {
             self.below.push(part);
@@ -209,7 +220,8 @@ fn open(at: BorrowedFd<'_>, name: &OsStr, kind: OFlags) -> io::Result<OwnedFd> {
     Ok(openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind, Mode::empty())?)
 }
 
-/// The mount of an archive in which this lies. The table is read after the number, so a mount that was made on the way is in it.
+/// The mount of an archive in which this lies. The table is read after the number, so a mount that
+/// was made on the way is in it.
 fn archive_at(at: BorrowedFd<'_>) -> io::Result<Option<Mounted>> {
     let id = mount_number(at)?;
     Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id).filter(Mounted::is_archive))

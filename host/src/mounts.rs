@@ -41,8 +41,9 @@ impl Mounted {
     }
 }
 
-/// What tells a mount from every other one, wherever it is moved and whatever is renamed above it. The kernel gives the id of a mount that is gone
-/// to another one, but the device number not before the file system has ended too, with which its daemon ends.
+/// Numbers that tell a mount from every other one, even when it is moved or a directory above it is
+/// renamed. The kernel gives the id of a mount that is gone to another one, but the device number
+/// not before the file system has ended too, with which its daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     pub id: u64,
@@ -51,9 +52,10 @@ pub struct Numbers {
 
 /// The mount that a daemon serves, wherever it is by now.
 ///
-/// In the daemon's own mount namespace it is known by its numbers. In another one a mount that was copied into it has another id, so the
-/// device number alone counts there, and of several mounts the one at the daemon's path. A daemon that tells no numbers is an older one,
-/// which is found by its path.
+/// In the daemon's own mount namespace it is known by its numbers. In another one a mount that was
+/// copied into it has another id, so the device number alone counts there, and of several mounts
+/// the one at the daemon's path. A daemon that tells no numbers is an older one, which is found by
+/// its path.
 pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> Option<&'a Mounted> {
     let point = status.mount_point_path();
     let of_it = |mounted: &&Mounted| mounted.is_archive() && mounted.device == status.mount_device;

@@ -11,8 +11,8 @@ use crate::elsewhere;
 /// As many symbolic links as the kernel follows.
 const MOST_LINKS: usize = 40;
 
-/// Returns the names of an archive's place, as `lockbox::keys::SeenOptions` wants them: of an address the one spelling, of a path those that
-/// [`paths`] gives.
+/// Returns the names of an archive's place, as `lockbox::keys::SeenOptions` wants them: of an
+/// address the one spelling, of a path the names that [`paths`] gives.
 pub fn place_names(archive: &Path) -> Vec<PlaceName> {
     if let Some(directory) = elsewhere::directory(archive) {
         return paths(&directory).iter().map(|path| PlaceName::of_directory(path)).collect();
@@ -23,11 +23,13 @@ pub fn place_names(archive: &Path) -> Vec<PlaceName> {
     }
 }
 
-/// Follows a path as the kernel does. Returns one absolute path for each symbolic link on the way (all before the link resolved, the link and all
-/// behind it as they are), and at last the path without links. An attacker who can write to a directory on the way changes what follows in the
-/// list and nothing before.
+/// Follows a path as the kernel does. Returns one absolute path for each symbolic link on the way
+/// (all before the link resolved, the link and all behind it as they are), and at last the path
+/// without links. An attacker with write access to a directory on the way changes later names in
+/// the list and no earlier one.
 ///
-/// A descriptor in /proc is whatever a caller opened: names there say nothing of a place, and are left out.
+/// A descriptor in /proc is any file that a caller opened: names there say nothing of a place, and
+/// are left out.
 fn paths(path: &Path) -> Vec<PathBuf> {
     let Ok(absolute) = std::path::absolute(path) else { return Vec::new() };
     let mut found: Vec<PathBuf> = Vec::new();

@@ -24,7 +24,7 @@ const AT_ONCE: usize = 64;
 /// The other process: answers until the fetcher is gone.
 ///
 /// # Errors
-/// Those of starting a thread.
+/// The errors of starting a thread.
 pub fn answer(control: UnixStream) -> io::Result<()> {
     let at_work = Arc::new(AtomicUsize::new(0));
     while let Ok((_, mut sockets)) = receive(&control, 1) {

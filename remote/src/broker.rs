@@ -1,12 +1,15 @@
-//! A process outside of the fetcher's sandbox, which looks up what the fetcher may not: names of servers, and credentials.
+//! A process outside of the fetcher's sandbox, which looks names of servers and credentials up for
+//! the fetcher.
 //!
-//! The fetcher reads what servers send, so it is confined: it opens no file of the host but its caches, runs no program and makes TCP
-//! connections alone. Looking up a name reads files of /etc, may load libraries and speaks to other daemons; credentials come from files and
-//! from a program (`credential_process`). This process does both. It reads nothing that a server sent but answers of the resolver, and does
-//! what its environment says: a question names a host, or one of few kinds, and nothing else.
+//! The fetcher reads data of servers, so it is confined: it opens no file of the host but its
+//! caches, runs no program and makes TCP connections alone. Looking up a name reads files of /etc,
+//! may load libraries and speaks to other daemons; credentials come from files and from a program
+//! (`credential_process`). This process does both. It reads nothing that a server sent but answers
+//! of the resolver, and takes its settings from its environment: a question names a host, or one of
+//! few kinds, and nothing else.
 //!
-//! Each question has a connection of its own: the fetcher makes a pair of sockets and sends one end. So a slow lookup holds up no other one,
-//! and an answer that came too late is for nobody.
+//! Each question has a connection of its own: the fetcher makes a pair of sockets and sends one
+//! end. So a slow lookup holds up no other one, and an answer that came too late is dropped.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};

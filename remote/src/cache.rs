@@ -67,8 +67,8 @@ struct Table {
     clock: u32,
 }
 
-/// The directory of caches: `$XDG_CACHE_HOME/lockbox`, `~/.cache/lockbox`; for root with the HOME of another user, who could lead what is written there
-/// elsewhere, that of the system.
+/// The directory of caches: `$XDG_CACHE_HOME/lockbox`, `~/.cache/lockbox`; for root with the HOME
+/// of another user, that of the system, because the other user could redirect the writes.
 pub(crate) fn directory() -> Option<PathBuf> {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     named.or_else(|| Some(cache_home(home()?, rustix::process::geteuid().is_root()))).map(|path| path.join("lockbox"))

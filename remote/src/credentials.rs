@@ -51,7 +51,7 @@ pub(crate) fn given(keys: &rusty_s3::Credentials) -> GivenKeys {
     GivenKeys { id: keys.key().to_owned(), secret: keys.secret().to_owned(), token: keys.token().map(str::to_owned) }
 }
 
-/// Those that came from the broker.
+/// Credentials from the broker.
 pub(crate) fn taken(keys: &GivenKeys) -> rusty_s3::Credentials {
     credentials(&keys.id, &keys.secret, keys.token.as_deref())
 }

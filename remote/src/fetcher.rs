@@ -295,11 +295,13 @@ fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options, ac
     }
 }
 
-/// The process's side: opens what it is told to and serves until the other side is gone. `confine` is called before the first request; from
-/// then on `broker` looks up what this process may not.
+/// The process's side: opens the archive of the task and serves until the other side is gone.
+/// `confine` is called before the first request; from then on `broker` looks up names and
+/// credentials, which this process may not.
 ///
 /// # Errors
-/// When what comes is no task. What keeps the file from being opened is told to the other side.
+/// When the message is not a task. An error that keeps the file from being opened is sent to the
+/// other side.
 pub fn serve(control: UnixStream, broker: Option<Broker>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
     let (first, mut sockets) = receive(&control, SOCKETS)?;
     let mut line = vec![first];

@@ -9,7 +9,8 @@ use crate::address::{Address, Cloud};
 use crate::cache::make;
 use crate::credentials::{self, variable};
 
-/// Where the libraries of TLS look for certificates of authorities; they are read, and are no secret. `/etc/ssl/private` is not below.
+/// Where the libraries of TLS look for certificates of authorities; they are read, and are no
+/// secret. `/etc/ssl/private` is not below.
 const AUTHORITIES: [&str; 10] = [
     "/etc/ssl/certs",
     "/etc/ssl/cert.pem",
@@ -22,13 +23,14 @@ const AUTHORITIES: [&str; 10] = [
     "/usr/local/share/ca-certificates",
     "/var/lib/ca-certificates",
 ];
-/// By which a writer knows whether another one of this machine is alive. Of other processes /proc tells a confined one no memory.
+/// By which a writer knows whether another one of this machine is alive. Of other processes /proc
+/// tells a confined one no memory.
 const OWNERS: [&str; 2] = ["/proc", "/etc/machine-id"];
 
-/// What stays within reach.
+/// Files and ports that stay within reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetcherReach {
-    /// Directories whose files are made, written and removed.
+    /// Directories in which files are made, written and removed.
     pub written: Vec<PathBuf>,
     /// Files, and directories with all below them, that are read.
     pub read: Vec<PathBuf>,
@@ -37,7 +39,8 @@ pub struct FetcherReach {
 }
 
 impl FetcherReach {
-    /// Makes the directories of caches where they are missing: nothing above them can be made later.
+    /// Makes the directories of caches where they are missing: nothing above them can be made
+    /// later.
     pub(crate) fn of(address: &str, options: &Options, writes: bool) -> FetcherReach {
         let address = Address::parse(address.as_ref()).ok().flatten();
         let cache = options.cache_directory.clone().filter(|_| options.cache_bytes != Some(0));
@@ -62,7 +65,7 @@ impl FetcherReach {
     }
 }
 
-/// None for all: where it cannot be told, the opening says why.
+/// None for all: where the port is unknown, the opening reports the reason.
 fn ports(address: &Address, options: &Options) -> Option<Vec<u16>> {
     let endpoint = match address {
         Address::Web(_) => return None,

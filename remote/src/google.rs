@@ -1,4 +1,5 @@
-//! Names of Google's store: an HMAC key signs a request as Amazon's do (`signing.rs`), with other words.
+//! Names of Google's store: an HMAC key signs a request as Amazon's do (`signing.rs`), with other
+//! words.
 
 pub(crate) const ENDPOINT: &str = "https://storage.googleapis.com";
 /// Any is taken; this is what Google's libraries say.

@@ -221,8 +221,8 @@ pub fn examine(address: &Address, options: &Options, whole: bool, step: &mut Ste
     bucket::examine(of_objects(address, options)?, address.to_string(), options, whole, step)
 }
 
-/// Compares all objects that the newest record of an archive names with the bytes that they were made with. None where an archive has no objects: on a web
-/// server, or as one object.
+/// Compares all objects that the newest record of an archive names with the bytes that they were
+/// made with. None where an archive has no objects: on a web server, or as one object.
 ///
 /// # Errors
 /// As of [`open`]; that of `step`.

@@ -1,36 +1,47 @@
 //! Decides whether an answer is that of the store that was asked.
 //!
-//! Something between this machine and a store may answer in the store's place: a captive portal, the block page of a proxy, the
-//! maintenance page of a load balancer. It needs plain http, or something on the way that ends TLS with a certificate that is
-//! trusted here. Its pages come with any status, and some know neither methods nor conditions.
+//! Something between this machine and a store may answer in the store's place: a captive portal,
+//! the block page of a proxy, the maintenance page of a load balancer. It needs plain http, or
+//! something on the way that ends TLS with a certificate that is trusted here. Its pages come with
+//! any status, and some know neither methods nor conditions.
 //!
 //! # Invariants
-//! PROOF-1  An answer counts only when it carries the proof of the store that was asked: success, refusal, conflict and the word
-//!     that nothing is there alike. Any other answer is a passing failure: the request is repeated as after a lost answer
-//!     (OBJECTS-3), and nothing is concluded from it, neither that an object is durable, gone or damaged, nor what the time is.
+//! PROOF-1  An answer counts only when it carries the proof of the store that was asked: success,
+//!     refusal, conflict and the word that nothing is there alike. Any other answer is a passing
+//!     failure: the request is repeated as after a lost answer (OBJECTS-3), and nothing is
+//!     concluded from it, neither that an object is durable, gone or damaged, nor the time.
 //!
 //! # Proofs
-//! A portal cannot know what the store's interface says of each answer, and no page of it has a value that depends on what was sent.
+//! A portal cannot know the marks that the store's interface gives each answer, and no page of it
+//! has a value that depends on the bytes sent.
 //!
-//! S3.  A creation succeeded when the entity tag is the MD5 of what was sent: every store gives that for an object that came in
-//!     one request and is not encrypted with a key of its user. Amazon under SSE-KMS, SSE-C and in directory buckets, and MinIO under
-//!     SSE, give another one: there a quoted tag counts beside a request id, with an answer that has no body, as the interface has
-//!     it and no page does. Any other answer counts when it has a request id (`x-amz-request-id`, `x-amz-id-2`): Amazon, MinIO,
-//!     Ceph, Wasabi, B2, SeaweedFS and versitygw send one with each. CloudFront's `x-amz-cf-id` is no such id: portals and
-//!     maintenance pages are hosted there. R2, and what else sends none, is known by the documents of the interface: a list is a
-//!     `ListBucketResult`, a failure an `Error` with its `Code`, and what is read has a tag of the form that the interface gives (32
-//!     hexadecimal digits) and is no page of HTML. A removal has no document, so there a read decides (`bucket/s3.rs`).
-//! Google.  A creation succeeded when `x-goog-hash` or the entity tag has the MD5 of what was sent, whatever key the object is
-//!     encrypted with. Each answer has `x-guploader-uploadid`, and those about an object `x-goog-generation`; else the documents count.
-//! Azure.  Each answer has `x-ms-request-id`, that of the emulator too. A creation succeeded when it has an entity tag beside that,
-//!     and no `Content-MD5` of other bytes.
-//! A web server (https, WebDAV) proves nothing: its answers look as those of any other one. What is held is that a page of HTML, and
-//!     a success that has no bytes, is no part of an archive; all other bytes are of the version that the opening found (REMOTE-1), and
-//!     nothing is written there. That a file is not there or was replaced is believed, for an error alone follows: the next read asks
-//!     again.
-//! A directory (`file://`, WebDAV that is mounted) has no answers of others: the host's file system says what became of a call.
+//! S3.  A creation succeeded when the entity tag is the MD5 of the bytes sent: every store gives
+//!     that for an object that came in one request and is not encrypted with a key of its user.
+//!     Amazon under SSE-KMS, SSE-C and in directory buckets, and MinIO under SSE, give another one:
+//!     there a quoted tag counts together with a request id, with an answer that has no body, as
+//!     the interface has it and no page does. Any other answer counts when it has a request id
+//!     (`x-amz-request-id`, `x-amz-id-2`): Amazon, MinIO, Ceph, Wasabi, B2, SeaweedFS and versitygw
+//!     send one with each. CloudFront's `x-amz-cf-id` is no such id: portals and maintenance pages
+//!     are hosted there. R2, and any other store that sends none, is known by the documents of the
+//!     interface: a list is a `ListBucketResult`, a failure an `Error` with its `Code`, and a
+//!     response to a read has a tag of the form that the interface gives (32 hexadecimal digits)
+//!     and is no page of HTML. A removal has no document, so there a read decides (`bucket/s3.rs`).
+//! Google.  A creation succeeded when `x-goog-hash` or the entity tag has the MD5 of the bytes
+//!     sent, under any key with which the object is encrypted. Each answer has
+//!     `x-guploader-uploadid`, and those about an object `x-goog-generation`; else the documents
+//!     count.
+//! Azure.  Each answer has `x-ms-request-id`, that of the emulator too. A creation succeeded when
+//!     it has an entity tag in addition to that, and no `Content-MD5` of other bytes.
+//! A web server (https, WebDAV) proves nothing: its answers look like the answers of any other one.
+//!     The rule is that a page of HTML, and a success that has no bytes, is no part of an archive;
+//!     all other bytes are of the version that the opening found (REMOTE-1), and nothing is written
+//!     there. That a file is not there or was replaced is believed, for an error alone follows: the
+//!     next read asks again.
+//! A directory (`file://`, WebDAV that is mounted) has no answers of others: the host's file system
+//!     reports the result of a call.
 //!
-//! Who changes the traffic on purpose can make all of these; over plain http nothing keeps them from it (THREATS).
+//! An attacker that changes the traffic can forge all of these; over plain http nothing keeps them
+//! from it (THREATS).
 
 use std::io::{Cursor, Read};
 
@@ -138,7 +149,8 @@ pub(crate) fn web(response: Response<Body>) -> Judged {
     }
 }
 
-/// Judges all but successful creations by what Amazon's and Google's interfaces have in common.
+/// Judges all but successful creations by the marks that Amazon's and Google's interfaces have in
+/// common.
 fn interface(asked: Asked<'_>, is_named: bool, response: Response<Body>) -> Judged {
     let status = response.status();
     if is_named {
@@ -157,7 +169,7 @@ fn interface(asked: Asked<'_>, is_named: bool, response: Response<Body>) -> Judg
     if is_document { in_time(response) } else { Err(strange(status)) }
 }
 
-/// A failure with a time after which to ask again passes, whatever its status.
+/// Judges a failure with a time after which to ask again as passing, with any status.
 fn in_time(response: Response<Body>) -> Judged {
     let status = response.status();
     let is_failure = status.is_client_error() || status.is_server_error();
@@ -170,14 +182,14 @@ fn in_time(response: Response<Body>) -> Judged {
 fn strange(status: StatusCode) -> Trouble {
     let status = status.as_u16();
     Trouble::Passing(format!(
-        "what came is not an answer of this store (status {status}); a portal or proxy on the way sends it"
+        "the response is not an answer of this store (status {status}); a portal or proxy on the way sends it"
     ))
 }
 
 fn unproven(status: StatusCode, is_named: bool) -> Trouble {
     match is_named {
         true => Trouble::Passing(format!(
-            "what came is not an answer of this store that proves that it has what was sent (status {})",
+            "the response is not an answer of this store that proves that it has the bytes sent (status {})",
             status.as_u16()
         )),
         false => strange(status),
@@ -192,7 +204,8 @@ fn tag(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::trim).filter(|tag| !tag.is_empty())
 }
 
-/// Without the mark of a weak tag, which what compresses on the way makes, and without quotes.
+/// Returns the tag without quotes and without the mark of a weak tag, which a compressing proxy
+/// adds.
 fn unquoted(tag: &str) -> &str {
     let tag = tag.strip_prefix("W/").unwrap_or(tag);
     tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"')).unwrap_or(tag)
@@ -203,7 +216,8 @@ fn has_tag_of(headers: &HeaderMap, hash: &str) -> bool {
     !hash.is_empty() && tag(headers).is_some_and(|tag| unquoted(tag).eq_ignore_ascii_case(&hash))
 }
 
-/// Of an object that came in one request, or in several, of which their number is told.
+/// Returns whether the tag is a hash: that of an object that was sent in one request, or in
+/// several, with their number.
 fn has_tag_of_a_hash(headers: &HeaderMap) -> bool {
     let Some(tag) = tag(headers).map(unquoted) else { return false };
     let (hash, parts) = tag.split_once('-').unwrap_or((tag, "1"));

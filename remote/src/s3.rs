@@ -1,7 +1,10 @@
-//! How a bucket that speaks S3, or Google's words of it, is asked: addresses of requests, and the headers that sign them.
+//! Requests to a bucket that speaks S3, or Google's dialect of it: addresses, and the headers that
+//! sign them.
 //!
-//! What Amazon and Google do differently is all here. Google's store takes what is signed as Amazon's is, and then passes over `If-None-Match`; its own condition is a header of its own, which it
-//! refuses beside those of Amazon. So to Google everything is said, and signed, in its own words (`google.rs`, `signing.rs`).
+//! All differences between Amazon and Google are here. Google's store takes requests that are
+//! signed as Amazon's are, and then passes over `If-None-Match`; its own condition is a header of
+//! its own, which it refuses together with the headers of Amazon. So requests to Google have, and
+//! sign, its own headers (`google.rs`, `signing.rs`).
 
 use std::io::Read;
 use std::time::Duration;
@@ -165,7 +168,8 @@ impl Asker<'_> {
         self.signed("GET", &self.bucket.get_object(None, key), Vec::new(), b"")
     }
 
-    /// How an object is sent on the condition that there is none of its name. `hash`: of its bytes, for Content-MD5. What says so is signed: nobody on the way takes it off.
+    /// Returns the request that creates an object unless its name is taken. `hash`: of its bytes,
+    /// for Content-MD5. The condition is signed: no proxy can remove it.
     pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> (Url, Vec<Header>) {
         let condition = match self.cloud {
             Cloud::Google => (google::IF_GENERATION, "0".to_owned()),

@@ -1,8 +1,10 @@
-//! Files of settings, such as those below `~/.aws`: root reads only those that nobody but root could have written.
+//! Files of settings, such as those below `~/.aws`: root reads only files that no other user could
+//! have written.
 //!
-//! They name programs (`credential_process`), servers and keys. sudo(8) and su(1) may leave root with the HOME of a user, whose files would have root
-//! run that user's programs, and send what root stores to that user's server. So for root a file counts only when it and every directory
-//! above it belong to root, and nobody else may write or rename there.
+//! They name programs (`credential_process`), servers and keys. sudo(8) and su(1) may leave root
+//! with the HOME of a user. The files there would have root run that user's programs, and send
+//! root's data to that user's server. So for root a file counts only when it and every directory
+//! above it belong to root, and no other user may write or rename there.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +12,7 @@ use std::path::Path;
 
 use rustix::process::geteuid;
 
-/// Returns the text of a file; None without one, and of one that does not count, which is told in the log.
+/// Returns the text of a file; None without one, and of one that does not count, which is logged.
 pub(crate) fn read(path: &Path) -> Option<String> {
     let is_root = geteuid().is_root();
     if is_root && !is_of_root(path) {
@@ -25,9 +27,10 @@ pub(crate) fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Returns whether nobody but root could have put what is there, and its path.
+/// Returns whether only root could have written the file and its path.
 ///
-/// The path is resolved first: each component of what comes out belongs to root, so no other user can put a link in after that.
+/// The path is resolved first: each component of the result belongs to root, so no other user can
+/// put a link in after that.
 pub(crate) fn is_of_root(path: &Path) -> bool {
     // In a user namespace root's own directories belong to nobody; whoever owns / decides about all files anyhow.
     let owners = [Some(0), fs::metadata("/").ok().map(|root| root.uid())];

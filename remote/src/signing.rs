@@ -1,6 +1,8 @@
-//! Signatures of requests: what several clouds use, and version 4 of Amazon's, which Google's store has with other names.
+//! Signatures of requests: the parts that several clouds use, and version 4 of Amazon's, which
+//! Google's store has with other names.
 //!
-//! A signature and a session token go in headers and never in the address: servers, proxies and their logs keep addresses.
+//! A signature and a session token go in headers and never in the address: servers, proxies and
+//! their logs keep addresses.
 
 use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;
@@ -56,7 +58,8 @@ pub(crate) struct Unsigned<'a> {
 }
 
 impl Unsigned<'_> {
-    /// Returns the address with its query in the canonical order, and all headers that are sent, `authorization` among them.
+    /// Returns the address with its query in the canonical order, and all headers that are sent,
+    /// `authorization` among them.
     pub(crate) fn sign(
         self,
         names: &Names,

@@ -28,7 +28,8 @@ impl Archive {
         Archive::create_seen(path, passphrase, options, &SeenOptions::default())
     }
 
-    /// Like [`Archive::create`], and remembers the archive at its place: one that was there before it is gone by its user's own command.
+    /// Like [`Archive::create`], and remembers the archive at its place: one that was there before
+    /// it is gone by its user's own command.
     pub fn create_seen(
         path: &Path,
         passphrase: &Passphrase,
@@ -61,7 +62,8 @@ impl Archive {
         Archive::create_in_seen(storage, passphrase, options, &SeenOptions::default()).map(drop)
     }
 
-    /// The same for a user who remembers places: once the storage has made it durable, [`Created::remember`] is called.
+    /// The same for a user with a memory of places: once the storage has made it durable,
+    /// [`Created::remember`] is called.
     pub fn create_in_seen(
         storage: &Arc<dyn Storage>,
         passphrase: &Passphrase,
@@ -86,7 +88,7 @@ pub struct Created {
 }
 
 impl Created {
-    /// Remembers it at its places, in place of what was there before (PLACE-4).
+    /// Remembers it at its places, in place of the archive that was there before (PLACE-4).
     pub fn remember(&self) {
         self.places.remember(None);
     }

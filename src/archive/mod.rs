@@ -80,9 +80,10 @@ impl OpenOptions {
 #[derive(Clone, Debug)]
 pub struct Info {
     pub archive: ArchiveId,
-    /// What no other archive can have; the id is no such thing, since it stands in the clear.
+    /// Unique to this archive and not forgeable; the id is not, since it stands in the clear.
     pub fingerprint: Fingerprint,
-    /// A sentence when nothing but a public key may vouch for it ([`crate::keys::SeenOptions::places`]).
+    /// A sentence when nothing but a public key may vouch for it
+    /// ([`crate::keys::SeenOptions::places`]).
     pub first_use: Option<String>,
     pub format_version: u32,
     pub generation: Generation,
@@ -128,7 +129,7 @@ pub struct Archive {
     key_slots: Vec<(u8, u8)>,
     /// Of both copies of the header as they are to be.
     header_sums: crate::keys::header::Sums,
-    /// What is wrong with the header copy that is not used, and whether a crash explains it.
+    /// Flaw of the header copy that is not used, and whether a crash explains it.
     header_flaw: Option<(String, bool)>,
     mended: Vec<String>,
 }
@@ -160,7 +161,8 @@ impl Archive {
         self.storage.read_only()
     }
 
-    /// Returns whether the archive's file was removed or replaced, so that its content is lost when it is closed.
+    /// Returns whether the archive's file was removed or replaced, so that its content is lost when
+    /// it is closed.
     pub fn is_nameless(&self) -> bool {
         self.storage.is_nameless()
     }

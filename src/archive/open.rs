@@ -139,7 +139,7 @@ impl Archive {
         self.archive
     }
 
-    /// Returns what no other archive can have.
+    /// Returns the fingerprint, which no other archive can have.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }

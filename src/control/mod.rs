@@ -41,8 +41,9 @@ const MAX_TEXT: usize = 4096;
 pub enum Request {
     Status,
     /// Unmount, commit, close; the answer comes when the archive is closed, then the daemon exits.
-    /// With `lazy` a busy mount is detached and served until its last user is gone, which is answered at once. Refused when the archive's
-    /// file has no name any more, because the end of the mount is that of its content, except with `abandon`.
+    /// With `lazy` a busy mount is detached and served until its last user is gone, which is
+    /// answered at once. Refused when the archive's file has no name any more, because the end of
+    /// the mount is that of its content, except with `abandon`.
     Stop {
         lazy: bool,
         #[serde(default)]
@@ -258,20 +259,23 @@ pub struct Status {
     /// Process and user id of the daemon; [`ask`] puts what the kernel says in their place.
     pub pid: u32,
     pub uid: u32,
-    /// Path or address of the archive when the mount began, as text; in digits when it is not UTF-8. [`Status::archive_path`] reads both.
+    /// Path or address of the archive when the mount began, as text; in digits when it is not
+    /// UTF-8. [`Status::archive_path`] reads both.
     pub archive: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub archive_hex: Option<PathBytes>,
     pub archive_id: String,
-    /// What no other archive can have, as `lockbox info` shows it; empty of a daemon that does not tell.
+    /// Fingerprint that no other archive can have, as `lockbox info` shows it; empty of a daemon
+    /// that does not tell.
     pub fingerprint: String,
-    /// Path of the mount point when the mount began, in the same two forms. A mount is moved and a directory above it renamed, so a
-    /// client looks its numbers up instead.
+    /// Path of the mount point when the mount began, in the same two forms. A mount is moved and a
+    /// directory above it renamed, so a client looks its numbers up instead.
     pub mount_point: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mount_point_hex: Option<PathBytes>,
-    /// The kernel's number of the mount in the namespace of the daemon, and the device number of its file system, which no other one has
-    /// while the daemon serves it; 0 where they are not known.
+    /// The kernel's number of the mount in the namespace of the daemon, and the device number of
+    /// its file system, which no other one has while the daemon serves it; 0 where they are not
+    /// known.
     pub mount_id: u64,
     pub mount_device: u64,
     /// The number of the mount namespace in which the daemon is, and the mount was made; 0 where that is not known.

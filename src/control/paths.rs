@@ -1,4 +1,5 @@
-//! Paths in the status of a daemon: text for every reader, and bytes beside it when the path is not UTF-8.
+//! Paths in the status of a daemon: text for every reader, and bytes in addition when the path is
+//! not UTF-8.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

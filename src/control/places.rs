@@ -5,7 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Between a name that another user took and what tells the user's own directory from it.
+/// Separates the usual name, when another user took it, from the random part of the user's own
+/// directory.
 pub const SUFFIX: &str = ".";
 
 /// A runtime directory and the user whose daemons it may hold.
@@ -21,7 +22,8 @@ pub enum Runtime {
     Ready(PathBuf),
     /// To be made, with a mode that keeps others out.
     Missing(PathBuf),
-    /// Somebody else's, or open to others: not to be used. One of the same name with [`SUFFIX`] and more is to be made.
+    /// Owned by another user, or open to others: not to be used. One of the same name with
+    /// [`SUFFIX`] and more is to be made.
     NotPrivate(PathBuf),
 }
 
@@ -34,9 +36,10 @@ impl Runtime {
     }
 }
 
-/// `$XDG_RUNTIME_DIR` when it is the user's (su(1) and sudo(8) may keep that of another), else `/run` for root, else `/tmp/lockbox-UID`
-/// when it is the user's alone, else a directory `/tmp/lockbox-UID.SUFFIX` that is: another user may have made the name without a suffix first. Nobody
-/// but this user and root can make a directory that this user owns, whatever its name is.
+/// `$XDG_RUNTIME_DIR` when it is the user's (su(1) and sudo(8) may keep that of another), else
+/// `/run` for root, else `/tmp/lockbox-UID` when it is the user's alone, else a directory
+/// `/tmp/lockbox-UID.SUFFIX` that is: another user may have made the name without a suffix first.
+/// Only this user and root can make a directory that this user owns, under any name.
 pub fn runtime(xdg_runtime_dir: Option<&OsStr>, user: u32) -> Runtime {
     runtime_below(Path::new("/"), xdg_runtime_dir, user)
 }

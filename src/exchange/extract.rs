@@ -35,7 +35,8 @@ pub struct ExtractOptions {
     pub replace: bool,
     /// What below the paths is left out; without paths, and for a path of the root, what below that.
     pub filter: Filter,
-    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give rights.
+    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give
+    /// rights.
     pub privileges: bool,
 }
 

@@ -1,13 +1,16 @@
 //! What was left out of a copy: attributes that were refused where they were to go, and what would lend somebody's rights.
 //!
-//! An archive names any owner and any mode, whoever wrote it. A program with its set-user-ID bit, a device or a file with capabilities gives
-//! the process that runs or opens it the rights that the archive names: those of any user when root makes it, those of the user when an
-//! ordinary user does, to everybody who reaches the file. The archive cannot tell whether its author is to be trusted with that; its file may
-//! belong to root only because root received it. So nobody makes these unless told to, as with tar(1). Not even then does an ordinary user get
-//! set-ID bits on files that the archive gives to somebody else (`host::apply`), and the kernel refuses devices and most of the attributes.
+//! An archive names any owner and any mode, whoever wrote it. A program with its set-user-ID bit, a
+//! device or a file with capabilities gives the process that runs or opens it the rights that the
+//! archive names: those of any user when root makes it, those of the user when an ordinary user
+//! does, to everybody who reaches the file. The archive cannot tell whether its author is to be
+//! trusted with that; its file may belong to root only because root received it. So nobody makes
+//! these unless told to, as with tar(1). Not even then does an ordinary user get set-ID bits on
+//! files that the archive gives to somebody else (`host::apply`), and the kernel refuses devices
+//! and most of the attributes.
 //!
-//! Directories keep their bits: set-group-ID and set-user-ID lend nothing there, and without the sticky bit everybody could remove what others
-//! put into a directory that is open to all.
+//! Directories keep their bits: set-group-ID and set-user-ID lend nothing there, and without the
+//! sticky bit everybody could remove what others put into a directory that is open to all.
 
 use std::fmt::Write;
 
@@ -46,7 +49,8 @@ impl Left {
 pub struct LeftOut {
     /// Extended attributes that were refused.
     pub attributes: Left,
-    /// Set-ID and sticky bits of what is not a directory, devices, and attributes by which the kernel gives rights.
+    /// Set-ID and sticky bits of all but directories, devices, and attributes by which the kernel
+    /// gives rights.
     pub privileges: Left,
     /// Whether privileges are left out.
     withholds: bool,

@@ -177,14 +177,16 @@ impl Header {
         }
     }
 
-    /// Whether a crash while the header was changed explains all that is wrong with the copy that is not used (HEADER-4). `recorded` is the number that the newest
-    /// record carries: both copies of that header had reached the medium. The one that is used must be authentic.
+    /// Returns whether a crash while the header was changed explains all flaws of the copy that is
+    /// not used (HEADER-4). `recorded` is the number that the newest record carries: both copies of
+    /// that header had reached the medium. The one that is used must be authentic.
     ///
-    /// Copy 0 is written first. So copy 1 is what the crash left when it has the number of the record or a later one, or is half written, and the copy used has a later number than the
+    /// Copy 0 is written first. So copy 1 is a remnant of the crash when it has the number of the
+    /// record or a later one, or is half written, and the copy used has a later number than the
     /// record. Copy 0 is half written while copy 1 still has the number of the record.
     ///
     /// # Errors
-    /// Those of the storage.
+    /// The errors of the storage.
     pub(crate) fn is_interrupted(&self, storage: &dyn Storage, volume_key: &SecretKey, recorded: u64) -> Result<bool> {
         let used = self.framing();
         let copy = 1 - used.copy;
@@ -411,12 +413,14 @@ fn unknown_or_altered(storage: &dyn Storage, length: u64, used: &ParsedHeader, r
 /// Bytes that reach the medium whole or not at all.
 const SECTOR: usize = 512;
 
-/// Bits in which a sector of a slot differs that was written anew, at least: keys, nonces, tags and the room behind them are random, so half of the bits of the 16 bytes that change at
-/// least, but for one time in 10^8.
+/// Minimum of bits in which a rewritten sector of a slot differs: keys, nonces, tags and the room
+/// behind them are random, so half of the bits of the 16 bytes that change at least, but for one
+/// time in 10^8.
 const LEAST_CHANGED: u32 = 32;
 
-/// Whether a copy can be a mixture of two headers, sector by sector, one of which is `whole`: the number and the kinds of the slots may differ, MAC and checksum, and slots that were
-/// filled anew.
+/// Returns whether a copy can be a mixture of two headers, sector by sector, one of which is
+/// `whole`: the number and the kinds of the slots may differ, MAC and checksum, and slots that were
+/// filled again.
 fn is_half_written(there: &[u8], whole: &[u8]) -> bool {
     const CHANGING: [std::ops::Range<usize>; 3] = [64..72, 104..136, 4032..4096];
     if there.len() != whole.len() {

@@ -15,7 +15,7 @@ use crate::storage::{LockMode, Site, Storage};
 pub struct UnlockedKey {
     pub(crate) archive: ArchiveId,
     pub(crate) volume_key: SecretKey,
-    /// A slot opened it whose like can be made with a public key alone.
+    /// A slot opened it of a kind that can be made with a public key alone.
     pub(crate) by_recipient: bool,
 }
 
@@ -42,12 +42,13 @@ impl UnlockedKey {
         }
     }
 
-    /// Returns what tells this archive from every other one.
+    /// Returns the fingerprint, which tells this archive from every other one.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::new(&self.volume_key, &self.archive)
     }
 
-    /// 48 or 49 bytes for a private pipe between two processes: archive id, volume key, and a 1 when a recipient's slot opened it.
+    /// 48 or 49 bytes for a private pipe between two processes: archive id, volume key, and a 1
+    /// when a recipient's slot opened it.
     pub fn to_bytes(&self) -> zeroize::Zeroizing<Vec<u8>> {
         // Allocated at once: a vector that grows leaves copies behind.
         let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(49));

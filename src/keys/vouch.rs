@@ -80,8 +80,8 @@ fn tell_first_use(looked: &Looked) {
     }
 }
 
-/// Compares an archive with what is remembered of its place, for a command that opens it in its own way, as damaged as it is. Nothing is
-/// remembered.
+/// Compares an archive with the memory of its place, for a command that opens it in its own way, as
+/// damaged as it is. Nothing is remembered.
 ///
 /// # Errors
 /// `Replaced` unless accepted.

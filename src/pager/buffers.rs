@@ -1,8 +1,11 @@
-//! Buffers for plain file data, kept from one read to the next, and wiped when what they hold is to be forgotten.
+//! Buffers for plain file data, kept from one read to the next, and wiped when their content is to
+//! be forgotten.
 //!
-//! They are kept because zeroing one costs as much as opening what goes into it. What stands in them after a read is content that may be deleted and purged
-//! meanwhile, or that is not to be in memory while the machine sleeps. So they belong to the archive and not to a thread, which nobody else
-//! could reach: [`Buffers::wipe`] takes all that are not in use, and those that are in use are wiped by their user, before they are kept again.
+//! They are kept because zeroing one costs as much as opening the page that goes into it. After a
+//! read they hold content that may be deleted and purged meanwhile, or that is not to be in memory
+//! while the machine sleeps. So they belong to the archive and not to a thread, the memory of which
+//! no other thread could reach: [`Buffers::wipe`] takes all that are not in use, and the ones in
+//! use are wiped by their user, before they are kept again.
 
 use parking_lot::Mutex;
 use zeroize::Zeroize;
@@ -17,7 +20,7 @@ struct Kept {
 }
 
 impl Buffers {
-    /// Runs `f` with a buffer that nobody else has. Its content, from an earlier use, means nothing.
+    /// Runs `f` with a buffer of its own. Its content, from an earlier use, means nothing.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let (wipes, buffer) = {
             let mut kept = self.0.lock();
@@ -35,7 +38,8 @@ impl Buffers {
         done
     }
 
-    /// Wipes what was read until now; memory goes back to the host. Reads that run meanwhile wipe their buffers when they end.
+    /// Wipes the data of earlier reads; memory goes back to the host. Reads that run meanwhile wipe
+    /// their buffers when they end.
     pub(crate) fn wipe(&self) {
         let mut buffers = {
             let mut kept = self.0.lock();
@@ -46,7 +50,8 @@ impl Buffers {
     }
 }
 
-/// The first `length` bytes of a buffer, which grows when needed: what stood in it is not left behind in memory that it gives back.
+/// The first `length` bytes of a buffer, which grows when needed: its old content is not left
+/// behind in memory that it gives back.
 pub(crate) fn room(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < length {
         if buffer.capacity() < length {

@@ -3,13 +3,18 @@
 //! # What latches, and what does not
 //! - A barrier that fails: nobody knows what of the writes before it is on the medium.
 //! - A write that fails as writes to a broken host do: what lies there now is unknown, and the next one will fare no better.
-//! - A page, list or record that a commit cannot write, but for want of space: the open transaction is built on the one that is lost.
-//! - Not what a commit writes and is refused for want of space (ENOSPC, EDQUOT): nobody was told of it, its pages stay where they are, and it is finished when there is
-//!   room (TXN-9). Its checkpoint is left out, and a commit without changes, which only lets freed blocks go, is forgotten: nothing is built on either.
+//! - A page, list or record that a commit cannot write, but for want of space: the open transaction
+//!   is built on the one that is lost.
+//! - Not what a commit writes and is refused for want of space (ENOSPC, EDQUOT): nobody was told of
+//!   it, its pages stay where they are, and it is finished when there is room (TXN-9). Its
+//!   checkpoint is left out, and a commit without changes, which only lets freed blocks go, is
+//!   forgotten: nothing is built on either.
 //! - Not a page of file data that is refused for want of space, in blocks that the host had allocated (copy-on-write, thin provisioning,
 //!   quotas): no operation names it yet, so its blocks are given back, and the data stays staged or was never accepted.
-//! - No single refusal for want of space: the ballast is cut (STORAGE-6), and the same bytes are written to the same place once more, which is as if the first attempt had not
-//!   been. The seal covers bytes and place, and no record tells of the page before its barrier, so a part of the first attempt means nothing.
+//! - No single refusal for want of space: the ballast is cut (STORAGE-6), and the same bytes are
+//!   written to the same place once more, which is as if the first attempt had not been. The seal
+//!   covers bytes and place, and no record tells of the page before its barrier, so a part of the
+//!   first attempt means nothing.
 //!
 //! # Who is told
 //! Whoever meets the failure gets its cause, and everybody later the latch. When that was background work, the next one who hands over data

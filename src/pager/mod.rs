@@ -32,9 +32,9 @@ pub(crate) struct Pager {
     /// Decompressed cells of which a part was read, by page and number.
     cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
     heads: Cache<Pointer, Arc<DataHead>>,
-    /// What is read of pages before it is opened, and where it is opened.
+    /// Sealed bytes of pages that were read, and the place where they are opened.
     scratch: Buffers,
-    /// For callers who read file data again and again.
+    /// For callers that read file data again and again.
     reads: Buffers,
     latch: Latch,
     unsynced: Unsynced,
@@ -98,12 +98,12 @@ impl Pager {
         self.wipe_buffers();
     }
 
-    /// The buffers for callers who read file data.
+    /// The buffers for callers that read file data.
     pub(crate) fn reads(&self) -> &Buffers {
         &self.reads
     }
 
-    /// Wipes what is left of reads.
+    /// Wipes the remains of reads.
     pub(crate) fn wipe_buffers(&self) {
         self.scratch.wipe();
         self.reads.wipe();
@@ -157,7 +157,8 @@ impl Pager {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
     }
 
-    /// Writes once more when the host says that it is full, since it had allocated these blocks; where that is no promise the ballast gives it the room (STORAGE-6).
+    /// Writes once more when the host says that it is full, since it had allocated these blocks;
+    /// where that is no promise the ballast gives it the room (STORAGE-6).
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
         self.latch.check()?;
         let written = match self.storage.write_at(at, bytes) {

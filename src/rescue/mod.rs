@@ -48,7 +48,8 @@ pub struct RescueOptions {
     pub to: PathBuf,
     /// Also write what is left of files that are not whole.
     pub partial: bool,
-    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give rights.
+    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give
+    /// rights.
     pub privileges: bool,
     /// What the snapshot of this name shows, in place of what is there now.
     pub snapshot: Option<Vec<u8>>,

@@ -152,12 +152,14 @@ impl HostEntry {
     }
 }
 
-/// Moves `name` of the directory `from` to the name `free` of the directory `to`, both of one file system, unless something has that.
+/// Moves `name` of the directory `from` to the name `free` of the directory `to`, both of one file
+/// system, unless something has that.
 ///
-/// File systems differ in what they can do, so three ways are tried: a rename that replaces nothing; a second name, which is refused when
-/// something has it, before the first one goes; and a look before an ordinary rename. Only the last has a gap, in which another program
-/// can make a file of the name that the rename replaces. It is for file systems without the flag and without hard links, such as exFAT
-/// and many in user space, and for directories on those without the flag.
+/// File systems differ in their abilities, so three ways are tried: a rename that replaces
+/// nothing; a second name, which is refused when something has it, before the first one goes; and a
+/// look before an ordinary rename. Only the last has a gap, in which another program can make a
+/// file of the name that the rename replaces. It is for file systems without the flag and without
+/// hard links, such as exFAT and many in user space, and for directories on those without the flag.
 ///
 /// # Errors
 /// `EXIST` when something has the name.

@@ -1,14 +1,16 @@
 //! Host calls that a signal can interrupt (EINTR), each repeated until it returns anything else.
 //!
 //! # Why a repeated fsync loses nothing
-//! After a failed fsync(2) no second one may be believed: the host reports a lost write once, and may then call its page clean. EINTR is no such
-//! report. It says that the call ended before it was done; Linux keeps the error of a failed write-back with the file (EIO, ENOSPC, EDQUOT) until
-//! an fsync(2) of the same descriptor returns it, and file systems whose write-back itself is interrupted (NFS, SMB) leave the page dirty. So the
-//! call that follows does the rest of the work or returns the error, and every error but EINTR is returned at once. (A FUSE host that answers a WRITE with EINTR and
-//! forgets it would deceive this, as one that answers 0 would.)
+//! After a failed fsync(2) no second one may be believed: the host reports a lost write once, and
+//! may then call its page clean. EINTR is no such report. It says that the call ended before it was
+//! done; Linux keeps the error of a failed write-back with the file (EIO, ENOSPC, EDQUOT) until an
+//! fsync(2) of the same descriptor returns it, and file systems with a write-back that itself is
+//! interrupted (NFS, SMB) leave the page dirty. So the call that follows does the rest of the work
+//! or returns the error, and every error but EINTR is returned at once. (A FUSE host that answers a
+//! WRITE with EINTR and forgets it would deceive this, as one that answers 0 would.)
 //!
-//! The methods of [`std::fs::File`] (`sync_all`, `sync_data`, `set_len`, `open`) repeat themselves. Whatever else would call the host goes through here: `clippy.toml`
-//! refuses the bare calls.
+//! The methods of [`std::fs::File`] (`sync_all`, `sync_data`, `set_len`, `open`) repeat themselves.
+//! All other calls of the host go through here: `clippy.toml` refuses the bare calls.
 #![expect(clippy::disallowed_methods, reason = "the place that repeats them")]
 
 use std::os::fd::AsFd;
@@ -21,7 +23,8 @@ pub fn sync(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::fsync(&file))
 }
 
-/// Makes the names of a directory durable. File systems without the notion (some network and FUSE ones) answer EINVAL; there is nothing to wait for.
+/// Makes the names of a directory durable. File systems without the notion (some network and FUSE
+/// ones) answer EINVAL; there is nothing to wait for.
 pub fn sync_directory(directory: impl AsFd) -> Result<()> {
     match sync(directory) {
         Err(Errno::INVAL) => Ok(()),

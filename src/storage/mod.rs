@@ -28,7 +28,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// Bytes of the ballast: the blocks that are kept for deletes and commits (1 MiB) may all be overwritten once, and 256 records or small entries of the log.
+/// Bytes of the ballast: the blocks that are kept for deletes and commits (1 MiB) may all be
+/// overwritten once, and 256 records or small entries of the log.
 pub(crate) const BALLAST: u64 = 2 << 20;
 
 /// A growable array of bytes with barriers. All methods may be called from several threads at once.
@@ -43,8 +44,10 @@ pub(crate) const BALLAST: u64 = 2 << 20;
 /// STORAGE-5  What is written into a [`Successor`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
 ///     what is here, at once. Without that, or when it fails, here is what was here; one that fails may have been carried out all the same, as a whole. Afterwards this
 ///     storage is only read, and shows what it showed.
-/// STORAGE-6  After `keep_ballast`, where overwriting takes room, the host has allocated [`BALLAST`] bytes that nothing is ever written to, or `cut_ballast` was called since, or the
-///     host had no room for them. They lie on the medium and outlive the process. Growth takes none of them: it is refused while they do not fit behind the new end.
+/// STORAGE-6  After `keep_ballast`, where overwriting takes room, the host has allocated
+///     [`BALLAST`] bytes that nothing is ever written to, or `cut_ballast` was called since, or the
+///     host had no room for them. They lie on the medium and outlive the process. Growth takes none
+///     of them: it is refused while they do not fit behind the new end.
 pub trait Storage: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
@@ -72,10 +75,12 @@ pub trait Storage: Send + Sync {
     /// `NoSpace` when the host is full; then nothing changed that matters.
     fn allocate(&self, offset: u64, length: u64) -> Result<()>;
 
-    /// Keeps room for overwriting what is there, where that takes room (STORAGE-6). Elsewhere nothing is kept.
+    /// Keeps room for overwriting allocated ranges, where that takes room (STORAGE-6). Other
+    /// storages keep nothing.
     fn keep_ballast(&self) {}
 
-    /// Gives that room back to the host, which may give it to whoever asks first; answers whether there was any.
+    /// Gives that room back to the host, which may give it to the first program that asks; answers
+    /// whether there was any.
     fn cut_ballast(&self) -> bool {
         false
     }
@@ -114,8 +119,8 @@ pub trait Storage: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether the file has no name any more, so that its content is lost when it is closed. A reader of a
-    /// file that was replaced loses nothing.
+    /// Returns whether the file has no name any more: its content is lost when it is closed. A reader
+    /// of a file that was replaced loses nothing.
     fn is_nameless(&self) -> bool {
         false
     }
@@ -137,7 +142,7 @@ pub trait Storage: Send + Sync {
         Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
     }
 
-    /// The uid that owns the file, as it is open; None for what is not a file of this host.
+    /// The uid that owns the file, as it is open; None when it is not a file of this host.
     fn owner(&self) -> Result<Option<u32>> {
         Ok(None)
     }

@@ -156,8 +156,8 @@ pub(super) struct Auditor<'v> {
 }
 
 impl Auditor<'_> {
-    /// What is found when nothing changes meanwhile; see `Volume::audit`.
-    /// `contradictions` are those of the counters.
+    /// Findings when nothing changes meanwhile; see `Volume::audit`. `contradictions` are the
+    /// findings about the counters.
     pub(super) fn audit(
         &self,
         chain: &Chain,

@@ -1,9 +1,12 @@
-//! Compares the counters of a commit record with what its trees have (specification 9.1 rules 13 to 16).
+//! Compares the counters of a commit record with its trees (specification 9.1 rules 13 to
+//! 16).
 //!
-//! A number that is to be given next is above all that were given. One that is too low makes the next change replace a record that is there: a new file takes
-//! over an inode with all that it has, a snapshot inherits the dead list of another one. A snapshot that the record does not name, or names with a lower
-//! generation, loses its pages to the next change. So a writer compares before it writes anything. Keys ascend, so the last record of each tree tells; what
-//! is damaged there tells nothing, and whoever changes it meets the damage.
+//! A number that is to be given next is above all that were given. One that is too low makes the
+//! next change replace a record that is there: a new file takes over an inode with all that it has,
+//! a snapshot inherits the dead list of another one. A snapshot that the record does not name, or
+//! names with a lower generation, loses its pages to the next change. So a writer compares before
+//! it writes anything. Keys ascend, so the last record of each tree tells; a damaged part proves
+//! nothing, and a writer that changes it meets the damage.
 
 use super::finding::{Finding, FindingKind, Severity};
 use super::kept::{is_being_removed, snapshots_of};
@@ -14,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
 use crate::format::{Generation, Key, TreeId, kind};
 
-/// Returns what the record contradicts by itself: generations that are not before its own.
+/// Returns the contradictions within the record itself: generations that are not before its own.
 pub(super) fn of_record(record: &CommitRecord) -> Vec<Finding> {
     let (generation, session) = (record.generation.0, record.session_first.0);
     let newest = record.newest_snapshot.0;
@@ -40,10 +43,11 @@ pub(super) fn of_record(record: &CommitRecord) -> Vec<Finding> {
     wrong.into_iter().map(finding).collect()
 }
 
-/// Returns what the trees of the same version contradict of the counters. Reads the last leaf of the trees 1 and 2, and all snapshots.
+/// Returns the contradictions between the counters and the trees of the same version. Reads the
+/// last leaf of the trees 1 and 2, and all snapshots.
 ///
 /// # Errors
-/// Only what is neither damage nor a failed read.
+/// Only errors that are neither damage nor a failed read.
 pub(super) fn of_trees(
     counters: &Counters,
     trees: &Trees,
@@ -117,13 +121,14 @@ pub(super) fn last_ino(live: &Tree, store: &NodeStore) -> Result<u64> {
     }
 }
 
-/// Returns the key of the last dead-list entry at or before `at`, unless another record stands there.
+/// Returns the key of the last dead-list entry at or before `at`, unless another record stands
+/// there.
 fn last_dead(references: &Tree, store: &NodeStore, at: Key) -> Result<Option<Key>> {
     let found = references.floor(store, at, |key, _| Ok(key))?;
     Ok(found.filter(|key| key.kind == kind::DEAD))
 }
 
-/// What cannot be read tells nothing.
+/// Returns None for a node that cannot be read: it proves nothing.
 pub(super) fn known<T>(read: Result<T>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),

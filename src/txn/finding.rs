@@ -41,7 +41,8 @@ pub enum FindingKind {
     Log,
     /// A page that the newest commit brought in does not open.
     Commit,
-    /// An object of the store that has the archive is missing, or has other bytes than it was made with.
+    /// An object of the store that has the archive is missing, or has other bytes than it was made
+    /// with.
     Object,
     /// There is more than is told.
     More,
@@ -148,7 +149,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding about nothing but what the sentence says.
+    /// Returns a finding about nothing but the sentence.
     pub fn new(kind: FindingKind, severity: Severity, detail: impl Into<String>) -> Finding {
         let detail = detail.into();
         Finding { kind, severity, inode: None, path: None, block: None, generation: None, lost: None, detail }

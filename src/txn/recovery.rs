@@ -61,7 +61,8 @@ pub(crate) struct LostPage {
 /// Why a record is not verified.
 enum Flaw {
     Short(String),
-    /// At least one; whether any of them could not even be read, which proves nothing about the commit.
+    /// At least one; whether any of them could not even be read, which proves nothing about the
+    /// commit.
     Pages {
         lost: Vec<LostPage>,
         unread: bool,
@@ -171,7 +172,7 @@ pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Resu
         match flaw {
             Flaw::Pages { lost, .. } if !writable => {
                 let sentence =
-                    format!("{sentence}; what these pages had is missing, and nothing can be added to the archive");
+                    format!("{sentence}; these pages' content is missing, and nothing can be added to the archive");
                 tracing::warn!("{sentence}");
                 Ok((sentence, lost))
             }
@@ -302,14 +303,15 @@ pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
 }
 
 impl Recovered {
-    /// Overwrites the record that was left out, which must never win again, behind a barrier (TXN-4).
+    /// Overwrites the record that was left out, which must never win again, behind a barrier
+    /// (TXN-4).
     pub(super) fn scrub_rejected(&self, pager: &Pager, environment: &dyn Environment) -> Result<()> {
         let Some(rejected) = self.rejected else { return Ok(()) };
         pager.scrub_slot(rejected.slot(), environment)?;
         pager.barrier()
     }
 
-    /// The next inode number of the record and what the log says beyond it.
+    /// The next inode number, by the record and the log after it.
     pub(super) fn next_ino(&self) -> u64 {
         self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino()))
     }

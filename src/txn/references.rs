@@ -221,7 +221,8 @@ impl Operation<'_> {
     /// Puts an entry into a dead list.
     ///
     /// # Errors
-    /// `Damaged` when another one has its sequence: the page of that one would never be free, nor counted.
+    /// `Damaged` when another one has its sequence: the page of that one would never be free, nor
+    /// counted.
     pub(crate) fn insert_dead(&mut self, key: Key, dead: &DeadValue) -> Result<()> {
         if self.trees.references.insert(self.store, &mut self.global_edits, key, &dead.encode())? {
             let Key { object, sub, .. } = key;

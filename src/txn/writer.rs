@@ -135,7 +135,8 @@ impl Writer {
         self.refused.store(refused, Ordering::Release);
     }
 
-    /// Whether something was published or staged since the last commit began, or that one waits for room.
+    /// Whether something was published or staged since the last commit began, or that one waits for
+    /// room.
     pub(super) fn is_dirty(&self) -> bool {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
         let open = self.open.lock();

@@ -1,4 +1,4 @@
-//! What is in force for the processes of this user's mounts.
+//! Confinement of the processes of this user's mounts.
 use std::fs;
 
 use lockbox::control;
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use super::Finding;
 
 const NAME: &str = "mounts";
-/// CAP_IPC_LOCK, the one capability that a daemon keeps, and CAP_DAC_OVERRIDE, which a fetcher keeps for objects in a directory of another user.
+/// CAP_IPC_LOCK, the one capability that a daemon keeps, and CAP_DAC_OVERRIDE, which a fetcher
+/// keeps for objects in a directory of another user.
 const KEPT: u64 = 1 << 14 | 1 << 1;
 
 /// One process of a mount.
@@ -100,7 +101,7 @@ pub(super) fn finding(processes: &[Confined]) -> Finding {
             Finding::advice(
                 NAME,
                 format!("without a whole sandbox: {}", named.collect::<Vec<_>>().join(", ")),
-                "mount again without sandbox=off; the daemon's log says what the machine refused",
+                "mount again without sandbox=off; the daemon's log names the reason",
             )
         }
     }

@@ -144,7 +144,7 @@ fn mount_by_type() -> Finding {
     )
 }
 
-/// What the kernel has for the sandbox of daemons.
+/// Support of the kernel for the sandbox of daemons.
 pub(super) struct KernelSandbox {
     /// None where /sys does not tell.
     landlock: Option<bool>,
@@ -171,7 +171,7 @@ impl KernelSandbox {
 fn sandbox() -> Finding {
     const NAME: &str = "sandbox";
     let KernelSandbox { landlock, seccomp, refusals_named } = KernelSandbox::of_host();
-    let named = if refusals_named { "" } else { ", whose refusals are not named in the log" };
+    let named = if refusals_named { "" } else { ", without the names of refused calls in the log" };
     match (landlock, seccomp) {
         (Some(true), true) => Finding::good(NAME, format!("Landlock, and a list of system calls{named}")),
         (Some(true), false) => Finding::advice(
@@ -186,9 +186,9 @@ fn sandbox() -> Finding {
         ),
         (None, true) => Finding::good(
             NAME,
-            format!("a list of system calls{named}; Landlock cannot be told: /sys/kernel/security is not mounted"),
+            format!("a list of system calls{named}; cannot examine Landlock: /sys/kernel/security is not mounted"),
         ),
-        (None, false) => Finding::good(NAME, "cannot be told here: /sys/kernel/security is not mounted"),
+        (None, false) => Finding::good(NAME, "unknown: /sys/kernel/security is not mounted"),
     }
 }
 
@@ -264,7 +264,7 @@ fn runtime_directory() -> Finding {
         Runtime::NotPrivate(path) => Finding::good(
             NAME,
             format!(
-                "beside {}, which is not a private directory of this user, to be made by the first mount",
+                "next to {}, which is not a private directory of this user, to be made by the first mount",
                 shown(&path)
             ),
         ),

@@ -62,8 +62,9 @@ impl ServerArgs {
     }
 }
 
-/// A client that sends secrets to no socket of another user but one that is noted or that root placed. `named`: this user has just named the server; who
-/// listens at its socket is noted then, unless somebody is.
+/// Returns a client that sends secrets to a socket of another user only when that user is noted or
+/// when root placed the socket. `named`: this user has just named the server; the user that listens
+/// at its socket is noted then, unless one is noted already.
 pub(crate) fn client(book: &mut Book, server: Server, named: bool) -> Result<Client, Failure> {
     let mut noted = book.listener(&server);
     if let (Server::Socket(path), true, None) = (&server, named, noted)

@@ -42,7 +42,8 @@ impl<'a> Caller<'a> {
         self.uid == owner || (self.uid == 0 && self.callers.status(self.thread).has(CAP_FOWNER))
     }
 
-    /// The thread, when the kernel may have removed file capabilities for it but it could not have by itself.
+    /// The thread, when the kernel may have removed file capabilities for it but it could not have
+    /// by itself.
     pub(super) fn cannot_remove_capabilities(&self) -> Option<u32> {
         (self.uid != 0 && !self.callers.status(self.thread).has(CAP_SETFCAP)).then_some(self.thread)
     }

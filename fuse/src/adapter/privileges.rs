@@ -54,7 +54,8 @@ impl Adapter {
 }
 
 impl Adapter {
-    /// Removes an attribute; capabilities that the kernel removes before a change of the inode are remembered until it comes.
+    /// Removes an attribute; capabilities that the kernel removes before a change of the inode are
+    /// remembered until it comes.
     pub(super) fn remove_attribute(&self, request: &Request, number: format::Ino, name: &[u8]) -> Result<()> {
         if name != CAPABILITY {
             return self.fs.remove_xattr(number, name);

@@ -1,13 +1,17 @@
-//! File capabilities that the kernel took away for a chown(2) that was then refused: they are given back.
+//! File capabilities that the kernel took away for a chown(2) that was then refused: they are given
+//! back.
 //!
-//! With set-ID bits to clear, the kernel removes `security.capability` before it asks for the change of the inode (REMOVEXATTR, then SETATTR, both by the
-//! thread that called, under the lock of the inode). A chown(2) that names nobody is refused to others than the owner only in the second step
-//! (`privileges.rs`). Other file systems refuse before anything is changed.
+//! With set-ID bits to clear, the kernel removes `security.capability` before it asks for the
+//! change of the inode (REMOVEXATTR, then SETATTR, both by the thread that called, under the lock
+//! of the inode). A chown(2) of -1 and -1 is refused to others than the owner only in the second
+//! step (`privileges.rs`). Other file systems refuse before anything is changed.
 //!
-//! # What is given back
-//! 1. Only what was removed for a thread without CAP_SETFCAP: it cannot remove capabilities by itself, so the kernel did.
-//! 2. Only to the very next change of the inode, by the same thread: any other change drops what is remembered of it. A number of a thread that
-//!    is used again finds nothing then, unless nobody changed the file meanwhile.
+//! # Scope
+//! 1. Only capabilities that were removed for a thread without CAP_SETFCAP: it cannot remove
+//!    capabilities by itself, so the kernel did.
+//! 2. Only to the very next change of the inode, by the same thread: any other change drops the
+//!    remembered capabilities. A number of a thread that is used again finds nothing then, unless
+//!    the file was not changed meanwhile.
 //! 3. Nothing after a crash between the two requests: fewer privileges are the safe side.
 
 use std::collections::VecDeque;
@@ -18,7 +22,8 @@ use parking_lot::Mutex;
 
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
 
-/// Threads between the two requests at a time, of which this is far more than there are event loops.
+/// Threads between the two requests at a time, of which this is far more than there are event
+/// loops.
 const MOST: usize = 64;
 
 #[derive(Default)]
@@ -45,7 +50,8 @@ impl TakenCapabilities {
         self.count.store(taken.len(), Ordering::Release);
     }
 
-    /// Returns what was taken from the file for this thread, and forgets what was taken from it for any.
+    /// Returns the value that was removed from the file for this thread, and forgets the values
+    /// that were removed from it for any thread.
     pub(super) fn take(&self, file: Ino, thread: u32) -> Option<Vec<u8>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;

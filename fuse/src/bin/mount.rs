@@ -296,7 +296,8 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
-/// The names of the archive's place: those of the command line and, as mount(8) has resolved the links there, those of fstab.
+/// Returns the names of the archive's place: the names on the command line and, as mount(8) has
+/// resolved the links there, the names in fstab.
 fn places(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
     let mut places = lockbox_host::place_names(named);
     if called_as_mount_8(std::env::args_os().next().as_deref()) {

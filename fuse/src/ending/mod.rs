@@ -38,7 +38,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(2);
 /// Why the kernel refuses to unmount, as far as a daemon knows.
 const BUSY: &str = "something below it is open, is a program's working directory, or is mounted over or below it";
 
-/// Why a mount stays whose archive has no name any more.
+/// Reason for which a mount stays when its archive has no name any more.
 const LAST_COPY: &str = "the archive's file was removed or replaced, and only this mount still has its content: copy the files \
      out of it, then use 'lockbox umount --abandon'";
 
@@ -128,7 +128,8 @@ impl End {
         self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
     }
 
-    /// Returns whether the archive's file has no name any more: what only this mount still has is lost with it.
+    /// Returns whether the archive's file has no name any more: its content is lost when this mount
+    /// ends.
     fn is_last_copy(&self) -> bool {
         self.slot.lock().as_ref().is_some_and(Archive::is_nameless)
     }
@@ -245,13 +246,15 @@ struct Course<'a, M> {
     sleeping: Vec<Sender<Slept>>,
     /// The content of a removed archive was given up by order.
     abandoned: bool,
-    /// Why the last attempt of `idle=` changed nothing, which is logged once and not with each attempt.
+    /// Why the last attempt of `idle=` changed nothing, which is logged once and not with each
+    /// attempt.
     idle: Option<Unmounted>,
     asked: Asked<'a>,
 }
 
-/// What the course of an end needs of the archive: a function that is called when nobody gets an answer any more, so that a loop that waits
-/// for a store goes on; and one that tells whether the mount has the last copy.
+/// Functions of the archive that the end of a mount needs. The first is called when no program gets
+/// an answer any more, so that a loop that waits for a store goes on; the second returns whether
+/// the mount has the last copy.
 type Asked<'a> = (&'a dyn Fn(), &'a dyn Fn() -> bool);
 
 impl<'a, M> Course<'a, M> {
@@ -328,14 +331,14 @@ impl<M: Mount> Course<'_, M> {
         unmounted
     }
 
-    /// Ends the mount that nobody used; the watch tries again when that cannot be done.
+    /// Ends an unused mount; the watch tries again when that cannot be done.
     fn idle(&mut self) {
         let unmounted = self.unmount_kept();
         if self.idle.as_ref() == Some(&unmounted) {
             return;
         }
         match &unmounted {
-            Unmounted::Gone => tracing::warn!("nobody used the archive for the time of idle=: unmounted"),
+            Unmounted::Gone => tracing::warn!("the archive was not used for the time of idle=: unmounted"),
             Unmounted::Failed(message) => tracing::error!("cannot unmount the idle archive: {message}; trying again"),
             Unmounted::Busy | Unmounted::Detached => {
                 tracing::warn!("cannot unmount the idle archive: {BUSY}; trying again");
@@ -344,7 +347,7 @@ impl<M: Mount> Course<'_, M> {
         self.idle = Some(unmounted);
     }
 
-    /// Unmounts politely what is not lost by that.
+    /// Unmounts politely, unless the content would be lost by that.
     fn unmount_kept(&mut self) -> Unmounted {
         if (self.asked.1)() { Unmounted::Failed(LAST_COPY.into()) } else { self.unmount(false) }
     }
@@ -352,7 +355,7 @@ impl<M: Mount> Course<'_, M> {
     fn signal(&mut self, signal: Signal) {
         tracing::warn!("{signal}: stopping");
         if (self.asked.1)() {
-            tracing::error!("the archive's file was removed: what is in it is lost");
+            tracing::error!("the archive's file was removed: its content is lost");
         }
         // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
         if let Unmounted::Failed(message) = self.unmount(true) {

@@ -99,7 +99,7 @@ impl Place {
         Ok(Attached { place, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
-    /// What the mount is known by.
+    /// Numbers that identify the mount.
     pub(crate) fn numbers(&self) -> Numbers {
         self.numbers
     }

@@ -1,14 +1,17 @@
 //! System calls that the daemon and the fetcher may make, once they serve.
 //!
-//! # What is allowed, and the margin
-//! The lists began with what runs of the mount cases and of the semantics tests made. To that comes whatever the C library, the allocator
-//! and Rust's runtime may use in its place: an allowed call of today may be done by another one tomorrow. A call belongs here when all that it
-//! can do is done to the process itself, to memory that it has, or to descriptors that it holds. Calls with a path are here only when
-//! Landlock binds them (open, rename, unlink) or when they tell attributes alone (stat). The one exception is sched_getaffinity(2),
-//! which glibc calls with the number of a thread: it tells on which processors another process may run.
+//! # Allowed calls, and the margin
+//! The lists began with the calls that runs of the mount cases and of the semantics tests made.
+//! Added are the calls that the C library, the allocator and Rust's runtime may use in their place:
+//! an allowed call of today may be done by another one tomorrow. A call belongs here when all that
+//! it can do is done to the process itself, to memory that it has, or to descriptors that it holds.
+//! Calls with a path are here only when Landlock binds them (open, rename, unlink) or when they
+//! tell attributes alone (stat). The one exception is sched_getaffinity(2), which glibc calls with
+//! the number of a thread: it tells on which processors another process may run.
 //!
-//! Never here: what acts on the machine or on other processes. That is mounts and namespaces, fanotify and inotify, modes, owners and
-//! attributes by path, quotas, modules, bpf, perf, io_uring, keys, signals to others, memory of others, clocks, programs.
+//! Never here: calls that act on the machine or on other processes. These are mounts and
+//! namespaces, fanotify and inotify, modes, owners and attributes by path, quotas, modules, bpf,
+//! perf, io_uring, keys, signals to others, memory of others, clocks, programs.
 
 use nix::libc::{self, c_long};
 
@@ -29,7 +32,8 @@ pub(super) enum Allowed {
     Both(&'static Allowed, &'static Allowed),
 }
 
-/// Calls of later kernels than the crate has names for; their numbers are those of all kinds of machines.
+/// Calls of later kernels than the crate has names for; their numbers are the same on all kinds of
+/// machines.
 const FUTEX_WAKE: c_long = 454;
 const FUTEX_WAIT: c_long = 455;
 const FUTEX_REQUEUE: c_long = 456;
@@ -184,12 +188,13 @@ const OLD: &[c_long] = &[
 const OLD: &[c_long] = &[38, 84];
 
 const PROT_EXEC: u32 = 4;
-/// What makes a thread: memory, signals and files are those of the process.
+/// Flags that make a thread: it shares memory, signals and files with its process.
 const THREAD: u32 = 0x0001_0000 | 0x100 | 0x800;
 /// New namespaces, and a tracer for the new one.
 const NEW_KINDS: u32 = 0x7E02_2000;
 
-/// Orders of fcntl(2) about descriptors and locks. Those by which the kernel is made to signal somebody, leases and notices are missing.
+/// Orders of fcntl(2) about descriptors and locks. Orders that make the kernel signal a process,
+/// leases and notices are missing.
 const FCNTL: &[u32] = &[
     0, 1, 2, 3, 4, // F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL
     5, 6, 7, // F_GETLK, F_SETLK, F_SETLKW
@@ -197,7 +202,8 @@ const FCNTL: &[u32] = &[
     1030, 1031, 1032, // F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ
     1034, // F_GET_SEALS
 ];
-/// Orders of ioctl(2): of the connection to the kernel, of a terminal that the log may be, and of descriptors.
+/// Orders of ioctl(2): of the connection to the kernel, of a terminal that the log may be, and of
+/// descriptors.
 const IOCTL: &[u32] = &[
     0x8004_E500, // FUSE_DEV_IOC_CLONE
     0x5401,
@@ -208,8 +214,9 @@ const IOCTL: &[u32] = &[
     0x5450,
     0x5451, // FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 ];
-/// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, and PR_SET_NO_NEW_PRIVS, with
-/// which `seccompiler` begins to install the second filter.
+/// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ,
+/// PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, and PR_SET_NO_NEW_PRIVS, with which
+/// `seccompiler` begins to install the second filter.
 const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 38, 39, 0x5356_4D41];
 const SOL_SOCKET: u32 = 1;
 /// SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO and SO_SNDTIMEO with both of their numbers.
@@ -247,12 +254,13 @@ pub(crate) enum Process {
 const NETWORKS: &[u32] = &[2, 10];
 const STREAM: &[u32] = &[1, 1 | 0x800, 1 | 0x8_0000, 1 | 0x800 | 0x8_0000];
 const UNIX: &[u32] = &[1];
-/// IPPROTO_TCP and IPPROTO_IPV6 beside SOL_SOCKET.
+/// SOL_SOCKET, IPPROTO_TCP and IPPROTO_IPV6.
 const LEVELS: &[u32] = &[SOL_SOCKET, 6, 41];
 /// By which a message would connect.
 const FAST_OPEN: u32 = 0x2000_0000;
 
-/// What the fetcher does beside: it connects to servers, makes pairs of sockets for the daemon and sends them, and keeps files in its own directories.
+/// Additional calls of the fetcher: it connects to servers, makes pairs of sockets for the daemon
+/// and sends them, and keeps files in its own directories.
 const FETCHER_PLAIN: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_mkdirat,
@@ -275,11 +283,13 @@ const FETCHER_CONDITIONAL: &[(c_long, Allowed)] = &[
     (libc::SYS_kill, Allowed::OneOf(1, &[0])),
 ];
 
-/// Refused with the same error and without a word: the C library asks for it first, and goes on with clone(2), whose flags can be looked at.
+/// Refused with the same error and without a log line: the C library asks for it first, and goes on
+/// with clone(2). The filter can read the flags of clone(2) only.
 pub(super) const QUIET: &[c_long] = &[libc::SYS_clone3];
 
 impl Process {
-    /// What this process may call; a later entry of a call replaces an earlier one.
+    /// Returns the calls that this process may make; a later entry of a call replaces an earlier
+    /// one.
     pub(super) fn allowed(self) -> impl Iterator<Item = (c_long, &'static Allowed)> {
         let is_fetcher = self == Process::Fetcher;
         let (plain, old, conditional) = match is_fetcher {

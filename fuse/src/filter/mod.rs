@@ -1,23 +1,30 @@
 //! Refuses the daemon and the fetcher every system call that is not on their list (seccomp).
 //!
-//! Landlock binds files and TCP. The rest is here: new sockets, messages to an address, programs, signals to others, the memory of
-//! others, modes, owners and attributes by path, and all interfaces of the kernel that none of our code uses. [`allowed`] has the
-//! lists, and argues for their margin.
+//! Landlock binds files and TCP. The rest is here: new sockets, messages to an address, programs,
+//! signals to others, the memory of others, modes, owners and attributes by path, and all
+//! interfaces of the kernel that none of our code uses. [`allowed`] has the lists, and argues for
+//! their margin.
 //!
-//! # What becomes of other calls
-//! They fail with ENOSYS, as on a kernel that lacks them: C libraries try an older call then. Each is logged once by its name, by
-//! a process outside ([`refusals`]). Nobody is killed. The number of a call that a later kernel has is on no list.
+//! # Other calls
+//! They fail with ENOSYS, as on a kernel that lacks them: C libraries try an older call then. Each
+//! is logged once by its name, by a process outside ([`refusals`]). No process is killed. The
+//! number of a call that a later kernel has is on no list.
 //!
 //! # Order of installing
-//! 1  The list, with a listener for what it does not allow. Two calls more are allowed until 3: sendmsg(2) and seccomp(2).
-//! 2  The listener goes to the process outside, and is closed here: who holds it could let a call continue.
-//! 3  A second filter refuses those two, and clone3(2), without asking: of two filters the harder answer counts. Without seccomp(2)
-//!    nobody can put a filter with a listener of its own over the first one, whose listener may be gone.
+//! 1  The list, with a listener for the calls that it does not allow. Two calls more are allowed
+//!    until 3: sendmsg(2) and seccomp(2).
+//! 2  The listener goes to the process outside, and is closed here: its holder could let a call
+//!    continue.
+//! 3  A second filter refuses those two, and clone3(2), without asking: of two filters the harder
+//!    answer counts. Without seccomp(2) no thread can put a filter with a listener of its own over
+//!    the first one, the listener of which may be gone.
 //!
-//! Where the kernel gives no listener (before 5.0, or in a container that has one), the same calls fail without being named. A kernel or
-//! a machine that refuses the filter, or one that it cannot be written for, goes without.
+//! Where the kernel gives no listener (before 5.0, or in a container that has one), the same calls
+//! fail without being named. A kernel or a machine that refuses the filter, or one that it cannot
+//! be written for, goes without.
 //!
-//! A filter binds the thread that puts it on and those that this one starts: so it comes before any other thread, as Landlock does.
+//! A filter binds the thread that puts it on and the threads that this one starts: so it comes
+//! before any other thread, as Landlock does.
 
 mod allowed;
 mod names;
@@ -52,10 +59,11 @@ pub(crate) enum Refusals {
     Silent,
 }
 
-/// Puts the filter on this thread and all that it starts. `hand_over` sends the listener to the process that calls [`name_refusals`].
+/// Puts the filter on this thread and all that it starts. `hand_over` sends the listener to the
+/// process that calls [`name_refusals`].
 ///
 /// # Errors
-/// What the kernel, or the machine's kind, has against it: nothing is refused then.
+/// When the kernel or the kind of machine does not support the filter: nothing is refused then.
 pub(crate) fn enter(process: Process, hand_over: impl FnOnce(&OwnedFd) -> io::Result<()>) -> Result<Refusals, String> {
     let written = |error: BackendError| error.to_string();
     rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string())?;
@@ -78,10 +86,11 @@ pub(crate) fn enter(process: Process, hand_over: impl FnOnce(&OwnedFd) -> io::Re
     Ok(refusals)
 }
 
-/// Answers and logs, in a thread of its own, what a filter with this listener does not allow.
+/// Answers and logs, in a thread of its own, the calls that a filter with this listener does not
+/// allow.
 ///
 /// # Errors
-/// Those of starting a thread.
+/// The errors of starting a thread.
 pub(crate) fn name_refusals(listener: OwnedFd, process: &'static str) -> io::Result<()> {
     let tell = move |call: &str| {
         tracing::warn!(
@@ -105,7 +114,8 @@ fn condition(
     SeccompCondition::new(index, length, operator, value)
 }
 
-/// The conditions under which a call is allowed: one of the lists holds as a whole. None for a call that always is.
+/// The conditions under which a call is allowed: one of the lists holds as a whole. None for a call
+/// that always is.
 fn alternatives(allowed: &Allowed, own: u32) -> Result<Vec<Vec<SeccompCondition>>, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     use SeccompCmpOp::{Eq, MaskedEq};
@@ -140,7 +150,7 @@ fn compile(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Res
     SeccompFilter::new(rules, otherwise, listed, TargetArch::try_from(std::env::consts::ARCH)?)?.try_into()
 }
 
-/// With what [`enter`] needs until the second filter.
+/// Builds the list with the calls that [`enter`] needs until the second filter.
 fn allow_list(process: Process, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
     /// SECCOMP_SET_MODE_FILTER, without flags.
     const SECOND: Allowed = Allowed::Both(&Allowed::OneOf(0, &[1]), &Allowed::Null(1));
@@ -153,7 +163,8 @@ fn allow_list(process: Process, otherwise: SeccompAction) -> Result<BpfProgram, 
     compile(list, otherwise, SeccompAction::Allow)
 }
 
-/// Refuses what only the way here needed, and what is refused without a word.
+/// Refuses the calls that only the installation needed, and the calls that are refused without a
+/// log line.
 fn closing(process: Process) -> Result<BpfProgram, BackendError> {
     let mut list: Rules = allowed::QUIET.iter().map(|&call| (call, Vec::new())).collect();
     list.insert(libc::SYS_seccomp, Vec::new());

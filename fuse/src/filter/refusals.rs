@@ -1,11 +1,13 @@
 //! Answers the system calls that a filter does not allow, and logs each once by its name.
 //!
-//! A filter knows numbers and cannot log. So a process outside of the sandbox holds the listener of the filter (seccomp_unotify(2)) and
-//! answers every such call with ENOSYS. It never lets one continue, and looks at numbers alone. When this process is gone the
-//! kernel gives the same answer by itself: nothing waits for it then.
+//! A filter knows numbers and cannot log. So a process outside of the sandbox holds the listener of
+//! the filter (seccomp_unotify(2)) and answers every such call with ENOSYS. It never lets one
+//! continue, and looks at numbers alone. When this process is gone the kernel gives the same answer
+//! by itself: nothing waits for it then.
 //!
-//! A signal (SECCOMP_RET_TRAP) would need no other process, but a thread that blocks signals, as glibc does around each start of a
-//! thread, would be killed by it. SECCOMP_RET_LOG lets the call happen. The kernel's audit log names no call and is not the user's.
+//! A signal (SECCOMP_RET_TRAP) would need no other process, but a thread that blocks signals, as
+//! glibc does around each start of a thread, would be killed by it. SECCOMP_RET_LOG lets the call
+//! happen. The kernel's audit log names no call and is not the user's.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +22,7 @@ use super::names;
 /// Different calls that are logged: a process that was led astray may try any number.
 const MOST: usize = 256;
 
-/// Calls whose order says more than their name, and the index of the argument that it is.
+/// Calls with an order that says more than their name, and the index of the argument that it is.
 const ORDERS: [(c_long, usize); 5] = [
     (libc::SYS_ioctl, 1),
     (libc::SYS_fcntl, 1),
@@ -29,10 +31,10 @@ const ORDERS: [(c_long, usize); 5] = [
     (libc::SYS_setsockopt, 2),
 ];
 
-/// Answers until the filter binds nobody any more; `tell` gets the name of each call once.
+/// Answers until the filter binds no process any more; `tell` gets the name of each call once.
 ///
 /// # Errors
-/// Those of the listener: the kernel answers the calls from then on.
+/// The errors of the listener: the kernel answers the calls from then on.
 pub(super) fn serve(listener: &OwnedFd, mut tell: impl FnMut(&str)) -> io::Result<()> {
     check_sizes()?;
     let mut told = BTreeSet::new();
@@ -59,7 +61,7 @@ pub(super) fn serve(listener: &OwnedFd, mut tell: impl FnMut(&str)) -> io::Resul
     }
 }
 
-/// Refuses a kernel whose messages are larger than what is written here: it would write beyond them.
+/// Refuses a kernel with larger messages than the buffers here: it would write beyond them.
 fn check_sizes() -> io::Result<()> {
     // SAFETY: an array of integers for which all zeros are a value.
     let mut sizes: libc::seccomp_notif_sizes = unsafe { std::mem::zeroed() };

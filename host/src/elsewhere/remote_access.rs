@@ -129,8 +129,9 @@ pub fn spelled(name: &Path) -> Option<String> {
     address(name).ok().map(|address| address.text())
 }
 
-/// Serves [`Place::apart`] of the process at the other end, until that is gone. `confine` is called before the first request; from then on
-/// the process at the other end of `broker`, which [`answer_fetcher`] is, looks up names and credentials.
+/// Serves [`Place::apart`] of the process at the other end, until that is gone. `confine` is called
+/// before the first request; from then on the process at the other end of `broker`, which
+/// [`answer_fetcher`] is, looks up names and credentials.
 ///
 /// # Errors
 /// When nothing asks there that can be understood.
@@ -141,7 +142,7 @@ pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOn
 /// Looks up for a fetcher until that is gone.
 ///
 /// # Errors
-/// Those of starting a thread.
+/// The errors of starting a thread.
 pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
     lockbox_remote::answer(control)
 }

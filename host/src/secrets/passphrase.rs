@@ -340,8 +340,9 @@ const TYPED: &str = "nothing was typed";
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
 const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
 
-/// Variables that say where a passphrase is. Programs that are started on the content of an archive do not inherit them: what opens this one, and
-/// others of its user, is nothing that they need.
+/// Variables that say where a passphrase is. Programs that are started on the content of an archive
+/// do not inherit them: they do not need the secret that opens this archive, and others of its
+/// user.
 pub const VARIABLES: [&str; 2] = [PASSFILE, PASSCOMMAND];
 
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
@@ -359,11 +360,12 @@ pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
     Ok(bytes)
 }
 
-/// What editors of Windows put before a text: in UTF-8, and in UTF-16 of both orders.
+/// Byte order marks that editors of Windows put before a text: in UTF-8, and in UTF-16 of both
+/// orders.
 const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
 
-/// Returns whether a passphrase begins with a byte order mark, which an editor wrote into its file. It counts like any other byte, so that
-/// an archive opens with the file that it was made with.
+/// Returns whether a passphrase begins with a byte order mark, which an editor wrote into its file.
+/// It counts like any other byte, so that an archive opens with the file that it was made with.
 pub(crate) fn is_marked(passphrase: &[u8]) -> bool {
     MARKS.iter().any(|mark| passphrase.starts_with(mark))
 }

@@ -41,10 +41,10 @@ pub fn ask(question: &str) -> Result<Bytes> {
     }
 }
 
-/// What a terminal puts around a text that is pasted, when a program before this one left that mode on.
+/// Marks that a terminal puts around pasted text, when a program before this one left that mode on.
 const PASTE_MARKS: [&[u8]; 2] = [b"\x1b[200~", b"\x1b[201~"];
 
-/// Cuts the marks out where they stand: nobody sees that they are there.
+/// Cuts the marks out where they stand: the user does not see them.
 fn cut_paste_marks(line: &mut Bytes) {
     for mark in PASTE_MARKS {
         while let Some(at) = line.windows(mark.len()).position(|bytes| bytes == mark) {

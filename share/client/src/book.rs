@@ -53,7 +53,8 @@ impl Entry {
 struct Owner {
     server: String,
     token: OwnerToken,
-    /// The user who listened at the socket when this user named it; none noted for other sockets, and by programs of before.
+    /// User that listened at the socket when this user named it; none noted for other sockets, and
+    /// by earlier programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     listener: Option<u32>,
 }
@@ -122,7 +123,8 @@ impl Book {
         self.pages.owners.iter().find(|owner| owner.server == server)?.listener
     }
 
-    /// Notes the user who listens at a server's socket: the only other user to whom requests with the owner token go from now on.
+    /// Notes the user that listens at a server's socket: from now on no other user but this one
+    /// gets requests with the owner token.
     ///
     /// # Errors
     /// As of [`Book::owner`].
@@ -132,7 +134,8 @@ impl Book {
         state::write(&self.path, &self.pages)
     }
 
-    /// The place of a server among those that know this user, with a new token where it does not.
+    /// Returns the index of a server among the servers that know this user, with a new token where
+    /// it does not.
     fn entry_of(&mut self, server: &Server) -> Result<usize> {
         let server = name(server);
         if let Some(known) = self.pages.owners.iter().position(|owner| owner.server == server) {

@@ -307,7 +307,7 @@ fn must_be_at(file: &File, path: &Path) -> Result<()> {
     let mine = file.metadata().map_err(failed())?;
     match path.symlink_metadata() {
         Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => Ok(()),
-        Ok(_) => Err(Error::Damaged(format!("somebody put another file at {}", path.display()))),
+        Ok(_) => Err(Error::Damaged(format!("another process put another file at {}", path.display()))),
         Err(error) => Err(failed()(error)),
     }
 }

@@ -87,11 +87,14 @@ pub struct CompactReport {
 }
 
 impl Archive {
-    /// Rewrites the archive there (links are followed), with its snapshots. `step` is told how far it is; when it fails, everything is left as it was.
+    /// Rewrites the archive there (links are followed), with its snapshots. `step` gets the
+    /// progress; when it fails, everything is left as it was.
     ///
     /// # Errors
-    /// `InUse` while it is open elsewhere, `Refused` for a file with several names, `Damaged` when a page of the live tree or of a snapshot
-    /// does not open, `NoSpace`, `Replaced`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that nothing can take the place of.
+    /// `InUse` while another process has it open, `Refused` for a file with several names,
+    /// `Damaged` when a page of the live tree or of a snapshot does not open, `NoSpace`,
+    /// `Replaced`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that
+    /// nothing can take the place of.
     pub fn compact<'a>(
         site: impl Into<Site<'a>>,
         key: &UnlockedKey,

@@ -362,8 +362,9 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Copies what follows the stated size, and returns the length of the copy: files of /proc and documents of unknown length state 0.
-    /// Of a file that grows meanwhile nothing more is copied; the copy of one that is written all the time would not end.
+    /// Copies the bytes after the stated size, and returns the length of the copy: files of /proc
+    /// and documents of unknown length state 0. Of a file that grows meanwhile nothing more is
+    /// copied; the copy of one that is written all the time would not end.
     fn unstated_content(&mut self, host: &OwnedFd, before: &Stat, ino: Ino) -> Result<u64> {
         let mut offset = u64::try_from(before.st_size).unwrap_or(0);
         loop {

@@ -187,7 +187,8 @@ fn has_holes(host: &OwnedFd, stat: &Stat, size: u64) -> Result<bool> {
     }
 }
 
-/// Returns what the file has, of which it states `size` bytes: all of it, or one byte more than a small file has.
+/// Returns the content of the file, which states `size` bytes: all of it, or one byte more than a
+/// small file has.
 fn content(host: &OwnedFd, size: usize) -> Result<Vec<u8>> {
     // With room for the read that meets the end.
     let mut content = vec![0; size + 1];

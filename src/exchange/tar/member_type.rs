@@ -22,7 +22,7 @@ pub(super) enum HeaderType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberType {
     File,
-    /// A sparse file whose map is in the header, as old GNU tar writes it.
+    /// A sparse file with its map in the header, as old GNU tar writes it.
     SparseFile,
     Link,
     Symlink,
@@ -38,7 +38,8 @@ impl HeaderType {
     /// Returns the type that a header's flag means.
     ///
     /// # Errors
-    /// `Invalid` for a flag that is known and cannot be imported, and for an unknown one: nothing says whether bytes follow it.
+    /// `Invalid` for a flag that is known and cannot be imported, and for an unknown one: nothing
+    /// says whether bytes follow it.
     pub(super) fn of(flag: u8) -> Result<HeaderType> {
         let unsupported = |what: &str| Error::invalid(format!("{what}, which is not supported"));
         Ok(HeaderType::Member(match flag {
@@ -69,8 +70,9 @@ impl HeaderType {
 }
 
 impl MemberType {
-    /// Returns whether as many bytes follow the header as it states. Programs state a size for the other types too, such as that of the
-    /// file behind a link: bytes skipped there would be the next members.
+    /// Returns whether as many bytes follow the header as it states. Programs state a size for the
+    /// other types too, such as that of the file behind a link: bytes skipped there would be the
+    /// next members.
     pub(super) fn has_content(self) -> bool {
         match self {
             MemberType::File | MemberType::SparseFile | MemberType::DumpedDirectory => true,
@@ -79,7 +81,8 @@ impl MemberType {
         }
     }
 
-    /// Returns the type that it has under this name: programs without a type for directories ended their names with a slash.
+    /// Returns the type that it has under this name: programs without a type for directories ended
+    /// their names with a slash.
     pub(super) fn named(self, name: &[u8]) -> MemberType {
         match self {
             MemberType::File if name.ends_with(b"/") => MemberType::Directory,

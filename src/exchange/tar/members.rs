@@ -323,7 +323,8 @@ fn components(path: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// Removes the NUL that ends a long name, and those that fill it up, as some programs write them.
+/// Removes the NUL that ends a long name, and the NULs that fill it up, as some programs write
+/// them.
 fn without_nuls(mut name: Vec<u8>) -> Vec<u8> {
     name.truncate(name.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
     name

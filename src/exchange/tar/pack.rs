@@ -20,7 +20,8 @@ use crate::storage::{Identity, names};
 
 /// Bytes read from the host at once.
 const PIECE: usize = 256 << 10;
-/// Bytes of a file that states no size at most, such as one of /proc: its size stands before its content, which is kept in memory until then.
+/// Bytes of a file that states no size at most, such as one of /proc: its size stands before its
+/// content, which is kept in memory until then.
 const MAX_UNSTATED: usize = 64 << 20;
 
 /// Writes `directory` with what is below it, under `name`; links in it stay links. Nothing of it may change meanwhile, or what comes out

@@ -43,13 +43,14 @@ impl FileSystem {
         self.volume.forget_plaintext();
     }
 
-    /// Runs `f` with a buffer for [`FileSystem::read_into`] that is kept for the next caller, and wiped with [`FileSystem::wipe_buffers`], by `purge` and by
-    /// `forget_plaintext`.
+    /// Runs `f` with a buffer for [`FileSystem::read_into`] that is kept for the next caller, and
+    /// wiped with [`FileSystem::wipe_buffers`], by `purge` and by `forget_plaintext`.
     pub fn with_read_buffer<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         self.volume.with_read_buffer(f)
     }
 
-    /// Wipes what is left in buffers of what was read: deleted content does not stay there until the next read overwrites it.
+    /// Wipes the data of reads that is left in buffers: deleted content does not stay there until
+    /// the next read overwrites it.
     pub fn wipe_buffers(&self) {
         self.volume.wipe_buffers();
     }

@@ -1,4 +1,5 @@
-//! Sealed files in which a user's memory of archives lies: one for each archive, and for each place.
+//! Sealed files in which a user's memory of archives lies: one for each archive, and for each
+//! place.
 //!
 //! Its directory is opened once, when the archive is: later the archive may be mounted over it, and a daemon that looks below its own
 //! mount waits for itself. So a directory that could not be had then is not tried again.
@@ -111,7 +112,8 @@ pub(super) fn read_in(directory: &OwnedFd, name: &str, most: usize) -> io::Resul
     }
 }
 
-/// Writes a whole file of the directory, durably: in the place of one that is there, or else failing with `AlreadyExists`.
+/// Writes a whole file of the directory, durably: in the place of one that is there, or else
+/// failing with `AlreadyExists`.
 pub(super) fn write_in(directory: &OwnedFd, name: &str, random: &[u8], bytes: &[u8], replaces: bool) -> io::Result<()> {
     // The name is random: two processes do not meet, and no link of somebody else is followed.
     let suffix: String = random.iter().map(|b| format!("{b:02x}")).collect();
@@ -158,7 +160,7 @@ impl SeenFile {
         self.sealed.load(HEAD + MARK * TRAIL + ENTRY)?.map(|plain| Seen::decode(&plain)).transpose()
     }
 
-    /// Replaces what is remembered (SEEN-4).
+    /// Replaces the remembered state (SEEN-4).
     pub(crate) fn save(&self, seen: &Seen, environment: &dyn Environment) -> Result<()> {
         self.sealed.save(seen.encode(), environment)
     }

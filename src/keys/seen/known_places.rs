@@ -1,28 +1,40 @@
-//! Remembers which archive a user opened at which place, so that another archive put there is noticed.
+//! Remembers which archive a user opened at which place, so that another archive put there is
+//! noticed.
 //!
-//! An attacker who controls the storage and knows a public key of the user (an SSH key, an age recipient) can make an archive that the user's
-//! private key opens. Of two archives with one passphrase the attacker can put either in the other's place. Both are authentic archives: only a
+//! An attacker that controls the storage and knows a public key of the user (an SSH key, an age
+//! recipient) can make an archive that the user's private key opens. Of two archives with one
+//! passphrase the attacker can put either in the other's place. Both are authentic archives: only a
 //! memory outside of the storage tells that they are not the expected one.
 //!
 //! # Invariants
-//! PLACE-1  A place is a name by which a command reached an archive: an address, or a path. Each symbolic link on the way of a path makes one more
-//!     name, with everything before the link resolved and everything from it on as it was. So an attacker who replaces a file or a directory by a link
-//!     cannot lead a command past the names that are remembered. All names of a command are compared and remembered alike.
-//! PLACE-2  Archives are told apart by their [`Fingerprint`], which is derived from the volume key. The archive id does not count: it stands in the clear, so
-//!     anybody can copy it into another archive.
-//! PLACE-3  One place has one archive. What contradicts that is refused, whatever kind of secret opened it, and the memory stays as it is; an
-//!     archive that is accepted takes the place of the one remembered. A place that is not known is remembered when the archive there was admitted.
-//! PLACE-4  Commands that put another archive in place themselves (`create`, `key rekey`) remember the new fingerprint beside the old one before the new
-//!     archive has its name, and alone afterwards. So a crash at any moment leaves a memory that the archive at the place does not contradict.
-//! PLACE-5  An archive with another volume key and the same id whose history contains the commit that was remembered is the same one after a `key rekey`
-//!     of another user or machine. The id of the session in that commit is random and sealed: only a holder of a key can have put it into a history. An
-//!     archive with a fingerprint that is remembered needs no such proof.
-//! PLACE-6  Losing a file of the memory, or finding one altered, makes the place unknown and costs one warning. It never keeps an archive from being opened,
-//!     and raises no alarm (as SEEN-4).
+//! PLACE-1  A place is a name by which a command reached an archive: an address, or a path. Each
+//!     symbolic link on the way of a path makes one more name, with everything before the link
+//!     resolved and everything from it on as it was. So an attacker that replaces a file or a
+//!     directory by a link cannot lead a command past the names that are remembered. All names of a
+//!     command are compared and remembered alike.
+//! PLACE-2  Archives are distinguished by their [`Fingerprint`], which is derived from the volume
+//!     key. The archive id does not count: it stands in the clear, so an attacker can copy it into
+//!     another archive.
+//! PLACE-3  One place has one archive. An archive that contradicts that is refused, whichever kind
+//!     of secret opened it, and the memory stays as it is; an archive that is accepted takes the
+//!     place of the one remembered. A place that is not known is remembered when the archive there
+//!     was admitted.
+//! PLACE-4  Commands that put another archive in place themselves (`create`, `key rekey`) remember
+//!     the new fingerprint in addition to the old one before the new archive has its name, and
+//!     alone afterwards. So a crash at any moment leaves a memory that the archive at the place
+//!     does not contradict.
+//! PLACE-5  An archive with another volume key and the same id is the same one, if its history
+//!     contains the commit that was remembered, after a `key rekey` of another user or machine. The
+//!     id of the session in that commit is random and sealed: only a holder of a key can have put
+//!     it into a history. An archive with a fingerprint that is remembered needs no such proof.
+//! PLACE-6  Losing a file of the memory, or finding one altered, makes the place unknown and costs
+//!     one warning. It never keeps an archive from being opened, and raises no alarm (as SEEN-4).
 //!
-//! Before an archive is open there is no key of it, and the one that was here before has another key. So this part of the memory is sealed under a
-//! random key of the user that lies beside it. A reader of the whole directory can find out whether a guessed place is in it, and then which archive was
-//! there. A writer of the directory can make the user forget; that is the most, as a forged entry only makes an archive known or raises an alarm.
+//! Before an archive is open there is no key of it, and the one that was here before has another
+//! key. So this part of the memory is sealed under a random key of the user that lies in the same
+//! directory. A reader of the whole directory can find out whether a guessed place is in it, and
+//! then which archive was there. A writer of the directory can make the user forget; that is the
+//! most, as a forged entry only makes an archive known or raises an alarm.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -44,13 +56,15 @@ use crate::txn::{Descent, Mark, Volume};
 
 /// Label of the fingerprint, which is derived from the volume key.
 const FINGERPRINT_LABEL: &str = "lockbox/v1/fingerprint";
-/// Label of the key that seals what is remembered of places, derived from the user's random key; associated data begin with it.
+/// Label of the key that seals the memory of places, derived from the user's random key; associated
+/// data begin with it.
 const KEY_LABEL: &str = "lockbox/v1/place";
 /// Label of the names of its files.
 const NAME_LABEL: &str = "lockbox/v1/place/name";
 /// The file with the user's random key.
 const KEY_FILE: &str = "places.key";
-/// Older than this, what is remembered of the history is brought up to date: 4,096 sessions, which a history has, take longer.
+/// Age from which the remembered part of the history is brought up to date: 4,096 sessions, which a
+/// history has, take longer.
 const REFRESH_SECONDS: i64 = 86_400;
 
 /// A name by which a command reached an archive (PLACE-1).
@@ -80,7 +94,8 @@ impl PlaceName {
     }
 }
 
-/// What tells an archive from every other one: derived from the volume key, so that nobody without the key can make an archive that has it.
+/// Identity of an archive: derived from the volume key, so that an attacker without the key cannot
+/// make an archive that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint([u8; 16]);
 
@@ -89,7 +104,7 @@ impl Fingerprint {
         Fingerprint(first_half(&hkdf(volume_key, archive, FINGERPRINT_LABEL)))
     }
 
-    /// What its [`Display`](std::fmt::Display) wrote.
+    /// Parses the digits that [`Display`](std::fmt::Display) wrote.
     pub fn parse(digits: &str) -> Option<Fingerprint> {
         let value = u128::from_str_radix(digits, 16).ok()?;
         (digits.len() == 32 && !digits.starts_with('+')).then(|| Fingerprint(value.to_be_bytes()))
@@ -108,7 +123,7 @@ fn first_half(key: &SecretKey) -> [u8; 16] {
     half
 }
 
-/// What is remembered of one place.
+/// Remembered archive of one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(super) time: Timestamp,
@@ -119,7 +134,8 @@ pub(crate) struct Known {
     pub(super) fingerprints: Vec<Fingerprint>,
 }
 
-/// Version u8, number of fingerprints u8, 1 with a mark u8, zero (5), time 12, zero u32, archive id (16), mark (48).
+/// Version u8, number of fingerprints u8, 1 with a mark u8, zero (5), time 12, zero u32, archive id
+/// (16), mark (48).
 const HEAD: usize = 88;
 const FINGERPRINT: usize = 16;
 const MOST_FINGERPRINTS: usize = 2;
@@ -146,7 +162,7 @@ impl Known {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Known> {
-        let malformed = || Error::damaged("what was remembered of the place does not decode");
+        let malformed = || Error::damaged("the memory of the place does not decode");
         let (head, rest) = bytes.split_first_chunk::<HEAD>().ok_or_else(malformed)?;
         let count = usize::from(head[1]);
         let right = head[0] == VERSION && (1..=MOST_FINGERPRINTS).contains(&count) && head[2] <= 1;
@@ -179,14 +195,15 @@ impl Known {
     }
 }
 
-/// One place, and what is remembered of it.
+/// One place, and the memory of it.
 struct Place {
     name: PlaceName,
     file: SealedFile,
     known: Option<Known>,
 }
 
-/// The places of a command, with the archive that it opens there. Without places nothing is compared and nothing remembered.
+/// The places of a command, with the archive that it opens there. Without places nothing is
+/// compared and nothing remembered.
 pub(crate) struct KnownPlaces {
     places: Vec<Place>,
     archive: ArchiveId,
@@ -199,12 +216,12 @@ impl Default for KnownPlaces {
     }
 }
 
-/// Who opened an archive, as far as a refusal depends on it.
+/// Facts about the opening of an archive on which a refusal depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Opened {
-    /// By a secret whose public half is enough to make an archive that it opens.
+    /// By a secret with a public half that is enough to make an archive that it opens.
     pub(crate) by_recipient: bool,
-    /// This user opened the archive before, at whatever place.
+    /// This user opened the archive before, at any place.
     pub(crate) before: bool,
 }
 
@@ -231,7 +248,8 @@ impl KnownPlaces {
         !self.places.is_empty() && self.places.iter().all(|place| place.known.is_none())
     }
 
-    /// Compares the archive with what is remembered of its places. `volume` is its commits, where they could be opened.
+    /// Compares the archive with the memory of its places. `volume` is its commits, where they
+    /// could be opened.
     ///
     /// # Errors
     /// `Replaced` unless that is accepted.
@@ -273,7 +291,8 @@ impl KnownPlaces {
         )
     }
 
-    /// Tells what the user may have done from what an attacker may have done.
+    /// Separates the possible acts of the user from the possible acts of an attacker, in a
+    /// sentence.
     fn causes(&self, known: &Known, opened: Opened) -> String {
         let own = match (known.archive == self.archive, opened.before) {
             (true, _) => {
@@ -309,7 +328,8 @@ impl KnownPlaces {
         self.save(stale.map(|place| (place, known.clone())), &environment);
     }
 
-    /// Remembers that this archive is about to take the place of the one remembered, if there is one (PLACE-4).
+    /// Remembers that this archive is about to take the place of the one remembered, if there is
+    /// one (PLACE-4).
     pub(crate) fn announce(&self) {
         let announced = self.places.iter().filter_map(|place| {
             let mut known = place.known.clone()?;
@@ -335,13 +355,15 @@ impl KnownPlaces {
     }
 }
 
-/// Remembers an archive that the user's own command put at the places, in place of what was there before.
+/// Remembers an archive that the user's own command put at the places, in place of the one that was
+/// there before.
 pub fn remember_place(options: &SeenOptions, archive: ArchiveId, fingerprint: Fingerprint) {
     KnownPlaces::of(options, archive, fingerprint).remember(None);
 }
 
 /// # Errors
-/// `Io` and `Damaged` of the user's key. An altered file of one place is a warning, and the place is unknown.
+/// `Io` and `Damaged` of the user's key. An altered file of one place is a warning, and the place
+/// is unknown.
 fn places(options: &SeenOptions) -> Result<Vec<Place>> {
     let Some(directory) = options.directory.as_deref().filter(|_| !options.places.is_empty()) else {
         return Ok(Vec::new());
@@ -366,7 +388,8 @@ fn places(options: &SeenOptions) -> Result<Vec<Place>> {
     Ok(options.places.iter().map(place).collect())
 }
 
-/// The user's random key; made at the first use. None where it cannot be made, as on a read-only file system.
+/// The user's random key; made at the first use. None where it cannot be made, as on a read-only
+/// file system.
 fn user_key(directory: &OwnedFd, path: &Path) -> Result<Option<SecretKey>> {
     let name = path.join(KEY_FILE);
     let failed = |e: io::Error| Error::io(format!("cannot read {}", shown(&name)), e);
@@ -393,7 +416,7 @@ fn user_key(directory: &OwnedFd, path: &Path) -> Result<Option<SecretKey>> {
     }
     let bytes = bytes.map(zeroize::Zeroizing::new).unwrap_or_default();
     let key = <[u8; 32]>::try_from(&bytes[..]).map_err(|_| {
-        Error::damaged(format!("{} was altered; remove it and the files *.place beside it", shown(&name)))
+        Error::damaged(format!("{} was altered; remove it and the files *.place next to it", shown(&name)))
     })?;
     Ok(Some(SecretKey::new(key)))
 }

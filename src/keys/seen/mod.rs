@@ -1,5 +1,6 @@
-//! What one user remembers of an archive outside of it: which commit was seen last, so that an older copy and a fork are noticed; and at which
-//! place it was opened, so that another archive there is noticed (`known_places.rs`).
+//! What one user remembers of an archive outside of it: which commit was seen last, so that an
+//! older copy and a fork are noticed; and at which place it was opened, so that another archive
+//! there is noticed (`known_places.rs`).
 //!
 //! # Invariants
 //! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the archive older than what is remembered. A crash between
@@ -65,7 +66,8 @@ pub struct SeenOptions {
     pub accept_fork: bool,
     /// Go on with another archive than the one that was opened at the place, and remember that one.
     pub accept_other: bool,
-    /// The names by which the archive is reached (PLACE-1); without any nothing is compared with the place.
+    /// The names by which the archive is reached (PLACE-1); without any nothing is compared with
+    /// the place.
     pub places: Vec<PlaceName>,
 }
 
@@ -154,7 +156,7 @@ impl Seen {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Seen> {
-        let malformed = || Error::damaged("what was remembered of the archive does not decode");
+        let malformed = || Error::damaged("the memory of the archive does not decode");
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
         let word = |bytes: &[u8], at: usize| {
             let mut word = [0; 8];

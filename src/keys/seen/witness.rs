@@ -41,25 +41,27 @@ impl Looked {
         Looked { by_recipient, ..self }
     }
 
-    /// An archive that takes the place of one that was looked at, whose memory is new.
+    /// Starts a new memory for an archive that takes the place of one that was looked at.
     pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Looked {
         Looked { seen: None, ..Looked::at(options, volume_key, archive) }
     }
 
-    /// A sentence for a user whose secret alone does not show whose archive this is: its public half is enough to make one, and this user
-    /// remembers neither the archive nor the place.
+    /// Returns a sentence for a user when the secret alone does not show the author of this
+    /// archive: its public half is enough to make one, and this user remembers neither the archive
+    /// nor the place.
     pub(crate) fn first_use(&self) -> Option<String> {
         let is_first = self.by_recipient && self.seen.is_none() && self.places.are_new();
         is_first.then(|| {
             format!(
                 "this is the first use of this archive by this user, and a public key is enough to make an archive that yours opens: compare the \
-                 fingerprint {} with what 'lockbox info' shows to the person who made it",
+                 fingerprint {} with the one that 'lockbox info' shows to the author of the archive",
                 self.places.fingerprint()
             )
         })
     }
 
-    /// Returns whether what is remembered has to be replaced, and remembers the place, for an archive that may be used.
+    /// Returns whether the memory has to be replaced, and remembers the place, for an archive that
+    /// may be used.
     ///
     /// # Errors
     /// `Replaced`, `Older` and `Forked` unless accepted.

@@ -16,7 +16,8 @@ use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
 use crate::frame::{CELL_LOG2, DataHead, plain_cell};
 
 impl Pager {
-    /// Runs `f` on `length` bytes of any content: stored bytes on their way to the caller, at most one page for each read that runs.
+    /// Runs `f` on `length` bytes of any content: stored bytes on their way to the caller, at most
+    /// one page for each read that runs.
     fn with_scratch<R>(&self, length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
         self.scratch.with(|buffer| f(room(buffer, length)))
     }

@@ -192,7 +192,8 @@ impl SpaceMap {
         self.pending.keys().copied().collect()
     }
 
-    /// Returns which blocks of a region that is not loaded are used: its checkpoint value with the recovered lists applied.
+    /// Returns which blocks of a region that is not loaded are used: its checkpoint value with the
+    /// recovered lists applied.
     fn recovered(&self, number: u64, base: Option<&RegionBits>) -> RegionBits {
         let mut used = base.copied().unwrap_or([0; REGION_WORDS]);
         for (set, run) in self.pending.get(&number).into_iter().flatten() {
@@ -202,7 +203,8 @@ impl SpaceMap {
         used
     }
 
-    /// Returns the first used block of a region behind the end of the file; `base` is its checkpoint value.
+    /// Returns the first used block of a region behind the end of the file; `base` is its
+    /// checkpoint value.
     pub(crate) fn used_behind_end(&self, number: u64, base: Option<&RegionBits>) -> Option<u64> {
         let used = self.regions.get(&number).map_or_else(|| self.recovered(number, base), |region| region.used);
         let start = self.total.saturating_sub(number * REGION_BLOCKS);

@@ -37,7 +37,7 @@ const OPEN_ATTEMPTS: usize = 5;
 /// Cached copies are dropped in whole pages of the machine; 64 KiB is the largest page of a supported one.
 const EVICT_ALIGNMENT: u64 = 64 * 1024;
 
-/// What fstatfs(2) says of btrfs.
+/// File system type that fstatfs(2) returns for btrfs.
 const BTRFS: u64 = 0x9123_683E;
 
 /// The ballast is allocated in pieces of this size, the least by which an archive grows.
@@ -210,8 +210,9 @@ impl FileStorage {
         move |source| Error::io(context, source.into())
     }
 
-    /// Allocates the ballast behind `end` without making the file longer. Each piece is a request, which the host makes an extent of: it gives one back when nothing of it is left, so
-    /// growth by less than a piece, as on a host that is nearly full, costs one.
+    /// Allocates the ballast behind `end` without making the file longer. Each piece is a request,
+    /// which the host makes an extent of: it gives one back when nothing of it is left, so growth
+    /// by less than a piece, as on a host that is nearly full, costs one.
     fn allocate_ballast(&self, end: u64) -> rustix::io::Result<()> {
         (0..BALLAST / PIECE).try_for_each(|piece| {
             host_call::allocate(&self.file, FallocateFlags::KEEP_SIZE, end + piece * PIECE, PIECE)
@@ -439,8 +440,9 @@ impl Storage for FileStorage {
         Ok(())
     }
 
-    /// On btrfs: a file there is overwritten by writing elsewhere. Other file systems that do so (ZFS, bcachefs, XFS after a reflink) allocate nothing behind an end that would help, or were
-    /// not tried.
+    /// On btrfs: a file there is overwritten by writing to other blocks. Other file systems that do
+    /// so (ZFS, bcachefs, XFS after a reflink) allocate nothing behind an end that would help, or
+    /// were not tried.
     fn keep_ballast(&self) {
         if self.read_only || !rustix::fs::fstatfs(&self.file).is_ok_and(|host| host.f_type as u64 == BTRFS) {
             return;
@@ -453,7 +455,8 @@ impl Storage for FileStorage {
         }
     }
 
-    /// Setting the length that it has cuts what is allocated behind it, which is there as long as `blocks` tells of more.
+    /// Cuts the blocks that are allocated behind the end by setting the length that it has; there
+    /// are such blocks as long as `blocks` tells of more.
     fn cut_ballast(&self) -> bool {
         if !self.ballast.load(Ordering::Acquire) {
             return false;

@@ -1,4 +1,5 @@
-//! HOST-6: a host that writes everything elsewhere, so that overwriting takes room until the next barrier (btrfs, ZFS).
+//! HOST-6: a host that writes everything to new blocks, so that overwriting takes room until the
+//! next barrier (btrfs, ZFS).
 
 use super::{State, eio};
 use crate::error::{Error, Result};
@@ -40,7 +41,7 @@ impl State {
         self.room.map(|room| room.free)
     }
 
-    /// Takes what writing so many bytes there takes, before anything is written.
+    /// Takes the room for writing so many bytes there, before anything is written.
     pub(super) fn take_for_write(&mut self, offset: u64, length: u64) -> Result<()> {
         let Some(room) = &mut self.room else { return Ok(()) };
         let blocks = (offset + length).div_ceil(HOST_BLOCK) - offset / HOST_BLOCK;

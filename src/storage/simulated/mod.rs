@@ -8,7 +8,8 @@
 //!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
 //! HOST-5  An ordered one (STORAGE-4) keeps all pending operations or none, and none when the process dies.
-//! HOST-6  One that copies on write takes room for each write, also over what it has allocated, and has that of what was replaced or given back again after a barrier (`copy_on_write`).
+//! HOST-6  One that copies on write takes room for each write, also over what it has allocated, and
+//!         has that of what was replaced or given back again after a barrier (`copy_on_write`).
 
 use std::collections::BTreeSet;
 use std::io;

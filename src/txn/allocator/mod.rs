@@ -368,7 +368,8 @@ impl Allocator {
         self.space.lock().recover_lists(allocated.into_iter(), freed.iter().copied());
     }
 
-    /// Finds a page that the map has behind the end of the file, as the newest record says that: who writes would cut it off. What cannot be read of the map tells nothing.
+    /// Finds a page that the map has behind the end of the file, as the newest record gives it: a
+    /// writer would cut it off. An unreadable part of the map proves nothing.
     pub(super) fn find_behind_end(&self) -> Result<Option<Finding>> {
         let tree = self.tree();
         let last = known(tree.floor(&self.medium.store, Key::MAX, |key, _| Ok(key.object)))?.flatten();

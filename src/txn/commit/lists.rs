@@ -13,7 +13,8 @@ use crate::frame;
 use crate::pager::Pager;
 use crate::txn::writer::LIST_PAGE_ENTRIES;
 
-/// Moves the lists of a long commit into list pages, last first since each names the next; the record names the pages, also after a failure.
+/// Moves the lists of a long commit into list pages, last first since each names the next; the
+/// record names the pages, also after a failure.
 pub(super) fn write_lists(
     pages: &ReservedPages,
     record: &mut CommitRecord,

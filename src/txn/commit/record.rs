@@ -34,14 +34,16 @@ pub(super) struct Refused {
 }
 
 impl RecordWriter {
-    /// Everything between the freeze and the acknowledgement. A failure latches, for the next transaction is built on this one; for want of space it is left to
-    /// [`Self::finish_refused`], unless it was without changes, so that nothing is built on it.
+    /// Everything between the freeze and the acknowledgement. A failure latches, for the next
+    /// transaction is built on this one; for want of space it is left to [`Self::finish_refused`],
+    /// unless it was without changes, so that nothing is built on it.
     pub(super) fn write(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
         debug_assert!(self.refused.lock().is_none(), "a commit before this one is not finished");
         self.attempt(purpose, chain, Refused { frozen, unwritten: None, is_told: false })
     }
 
-    /// Goes on with the commit that the host had no room for, which comes before every other one (TXN-9). It writes no checkpoint.
+    /// Goes on with the commit that the host had no room for, which comes before every other one
+    /// (TXN-9). It writes no checkpoint.
     ///
     /// # Errors
     /// `NoSpace` when there is no room yet; then nothing was lost.
@@ -159,7 +161,8 @@ impl RecordWriter {
         Ok(())
     }
 
-    /// Writes the record, and before it the lists that it has no place for. Answers what came and went with the commit.
+    /// Writes the record, and before it the lists that it has no place for. Returns the allocated
+    /// and the freed blocks of the commit.
     fn write_record(
         &self,
         record: &mut CommitRecord,

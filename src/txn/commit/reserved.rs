@@ -16,8 +16,9 @@ pub(super) struct ReservedPages {
 }
 
 impl ReservedPages {
-    /// Writes the nodes that are not stored yet, children first, each beside the one before it; they are added to `allocated`. The blocks of the first one that the host
-    /// has no room for are left in `unwritten`: the next attempt begins with that node, and takes them (TXN-9).
+    /// Writes the nodes that are not stored yet, children first, each next to the one before it;
+    /// they are added to `allocated`. The blocks of the first one that the host has no room for are
+    /// left in `unwritten`: the next attempt begins with that node, and takes them (TXN-9).
     pub(super) fn flush_tree(
         &self,
         tree: &Tree,

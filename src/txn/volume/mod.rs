@@ -196,12 +196,14 @@ impl Volume {
         self.lost.as_deref()
     }
 
-    /// Pages that the newest record lists and that do not open; it is read from all the same (specification 10.1 rule 7).
+    /// Pages that the newest record lists and that do not open; it is read from all the same
+    /// (specification 10.1 rule 7).
     pub(crate) fn lost_pages(&self) -> &[LostPage] {
         &self.lost_pages
     }
 
-    /// A sentence when recovery left the newest record out and took the one before, left out entries of the log, or found pages of the record lost.
+    /// A sentence when recovery left the newest record out and took the one before, left out
+    /// entries of the log, or found pages of the record lost.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.fallback.clone()
     }
@@ -271,7 +273,7 @@ impl Volume {
         self.medium.pager.reads().with(f)
     }
 
-    /// Wipes what is left of reads in buffers.
+    /// Wipes the remains of reads in buffers.
     pub(crate) fn wipe_buffers(&self) {
         self.medium.pager.wipe_buffers();
     }
@@ -482,7 +484,8 @@ impl Volume {
         Ok(findings)
     }
 
-    /// Returns the counters of `record`, whose state is published, that its trees contradict, and what the log says beyond these.
+    /// Returns the contradictions between the counters of `record`, the state of which is
+    /// published, and its trees and the log after it.
     fn contradictions(&self, record: &CommitRecord, next_ino: u64, logged: Option<&Logged>) -> Result<Vec<Finding>> {
         let state = self.state();
         let given = Counters { next_ino, ..state.counters };

@@ -213,7 +213,8 @@ impl Volume {
     }
 }
 
-/// Nobody writes on top of a record whose counters would make the next change replace what is there.
+/// Refuses to write on top of a record when its counters would make the next change replace a
+/// record that is in use.
 fn refuse(contradictions: Vec<Finding>) -> Result<()> {
     contradictions.first().map_or(Ok(()), |first| {
         Err(Error::damaged(format!(

@@ -145,7 +145,7 @@ case_an_idle_mount_is_unmounted_and_one_in_use_is_not() {
     echo content >"$WORK/box/file"
     await gone "$pid"
     ! mountpoint -q "$WORK/box" || fail 'the daemon went and the mount stayed'
-    grep -q 'nobody used the archive' "$WORK/box.log"
+    grep -q 'the archive was not used' "$WORK/box.log"
     # What is open, and only read from the kernel's cache since, is there still; so is a working directory.
     same "$(cat <&7)" content
     mountpoint -q "$WORK/open" && mountpoint -q "$WORK/inside"

@@ -30,7 +30,8 @@ const MAX_ANSWER: u64 = 4 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence on a connection: longer than the longest wait of a watch.
 const SILENCE: Duration = Duration::from_secs(75);
-/// How long a server may take to say that it wants a body. One that never says so, as HTTP allows, gets it then.
+/// How long a server may take to say that it wants a body. One that never says so, as HTTP allows,
+/// gets it then.
 const WANTED: Duration = Duration::from_secs(5);
 /// Silence within a download, after which another connection is tried.
 const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
@@ -62,7 +63,7 @@ impl Server {
         Ok(Server::Url(url.to_owned()))
     }
 
-    /// The beginning of every request's address. A socket needs one as well, which nobody looks up.
+    /// The beginning of every request's address. A socket needs one as well, which is not resolved.
     fn base(&self) -> &str {
         match self {
             Server::Url(url) => url,
@@ -99,12 +100,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects nowhere yet. At a socket, this user, root, or the one to whom root gave the directory has to listen.
+    /// Connects nowhere yet. At a socket, the listener has to be this user, root, or the user that
+    /// root gave the directory to.
     pub fn new(server: Server) -> Client {
         Client::noted(server, None)
     }
 
-    /// The same of a socket for which a user is noted, who may listen there, too.
+    /// The same of a socket for which a user is noted: this one may listen there, too.
     pub fn noted(server: Server, noted: Option<u32>) -> Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -184,8 +186,10 @@ impl Client {
         self.accepted(response.map_err(|error| self.unreachable(&error))?)
     }
 
-    /// Sends a body that is read piece by piece, once the server wants it: one that refuses closes the connection, and what was being sent
-    /// then would fail before the refusal is read. In chunks without a known length, of which a reader that fails sends no last one.
+    /// Sends a body that is read piece by piece, once the server wants it: a server that refuses
+    /// closes the connection, and a body that is being sent then would fail before the refusal is
+    /// read. A body without a known length goes in chunks, of which a reader that fails sends no
+    /// last one.
     pub(crate) fn upload<T: DeserializeOwned>(
         &self,
         path: &str,

@@ -1,14 +1,18 @@
-//! Carries HTTP over a Unix socket, for the client library that knows TCP and TLS, after a look at the user who listens there.
+//! Carries HTTP over a Unix socket, for the client library that knows TCP and TLS, after a look at
+//! the user that listens there.
 //!
-//! # Who may listen
-//! A request carries the owner token, or the proof of a link. The path of a socket is remembered for as long as a share lives, and longer than what lies
-//! there: /tmp is emptied, and another user may make the name anew. So the kernel is asked for the user of the process at the other end (SO_PEERCRED)
-//! before a byte is sent. It is sent to
+//! # Accepted listeners
+//! A request carries the owner token, or the proof of a link. The path of a socket is remembered
+//! for as long as a share lives, and longer than the socket: /tmp is emptied, and another user may
+//! make the name again. So the kernel is asked for the user of the process at the other end
+//! (SO_PEERCRED) before a byte is sent. It is sent to
 //!
 //! 1. this user and root;
 //! 2. the user noted when this user named the socket, and to no other one there;
-//! 3. where none is noted, the user to whom root gave the socket's directory, as a service manager does: below directories that belong to root and in
-//!    which no other user makes names, there is no other process that could have put its socket there. Links count as somebody's, also those of root.
+//! 3. where none is noted, the user that root gave the socket's directory to, as a service manager
+//!    does: below directories that belong to root and in which no other user makes names, there is
+//!    no other process that could have put its socket there. Links count as another user's, root's
+//!    links too.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -30,10 +34,10 @@ pub(super) struct UnixConnector {
     pub(super) noted: Option<u32>,
 }
 
-/// Returns the user who listens at a socket.
+/// Returns the user that listens at a socket.
 ///
 /// # Errors
-/// When nobody does.
+/// When no process does.
 pub fn listener(path: &Path) -> io::Result<u32> {
     user_of(&UnixStream::connect(path)?)
 }
@@ -42,7 +46,7 @@ fn user_of(stream: &UnixStream) -> io::Result<u32> {
     Ok(getsockopt(stream, PeerCredentials)?.uid())
 }
 
-/// Returns whether secrets may be sent to `user`, who listens at the socket.
+/// Returns whether secrets may be sent to `user`, the listener at the socket.
 pub fn is_expected(path: &Path, user: u32, noted: Option<u32>) -> bool {
     [0, geteuid().as_raw()].contains(&user)
         || noted.map_or_else(|| is_placed_by_root(path, user), |noted| noted == user)
@@ -66,11 +70,9 @@ impl<In: Transport> Connector<In> for UnixConnector {
         let stream = UnixStream::connect(&self.path)?;
         let user = user_of(&stream)?;
         if !is_expected(&self.path, user, self.noted) {
-            let whom = self
-                .noted
-                .map_or_else(String::new, |noted| format!(", nor is it user {noted}, who listened there before"));
+            let whom = self.noted.map_or_else(String::new, |noted| format!(", nor user {noted}, the earlier listener"));
             let why = format!(
-                "user {user} listens there, who is neither this user nor root{whom}; naming the socket with --socket trusts its user, unless one is noted"
+                "user {user} listens there, neither this user nor root{whom}; naming the socket with --socket trusts its user, unless one is noted"
             );
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
         }

@@ -76,7 +76,8 @@ impl UnixSocket {
         UnixSocket::bind_for(path, 0o600)
     }
 
-    /// The same for users whom the kernel tells of each connection: everybody may connect.
+    /// The same for any user, as the kernel names the user of each connection: all users may
+    /// connect.
     ///
     /// # Errors
     /// As of [`UnixSocket::bind`].

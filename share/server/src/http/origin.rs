@@ -101,7 +101,7 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
     Client::at(client)
 }
 
-/// For whom a proxy asks that does not say so.
+/// Client of a request of a proxy that does not name one.
 const UNNAMED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 /// Headers by which a proxy says for whom it asks, or that it is one.

@@ -194,7 +194,7 @@ impl Deposit {
         spawned.map_or_else(|error| Pending::ready(Err(error.into())), |_| pending)
     }
 
-    /// The work of [`Deposit::finish`], and what waits for its message.
+    /// The work of [`Deposit::finish`], and the result that is pending until then.
     fn finishing(mut self) -> (impl FnOnce() + Send + 'static, Pending<SpoolEntry>) {
         let entry = SpoolEntry {
             id: self.id,

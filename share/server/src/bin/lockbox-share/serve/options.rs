@@ -79,10 +79,11 @@ pub(crate) struct Serve {
     /// Address or network whose X-Forwarded-For is believed; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub(super) trusted_proxy: Vec<Network>,
-    /// Unix socket for proxies, whose X-Forwarded-For is believed; only the users of --proxy-user may connect
+    /// Unix socket for proxies (X-Forwarded-For is believed); only the users of --proxy-user may
+    /// connect
     #[arg(long, value_name = "PATH", requires = "proxy_user")]
     pub(super) proxy_socket: Option<PathBuf>,
-    /// User, by name or number, who runs a proxy; may be repeated
+    /// User, by name or number, that runs a proxy; may be repeated
     #[arg(long, value_name = "USER", requires = "proxy_socket")]
     pub(super) proxy_user: Vec<String>,
     /// Who may make shares; without it `local`, and `socket` with a public URL or trusted proxies

@@ -116,14 +116,14 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     Ok((running::start(daemon, Open { tcp, unix, proxies, admin }, workers)?, creators))
 }
 
-/// The number of a user who is named, or given by it.
+/// Returns the number of a user, given by name or number.
 fn number_of(user: &str) -> Result<u32, String> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
     match nix::unistd::User::from_name(user) {
         Ok(Some(found)) => Ok(found.uid.as_raw()),
-        Ok(None) => Err(format!("there is no user {user} on this machine, whom --proxy-user names")),
+        Ok(None) => Err(format!("cannot find user {user} of --proxy-user on this machine")),
         Err(errno) => Err(format!("cannot look up the user {user}: {}", errno.desc())),
     }
 }

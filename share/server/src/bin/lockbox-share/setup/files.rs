@@ -20,7 +20,7 @@ const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
 pub(super) struct Plan {
     pub(super) name: String,
     pub(super) proxy: Proxy,
-    /// Who runs it.
+    /// User that runs the proxy.
     pub(super) proxy_user: String,
     /// None when the proxy gets its certificate by itself.
     pub(super) tls: Option<Tls>,
@@ -111,7 +111,7 @@ server {{
         proxy_set_header Host $host;
         proxy_set_header X-Forwarded-For $remote_addr;
         proxy_set_header Connection "";
-        # Whoever watches a share may wait for a minute.
+        # A client that watches a share may wait for a minute.
         proxy_read_timeout 90s;
         proxy_send_timeout 90s;
     }}

@@ -32,7 +32,7 @@ pub(crate) struct Setup {
     /// Its private key, PEM
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     key: Option<PathBuf>,
-    /// User who runs nginx or Caddy, who alone may connect to the socket for proxies
+    /// User that runs nginx or Caddy; only this user may connect to the socket for proxies
     #[arg(long, value_name = "USER", value_parser = user_name)]
     proxy_user: Option<String>,
     /// The program that the unit starts; this one unless given
@@ -140,7 +140,8 @@ fn plan(arguments: &Setup, person: &mut dyn Asks) -> Result<Plan, String> {
     Ok(Plan { name, proxy, proxy_user, tls, program })
 }
 
-/// As the packages of the distributions have it: nginx runs as www-data in Debian and what comes of it, as nginx elsewhere.
+/// User of the distributions' packages: nginx runs as www-data in Debian and its derivatives, as
+/// nginx in others.
 fn usual_user(proxy: Proxy, root: &Path) -> String {
     let users = std::fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
     let is_there = |name: &str| users.lines().any(|line| line.split(':').next() == Some(name));
