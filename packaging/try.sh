@@ -36,7 +36,7 @@ if [[ ! -e /dev/fuse ]]; then
     exit 1
 fi
 
-say 'Building (under five minutes the first time)'
+say 'Building (some minutes the first time)'
 # The profile "quick" leaves out what makes packages a little faster and their build much longer.
 cargo build --profile quick --locked --package lockbox-cli --package lockbox-fuse --bins
 programs=${CARGO_TARGET_DIR:-$PWD/target}/quick

@@ -30,6 +30,9 @@ impl Adapter {
         number: format::Ino,
         set: SetAttributes,
     ) -> Result<SetAttributes> {
+        if is_flush_of_times(&set) {
+            return Ok(set);
+        }
         let taken = self.taken.take(number, request.pid());
         let chown = set.uid.is_some() || set.gid.is_some();
         let truncation = set.size.is_some() && request.uid() != 0;
@@ -85,6 +88,11 @@ impl Adapter {
 fn made(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     let inherits = bits & mode::TYPE != mode::DIRECTORY && directory & mode::SET_GID != 0;
     if bits & GIVES_GROUP == GIVES_GROUP && inherits && !keeps_set_gid() { bits & !mode::SET_GID } else { bits }
+}
+
+/// The kernel sends the times that a removal of an attribute changed, before the change that it removed the attribute for.
+fn is_flush_of_times(set: &SetAttributes) -> bool {
+    set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
 fn names_nobody(set: &SetAttributes) -> bool {

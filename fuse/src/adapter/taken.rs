@@ -10,7 +10,8 @@
 //! 1. Only capabilities that were removed for a thread without CAP_SETFCAP: it cannot remove
 //!    capabilities by itself, so the kernel did.
 //! 2. Only to the very next change of the inode, by the same thread: any other change drops the
-//!    remembered capabilities. A number of a thread that is used again finds nothing then, unless
+//!    remembered capabilities, except the kernel's own flush of the times that the removal changed.
+//!    A number of a thread that is used again finds nothing then, unless
 //!    the file was not changed meanwhile.
 //! 3. Nothing after a crash between the two requests: fewer privileges are the safe side.
 

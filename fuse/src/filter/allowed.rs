@@ -218,6 +218,8 @@ const IOCTL: &[u32] = &[
 /// PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, and PR_SET_NO_NEW_PRIVS, with which
 /// `seccompiler` begins to install the second filter.
 const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 38, 39, 0x5356_4D41];
+/// Sign of an int: a process group, or every process.
+const NEGATIVE: u32 = 1 << 31;
 const SOL_SOCKET: u32 = 1;
 /// SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO and SO_SNDTIMEO with both of their numbers.
 const SOCKET_OPTIONS: &[u32] = &[7, 8, 20, 21, 66, 67];
@@ -280,7 +282,7 @@ const FETCHER_CONDITIONAL: &[(c_long, Allowed)] = &[
     (libc::SYS_sendmsg, Allowed::Without(2, FAST_OPEN)),
     (libc::SYS_setsockopt, Allowed::OneOf(1, LEVELS)),
     // Whether a process is there, without a signal: another writer of this machine may be.
-    (libc::SYS_kill, Allowed::OneOf(1, &[0])),
+    (libc::SYS_kill, Allowed::Both(&Allowed::OneOf(1, &[0]), &Allowed::Without(0, NEGATIVE))),
 ];
 
 /// Refused with the same error and without a log line: the C library asks for it first, and goes on

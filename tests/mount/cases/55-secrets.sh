@@ -221,7 +221,7 @@ case_a_mount_tells_the_first_use_by_an_identity_once() {
     print=$(lockbox info --json --passfile "$PASSFILE" "$WORK/box.lbx" | grep -oE '"fingerprint": *"[0-9a-f]{32}"' | cut -d '"' -f 4)
     for expected in 1 0; do
         XDG_STATE_HOME="$WORK/another" lockbox mount "$WORK/box.lbx" "$WORK/box" --identity "$WORK/id" 2>"$WORK/told"
-        same "$(grep -c "first use.*$print" "$WORK/told")" "$expected"
+        same "$(grep -c "first use.*$print" "$WORK/told" || true)" "$expected"
         XDG_STATE_HOME="$WORK/another" lockbox umount "$WORK/box"
     done
 }

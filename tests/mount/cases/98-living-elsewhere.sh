@@ -347,7 +347,7 @@ case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     for status in 200 204 302 403 404 412 507; do
         stand_between GET "$status"
-        expect 2 "does not answer: the response is not an answer of this store (status $status)" \
+        expect 2 "does not answer: the response is not an answer of this store .status $status." \
             lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     done
 }
