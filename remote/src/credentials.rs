@@ -431,7 +431,7 @@ mod tests {
         let fifo = place.path().join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
         let endless = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
-        for line in ["cat FIFO", "exec 1>&-; cat FIFO", "cat FIFO & exit 0"] {
+        for line in ["cat FIFO", "exec 1>&-; read line <FIFO", "cat FIFO & exit 0"] {
             let line = line.replace("FIFO", fifo.to_str().unwrap());
             let told = run_until(&line, Duration::from_millis(50)).err().unwrap();
             assert!(told.contains("does not end"), "{line}: {told}");

@@ -128,11 +128,11 @@ fn last_dead(references: &Tree, store: &NodeStore, at: Key) -> Result<Option<Key
     Ok(found.filter(|key| key.kind == kind::DEAD))
 }
 
-/// Returns None for a node that cannot be read: it proves nothing.
+/// Returns None for a damaged node: it proves nothing. A read that the host refuses is an error.
 pub(super) fn known<T>(read: Result<T>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
-        Err(Error::Damaged(_) | Error::Io { .. }) => Ok(None),
+        Err(Error::Damaged(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -215,9 +215,9 @@ const IOCTL: &[u32] = &[
     0x5451, // FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 ];
 /// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ,
-/// PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, and PR_SET_NO_NEW_PRIVS, with which
+/// PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, PR_GET_AUXV, and PR_SET_NO_NEW_PRIVS, with which
 /// `seccompiler` begins to install the second filter.
-const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 38, 39, 0x5356_4D41];
+const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 38, 39, 0x5356_4D41, 0x4155_5856];
 /// Sign of an int: a process group, or every process.
 const NEGATIVE: u32 = 1 << 31;
 const SOL_SOCKET: u32 = 1;

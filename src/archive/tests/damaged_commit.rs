@@ -42,7 +42,7 @@ fn killed() -> (Vec<u8>, CommitRecord, Files) {
     let record = (*fs.volume.durable()).clone();
     fs.sync().unwrap();
     assert_eq!((fs.volume.durable().generation, fs.volume.log_use().entries), (record.generation, 1));
-    assert!(!record.two_barrier && record.allocated.len() > 20, "{} pages", record.allocated.len());
+    assert!(!record.two_barrier && record.allocated.len() > 12, "{} pages", record.allocated.len());
     (storage.contents(), record, files)
 }
 
