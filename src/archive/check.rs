@@ -8,6 +8,9 @@ use crate::format::BLOCK;
 use crate::fs::{FileSystem, Reading, Structure};
 use crate::txn::{Audit, Finding, FindingKind, LostPage, Severity};
 
+/// Findings of one check, in the order in which they were made.
+pub type Findings = Vec<Finding>;
+
 /// What `check` found.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
@@ -17,9 +20,9 @@ pub struct CheckReport {
     pub directories: u64,
     pub bytes: u64,
     /// None in what is sound.
-    pub findings: Vec<Finding>,
+    pub findings: Findings,
     /// States that a crash leaves by design, which make nothing unsound.
-    pub notes: Vec<Finding>,
+    pub notes: Findings,
 }
 
 /// How far a check is.

@@ -16,7 +16,7 @@ mod snapshots;
 pub(crate) mod tests;
 
 pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Beside, Destination};
-pub use check::{CheckReport, CheckStep};
+pub use check::{CheckReport, CheckStep, Findings};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use create::Created;
 pub use keep::{Keep, KeepRule};

@@ -77,7 +77,10 @@ pub(super) fn processes() -> Vec<Confined> {
 
 /// That of a daemon; None where the kernel tells no children.
 fn fetcher(daemon: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).ok()?;
+    // Each thread has children of its own.
+    let threads = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();
+    let children: String =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok()).collect();
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &u32| {
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         arguments.split(|byte| *byte == 0).nth(1) == Some(b"--fetcher")

@@ -246,14 +246,19 @@ fn where_no_directory_is_in_memory_one_is_asked_for() {
 fn a_pipe_that_the_editor_leaves_is_not_waited_for() {
     let place = filled();
     let left = edit(&place, "plain", "sh -c 'mkfifo \"$(dirname \"$0\")/pipe\"'");
-    assert_eq!((left.code, left.complaint.as_str()), (0, ""));
+    assert!(left.code == 0 && is_quiet_or_early(&left.complaint), "{left:?}");
+}
+
+/// Nothing, or the advice that follows when an editor changed nothing within two seconds.
+fn is_quiet_or_early(complaint: &str) -> bool {
+    complaint.is_empty() || complaint.starts_with("lockbox: the editor returned at once and changed nothing")
 }
 
 #[test]
 fn an_editor_inherits_nothing_that_tells_where_passphrases_are() {
     let place = filled();
     let edited = edit(&place, "plain", "env >environment; true");
-    assert_eq!((edited.code, edited.complaint.as_str()), (0, ""));
+    assert!(edited.code == 0 && is_quiet_or_early(&edited.complaint), "{edited:?}");
     let environment = fs::read_to_string(place.path("environment")).unwrap();
     assert!(environment.contains("VISUAL=") && !environment.contains("LOCKBOX_PASS"), "{environment}");
 }

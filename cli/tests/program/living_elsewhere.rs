@@ -70,7 +70,9 @@ impl Store {
         let key = path.trim_start_matches("/bucket").trim_start_matches('/').to_owned();
         let spoken = match () {
             () if field("x-ms-version").is_some() => Spoken::Azure,
-            () if query.contains("X-Goog-Algorithm=GOOG4-HMAC-SHA256&") => Spoken::Google,
+            () if field("authorization").is_some_and(|signed| signed.starts_with("GOOG4-HMAC-SHA256 ")) => {
+                Spoken::Google
+            }
             () => Spoken::S3,
         };
         let condition = match spoken {

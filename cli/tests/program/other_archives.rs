@@ -82,7 +82,9 @@ fn two_archives_of_one_passphrase_cannot_be_exchanged() {
         fs::write(place.path(&name), &first).unwrap();
         place.good(&["ls", &name]);
         fs::write(place.path(&name), &second).unwrap();
-        let accepted = place.run(&[&command[..], &["--accept-other"]].concat());
+        // Commands before this one have seen newer commits of the second archive.
+        let accept = ["--accept-other", "--accept-older", "--accept-fork"];
+        let accepted = place.run(&[&command[..], &accept].concat());
         assert_eq!(accepted.code, 0, "{command:?}: {}", accepted.complaint);
         let _ = fs::remove_dir_all(place.path("out"));
         let _ = fs::remove_file(place.path("copy.lbx"));
@@ -116,7 +118,7 @@ fn an_archive_made_with_the_public_key_alone_is_refused_in_place_of_the_known_on
         let ended = mine(words);
         assert!(refused(&ended) && ended.complaint.contains("a public key is enough"), "{words:?}: {ended:?}");
     }
-    attacker(&["cp", "evil.lbx:/", "-r", "nothing"]);
+    attacker(&["extract", "evil.lbx", "--to", "nothing"]);
     assert!(!place.path("nothing/secret").exists());
     fs::write(place.path("a.lbx"), known).unwrap();
     assert_eq!(mine(&["ls", "a.lbx"]).out, b"diary\n");
@@ -141,8 +143,11 @@ fn the_first_use_by_a_recipient_is_told_once_with_what_can_be_compared() {
         assert!(told.code == 0 && told.complaint.contains("first use") && told.complaint.contains(&print), "{told:?}");
         assert_eq!(told.complaint.lines().count(), 1, "{}", told.complaint);
         assert_eq!(first(state, words).complaint, "", "{words:?}");
-        fs::copy(place.path("a.lbx"), place.path("copy.lbx")).unwrap();
-        assert_eq!(first(state, &["ls", "copy.lbx"]).complaint, "", "it is the same one elsewhere");
+        // `key ls` opens no archive, and remembers its place alone.
+        if words[0] != "key" {
+            fs::copy(place.path("a.lbx"), place.path("copy.lbx")).unwrap();
+            assert_eq!(first(state, &["ls", "copy.lbx"]).complaint, "", "it is the same one at another place");
+        }
     }
     // Who made it, and whose passphrase opens it, has nothing to compare.
     assert_eq!(first("state", &["ls", "a.lbx"]).complaint, "");

@@ -173,7 +173,7 @@ fn a_memory_that_is_lost_or_altered_is_a_first_use_and_no_alarm() {
 fn the_files_are_private_and_say_nothing_without_the_key_beside_them() {
     use std::os::unix::fs::PermissionsExt;
     let user = User::new();
-    user.open(&["/home/user/diary.lbx"], 1, ONE).unwrap();
+    user.open(&["/srv/user/diary.lbx"], 1, ONE).unwrap();
     let files = user.files();
     assert_eq!(files.len(), 2, "{files:?}");
     for file in files {

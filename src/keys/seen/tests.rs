@@ -48,7 +48,7 @@ impl User {
 
     fn create(&self) -> Arc<SimulatedStorage> {
         let storage = SimulatedStorage::new();
-        let volume = Volume::create(storage.clone(), self.cipher(), self.environment.clone(), 1).unwrap();
+        let volume = Volume::create_for_records(storage.clone(), self.cipher(), self.environment.clone(), 1).unwrap();
         volume.commit().unwrap();
         volume.close().unwrap();
         storage

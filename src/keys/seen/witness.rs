@@ -54,7 +54,7 @@ impl Looked {
         is_first.then(|| {
             format!(
                 "this is the first use of this archive by this user, and a public key is enough to make an archive that yours opens: compare the \
-                 fingerprint {} with the one that 'lockbox info' shows to the author of the archive",
+                 fingerprint {} with the one that the author of the archive sees",
                 self.places.fingerprint()
             )
         })

@@ -165,7 +165,7 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
 
 fn with_log(dice: &Dice) -> Arc<Volume> {
     let cipher = PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, true, dice.0.clone());
-    let volume = Volume::create(Arc::new(MemoryStorage::new()), cipher, dice.0.clone(), 1).unwrap();
+    let volume = Volume::create_for_records(Arc::new(MemoryStorage::new()), cipher, dice.0.clone(), 1).unwrap();
     volume.commit().unwrap();
     volume
 }

@@ -37,7 +37,7 @@ pub(super) fn cipher(environment: &Arc<SeededEnvironment>) -> PageCipher {
 }
 
 pub(super) fn create(storage: Arc<dyn Storage>, dice: &Dice) -> Arc<Volume> {
-    let volume = Volume::create(storage, cipher(&dice.0), dice.0.clone(), 1).unwrap();
+    let volume = Volume::create_for_records(storage, cipher(&dice.0), dice.0.clone(), 1).unwrap();
     volume.commit().unwrap();
     volume
 }

@@ -43,6 +43,20 @@ impl Volume {
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
+    /// Like [`Volume::create`], for tests that write any record: every inode number below 2^46 was given out.
+    #[cfg(test)]
+    pub(crate) fn create_for_records(
+        storage: Arc<dyn Storage>,
+        cipher: PageCipher,
+        environment: Arc<dyn Environment>,
+        header_sequence: u64,
+    ) -> Result<Arc<Volume>> {
+        let total_blocks = storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK;
+        let counters = CommitRecord { next_ino: 1 << 46, next_dead: 1, next_snapshot: 1, ..CommitRecord::default() };
+        let record = CommitRecord { total_blocks, ..counters };
+        Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
+    }
+
     /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
     /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers.
     pub(crate) fn continue_from(
