@@ -50,6 +50,9 @@ class Story:
         if who not in self.shells:
             path = os.environ["PATH"] if self.root == "/" else "/usr/sbin:/usr/bin:/sbin:/bin"
             environment = {"PATH": path, "HOME": HOME if who == "ann$" else "/root"}
+            if who != "ann$":
+                # A story begins without a memory of the archives of the one before.
+                environment["XDG_STATE_HOME"] = os.path.join(HOME, ".root-state")
             become = ()
             if who == "ann$":
                 become = ("setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups", "--inh-caps=-all")

@@ -37,10 +37,6 @@ impl State {
         self.room = free.map(|free| Room { free, ..self.room.unwrap_or_default() });
     }
 
-    pub(super) fn free_room(&self) -> Option<u64> {
-        self.room.map(|room| room.free)
-    }
-
     /// Takes the room for writing so many bytes there, before anything is written.
     pub(super) fn take_for_write(&mut self, offset: u64, length: u64) -> Result<()> {
         let Some(room) = &mut self.room else { return Ok(()) };

@@ -128,11 +128,6 @@ impl SimulatedStorage {
         self.state.lock().set_room(free);
     }
 
-    /// Bytes that are left of it.
-    pub(crate) fn free_room(&self) -> Option<u64> {
-        self.state.lock().free_room()
-    }
-
     /// From now on each barrier is a whole (STORAGE-4).
     pub(crate) fn make_ordered(&self) {
         self.state.lock().ordered = true;

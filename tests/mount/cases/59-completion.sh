@@ -192,7 +192,8 @@ case_names_of_files_run_nothing_when_they_are_completed() {
         [[ -e ${words[0]} || ${words[0]} == '~root.lbx' ]] || fail "no file: $text"
         count=$((count + 1))
     done < <(lockbox complete bash -- $' \t\n"\'><=;|&(:' 'lockbox info ./')
-    same "$count" 11
+    # And the directory in which the case keeps what is remembered.
+    same "$count" 12
     nothing_ran
 }
 
