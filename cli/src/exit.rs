@@ -92,9 +92,9 @@ impl Program for Lockbox {
         }
         // Whatever that directory answers, when it still answers anything.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
-            && let Some(mounted) = located::mounted_at(path)
+            && let Some(mounted) = located::root_at(path, &mounts::all())
         {
-            return mount_point(path, &mounted, code(&error));
+            return mount_point(path, mounted, code(&error));
         }
         Failure::at(path, &error)
     }

@@ -10,8 +10,8 @@ use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
-use lockbox_host::located;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
+use lockbox_host::{located, mounts};
 use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
@@ -117,8 +117,8 @@ impl Mounted {
             return Ok(Some(Mounted { socket, status }));
         }
         // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
-        if let Some(mounted) = located::mounted_at(path) {
-            return Err(runtime::unanswered(&mounted));
+        if let Some(mounted) = located::root_at(path, &mounts::all()) {
+            return Err(runtime::unanswered(mounted));
         }
         if path.is_dir() {
             return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));

@@ -12,9 +12,9 @@ use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode, Site};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
-use lockbox_host::located;
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{NOT_ARCHIVE, Program, code, shown};
+use lockbox_host::{located, mounts};
 use lockbox_terminal::display;
 
 use crate::exit::{Failure, Lockbox, mount_point};
@@ -81,8 +81,8 @@ impl WriterArgs {
 /// The archive at a path of this host. A mount point is refused before it is opened: a daemon that
 /// is stopped would never answer.
 fn of_host(archive: &Path) -> Result<Place, Failure> {
-    match located::mounted_at(archive) {
-        Some(mounted) => Err(mount_point(archive, &mounted, NOT_ARCHIVE)),
+    match located::root_at(archive, &mounts::all()) {
+        Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
         None => Ok(Place::file(archive)),
     }
 }

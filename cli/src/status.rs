@@ -87,7 +87,7 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
         return Ok(Found::served(daemon, &mounts::all(), whole));
     }
     let table = mounts::all();
-    let root = located::root_at(given, &table).filter(|mounted| mounted.is_archive());
+    let root = located::root_at(given, &table);
     // The name of an archive says something only of a mount of this user's own for which no daemon answers.
     let me = Some(geteuid().as_raw());
     let answers = |mounted: &Mounted, (_, status): &Daemon| status.mount_point_path() == mounted.point;

@@ -130,7 +130,7 @@ fn unmount(args: &Args) -> Result<(), Failure> {
             let served = runtime::find(&place, given)?;
             let mounted = match &served {
                 Some((_, status)) => daemons::mount_of(status, &table),
-                None => located::root_at(given, &table).filter(|mounted| mounted.is_archive()),
+                None => located::root_at(given, &table),
             };
             let mut tried = false;
             waited(limit, is_untold, |named| {
@@ -182,7 +182,7 @@ fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
         Some((socket, status)) => stop(&socket, &status, Manner { lazy: args.lazy, abandon: args.abandon, named }),
-        None => match located::root_at(given, &mounts::all()).filter(|mounted| mounted.is_archive()) {
+        None => match located::root_at(given, &mounts::all()) {
             Some(mounted) => clear(mounted, args.lazy, args.plainly),
             None => Err(runtime::not_found(&what, given)),
         },

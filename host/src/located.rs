@@ -119,24 +119,21 @@ pub fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the mount of an archive whose mount point a path leads to. Where a directory
-/// on the way cannot be searched, the table of mounts is asked for the path as it was written.
-pub fn mounted_at(path: &Path) -> Option<Mounted> {
+/// Returns the mount of an archive whose mount point a path leads to, as the table has it. Its
+/// daemon is not asked. Where a directory on the way cannot be searched, the path counts as it was
+/// written.
+pub fn root_at<'a>(path: &Path, table: &'a [Mounted]) -> Option<&'a Mounted> {
     match Located::of(path) {
-        Ok(located) => located.mounted_here().cloned(),
+        Ok(located) => {
+            let here = located.mounted_here()?;
+            table.iter().find(|mounted| mounted.numbers() == here.numbers())
+        }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let absolute = std::path::absolute(path).ok()?;
-            mounts::all().into_iter().rfind(|mounted| mounted.is_archive() && mounted.point == absolute)
+            table.iter().rfind(|mounted| mounted.is_archive() && mounted.point == absolute)
         }
         Err(_) => None,
     }
-}
-
-/// Returns the mount of an archive whose mount point a path leads to, as the table has it. Its daemon is not asked.
-pub fn root_at<'a>(path: &Path, table: &'a [Mounted]) -> Option<&'a Mounted> {
-    let located = Located::of(path).ok()?;
-    let here = located.mounted_here()?;
-    table.iter().find(|mounted| mounted.numbers() == here.numbers())
 }
 
 /// A path on the way.

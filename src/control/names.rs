@@ -24,20 +24,6 @@ pub struct TreePath(pub Vec<u8>);
 #[serde(try_from = "String", into = "String")]
 pub struct PathBytes(pub Vec<u8>);
 
-impl From<PathBytes> for String {
-    fn from(path: PathBytes) -> String {
-        digits(&path.0)
-    }
-}
-
-impl TryFrom<String> for PathBytes {
-    type Error = &'static str;
-
-    fn try_from(digits: String) -> Result<PathBytes, &'static str> {
-        bytes(&digits, MAX_TEXT).map(PathBytes)
-    }
-}
-
 impl TreePath {
     /// Whether it can be sent.
     pub fn fits(&self) -> bool {
@@ -45,33 +31,26 @@ impl TreePath {
     }
 }
 
-impl From<Name> for String {
-    fn from(name: Name) -> String {
-        digits(&name.0)
-    }
+/// Sends the bytes of a type as digits, and takes back at most so many.
+macro_rules! as_digits {
+    ($($type:ident: $most:expr),+) => { $(
+        impl From<$type> for String {
+            fn from(sent: $type) -> String {
+                digits(&sent.0)
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = &'static str;
+
+            fn try_from(digits: String) -> Result<$type, &'static str> {
+                bytes(&digits, $most).map($type)
+            }
+        }
+    )+ };
 }
 
-impl TryFrom<String> for Name {
-    type Error = &'static str;
-
-    fn try_from(digits: String) -> Result<Name, &'static str> {
-        bytes(&digits, MAX_NAME).map(Name)
-    }
-}
-
-impl From<TreePath> for String {
-    fn from(path: TreePath) -> String {
-        digits(&path.0)
-    }
-}
-
-impl TryFrom<String> for TreePath {
-    type Error = &'static str;
-
-    fn try_from(digits: String) -> Result<TreePath, &'static str> {
-        bytes(&digits, MAX_PATH).map(TreePath)
-    }
-}
+as_digits!(Name: MAX_NAME, TreePath: MAX_PATH, PathBytes: MAX_TEXT);
 
 fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -2,7 +2,7 @@
 
 use super::super::super::fuzzing::{Forge, open_on};
 use super::cases::{Cases, INLINE, NOISE};
-use super::logs::{honest, inode_key, pend, piece, range, storage};
+use super::logs::{honest, inode_key, pend, piece, range, refused_unwritten, storage};
 use crate::error::Error;
 use crate::format::log::{LogEntry, LogMark};
 use crate::format::{Generation, Key, LOG, MAX_OFFSET, kind};
@@ -162,12 +162,7 @@ fn what_contradicts_a_log_is_refused_by_name() {
         let mut forge = Forge::with_log();
         change(&mut forge);
         let storage = storage(forge);
-        let before = storage.contents();
-        match open_on(storage.clone(), false).map(drop) {
-            Err(Error::Damaged(text)) => assert!(text.contains(told), "{name}: {text}"),
-            opened => panic!("{name}: {opened:?}"),
-        }
-        assert!(storage.contents() == before, "{name}: it was written to");
+        refused_unwritten(&storage, &name, told);
         let read = open_on(storage, true).map(|fs| fs.volume.lost().map(str::to_owned));
         let text = match read {
             Ok(lost) => lost.unwrap_or_else(|| panic!("{name}: a reader is told nothing")),

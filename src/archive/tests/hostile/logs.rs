@@ -356,6 +356,16 @@ pub(super) fn storage(forge: Forge) -> Arc<MemoryStorage> {
     Arc::new(MemoryStorage::from_contents(forge.finish()))
 }
 
+/// A writer is refused with these words, and has written nothing.
+pub(super) fn refused_unwritten(storage: &Arc<MemoryStorage>, name: &str, told: &str) {
+    let before = storage.contents();
+    match open_on(storage.clone(), false).map(drop) {
+        Err(Error::Damaged(text)) => assert!(text.contains(told), "{name}: {text}"),
+        opened => panic!("{name}: {opened:?}"),
+    }
+    assert!(storage.contents() == before, "{name}: it was written to");
+}
+
 /// What the cases are compared with: an entry that does not lie counts, for readers and for who writes, and stays.
 #[test]
 fn an_honest_entry_of_a_forged_log_is_sound_and_counts() {
