@@ -18,7 +18,7 @@ use lockbox::exchange::{
 };
 use lockbox::fs::FileSystem;
 use lockbox_host::point::others_exchange;
-use lockbox_host::secrets::VARIABLES;
+use lockbox_host::secrets;
 use lockbox_host::{Program, daemons, shown};
 use lockbox_terminal::display;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
@@ -331,8 +331,7 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     // Shell words, as everywhere: EDITOR may have arguments.
     let script = [b"exec ", named.as_bytes(), b" \"$@\""].concat();
     let words = [&b"sh"[..], b"-c", &script, b"sh", file.as_os_str().as_bytes()];
-    let inherited = std::env::vars_os().filter(|(name, _)| !VARIABLES.iter().any(|own| name == own));
-    let variables = inherited.map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
+    let variables = secrets::inherited().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
     let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Failure::usage("the path holds a NUL"));
     let words = words.into_iter().map(|word| text(word.to_vec())).collect::<Result<Vec<_>, _>>()?;
     let variables = variables.map(text).collect::<Result<Vec<_>, _>>()?;

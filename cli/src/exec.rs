@@ -22,7 +22,7 @@ use std::thread;
 
 use lockbox_host::harden::{self, CoreLimit};
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::secrets::{Cache, Sources, VARIABLES};
+use lockbox_host::secrets::{self, Cache, Sources};
 use lockbox_host::{daemons, mounts, shown};
 use lockbox_terminal::display;
 use nix::errno::Errno;
@@ -123,10 +123,7 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
     nix::sys::prctl::set_child_subreaper(true).map_err(|errno| cannot("inherit processes", errno))?;
     let Some((program, arguments)) = args.command.split_first() else { return Err(Failure::usage("which program?")) };
     let mut command = Command::new(program);
-    for name in VARIABLES {
-        command.env_remove(name);
-    }
-    let child = command.args(arguments).current_dir(point).env("PWD", point).spawn();
+    let child = secrets::withhold(&mut command).args(arguments).current_dir(point).env("PWD", point).spawn();
     let child = child.map_err(|error| cannot_run(program, &error))?;
     let child = Pid::from_raw(child.id() as i32); // process ids are below 2^22
     watch.begun(child);

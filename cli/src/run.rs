@@ -4,7 +4,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use lockbox_host::Program;
 use lockbox_host::harden::{self, CoreLimit};
-use lockbox_host::secrets::VARIABLES;
+use lockbox_host::secrets;
 use lockbox_terminal::display;
 use nix::errno::Errno;
 use nix::unistd::execvpe;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     }
     let mut environment = Environment(Vec::new());
     if !args.no_inherit {
-        for (name, value) in std::env::vars_os().filter(|(name, _)| !VARIABLES.iter().any(|own| name == own)) {
+        for (name, value) in secrets::inherited() {
             environment.put(name.as_bytes(), &Zeroizing::new(value.into_vec()))?;
         }
     }

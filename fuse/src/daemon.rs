@@ -19,7 +19,7 @@ use lockbox_host::harden;
 use lockbox_host::located::{Located, in_time};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::point::Point;
-use lockbox_host::secrets::VARIABLES;
+use lockbox_host::secrets;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd;
@@ -116,14 +116,13 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
     let before = task.point().metadata().map_err(failed)?.dev();
     let (stdin, theirs) = UnixStream::pair().map_err(failed)?;
-    let mut child = Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    // It asks nobody, and a command may hold what is nobody's business.
+    let mut child = secrets::withhold(&mut command)
         .arg0("mount.lockbox")
         .arg(ARGUMENT)
         .arg(&task.archive)
         .arg(&task.point)
-        // It asks nobody, and a command may hold what is nobody's business.
-        .env_remove(VARIABLES[0])
-        .env_remove(VARIABLES[1])
         // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
         .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))

@@ -16,7 +16,7 @@ mod sources;
 pub use error::{Error, Kind, Result};
 pub use keyring::{Cache, Keyring, parse_timeout};
 pub(crate) use passphrase::is_marked;
-pub use passphrase::{PassphraseSources, VARIABLES, checked};
+pub use passphrase::{PassphraseSources, checked, inherited, withhold};
 pub use prompt::{ask as ask_secretly, ask_openly, confirm_openly, is_yes};
 pub use read::{value, without_line_end};
 pub use sources::Sources;

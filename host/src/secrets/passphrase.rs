@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
 use std::os::fd::RawFd;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 
 use clap::Args;
 
@@ -343,7 +344,17 @@ const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
 /// Variables that say where a passphrase is. Programs that are started on the content of an archive
 /// do not inherit them: they do not need the secret that opens this archive, and others of its
 /// user.
-pub const VARIABLES: [&str; 2] = [PASSFILE, PASSCOMMAND];
+const VARIABLES: [&str; 2] = [PASSFILE, PASSCOMMAND];
+
+/// Returns the environment without the variables that say where a passphrase is.
+pub fn inherited() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| !VARIABLES.iter().any(|own| name == own))
+}
+
+/// Takes the variables that say where a passphrase is out of the environment of a program.
+pub fn withhold(command: &mut Command) -> &mut Command {
+    VARIABLES.into_iter().fold(command, Command::env_remove)
+}
 
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
 const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
