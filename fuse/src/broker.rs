@@ -19,7 +19,6 @@ use nix::sys::signal::SigSet;
 
 use crate::filter;
 use crate::journal::{self, Target};
-use crate::mount::receive_descriptor;
 
 /// The hidden argument that makes the program this process.
 pub const ARGUMENT: &str = "--broker";
@@ -68,14 +67,6 @@ pub fn run() -> io::Result<()> {
     let log = std::env::args_os().nth(2).map(PathBuf::from);
     journal::start(&journal::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
     let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    let name = move || {
-        // Without a listener the kernel refuses the calls by itself.
-        if let Some(listener) = receive_descriptor(&refusals)
-            && let Err(error) = filter::name_refusals(listener, "fetcher")
-        {
-            tracing::info!("refused system calls will not be named: {error}");
-        }
-    };
-    thread::Builder::new().name("listener".into()).spawn(name)?;
+    thread::Builder::new().name("listener".into()).spawn(move || filter::name_refusals(&refusals, "fetcher"))?;
     elsewhere::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

@@ -35,14 +35,14 @@ pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
     if before.effective.contains(CapabilitySet::SETPCAP) {
         for number in 0..u64::BITS {
             let capability = CapabilitySet::from_bits_retain(1 << number);
-            match kept.contains(capability) {
-                true => {}
-                false => match remove_capability_from_bounding_set(capability) {
-                    Ok(()) => {}
-                    // The kernel has no capability of this or a higher number.
-                    Err(Errno::INVAL) => break,
-                    Err(error) => return Err(error),
-                },
+            if kept.contains(capability) {
+                continue;
+            }
+            match remove_capability_from_bounding_set(capability) {
+                Ok(()) => {}
+                // The kernel has no capability of this or a higher number.
+                Err(Errno::INVAL) => break,
+                Err(error) => return Err(error),
             }
         }
     }

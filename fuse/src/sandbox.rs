@@ -41,13 +41,18 @@ pub(crate) fn enter(reach: &Reach<'_>) -> Result<bool, RulesetError> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
-    let mut rules = Ruleset::default()
+/// Refuses all files, these uses of the network, and abstract sockets and processes outside.
+fn nothing(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
+    Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(FILES))?
-        .handle_access(AccessNet::from_all(NETWORK))?
+        .handle_access(network)?
         .scope(Scope::from_all(SCOPES))?
-        .create()?;
+        .create()
+}
+
+fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
+    let mut rules = nothing(AccessNet::from_all(NETWORK))?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
     let wanted: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
@@ -78,12 +83,7 @@ const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 /// As of [`enter`].
 pub(crate) fn enter_fetcher(reach: &FetcherReach) -> Result<bool, RulesetError> {
     let network = if reach.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
-    let mut rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(FILES))?
-        .handle_access(network)?
-        .scope(Scope::from_all(SCOPES))?
-        .create()?;
+    let mut rules = nothing(network)?;
     for path in &reach.written {
         if let Ok(opened) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(opened, KEPT_FILES))?;

@@ -286,14 +286,7 @@ fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmount
                     return Parting::Lost;
                 }
             }
-            Ok(1) if order[0] == REFUSALS => {
-                // Without the listener the kernel refuses the calls by itself.
-                if let Some(listener) = mount::receive_descriptor(orders)
-                    && let Err(error) = filter::name_refusals(listener, "daemon")
-                {
-                    tracing::info!("refused system calls will not be named: {error}");
-                }
-            }
+            Ok(1) if order[0] == REFUSALS => filter::name_refusals(orders, "daemon"),
             // It may die before it takes the answer.
             Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -83,7 +83,10 @@ impl End {
     /// waits for a store with ends, too: nobody is left who is answered.
     pub(crate) fn wait(&self, timeout: Duration) -> Ending {
         let ending = match &self.place {
-            Some(place) => wait(&self.inbox, &**place, timeout, (&|| self.leave(), &|| self.is_last_copy())),
+            Some(place) => {
+                let asked = Asked { leave: &|| self.leave(), is_last_copy: &|| self.is_last_copy() };
+                wait(&self.inbox, &**place, timeout, asked)
+            }
             None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false },
         };
         self.leave();
@@ -252,10 +255,15 @@ struct Course<'a, M> {
     asked: Asked<'a>,
 }
 
-/// Functions of the archive that the end of a mount needs. The first is called when no program gets
-/// an answer any more, so that a loop that waits for a store goes on; the second returns whether
-/// the mount has the last copy.
-type Asked<'a> = (&'a dyn Fn(), &'a dyn Fn() -> bool);
+/// Functions of the archive that the end of a mount needs.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    /// Called when no program gets an answer any more, so that a loop that waits for a store goes
+    /// on.
+    leave: &'a dyn Fn(),
+    /// Returns whether the mount has the last copy.
+    is_last_copy: &'a dyn Fn() -> bool,
+}
 
 impl<'a, M> Course<'a, M> {
     /// Of a mount that nobody has asked to end.
@@ -314,7 +322,7 @@ impl<M: Mount> Course<'_, M> {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
                 let cut = cut_off(self.mount);
                 // Where they cannot be cut off, who waits for a store is answered by what is kept on this machine: else nothing ends.
-                (self.asked.0)();
+                (self.asked.leave)();
                 if cut.is_err() {
                     return Some(Loops::Unknown);
                 }
@@ -349,12 +357,12 @@ impl<M: Mount> Course<'_, M> {
 
     /// Unmounts politely, unless the content would be lost by that.
     fn unmount_kept(&mut self) -> Unmounted {
-        if (self.asked.1)() { Unmounted::Failed(LAST_COPY.into()) } else { self.unmount(false) }
+        if (self.asked.is_last_copy)() { Unmounted::Failed(LAST_COPY.into()) } else { self.unmount(false) }
     }
 
     fn signal(&mut self, signal: Signal) {
         tracing::warn!("{signal}: stopping");
-        if (self.asked.1)() {
+        if (self.asked.is_last_copy)() {
             tracing::error!("the archive's file was removed: its content is lost");
         }
         // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
@@ -367,7 +375,7 @@ impl<M: Mount> Course<'_, M> {
     }
 
     fn stop(&mut self, lazy: bool, abandon: bool, answer: Sender<Response>) {
-        if (self.asked.1)() {
+        if (self.asked.is_last_copy)() {
             if !abandon {
                 drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
                 return;
@@ -507,7 +515,7 @@ mod tests {
             events.send(event).unwrap();
         }
         let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
-        let asked: Asked<'_> = (&|| mount.asked.borrow_mut().push("leave"), &|| false);
+        let asked = Asked { leave: &|| mount.asked.borrow_mut().push("leave"), is_last_copy: &|| false };
         let ending = wait(&inbox, &mount, Duration::from_secs(timeout), asked);
         (ending, mount.asked.into_inner())
     }
@@ -546,7 +554,7 @@ mod tests {
     fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
         let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
-        let mut course = Course::new(&mount, timeout, (&|| {}, &|| false));
+        let mut course = Course::new(&mount, timeout, Asked { leave: &|| {}, is_last_copy: &|| false });
         let (answer, answered) = mpsc::channel();
         let stop = |lazy| Ok(Event::Stop { lazy, abandon: false, answer: answer.clone() });
         assert_eq!(course.take(stop(true)), None);
@@ -565,7 +573,7 @@ mod tests {
     #[test]
     fn the_last_copy_of_an_archive_goes_by_order_alone() {
         let mount = Played { unmounted: Unmounted::Gone, ended: None, asked: RefCell::default() };
-        let mut course = Course::new(&mount, Duration::from_secs(60), (&|| {}, &|| true));
+        let mut course = Course::new(&mount, Duration::from_secs(60), Asked { leave: &|| {}, is_last_copy: &|| true });
         let (answer, answered) = mpsc::channel();
         let stop = |lazy, abandon| Ok(Event::Stop { lazy, abandon, answer: answer.clone() });
         for lazy in [false, true] {

@@ -33,6 +33,7 @@ mod refusals;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::thread;
 
 use nix::errno::Errno;
@@ -42,6 +43,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
+use crate::mount::receive_descriptor;
 use allowed::Allowed;
 pub(crate) use allowed::Process;
 
@@ -86,12 +88,10 @@ pub(crate) fn enter(process: Process, hand_over: impl FnOnce(&OwnedFd) -> io::Re
     Ok(refusals)
 }
 
-/// Answers and logs, in a thread of its own, the calls that a filter with this listener does not
-/// allow.
-///
-/// # Errors
-/// The errors of starting a thread.
-pub(crate) fn name_refusals(listener: OwnedFd, process: &'static str) -> io::Result<()> {
+/// Receives the listener of a filter, and answers and logs in a thread of its own the calls that
+/// the filter does not allow. Without a listener the kernel refuses them by itself.
+pub(crate) fn name_refusals(socket: &UnixStream, process: &'static str) {
+    let Some(listener) = receive_descriptor(socket) else { return };
     let tell = move |call: &str| {
         tracing::warn!(
             "the {process} was refused the system call {call}, which its sandbox does not allow; please report it"
@@ -102,7 +102,9 @@ pub(crate) fn name_refusals(listener: OwnedFd, process: &'static str) -> io::Res
             tracing::info!("refused system calls are not named any more: {error}");
         }
     };
-    thread::Builder::new().name("refusals".into()).spawn(answer).map(drop)
+    if let Err(error) = thread::Builder::new().name("refusals".into()).spawn(answer) {
+        tracing::info!("refused system calls will not be named: {error}");
+    }
 }
 
 fn condition(
