@@ -187,8 +187,8 @@ impl Mounted {
 
     /// Whether a file lies in what is mounted.
     pub(crate) fn holds(&self, file: impl AsFd) -> bool {
-        let mounted = rustix::fs::stat(self.status.mount_point_path()).map(|stat| stat.st_dev);
-        rustix::fs::fstat(file).is_ok_and(|file| mounted == Ok(file.st_dev))
+        // The mount point is an ordinary directory when the mount is detached and the daemon still works.
+        rustix::fs::fstat(file).is_ok_and(|file| file.st_dev == self.status.mount_device)
     }
 
     /// Whether the daemon is this user's.

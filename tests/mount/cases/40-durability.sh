@@ -171,6 +171,7 @@ case_a_mount_at_rest_writes_nothing() {
 }
 
 case_the_periodic_commit_needs_no_fsync() {
+    local VERBOSE=1
     new_archive box
     attach box sync=periodic
     echo closed >"$WORK/box/closed"
@@ -267,6 +268,8 @@ case_sigterm_of_a_busy_mount_waits_for_the_last_user() {
     await sh -c "! mountpoint -q '$WORK/box'"
     echo late >&7
     ! gone "$pid" || fail 'the daemon did not wait for the open file'
+    # What lies beside the former mount point does not lie in the archive.
+    lockbox backup "$WORK/box.lbx" "file://$WORK/objects"
     exec 7>&-
     await gone "$pid"
     attach box
