@@ -156,8 +156,11 @@ impl Clock {
     /// Sends for the kernel's dirty pages. No lock of the file system is held: they arrive as requests.
     fn flush(&self) -> Result<()> {
         // Without a writer the kernel has nothing (KERNEL-3), and opening the root would make `umount` fail as busy.
-        let flushed = if self.cache.any_writer() { self.place.flush() } else { Ok(()) };
-        flushed.map_err(|e| Error::io("the process that flushes the mount does not answer", e))
+        if self.cache.any_writer() {
+            self.place.flush().map_err(|e| Error::io("the process that flushes the mount does not answer", e))?;
+            tracing::debug!("flushed what programs have written");
+        }
+        Ok(())
     }
 
     fn commit(&self) -> Result<()> {

@@ -32,8 +32,8 @@ def registers():
 
 
 def set_registers(values):
-    packed = struct.pack(f"{len(NAMES)}Q", *(values[name] & (1 << 64) - 1 for name in NAMES))
-    ptrace(SETREGS, ctypes.addressof(ctypes.create_string_buffer(packed)))
+    buffer = ctypes.create_string_buffer(struct.pack(f"{len(NAMES)}Q", *(values[name] & (1 << 64) - 1 for name in NAMES)))
+    ptrace(SETREGS, ctypes.addressof(buffer))
 
 
 def wait_for_trap():

@@ -137,7 +137,7 @@ new_archive() {
 
 # attach NAME [OPTIONS]: mounts $WORK/NAME.lbx on $WORK/NAME.
 attach() {
-    mount.lockbox "$WORK/$1.lbx" "$WORK/$1" -o "passfile=$PASSFILE,log=$WORK/$1.log${2:+,$2}"
+    mount.lockbox ${VERBOSE:+-v} "$WORK/$1.lbx" "$WORK/$1" -o "passfile=$PASSFILE,log=$WORK/$1.log${2:+,$2}"
     mountpoint -q "$WORK/$1"
 }
 
@@ -205,12 +205,21 @@ start_clock() {
 }
 
 # await_collected NAME: returns when the clock has made durable what programs had written to the mount before, without their asking for it.
+# The mount was attached with VERBOSE set and has a file open for writing. The second flush from now on began after what was written before and
+# sent it, the kernel counts no request without its answer when all of it has arrived, and a commit lies between two flushes after that.
 await_collected() {
+    local flushes
     if [[ ! -d $WORK/connections ]]; then
         mkdir "$WORK/connections"
         mount -t fusectl none "$WORK/connections"
     fi
-    collected.py "$WORK/$1" "$WORK/connections"
+    flushes_of() { awk '/flushed what programs have written/ { count++ } END { print count + 0 }' "$WORK/$1.log"; }
+    flushed() { (($(flushes_of "$1") >= $2)); }
+    answered() { grep -qx 0 "$1"; }
+    flushes=$(flushes_of "$1")
+    await flushed "$1" $((flushes + 2))
+    await answered "$WORK/connections/$(stat -c %Ld "$WORK/$1")/waiting"
+    await flushed "$1" $((flushes + 4))
 }
 
 check_full() {
@@ -302,6 +311,11 @@ alone() {
         awk "/ - fuse\.lockbox / { print \$5 }" /proc/self/mountinfo | while read -r point; do umount -i -l "$point"; done
         mount -t tmpfs none /run
         mount -t tmpfs -o mode=1777 none /tmp
+        if id "$TEST_USER" >/dev/null 2>&1; then
+            # What the user remembers of archives is of this case alone, since all of them have the same path here.
+            mount -t tmpfs -o "mode=700,uid=$(id -u "$TEST_USER"),gid=$(id -g "$TEST_USER")" none \
+                "$(getent passwd "$TEST_USER" | cut -d: -f6)"
+        fi
         export PATH=/mnt/bin:$PATH
         WORK=/mnt/work PASSFILE=/mnt/work/passphrase
         trap "echo \"line \$LINENO: \\\"\$BASH_COMMAND\\\" failed\"" ERR

@@ -96,6 +96,7 @@ crash_after() {
 # fresh_box PROFILE: an archive with the old state of all rows, durable.
 fresh_box() {
     PROFILE=$1
+    VERBOSE=1
     umount -l "$WORK/box" 2>/dev/null || true
     rm -f "$WORK/box.lbx"
     new_archive box

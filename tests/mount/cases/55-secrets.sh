@@ -404,5 +404,13 @@ case_a_led_astray_daemon_and_fetcher_are_refused_what_acts_on_the_machine() {
     all_refused "$fetcher" "$daemon" "$WORK/victim" "$WORK/elsewhere" "$WORK/objects"
     same "$(grep -c 'the fetcher was refused the system call open_tree_attr, ' "$WORK/elsewhere.log")" 1
     same "$(cat "$WORK/elsewhere/file" "$WORK/elsewhere/other")" $'before\nafter'
+    lockbox doctor --json >"$WORK/doctor"
+    python3 - "$WORK/doctor" "$daemon" "$fetcher" <<'END'
+import json, sys
+processes = {one["pid"]: one for one in json.load(open(sys.argv[1]))["sandbox"]["processes"]}
+for pid, process, capabilities in [(sys.argv[2], "daemon", "0000000000004000"), (sys.argv[3], "fetcher", "0" * 16)]:
+    one = processes[int(pid)]
+    assert (one["process"], one["no_new_privs"], one["seccomp"], one["capabilities"]) == (process, True, True, capabilities), one
+END
     lockbox umount "$WORK/elsewhere"
 }
