@@ -154,7 +154,7 @@ stage_model() {
 
 # The pure-Rust cipher reads archives that the other engine sealed. That both engines agree on every message is a unit test of each build.
 stage_portable() {
-    cargo test --quiet --package lockbox-cli --features lockbox/portable --test program -- golden import_extract
+    cargo test --quiet --workspace --test program --features lockbox/portable -- golden import_extract
 }
 
 make_reader() {
