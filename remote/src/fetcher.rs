@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::lent::{code_of, error_of};
+use lockbox::storage::ipc::{code_of, error_of};
 use lockbox::storage::{Borrowed, Storage, lend};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;

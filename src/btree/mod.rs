@@ -11,15 +11,15 @@
 //! TREE-4  A loaded node is used only when tree, level and both fences are those that its parent says.
 //! TREE-5  An encoded node never exceeds NODE_CAPACITY; no node but an empty leaf root is empty.
 
-mod cache;
-mod changed;
 mod cursor;
 mod difference;
 mod edit;
 mod finger;
 mod flush;
-mod foresee;
+mod newer_subtrees;
 mod node;
+mod node_store;
+mod prefetch;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -27,12 +27,12 @@ mod tests;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(crate) use cache::NodeStore;
-pub(crate) use changed::RangeVisitor;
 pub(crate) use difference::{DifferenceVisitor, Differences};
 pub(crate) use finger::Finger;
+pub(crate) use newer_subtrees::RangeVisitor;
 use node::Bounds;
 pub(crate) use node::Node;
+pub(crate) use node_store::NodeStore;
 
 use crate::error::{Error, Result};
 use crate::format::record::Root;

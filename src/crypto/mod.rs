@@ -1,13 +1,13 @@
 //! AEAD, key derivation, key wrapping and the types that hold secrets; knows nothing of archives.
 
 pub mod aead;
+pub(crate) mod diceware;
 mod engine;
 pub mod identity;
 pub mod kdf;
 mod key_file;
 mod recovery;
 pub mod secret;
-pub(crate) mod words;
 pub mod wrap;
 
 pub use identity::{Identities, NoPrompts, Prompts};

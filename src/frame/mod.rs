@@ -2,13 +2,13 @@
 
 mod cipher;
 mod compression;
-mod entry;
+mod log_entry;
 
 use std::borrow::Cow;
 
 pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind};
 use compression::{Effort, compress, probe};
-pub(crate) use entry::BegunEntry;
+pub(crate) use log_entry::BegunEntry;
 
 use crate::format::data_head::{PackedItem, head_length};
 use crate::format::page::PageKind;

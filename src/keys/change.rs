@@ -9,7 +9,7 @@ use super::unlock::{UnlockedKey, open_header};
 use super::vouch::{Current, check_age, vouch};
 use super::{SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
-use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, words};
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, diceware};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
@@ -129,7 +129,7 @@ pub fn new_recovery_code() -> Result<RecoveryCode> {
 /// # Errors
 /// `Io` when the system has no randomness.
 pub fn new_passphrase() -> Result<zeroize::Zeroizing<String>> {
-    words::passphrase(&SystemEnvironment)
+    diceware::passphrase(&SystemEnvironment)
 }
 
 /// Random content for a key file.

@@ -1,20 +1,20 @@
 //! Pages by pointer: reads through bounded caches of cells and heads, write-once pages, the commit ring, barriers, the latch and the space map.
 
-mod buffers;
+mod buffer_pool;
 mod cache;
 mod data;
-mod latch;
 mod log;
 mod ring;
 pub(crate) mod space;
+mod sticky_error;
 mod unsynced;
 
 use std::sync::Arc;
 
-pub(crate) use buffers::Buffers;
+pub(crate) use buffer_pool::Buffers;
 pub(crate) use cache::Cache;
-pub(crate) use latch::Latch;
 pub(crate) use ring::AuthenticRecord;
+pub(crate) use sticky_error::Latch;
 
 use unsynced::Unsynced;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::image::Image;
+use super::sparse_image::Image;
 use super::{Storage, Successor, end_of};
 use crate::error::Result;
 

@@ -1,27 +1,27 @@
 //! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations, and that of another process; and names of the host's files.
 
+mod archive_source;
 #[cfg(test)]
 mod counting;
-mod entry;
 mod file;
 pub mod host_call;
-#[cfg(any(test, fuzzing))]
-mod image;
-pub mod lent;
+mod host_entry;
+pub mod ipc;
 #[cfg(any(test, fuzzing))]
 mod memory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod simulated;
-mod site;
+#[cfg(any(test, fuzzing))]
+mod sparse_image;
 
+pub use archive_source::Site;
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
-pub use entry::{HostEntry, Identity, names, rename_to_free_name};
 pub use file::{FileStorage, LockMode};
-pub use lent::{Borrowed, lend};
+pub use host_entry::{HostEntry, Identity, names, rename_to_free_name};
+pub use ipc::{Borrowed, lend};
 #[cfg(any(test, fuzzing))]
 pub(crate) use memory::MemoryStorage;
-pub use site::Site;
 
 use std::ops::Range;
 use std::sync::Arc;

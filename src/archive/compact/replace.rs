@@ -2,7 +2,7 @@
 //!
 //! Root may do this in a directory that belongs to somebody else, who can exchange what any name there means at any moment. So nothing is
 //! done to what a path names: both files are open, owner, mode and attributes go from descriptor to descriptor, and names are looked up in the
-//! directory that was opened once (`storage/entry.rs`).
+//! directory that was opened once (`storage/host_entry.rs`).
 //!
 //! The last step is the only one that a name decides. A rename after comparing would still let what was put in the new file's place
 //! between the two calls take the place of the archive, which would be lost. So the two names are exchanged, at one moment, which loses nothing

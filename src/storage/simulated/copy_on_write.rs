@@ -4,7 +4,7 @@
 use super::{State, eio};
 use crate::error::{Error, Result};
 use crate::storage::BALLAST;
-use crate::storage::image::HOST_BLOCK;
+use crate::storage::sparse_image::HOST_BLOCK;
 
 /// Room of such a host, in bytes.
 #[derive(Clone, Copy, Debug, Default)]

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::image::{HOST_BLOCK, Image};
+use super::sparse_image::{HOST_BLOCK, Image};
 use super::{Storage, end_of};
 use crate::error::{Error, Result};
 

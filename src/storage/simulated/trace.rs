@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::super::image::Image;
+use super::super::sparse_image::Image;
 use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts};
 
 /// What a storage was asked for since it began to record; see [`SimulatedStorage::record`].

@@ -6,8 +6,8 @@
 //! in that version, with its fences and all below it (`difference.rs` has the induction), and each key between its fences has the value that it had. What came,
 //! went or changed since lies between the fences of newer leaves: a leaf that loses a key is made anew, and so is the neighbour that takes the range of one that is emptied.
 
-use super::foresee::MOST;
 use super::node::{Body, Bounds};
+use super::prefetch::MOST;
 use super::{Child, NodeStore, Tree, cursor};
 use crate::error::Result;
 use crate::format::{Generation, Key};
