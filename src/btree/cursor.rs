@@ -143,7 +143,7 @@ pub(super) fn scan(
 }
 
 /// The node, unless it is damaged: then `lost` is told.
-pub(super) fn surviving(
+pub(super) fn load_or_skip(
     store: &NodeStore,
     child: &Child,
     bounds: Bounds,
@@ -170,7 +170,7 @@ pub(super) fn scan_surviving(
     f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
     lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
-    let Some(node) = surviving(store, child, bounds, lost)? else { return Ok(()) };
+    let Some(node) = load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
     match &node.body {
         Body::Leaf(leaf) => (0..leaf.len()).try_for_each(|position| {
             let (key, value) = leaf.entry(position);

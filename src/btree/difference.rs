@@ -25,32 +25,35 @@ use crate::format::{Key, Pointer};
 pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
 /// A walk over two versions of a tree, and how far it is.
-pub(crate) struct Differences<'t> {
-    old: Side<'t>,
-    new: Side<'t>,
+pub(crate) struct DifferenceWalk<'t> {
+    old: TreeWalk<'t>,
+    new: TreeWalk<'t>,
 }
 
 impl Tree {
     /// Calls `f` with every key whose values differ between `older` and this tree, in ascending order until it breaks. Both are versions of one
     /// archive's tree, which `store` reads.
     pub(crate) fn differences(&self, older: &Tree, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
-        self.differences_since(Some(older)).go_on(store, f)
+        self.differences_since(Some(older)).resume(store, f)
     }
 
     /// The same for a caller who stops in between; without an older tree every key of this one differs.
-    pub(crate) fn differences_since<'t>(&'t self, older: Option<&'t Tree>) -> Differences<'t> {
-        Differences { old: older.map_or(Side { root: None, open: Vec::new() }, Side::of), new: Side::of(self) }
+    pub(crate) fn differences_since<'t>(&'t self, older: Option<&'t Tree>) -> DifferenceWalk<'t> {
+        DifferenceWalk {
+            old: older.map_or(TreeWalk { root: None, open: Vec::new() }, TreeWalk::of),
+            new: TreeWalk::of(self),
+        }
     }
 }
 
-impl Differences<'_> {
+impl DifferenceWalk<'_> {
     /// Calls `f` with what comes next until it breaks; the next call goes on behind the key of that. At the end it calls nothing.
-    pub(crate) fn go_on(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
-        let Differences { old, new } = self;
+    pub(crate) fn resume(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
+        let DifferenceWalk { old, new } = self;
         loop {
             let (Some(one), Some(other)) = (old.next(), new.next()) else { break };
             match (one, other) {
-                (Item::Entry(leaf, position), Item::Entry(other_leaf, other_position)) => {
+                (WalkItem::Entry(leaf, position), WalkItem::Entry(other_leaf, other_position)) => {
                     let (key, value) = entry(&leaf, position);
                     let (other_key, other_value) = entry(&other_leaf, other_position);
                     let order = key.cmp(&other_key);
@@ -61,10 +64,10 @@ impl Differences<'_> {
                         Ordering::Equal => ControlFlow::Continue(()),
                     };
                     if order != Ordering::Greater {
-                        old.pass();
+                        old.advance();
                     }
                     if order != Ordering::Less {
-                        new.pass();
+                        new.advance();
                     }
                     if flow.is_break() {
                         return Ok(());
@@ -75,20 +78,21 @@ impl Differences<'_> {
                     let first = one.lower().cmp(&other.lower()).then_with(|| other.height().cmp(&one.height()));
                     match first {
                         Ordering::Equal if one.is_shared_with(&other) => {
-                            old.pass();
-                            new.pass();
+                            old.advance();
+                            new.advance();
                         }
                         Ordering::Equal => {
                             old.open(store, one)?;
                             new.open(store, other)?;
                         }
                         Ordering::Less => {
-                            if old.take(store, one, &mut |key, value| f(key, Some(value), None))?.is_break() {
+                            if old.open_or_visit(store, one, &mut |key, value| f(key, Some(value), None))?.is_break() {
                                 return Ok(());
                             }
                         }
                         Ordering::Greater => {
-                            if new.take(store, other, &mut |key, value| f(key, None, Some(value)))?.is_break() {
+                            if new.open_or_visit(store, other, &mut |key, value| f(key, None, Some(value)))?.is_break()
+                            {
                                 return Ok(());
                             }
                         }
@@ -97,12 +101,12 @@ impl Differences<'_> {
             }
         }
         while let Some(item) = old.next() {
-            if old.take(store, item, &mut |key, value| f(key, Some(value), None))?.is_break() {
+            if old.open_or_visit(store, item, &mut |key, value| f(key, Some(value), None))?.is_break() {
                 return Ok(());
             }
         }
         while let Some(item) = new.next() {
-            if new.take(store, item, &mut |key, value| f(key, None, Some(value)))?.is_break() {
+            if new.open_or_visit(store, item, &mut |key, value| f(key, None, Some(value)))?.is_break() {
                 return Ok(());
             }
         }
@@ -111,29 +115,29 @@ impl Differences<'_> {
 }
 
 /// What a side comes to next: everything of it before was passed.
-enum Item {
+enum WalkItem {
     Below(Child, Bounds),
     /// Of a leaf.
     Entry(Arc<Node>, usize),
 }
 
-impl Item {
+impl WalkItem {
     fn lower(&self) -> Key {
         match self {
-            Item::Below(_, bounds) => bounds.lower,
-            Item::Entry(leaf, position) => entry(leaf, *position).0,
+            WalkItem::Below(_, bounds) => bounds.lower,
+            WalkItem::Entry(leaf, position) => entry(leaf, *position).0,
         }
     }
 
     fn height(&self) -> u8 {
         match self {
-            Item::Below(_, bounds) => bounds.level + 1,
-            Item::Entry(..) => 0,
+            WalkItem::Below(_, bounds) => bounds.level + 1,
+            WalkItem::Entry(..) => 0,
         }
     }
 
-    fn is_shared_with(&self, other: &Item) -> bool {
-        let (Item::Below(one, bounds), Item::Below(other, other_bounds)) = (self, other) else { return false };
+    fn is_shared_with(&self, other: &WalkItem) -> bool {
+        let (WalkItem::Below(one, bounds), WalkItem::Below(other, other_bounds)) = (self, other) else { return false };
         if (bounds.tree, bounds.level, bounds.upper) != (other_bounds.tree, other_bounds.level, other_bounds.upper) {
             return false;
         }
@@ -160,29 +164,29 @@ fn entry(leaf: &Node, position: usize) -> (Key, &[u8]) {
 }
 
 /// The way from the root of one tree to where the walk is.
-struct Side<'t> {
+struct TreeWalk<'t> {
     /// The root, as long as it is not passed.
     root: Option<(&'t Child, Bounds)>,
     /// Nodes that were opened, each with the position of what comes next in it.
     open: Vec<(Arc<Node>, usize)>,
 }
 
-impl<'t> Side<'t> {
-    fn of(tree: &'t Tree) -> Side<'t> {
+impl<'t> TreeWalk<'t> {
+    fn of(tree: &'t Tree) -> TreeWalk<'t> {
         let root = tree.root.as_ref().map(|root| (root, Bounds::root(tree.id as u8, tree.level)));
-        Side { root, open: Vec::new() }
+        TreeWalk { root, open: Vec::new() }
     }
 
-    fn next(&mut self) -> Option<Item> {
+    fn next(&mut self) -> Option<WalkItem> {
         if let Some((root, bounds)) = self.root {
-            return Some(Item::Below(root.clone(), bounds));
+            return Some(WalkItem::Below(root.clone(), bounds));
         }
         loop {
             let (node, at) = self.open.last()?;
             match &node.body {
-                Body::Leaf(leaf) if *at < leaf.len() => return Some(Item::Entry(node.clone(), *at)),
+                Body::Leaf(leaf) if *at < leaf.len() => return Some(WalkItem::Entry(node.clone(), *at)),
                 Body::Internal(children) if *at < children.len() => {
-                    return Some(Item::Below(children[*at].1.clone(), node.child_bounds(children, *at)));
+                    return Some(WalkItem::Below(children[*at].1.clone(), node.child_bounds(children, *at)));
                 }
                 _ => self.open.pop(),
             };
@@ -190,7 +194,7 @@ impl<'t> Side<'t> {
     }
 
     /// Goes on behind what came next.
-    fn pass(&mut self) {
+    fn advance(&mut self) {
         if self.root.take().is_none()
             && let Some((_, at)) = self.open.last_mut()
         {
@@ -199,25 +203,25 @@ impl<'t> Side<'t> {
     }
 
     /// What is in `item`, which came next, comes next.
-    fn open(&mut self, store: &NodeStore, item: Item) -> Result<()> {
-        let Item::Below(child, bounds) = item else { return Ok(()) };
+    fn open(&mut self, store: &NodeStore, item: WalkItem) -> Result<()> {
+        let WalkItem::Below(child, bounds) = item else { return Ok(()) };
         let node = match child {
             Child::Resident(node) => node,
             Child::Stored(pointer) => store.load(&pointer, bounds)?,
         };
-        self.pass();
+        self.advance();
         self.open.push((node, 0));
         Ok(())
     }
 
     /// Opens `item`, which came next, or passes it when it is an entry, which the other side does not have.
-    fn take(&mut self, store: &NodeStore, item: Item, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
-        let Item::Entry(leaf, position) = &item else {
+    fn open_or_visit(&mut self, store: &NodeStore, item: WalkItem, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
+        let WalkItem::Entry(leaf, position) = &item else {
             return self.open(store, item).map(ControlFlow::Continue);
         };
         let (key, value) = entry(leaf, *position);
         let flow = f(key, value)?;
-        self.pass();
+        self.advance();
         Ok(flow)
     }
 }

@@ -76,14 +76,20 @@ pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
     Ok(true)
 }
 
-/// See [`Tree::lay`].
-pub(super) fn lay(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key, value: Option<&[u8]>) -> Result<()> {
+/// See [`Tree::overlay`].
+pub(super) fn overlay(
+    tree: &mut Tree,
+    store: &NodeStore,
+    edits: &mut Edits,
+    key: Key,
+    value: Option<&[u8]>,
+) -> Result<()> {
     let mut editor = Editor { store, edits };
     let bounds = Bounds::root(tree.id as u8, tree.level);
     let Some(root) = &mut tree.root else {
         return value.map_or(Ok(()), |value| insert(tree, store, edits, key, value).map(drop));
     };
-    let leaf = editor.reach(root, bounds, key)?;
+    let leaf = editor.descend(root, bounds, key)?;
     match value {
         // Every node on its way is in memory now.
         Some(value) => {
@@ -100,7 +106,7 @@ pub(super) fn lay(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Ke
 impl Editor<'_> {
     /// The leaf whose range holds `key`, below `child`, with all nodes on the way to it editable. One that is damaged is given up for good: its place is
     /// then that of a page of the open transaction, which has none.
-    fn reach<'n>(&mut self, child: &'n mut Child, bounds: Bounds, key: Key) -> Result<&'n mut Leaf> {
+    fn descend<'n>(&mut self, child: &'n mut Child, bounds: Bounds, key: Key) -> Result<&'n mut Leaf> {
         if let Child::Stored(pointer) = child {
             match self.store.load(pointer, bounds) {
                 Ok(node) => *child = Child::Resident(node),
@@ -120,7 +126,7 @@ impl Editor<'_> {
                 let slot = slot_of(children, key);
                 let upper = children.get(slot + 1).map_or(upper, |next| next.0);
                 let bounds = Bounds { level: bounds.level - 1, lower: children[slot].0, upper, ..bounds };
-                self.reach(&mut children[slot].1, bounds, key)
+                self.descend(&mut children[slot].1, bounds, key)
             }
         }
     }
@@ -228,7 +234,7 @@ impl Editor<'_> {
             if a.encoded_size() + b.encoded_size() - NODE_HEAD > MERGED {
                 continue;
             }
-            let joined = self.new_child(Node::joined(&a, &b, self.edits.generation));
+            let joined = self.new_child(Node::merge(&a, &b, self.edits.generation));
             let Body::Internal(children) = &mut node.body else { return Ok(()) };
             children[left].1 = joined;
             children.remove(left + 1);
@@ -254,7 +260,7 @@ impl Editor<'_> {
         }
         let Child::Resident(node) = child else { unreachable!("made resident above") };
         if self.is_older(node) {
-            let copy = Arc::new(node.reborn(self.edits.generation));
+            let copy = Arc::new(node.clone_for(self.edits.generation));
             // TREE-3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
             self.edits.superseded.push(std::mem::replace(node, copy));
             self.edits.dirtied += 1;

@@ -21,7 +21,7 @@ impl Finger {
         last.as_ref().filter(|leaf| leaf.lower <= key && key < leaf.upper).cloned()
     }
 
-    fn keep(&self, leaf: &Arc<Node>) {
+    fn remember(&self, leaf: &Arc<Node>) {
         if let Some(mut last) = self.0.try_lock() {
             *last = Some(Arc::clone(leaf));
         }
@@ -94,7 +94,7 @@ impl Tree {
             Some(leaf) => leaf,
             None => {
                 let leaf = cursor::leaf(store, root, Bounds::root(self.id as u8, self.level), key)?;
-                finger.keep(&leaf);
+                finger.remember(&leaf);
                 leaf
             }
         };

@@ -32,12 +32,12 @@ pub(super) fn flush(
     // empty above, and the commit that runs this is the only one that writes.
     let _ = node.stored.set(pointer);
     match &node.body {
-        Body::Leaf(_) => store.keep(&pointer, node),
+        Body::Leaf(_) => store.cache_node(&pointer, node),
         Body::Internal(children) => {
             let children = children.iter().zip(&pointers).map(|((key, _), child)| (*key, Child::Stored(*child)));
             let mut written = Node::new(node.born, node.bounds(), Body::Internal(children.collect()));
             written.stored = OnceLock::from(pointer);
-            store.keep(&pointer, &Arc::new(written));
+            store.cache_node(&pointer, &Arc::new(written));
         }
     }
     Ok(pointer)
@@ -87,7 +87,7 @@ pub(super) fn visit_pages(
     if let Some(pointer) = pointer {
         f(pointer, bounds.level)?;
     }
-    let Some(node) = super::cursor::surviving(store, child, bounds, lost)? else { return Ok(()) };
+    let Some(node) = super::cursor::load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
     if let Body::Internal(children) = &node.body {
         for (slot, (_, child)) in children.iter().enumerate() {
             visit_pages(store, child, node.child_bounds(children, slot), f, lost)?;

@@ -27,7 +27,7 @@ mod tests;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(crate) use difference::{DifferenceVisitor, Differences};
+pub(crate) use difference::{DifferenceVisitor, DifferenceWalk};
 pub(crate) use finger::Finger;
 pub(crate) use newer_subtrees::RangeVisitor;
 use node::Bounds;
@@ -173,8 +173,14 @@ impl Tree {
     /// Puts a record, or takes it away, in a tree that is only read and that no commit will write; it may have empty leaves afterwards. On `Damaged` the record has
     /// no place, and nothing else has changed. Nothing answers for the keys beside it any more, not even when the medium would give the damaged node
     /// back another time: they would be those from before.
-    pub(crate) fn lay(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: Option<&[u8]>) -> Result<()> {
-        edit::lay(self, store, edits, key, value)
+    pub(crate) fn overlay(
+        &mut self,
+        store: &NodeStore,
+        edits: &mut Edits,
+        key: Key,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        edit::overlay(self, store, edits, key, value)
     }
 
     /// Writes every resident node that is not stored yet, children first, through `write(level, encoded) -> pointer`,

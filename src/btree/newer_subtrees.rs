@@ -7,7 +7,7 @@
 //! went or changed since lies between the fences of newer leaves: a leaf that loses a key is made anew, and so is the neighbour that takes the range of one that is emptied.
 
 use super::node::{Body, Bounds};
-use super::prefetch::MOST;
+use super::prefetch::MAX_PREFETCH;
 use super::{Child, NodeStore, Tree, cursor};
 use crate::error::Result;
 use crate::format::{Generation, Key};
@@ -15,7 +15,7 @@ use crate::format::{Generation, Key};
 /// Gets ranges of keys `[from, to)`, ascending and not touching each other.
 pub(crate) type RangeVisitor<'a> = dyn FnMut(Key, Key) -> Result<()> + 'a;
 
-struct Walk<'a, 'f> {
+struct NewerWalk<'a, 'f> {
     store: &'a NodeStore,
     since: Generation,
     open: Option<(Key, Key)>,
@@ -27,13 +27,13 @@ impl Tree {
     /// `Key::MAX` is the end of the tree.
     pub(crate) fn changed_since(&self, store: &NodeStore, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
         let Some(root) = &self.root else { return f(Key::MIN, Key::MAX) };
-        let mut walk = Walk { store, since, open: None, f };
+        let mut walk = NewerWalk { store, since, open: None, f };
         walk.visit(root, Bounds::root(self.id as u8, self.level))?;
         walk.open.take().map_or(Ok(()), |(from, to)| (walk.f)(from, to))
     }
 }
 
-impl Walk<'_, '_> {
+impl NewerWalk<'_, '_> {
     /// What no commit has written is newer than all.
     fn is_newer(&self, child: &Child) -> bool {
         let stored = match child {
@@ -48,21 +48,21 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         if bounds.level == 0 {
-            return self.leaf(bounds.lower, bounds.upper);
+            return self.add_range(bounds.lower, bounds.upper);
         }
         cursor::with_node(self.store, child, bounds, |node| match &node.body {
-            Body::Leaf(_) => self.leaf(node.lower, node.upper),
+            Body::Leaf(_) => self.add_range(node.lower, node.upper),
             Body::Internal(children) => {
                 // Leaves among them are not read here, but by whoever compares what is in them.
                 let newer = children.iter().map(|(_, child)| child).filter(|child| self.is_newer(child));
-                self.store.expect(newer.take(MOST));
+                self.store.prefetch(newer.take(MAX_PREFETCH));
                 (0..children.len())
                     .try_for_each(|slot| self.visit(&children[slot].1, node.child_bounds(children, slot)))
             }
         })
     }
 
-    fn leaf(&mut self, lower: Key, upper: Key) -> Result<()> {
+    fn add_range(&mut self, lower: Key, upper: Key) -> Result<()> {
         match &mut self.open {
             Some((_, to)) if *to == lower => *to = upper,
             open => {

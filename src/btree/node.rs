@@ -56,7 +56,7 @@ impl Node {
     }
 
     /// The same content as a node of the transaction `born`, not stored.
-    pub(super) fn reborn(&self, born: Generation) -> Node {
+    pub(super) fn clone_for(&self, born: Generation) -> Node {
         Node::new(born, self.bounds(), self.body.clone())
     }
 
@@ -141,9 +141,9 @@ impl Node {
     }
 
     /// The content of two neighbours as one node of the transaction `born`.
-    pub(super) fn joined(left: &Node, right: &Node, born: Generation) -> Node {
+    pub(super) fn merge(left: &Node, right: &Node, born: Generation) -> Node {
         let body = match (&left.body, &right.body) {
-            (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::copied(a.iter().chain(b.iter()))),
+            (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::from_entries(a.iter().chain(b.iter()))),
             (Body::Internal(a), Body::Internal(b)) => Body::Internal(a.iter().chain(b).cloned().collect()),
             // Neighbours have the level that their parent demands (TREE-4), and a node's body follows from its level.
             _ => unreachable!("neighbours of different levels"),
@@ -191,7 +191,7 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
-    pub(super) fn copied<'a>(source: impl Iterator<Item = (Key, &'a [u8])> + Clone) -> Leaf {
+    pub(super) fn from_entries<'a>(source: impl Iterator<Item = (Key, &'a [u8])> + Clone) -> Leaf {
         let (count, bytes) = source.clone().fold((0, 0), |(count, bytes), (_, value)| (count + 1, bytes + value.len()));
         let mut leaf = Leaf { entries: Vec::with_capacity(count), heap: Vec::with_capacity(bytes), live: bytes };
         for (key, value) in source {
@@ -296,13 +296,13 @@ impl Leaf {
     /// Keeps at least about half of the heap live.
     fn compact(&mut self) {
         if self.heap.len() > 2 * self.live + GARBAGE {
-            *self = Leaf::copied(self.iter());
+            *self = Leaf::from_entries(self.iter());
         }
     }
 
     fn split_off(&mut self, at: usize) -> Leaf {
-        let right = Leaf::copied(self.iter().skip(at));
-        *self = Leaf::copied(self.iter().take(at));
+        let right = Leaf::from_entries(self.iter().skip(at));
+        *self = Leaf::from_entries(self.iter().take(at));
         right
     }
 }

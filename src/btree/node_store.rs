@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::Child;
 use super::node::{Body, Bounds, Leaf, Node};
-use crate::error::{CacheUse, Error, Result};
+use crate::error::{CacheStats, Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
 use crate::format::{Key, Pointer};
@@ -22,7 +22,7 @@ impl NodePages for Pager {
         let (tree, level) = (page.prologue.owner, page.prologue.position);
         match page.body() {
             [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
-            _ => return Err(misfit("node is not what its prologue says", pointer)),
+            _ => return Err(mismatch_error("node is not what its prologue says", pointer)),
         }
         Ok(page.into_body())
     }
@@ -48,7 +48,7 @@ impl NodeStore {
     }
 
     #[cfg(test)]
-    pub(super) fn over(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
+    pub(super) fn from_pages(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
         NodeStore { source: Source::Pages(pages), nodes: Cache::new(budget) }
     }
 
@@ -58,7 +58,7 @@ impl NodeStore {
     }
 
     /// Estimated bytes of the nodes kept, and how often one was found since the start.
-    pub(crate) fn usage(&self) -> CacheUse {
+    pub(crate) fn usage(&self) -> CacheStats {
         self.nodes.usage()
     }
 
@@ -73,23 +73,23 @@ impl NodeStore {
     }
 
     /// Whether each node that is read is waited for, on another machine.
-    pub(super) fn is_far(&self) -> bool {
+    pub(super) fn is_remote(&self) -> bool {
         match &self.source {
-            Source::Pager(pager) => pager.is_far(),
+            Source::Pager(pager) => pager.is_remote(),
             #[cfg(test)]
             Source::Pages(_) => false,
         }
     }
 
     /// Names nodes that are going to be read on another machine, as far as they are not in memory.
-    pub(super) fn expect<'a>(&self, children: impl Iterator<Item = &'a Child>) {
+    pub(super) fn prefetch<'a>(&self, children: impl Iterator<Item = &'a Child>) {
         match &self.source {
-            Source::Pager(pager) if pager.is_far() => {
+            Source::Pager(pager) if pager.is_remote() => {
                 let stored = children.filter_map(|child| match child {
                     Child::Stored(pointer) => Some(pointer),
                     Child::Resident(_) => None,
                 });
-                pager.expect_pages(stored.filter(|pointer| !self.nodes.has(pointer)));
+                pager.prefetch_pages(stored.filter(|pointer| !self.nodes.has(pointer)));
             }
             _ => {}
         }
@@ -110,23 +110,23 @@ impl NodeStore {
         let node = decode(&bytes, pointer)?;
         check_bounds(&node, pointer, bounds)?;
         let node = Arc::new(node);
-        self.keep(pointer, &node);
+        self.cache_node(pointer, &node);
         Ok(node)
     }
 
     /// Caches a node that is stored at `pointer`; an internal one has only stored children, or the budget would not bound memory.
-    pub(super) fn keep(&self, pointer: &Pointer, node: &Arc<Node>) {
+    pub(super) fn cache_node(&self, pointer: &Pointer, node: &Arc<Node>) {
         self.nodes.put(*pointer, Arc::clone(node), node.memory());
     }
 }
 
 fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
     let view = node::decode(bytes).map_err(|error| match error {
-        Error::Damaged(detail) => misfit(&detail, pointer),
+        Error::Damaged(detail) => mismatch_error(&detail, pointer),
         other => other,
     })?;
     let body = match view.entries {
-        NodeEntries::Leaf(entries) => Body::Leaf(Leaf::copied(entries.into_iter())),
+        NodeEntries::Leaf(entries) => Body::Leaf(Leaf::from_entries(entries.into_iter())),
         NodeEntries::Internal(entries) => {
             Body::Internal(entries.into_iter().map(|(key, child)| (key, Child::Stored(child))).collect())
         }
@@ -141,20 +141,20 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
 /// TREE-4. Also the part of TREE-5 that one node alone cannot tell: only a root may be an empty leaf.
 fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
     if node.tree != bounds.tree {
-        return Err(misfit("tree node belongs to another tree", pointer));
+        return Err(mismatch_error("tree node belongs to another tree", pointer));
     }
     if node.level != bounds.level {
-        return Err(misfit("tree node has another level than its parent says", pointer));
+        return Err(mismatch_error("tree node has another level than its parent says", pointer));
     }
     if (node.lower, node.upper) != (bounds.lower, bounds.upper) {
-        return Err(misfit("tree node has other fences than its parent says", pointer));
+        return Err(mismatch_error("tree node has other fences than its parent says", pointer));
     }
     if node.is_empty() && (bounds.lower, bounds.upper) != (Key::MIN, Key::MAX) {
-        return Err(misfit("tree node is empty", pointer));
+        return Err(mismatch_error("tree node is empty", pointer));
     }
     Ok(())
 }
 
-fn misfit(detail: &str, pointer: &Pointer) -> Error {
+fn mismatch_error(detail: &str, pointer: &Pointer) -> Error {
     Error::damaged(format!("{detail}: block={} generation={}", pointer.run.address, pointer.generation.0))
 }

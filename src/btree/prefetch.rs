@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::format::Key;
 
 /// Nodes of one level that are named at most: each brings its neighbours along, and what is named waits in memory until it is read.
-pub(super) const MOST: usize = 64;
+pub(super) const MAX_PREFETCH: usize = 64;
 
 impl Tree {
-    /// Names the nodes in which these ranges of keys lie, ascending and not touching each other, and reads all of them but the leaves. Of more than [`MOST`] the first.
-    pub(crate) fn foresee(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
-        let Some(root) = self.root.as_ref().filter(|_| store.is_far()) else { return Ok(()) };
+    /// Names the nodes in which these ranges of keys lie, ascending and not touching each other, and reads all of them but the leaves. Of more than [`MAX_PREFETCH`] the first.
+    pub(crate) fn prefetch(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
+        let Some(root) = self.root.as_ref().filter(|_| store.is_remote()) else { return Ok(()) };
         let mut nodes = vec![(root.clone(), Bounds::root(self.id as u8, self.level))];
         for _ in 0..self.level {
             let mut below = Vec::new();
@@ -24,11 +24,12 @@ impl Tree {
                     let Body::Internal(children) = &node.body else { return Ok(()) };
                     let all = (0..children.len()).map(|slot| (&children[slot].1, node.child_bounds(children, slot)));
                     let wanted = all.filter(|(_, bounds)| is_touched(bounds, ranges));
-                    below.extend(wanted.take(MOST - below.len()).map(|(child, bounds)| (child.clone(), bounds)));
+                    below
+                        .extend(wanted.take(MAX_PREFETCH - below.len()).map(|(child, bounds)| (child.clone(), bounds)));
                     Ok(())
                 })?;
             }
-            store.expect(below.iter().map(|(child, _)| child));
+            store.prefetch(below.iter().map(|(child, _)| child));
             nodes = below;
         }
         Ok(())

@@ -18,7 +18,7 @@ const MOST_BYTES: usize = COUNT * (9 + 1);
 ///
 /// # Errors
 /// `Io` when the system has no randomness.
-pub(crate) fn passphrase(environment: &dyn Environment) -> Result<Zeroizing<String>> {
+pub(crate) fn generate_passphrase(environment: &dyn Environment) -> Result<Zeroizing<String>> {
     // Allocated at once: a text that grows leaves copies behind.
     let mut text = Zeroizing::new(String::with_capacity(MOST_BYTES));
     for number in 0..COUNT {
@@ -67,9 +67,9 @@ mod tests {
     #[test]
     fn a_passphrase_is_six_words_and_never_the_same() {
         let environment = SeededEnvironment::new(2);
-        let one = passphrase(&environment).unwrap();
+        let one = generate_passphrase(&environment).unwrap();
         assert_eq!(one.split(' ').filter(|word| LIST.lines().any(|other| other == *word)).count(), COUNT);
         assert!(one.len() <= MOST_BYTES);
-        assert_ne!(*one, *passphrase(&environment).unwrap());
+        assert_ne!(*one, *generate_passphrase(&environment).unwrap());
     }
 }

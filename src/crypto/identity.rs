@@ -11,9 +11,9 @@ use super::secret::{Passphrase, SecretKey};
 use crate::error::{Error, Refusal, Result};
 
 /// Most bytes of a file with identities.
-const MOST_IDENTITY_BYTES: usize = 1 << 20;
+const MAX_IDENTITY_BYTES: usize = 1 << 20;
 /// Most identities that are tried on each slot.
-const MOST_IDENTITIES: usize = 64;
+const MAX_IDENTITIES: usize = 64;
 
 /// How the public keys of SSH begin.
 const PUBLIC_KEYS: [&str; 3] = ["ssh-", "ecdsa-", "sk-"];
@@ -49,9 +49,9 @@ impl Prompts for NoPrompts {
 
 /// [`Prompts`] as the age crate calls them; what a plugin says is made harmless for a terminal first.
 #[derive(Clone)]
-struct Asker(Arc<dyn Prompts>);
+struct AgeCallbacks(Arc<dyn Prompts>);
 
-impl Callbacks for Asker {
+impl Callbacks for AgeCallbacks {
     fn display_message(&self, message: &str) {
         self.0.message(&printable(message));
     }
@@ -95,7 +95,7 @@ impl Identities {
     /// # Errors
     /// `Invalid` for anything else, a missing plugin and a wrong passphrase; nothing of the content is quoted.
     pub fn add(&mut self, content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Result<()> {
-        if content.len() > MOST_IDENTITY_BYTES {
+        if content.len() > MAX_IDENTITY_BYTES {
             return Err(Error::invalid(format!("{name}: an identity file has at most 1 MiB")));
         }
         if content.starts_with(b"age-encryption.org/") || content.starts_with(b"-----BEGIN AGE") {
@@ -109,13 +109,13 @@ impl Identities {
         } else {
             let file = IdentityFile::from_buffer(content)
                 .map_err(|_| Error::invalid(format!("{name}: it has a line that is no age identity")))?;
-            let identities = file.with_callbacks(Asker(prompts.clone())).into_identities();
+            let identities = file.with_callbacks(AgeCallbacks(prompts.clone())).into_identities();
             self.all.extend(identities.map_err(|error| Error::invalid(format!("{name}: {}", reason(&error))))?);
         }
         match self.all.len() {
             0 => Err(Error::invalid(format!("{name}: no identity is in it"))),
-            1..=MOST_IDENTITIES => Ok(()),
-            count => Err(Error::invalid(format!("{name}: {count} identities are too many, at most {MOST_IDENTITIES}"))),
+            1..=MAX_IDENTITIES => Ok(()),
+            count => Err(Error::invalid(format!("{name}: {count} identities are too many, at most {MAX_IDENTITIES}"))),
         }
     }
 
@@ -274,7 +274,7 @@ impl Recipient {
             Kind::Ssh(recipient) => seal_to(&**recipient, key),
             Kind::Plugin(recipient) => {
                 let all = std::slice::from_ref(recipient);
-                plugin::RecipientPluginV1::new(recipient.plugin(), all, &[], Asker(prompts.clone()))
+                plugin::RecipientPluginV1::new(recipient.plugin(), all, &[], AgeCallbacks(prompts.clone()))
                     .map_err(EncryptError::PluginResolve)
                     .and_then(|plugin| seal_to(&plugin, key))
             }

@@ -117,7 +117,7 @@ pub fn sha256(data: &[u8]) -> [u8; 32] {
 }
 
 /// Constant-time comparison.
-pub fn equal(a: &[u8], b: &[u8]) -> bool {
+pub fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
@@ -130,7 +130,7 @@ pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
 ///
 /// # Errors
 /// `Damaged` for a public half of low order, which would give a result that everybody knows.
-pub fn agree(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
+pub fn x25519_shared(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
     let shared = StaticSecret::from(*secret.bytes()).diffie_hellman(&PublicKey::from(*public));
     if !shared.was_contributory() {
         return Err(Error::damaged("key slot: the public half is none"));
@@ -178,12 +178,12 @@ mod tests {
     #[test]
     fn both_sides_agree_and_a_point_of_low_order_is_refused() {
         let (one, other) = (SecretKey::new([3; 32]), SecretKey::new([5; 32]));
-        let shared = agree(&one, &rewrap_public(&other)).unwrap();
-        assert_eq!(shared.bytes(), agree(&other, &rewrap_public(&one)).unwrap().bytes());
+        let shared = x25519_shared(&one, &rewrap_public(&other)).unwrap();
+        assert_eq!(shared.bytes(), x25519_shared(&other, &rewrap_public(&one)).unwrap().bytes());
         let mut low = [0; 32];
-        assert!(matches!(agree(&one, &low), Err(Error::Damaged(_))));
+        assert!(matches!(x25519_shared(&one, &low), Err(Error::Damaged(_))));
         low[0] = 1;
-        assert!(matches!(agree(&one, &low), Err(Error::Damaged(_))));
+        assert!(matches!(x25519_shared(&one, &low), Err(Error::Damaged(_))));
     }
 
     /// RFC 9106, section 5.3: with secret and associated data, which a slot has none of. It proves the library.
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn comparison_sees_length_and_content() {
-        assert!(equal(b"abc", b"abc"));
-        assert!(!equal(b"abc", b"abd") && !equal(b"abc", b"ab"));
+        assert!(constant_time_eq(b"abc", b"abc"));
+        assert!(!constant_time_eq(b"abc", b"abd") && !constant_time_eq(b"abc", b"ab"));
     }
 }

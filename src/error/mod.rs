@@ -86,7 +86,7 @@ pub enum Error {
     InUse(String),
     /// An earlier write or barrier failed; nothing more is written.
     #[error("archive is read-only after a failed write: {0}")]
-    Latched(String),
+    WriteFailed(String),
     /// Whoever waits for it wants no more of it; the number of the signal that said so.
     #[error("interrupted")]
     Interrupted(u8),
@@ -173,7 +173,7 @@ impl Timestamp {
 
 /// What a cache holds, and how often it had what was asked for since the archive was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CacheUse {
+pub struct CacheStats {
     pub bytes: u64,
     pub hits: u64,
     pub misses: u64,
@@ -181,7 +181,7 @@ pub struct CacheUse {
 
 /// The snapshots that an archive has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SnapshotUse {
+pub struct SnapshotStats {
     pub count: u64,
     /// When the newest one was taken.
     pub newest: Option<Timestamp>,
@@ -190,7 +190,7 @@ pub struct SnapshotUse {
 /// What fsyncs wrote into the log since the archive was opened; nothing when it has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct LogUse {
+pub struct LogStats {
     pub entries: u64,
     pub bytes: u64,
     /// Bytes of entries that no commit contains yet.

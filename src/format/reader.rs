@@ -3,14 +3,14 @@
 use crate::error::{Error, Result};
 
 /// Reads little-endian values from a slice; running out is damage, never a panic.
-pub struct Reader<'a> {
+pub struct ByteReader<'a> {
     bytes: &'a [u8],
     what: &'static str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     pub fn new(bytes: &'a [u8], what: &'static str) -> Self {
-        Reader { bytes, what }
+        ByteReader { bytes, what }
     }
 
     pub fn remaining(&self) -> usize {

@@ -12,7 +12,7 @@ use super::key_slot::{Description, KeySlot, Rewrap};
 use super::log::{ENTRY_HEAD, EntryHead, LogEntry, LogMark};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;
-use super::record::{CommitRecord, DeltaList, Origin, Root};
+use super::record::{BackupOrigin, CommitRecord, DeltaList, Root};
 use super::values::{
     DeadValue, Extent, HistoryValue, InodeValue, ListEntry, ReferenceValue, SnapshotValue, decode_index, decode_list,
     decode_xattrs, encode_index, encode_list, encode_xattrs,
@@ -184,7 +184,7 @@ fn record(bytes: &[u8]) -> Result<Rendered> {
     Ok((value, it.encode()))
 }
 
-fn of_origin(it: &Origin) -> Value {
+fn of_origin(it: &BackupOrigin) -> Value {
     json!({
         "session": hex(&it.session), "first": it.first.0, "generation": it.generation.0, "tag": hex(&it.tag),
         "time": of_time(it.time),

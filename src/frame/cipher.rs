@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::compression::decompress;
-use super::{Content, PlainPage};
+use super::{PageContent, PlainPage};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
@@ -111,13 +111,13 @@ impl DataHead {
 }
 
 /// A page of which the prologue is opened and agrees with the pointer.
-pub(crate) struct BegunPage {
+pub(crate) struct PageStart {
     prologue: Prologue,
     plain: [u8; PROLOGUE],
     key: PageKey,
 }
 
-impl BegunPage {
+impl PageStart {
     pub(crate) fn kind(&self) -> PageKind {
         self.prologue.kind
     }
@@ -279,8 +279,8 @@ impl PageCipher {
         bytes.extend_from_slice(&tag);
         let end = MAIN + prologue.main_length();
         match &page.content {
-            Content::Body(body) => bytes.extend_from_slice(body),
-            Content::Cells { cell_log2, cells, items } => {
+            PageContent::Body(body) => bytes.extend_from_slice(body),
+            PageContent::Cells { cell_log2, cells, items } => {
                 bytes.resize(end + TAG, 0); // room for the head, which is sealed last: it names the cells' tags
                 let mut aad = Aad::of_cells(&self.archive, run.address, &plain);
                 let mut entries = Vec::with_capacity(cells.len());
@@ -308,20 +308,23 @@ impl PageCipher {
     ///
     /// # Errors
     /// `Damaged("page failed authentication: block=.. generation=..")`, or naming the field that differs from the pointer.
-    pub(crate) fn begin(&self, pointer: &Pointer, bytes: &[u8]) -> Result<BegunPage> {
+    pub(crate) fn open_start(&self, pointer: &Pointer, bytes: &[u8]) -> Result<PageStart> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
-        let begun = self.begin_at(address, bytes, |_| failed(pointer))?;
-        if u64::from(begun.prologue.blocks) != blocks {
-            return Err(Error::damaged(format!("page has {} blocks, not {blocks}: {place}", begun.prologue.blocks)));
+        let page_start = self.open_start_at(address, bytes, |_| failed(pointer))?;
+        if u64::from(page_start.prologue.blocks) != blocks {
+            return Err(Error::damaged(format!(
+                "page has {} blocks, not {blocks}: {place}",
+                page_start.prologue.blocks
+            )));
         }
-        if begun.prologue.generation != pointer.generation {
-            return Err(Error::damaged(format!("page is of generation {}: {place}", begun.prologue.generation.0)));
+        if page_start.prologue.generation != pointer.generation {
+            return Err(Error::damaged(format!("page is of generation {}: {place}", page_start.prologue.generation.0)));
         }
-        Ok(begun)
+        Ok(page_start)
     }
 
-    fn begin_at(&self, address: u64, bytes: &[u8], failed: impl Fn(Error) -> Error) -> Result<BegunPage> {
+    fn open_start_at(&self, address: u64, bytes: &[u8], failed: impl Fn(Error) -> Error) -> Result<PageStart> {
         if bytes.len() < MAIN {
             return Err(Error::damaged(format!("no room for a page: block={address}")));
         }
@@ -329,12 +332,12 @@ impl PageCipher {
         let mut plain: [u8; PROLOGUE] = field(bytes, NONCE);
         let tag = field(bytes, NONCE + PROLOGUE);
         key.open_prologue(Aad::of_prologue(&self.archive, address).bytes(), &mut plain, &tag).map_err(failed)?;
-        Ok(BegunPage { prologue: Prologue::decode(&plain)?, plain, key })
+        Ok(PageStart { prologue: Prologue::decode(&plain)?, plain, key })
     }
 
     /// Opens body or head in place; `bytes` begins with the page and reaches at least to `begun.main_end()`.
-    fn open_main<'a>(&self, pointer: &Pointer, begun: &BegunPage, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
-        let end = begun.main_end() - TAG;
+    fn open_main<'a>(&self, pointer: &Pointer, page_start: &PageStart, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
+        let end = page_start.main_end() - TAG;
         let tag: Tag = field(bytes, end);
         if tag != pointer.tag {
             let Run { address, .. } = pointer.run;
@@ -343,9 +346,9 @@ impl PageCipher {
                 pointer.generation.0
             )));
         }
-        let aad = Aad::of_main(begun.prologue.kind, &self.archive, pointer.run.address, &begun.plain);
+        let aad = Aad::of_main(page_start.prologue.kind, &self.archive, pointer.run.address, &page_start.plain);
         let main = &mut bytes[MAIN..end];
-        begun.key.open_body(aad.bytes(), main, &tag).map_err(|_| failed(pointer))?;
+        page_start.key.open_body(aad.bytes(), main, &tag).map_err(|_| failed(pointer))?;
         Ok(main)
     }
 
@@ -353,30 +356,35 @@ impl PageCipher {
     ///
     /// # Errors
     /// `Damaged` when it fails authentication, is not of a data page, or its fields do not fit.
-    pub(crate) fn open_head(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<DataHead> {
-        if !begun.prologue.has_cells() {
+    pub(crate) fn open_head(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<DataHead> {
+        if !page_start.prologue.has_cells() {
             return Err(wrong_kind(pointer));
         }
-        if bytes.len() < begun.main_end() {
+        if bytes.len() < page_start.main_end() {
             return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
         }
         let nonce = field(bytes, 0);
-        let mut table = self.open_table(pointer, begun, bytes)?;
+        let mut table = self.open_table(pointer, page_start, bytes)?;
         table.items = Vec::new();
-        Ok(DataHead { nonce, prologue: begun.plain, table, first: begun.main_end() })
+        Ok(DataHead { nonce, prologue: page_start.plain, table, first: page_start.main_end() })
     }
 
     /// What lies in a packed page, from its first `begun.main_end()` bytes; nothing for a page of another kind.
-    pub(crate) fn open_items(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<Vec<PackedItem>> {
-        if bytes.len() < begun.main_end() {
+    pub(crate) fn open_items(
+        &self,
+        pointer: &Pointer,
+        page_start: &PageStart,
+        bytes: &mut [u8],
+    ) -> Result<Vec<PackedItem>> {
+        if bytes.len() < page_start.main_end() {
             return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
         }
-        Ok(self.open_table(pointer, begun, bytes)?.items)
+        Ok(self.open_table(pointer, page_start, bytes)?.items)
     }
 
-    fn open_table(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<CellTable> {
-        let prologue = begun.prologue;
-        let head = self.open_main(pointer, begun, bytes)?;
+    fn open_table(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<CellTable> {
+        let prologue = page_start.prologue;
+        let head = self.open_main(pointer, page_start, bytes)?;
         let table = decode_cell_table(head, prologue.stored_length, prologue.plain_length)?;
         if (prologue.kind == PageKind::Packed) == table.items.is_empty() {
             return Err(Error::damaged(format!("page has items of another kind: block={}", pointer.run.address)));
@@ -430,7 +438,7 @@ impl PageCipher {
     /// Opens a whole page read from `pointer.run`, padding and every cell included, and checks it against the pointer.
     ///
     /// # Errors
-    /// As [`PageCipher::begin`].
+    /// As [`PageCipher::open_start`].
     pub(crate) fn open(&self, pointer: &Pointer, mut bytes: Vec<u8>) -> Result<OpenedPage> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
@@ -438,16 +446,16 @@ impl PageCipher {
         if length as u64 != pointer.run.bytes() || length <= PAGE_OVERHEAD {
             return Err(Error::damaged(format!("page has {length} bytes instead of {blocks} blocks: {place}")));
         }
-        let begun = self.begin(pointer, &bytes)?;
-        let prologue = begun.prologue;
+        let page_start = self.open_start(pointer, &bytes)?;
+        let prologue = page_start.prologue;
         if prologue.has_cells() {
-            let table = self.open_table(pointer, &begun, &mut bytes)?;
-            let first = begun.main_end();
+            let table = self.open_table(pointer, &page_start, &mut bytes)?;
+            let first = page_start.main_end();
             let cells = 0..table.cells.len();
-            self.open_cells_with(&begun.key, pointer, &begun.plain, &table, cells, &mut bytes[first..])?;
+            self.open_cells_with(&page_start.key, pointer, &page_start.plain, &table, cells, &mut bytes[first..])?;
             return Ok(OpenedPage { prologue, buffer: bytes, body: first..length, table: Some(table) });
         }
-        let body = self.open_main(pointer, &begun, &mut bytes)?;
+        let body = self.open_main(pointer, &page_start, &mut bytes)?;
         let (stored, padding) = body.split_at_checked(prologue.stored_length as usize).ok_or_else(|| {
             Error::damaged(format!("stored length {} exceeds the page: {place}", prologue.stored_length))
         })?;
@@ -470,7 +478,7 @@ impl PageCipher {
 
     /// Opens only the prologue of a page that may start at `address`; for scanners. `first_block` has at least 88 bytes.
     pub(crate) fn open_prologue(&self, address: u64, first_block: &[u8]) -> Result<Prologue> {
-        self.begin_at(address, first_block, |error| error).map(|begun| begun.prologue)
+        self.open_start_at(address, first_block, |error| error).map(|page_start| page_start.prologue)
     }
 
     /// Seals a record's 4,056 plain bytes for ring slot `slot`; returns the 4,096 bytes and the tag.

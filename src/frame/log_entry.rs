@@ -18,7 +18,7 @@ pub(crate) struct SealedEntry {
 }
 
 /// An entry of which the head is opened.
-pub(crate) struct BegunEntry {
+pub(crate) struct EntryStart {
     pub(crate) head: EntryHead,
     plain: [u8; ENTRY_HEAD],
     key: PageKey,
@@ -82,7 +82,7 @@ impl PageCipher {
     ///
     /// # Errors
     /// `Damaged` for a head that opens and does not decode, or whose entry reaches beyond the log: only a holder of the key can have made it.
-    pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<BegunEntry>> {
+    pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<EntryStart>> {
         let key = self.log_key()?.page_key(&field(bytes, 0));
         let mut plain: [u8; ENTRY_HEAD] = field(bytes, NONCE);
         let tag = field(bytes, NONCE + ENTRY_HEAD);
@@ -93,7 +93,7 @@ impl PageCipher {
         if address + u64::from(head.blocks) > LOG.1 {
             return Err(Error::damaged(format!("log entry reaches beyond the log: block={address}")));
         }
-        Ok(Some(BegunEntry { head, plain, key }))
+        Ok(Some(EntryStart { head, plain, key }))
     }
 
     /// Opens the body of an entry, whose blocks `bytes` are; None when it fails authentication. The tag is the entry's.
@@ -102,17 +102,17 @@ impl PageCipher {
     /// `Damaged` for padding that is not zero.
     pub(crate) fn open_entry_body(
         &self,
-        begun: &BegunEntry,
+        start: &EntryStart,
         address: u64,
         mut bytes: Vec<u8>,
     ) -> Result<Option<(Vec<u8>, Tag)>> {
-        let end = BODY + entry_capacity(begun.head.blocks.into());
+        let end = BODY + entry_capacity(start.head.blocks.into());
         let tag: Tag = field(&bytes, end);
-        let aad = body_aad(self, address, &begun.plain);
-        if begun.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
+        let aad = body_aad(self, address, &start.plain);
+        if start.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
             return Ok(None);
         }
-        let stored = BODY + begun.head.length as usize;
+        let stored = BODY + start.head.length as usize;
         if bytes[stored..end].iter().any(|byte| *byte != 0) {
             return Err(Error::damaged(format!("log entry has padding that is not zero: block={address}")));
         }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind};
 use compression::{Effort, compress, probe};
-pub(crate) use log_entry::BegunEntry;
+pub(crate) use log_entry::EntryStart;
 
 use crate::format::data_head::{PackedItem, head_length};
 use crate::format::page::PageKind;
@@ -31,11 +31,11 @@ pub(crate) struct PlainPage<'a> {
     pub plain_length: u32,
     pub owner: u64,
     pub position: u64,
-    pub content: Content<'a>,
+    pub content: PageContent<'a>,
 }
 
 /// What is sealed behind the prologue.
-pub(crate) enum Content<'a> {
+pub(crate) enum PageContent<'a> {
     /// Of nodes and delta lists, without padding.
     Body(Vec<u8>),
     /// Of data pages: (stored bytes, raw), and what names their parts.
@@ -46,8 +46,8 @@ impl PlainPage<'_> {
     /// Bytes of the body, or of all cells.
     pub(crate) fn stored_length(&self) -> usize {
         match &self.content {
-            Content::Body(body) => body.len(),
-            Content::Cells { cells, .. } => cells.iter().map(|(stored, _)| stored.len()).sum(),
+            PageContent::Body(body) => body.len(),
+            PageContent::Cells { cells, .. } => cells.iter().map(|(stored, _)| stored.len()).sum(),
         }
     }
 
@@ -56,8 +56,10 @@ impl PlainPage<'_> {
         match (&self.content, self.kind, self.compressed) {
             // Specification 6.1: a node page is raw in 4 blocks or compressed in fewer, however small the node is.
             (_, PageKind::Node, false) => NODE_BLOCKS,
-            (Content::Body(body), ..) => blocks_of(body.len()),
-            (Content::Cells { cells, items, .. }, ..) => data_blocks(self.stored_length(), cells.len(), items.len()),
+            (PageContent::Body(body), ..) => blocks_of(body.len()),
+            (PageContent::Cells { cells, items, .. }, ..) => {
+                data_blocks(self.stored_length(), cells.len(), items.len())
+            }
         }
     }
 }
@@ -82,7 +84,7 @@ pub(crate) fn node_page(tree: u8, level: u8, encoded: Vec<u8>) -> PlainPage<'sta
         Some(smaller) => (true, smaller),
         None => (false, encoded),
     };
-    let content = Content::Body(body);
+    let content = PageContent::Body(body);
     PlainPage { kind: PageKind::Node, compressed, plain_length, owner: tree.into(), position: level.into(), content }
 }
 
@@ -104,12 +106,12 @@ pub(crate) fn packed_page<'a>(data: &'a [u8], items: &[PackedItem], compress: bo
 /// A delta list page.
 pub(crate) fn delta_page(encoded: Vec<u8>) -> PlainPage<'static> {
     let plain_length = encoded.len() as u32;
-    let content = Content::Body(encoded);
+    let content = PageContent::Body(encoded);
     PlainPage { kind: PageKind::DeltaList, compressed: false, plain_length, owner: 0, position: 0, content }
 }
 
 /// Cuts data into cells and compresses those that gain by it.
-fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> Content<'_> {
+fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> PageContent<'_> {
     debug_assert!(!data.is_empty() && data.len() <= MAX_DATA);
     let cell_log2 = CELL_LOG2;
     let count = data.len().div_ceil(CELL);
@@ -126,18 +128,18 @@ fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> Content<'_>
             // The pages of small overwrites, one at least for each: when the quick way leaves one block, nothing leaves fewer.
             let (blocks, cells) = compressed(Effort::Fast);
             if blocks == 1 {
-                return Content::Cells { cell_log2, cells, items };
+                return PageContent::Cells { cell_log2, cells, items };
             }
         }
         if let Some(effort) = probe(data) {
             let (blocks, cells) = compressed(effort);
             if blocks < raw_blocks {
-                return Content::Cells { cell_log2, cells, items };
+                return PageContent::Cells { cell_log2, cells, items };
             }
         }
     }
     let cells = data.chunks(CELL).map(|cell| (Cow::Borrowed(cell), true)).collect();
-    Content::Cells { cell_log2, cells, items }
+    PageContent::Cells { cell_log2, cells, items }
 }
 
 fn choose(cell: &[u8], smaller: Option<Vec<u8>>) -> (Cow<'_, [u8]>, bool) {

@@ -62,8 +62,8 @@ fn table_of(page: &PlainPage<'_>) -> CellTable {
 
 /// Opens the head from as many of the page's bytes as it needs.
 fn head_of(cipher: &PageCipher, pointer: &Pointer, bytes: &[u8]) -> Result<DataHead> {
-    let begun = cipher.begin(pointer, bytes)?;
-    cipher.open_head(pointer, &begun, &mut bytes[..begun.main_end()].to_vec())
+    let page_start = cipher.open_start(pointer, bytes)?;
+    cipher.open_head(pointer, &page_start, &mut bytes[..page_start.main_end()].to_vec())
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_page_of_any_length_fits_the_groups_promised_for_it() {
 #[test]
 fn a_cell_never_decompresses_to_more_than_it_says() {
     let page = data_page(9, 0, &[0; CELL], true);
-    let Content::Cells { cells, .. } = &page.content else { panic!("no cells") };
+    let PageContent::Cells { cells, .. } = &page.content else { panic!("no cells") };
     let mut entry = table_of(&page).cells[0];
     assert!(!entry.raw);
     let mut out = vec![1; CELL];
@@ -302,16 +302,16 @@ fn a_cell_of_another_place_or_version_is_refused() {
 fn every_flipped_bit_up_to_the_cells_is_refused_by_the_head_alone() {
     let cipher = cipher();
     let sealed = seal_at(&cipher, &data_page(9, 0, &noise(5000), false), 400);
-    let end = cipher.begin(&sealed.pointer, &sealed.bytes).unwrap().main_end();
+    let end = cipher.open_start(&sealed.pointer, &sealed.bytes).unwrap().main_end();
     assert_eq!(end, 8192 - 5000, "the head's padding fills the page");
     for bit in 0..end * 8 {
         let mut bytes = sealed.bytes[..end].to_vec();
         bytes[bit / 8] ^= 1 << (bit % 8);
         assert!(head_of(&cipher, &sealed.pointer, &bytes).is_err(), "bit={bit}");
     }
-    let begun = cipher.begin(&sealed.pointer, &sealed.bytes).unwrap();
-    assert!(cipher.open_head(&sealed.pointer, &begun, &mut sealed.bytes[..end - 1].to_vec()).is_err());
+    let page_start = cipher.open_start(&sealed.pointer, &sealed.bytes).unwrap();
+    assert!(cipher.open_head(&sealed.pointer, &page_start, &mut sealed.bytes[..end - 1].to_vec()).is_err());
     let list = seal_at(&cipher, &delta_page(noise(5000)), 400);
-    let begun = cipher.begin(&list.pointer, &list.bytes).unwrap();
-    assert!(cipher.open_head(&list.pointer, &begun, &mut list.bytes.clone()).is_err(), "no data page");
+    let page_start = cipher.open_start(&list.pointer, &list.bytes).unwrap();
+    assert!(cipher.open_head(&list.pointer, &page_start, &mut list.bytes.clone()).is_err(), "no data page");
 }

@@ -10,7 +10,7 @@ use std::hash::Hash;
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
-use crate::error::CacheUse;
+use crate::error::CacheStats;
 use crate::format::Pointer;
 
 /// Shards, each with its own lock: several times the threads that serve requests.
@@ -167,8 +167,8 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
     }
 
     /// What is held now, and how often something was found since the start.
-    pub(crate) fn usage(&self) -> CacheUse {
-        self.shards.iter().map(|shard| shard.lock()).fold(CacheUse::default(), |sum, shard| CacheUse {
+    pub(crate) fn usage(&self) -> CacheStats {
+        self.shards.iter().map(|shard| shard.lock()).fold(CacheStats::default(), |sum, shard| CacheStats {
             bytes: sum.bytes + shard.bytes as u64,
             hits: sum.hits + shard.hits,
             misses: sum.misses + shard.misses,

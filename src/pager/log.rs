@@ -5,18 +5,18 @@ use crate::env::Environment;
 use crate::error::{Result, Timestamp};
 use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::{BLOCK, Generation, LOG, Tag};
-use crate::frame::BegunEntry;
+use crate::frame::EntryStart;
 
 /// The entries of one record, as far as they lead from the first one on.
 #[derive(Debug, Default)]
-pub(crate) struct LogContent {
+pub(crate) struct LogChain {
     pub(crate) entries: Vec<LogEntry>,
     /// Of each of them.
     pub(crate) tags: Vec<Tag>,
     /// The last of them.
     pub(crate) last: Option<LogMark>,
     /// An entry begins that extends the record, whole or not: it was written when that was durable.
-    pub(crate) begun: bool,
+    pub(crate) has_entries: bool,
     /// Number and time of an entry behind them that begins and is not whole: it was torn while it was written, or damaged since.
     pub(crate) torn: Option<(u32, Timestamp)>,
     /// A sentence when an entry is lost that another one came after, or a record that an entry extends.
@@ -34,7 +34,7 @@ impl Pager {
     /// Overwrites the blocks `start..end` of the log with random bytes.
     pub(crate) fn erase_log(&self, start: u64, end: u64, environment: &dyn Environment) -> Result<()> {
         debug_assert!(LOG.0 <= start && start <= end && end <= LOG.1);
-        self.blank(start, end - start, environment, "erasing entries of the log")
+        self.erase_blocks(start, end - start, environment, "erasing entries of the log")
     }
 
     /// Lets the log be read from the medium.
@@ -64,23 +64,23 @@ impl Pager {
         record: Tag,
         most: u32,
         newest: Generation,
-    ) -> Result<LogContent> {
+    ) -> Result<LogChain> {
         let mut bytes = vec![0; (LOG_BLOCKS * BLOCK) as usize];
         self.storage.read_at(LOG.0 * BLOCK, &mut bytes)?;
         let block = |address: u64| &bytes[((address - LOG.0) * BLOCK) as usize..];
-        let extends = |begun: &BegunEntry| begun.head.generation == generation && begun.head.record == record;
+        let extends = |start: &EntryStart| start.head.generation == generation && start.head.record == record;
         let begin = |address: u64| self.cipher.open_entry_head(address, block(address));
-        let mut log = LogContent::default();
+        let mut log = LogChain::default();
         let (mut address, mut number, mut previous) = (LOG.0, 1, Tag::default());
         while address < LOG.1
             && number <= most
-            && let Some(begun) = begin(address)?.filter(extends)
-            && (begun.head.number, begun.head.previous) == (number, previous)
+            && let Some(start) = begin(address)?.filter(extends)
+            && (start.head.number, start.head.previous) == (number, previous)
         {
-            let behind = address + u64::from(begun.head.blocks);
+            let behind = address + u64::from(start.head.blocks);
             let whole = block(address)[..((behind - address) * BLOCK) as usize].to_vec();
-            let Some((body, tag)) = self.cipher.open_entry_body(&begun, address, whole)? else {
-                log.torn = Some((number, begun.head.time));
+            let Some((body, tag)) = self.cipher.open_entry_body(&start, address, whole)? else {
+                log.torn = Some((number, start.head.time));
                 break;
             };
             log.entries.push(LogEntry::decode(&body)?);
@@ -90,15 +90,15 @@ impl Pager {
         }
         // Those of the chain too: a record may name as pending what extends a commit that there is not.
         for block in LOG.0..LOG.1 {
-            let Some(begun) = begin(block)? else { continue };
-            let head = &begun.head;
-            log.begun |= extends(&begun);
+            let Some(start) = begin(block)? else { continue };
+            let head = &start.head;
+            log.has_entries |= extends(&start);
             if head.generation > newest {
                 log.lost = Some(format!(
                     "commit {} is lost, although the log has an entry that extends it",
                     head.generation.0
                 ));
-            } else if block < address || !extends(&begun) {
+            } else if block < address || !extends(&start) {
                 continue;
             } else if most == 0 {
                 log.lost =

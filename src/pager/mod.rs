@@ -11,15 +11,15 @@ mod unsynced;
 
 use std::sync::Arc;
 
-pub(crate) use buffer_pool::Buffers;
+pub(crate) use buffer_pool::BufferPool;
 pub(crate) use cache::Cache;
 pub(crate) use ring::AuthenticRecord;
-pub(crate) use sticky_error::Latch;
+pub(crate) use sticky_error::StickyError;
 
-use unsynced::Unsynced;
+use unsynced::UnsyncedBytes;
 
 use crate::env::Environment;
-use crate::error::{CacheUse, Error, Result};
+use crate::error::{CacheStats, Error, Result};
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, Pointer, Run, reserved};
 use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind};
@@ -33,11 +33,11 @@ pub(crate) struct Pager {
     cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
     heads: Cache<Pointer, Arc<DataHead>>,
     /// Sealed bytes of pages that were read, and the place where they are opened.
-    scratch: Buffers,
+    scratch: BufferPool,
     /// For callers that read file data again and again.
-    reads: Buffers,
-    latch: Latch,
-    unsynced: Unsynced,
+    reads: BufferPool,
+    sticky_error: StickyError,
+    unsynced: UnsyncedBytes,
 }
 
 impl Pager {
@@ -49,16 +49,16 @@ impl Pager {
             cipher: cipher.into(),
             cells: Cache::new(cache_bytes - heads),
             heads: Cache::new(heads),
-            scratch: Buffers::default(),
-            reads: Buffers::default(),
-            latch: Latch::default(),
-            unsynced: Unsynced::default(),
+            scratch: BufferPool::default(),
+            reads: BufferPool::default(),
+            sticky_error: StickyError::default(),
+            unsynced: UnsyncedBytes::default(),
         }
     }
 
     /// Of what is written beside an archive, such as a backup: whoever meets its failure is told, and no log, which is that of the archive.
-    pub(crate) fn quiet(self) -> Pager {
-        Pager { latch: Latch::quiet(), ..self }
+    pub(crate) fn without_error_log(self) -> Pager {
+        Pager { sticky_error: StickyError::without_log(), ..self }
     }
 
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
@@ -75,31 +75,31 @@ impl Pager {
     }
 
     /// Only a hostile holder of the key can have sealed a pointer into header, ring or log; behind the end of a truncated file lies damage.
-    fn check_place(&self, pointer: &Pointer) -> Result<()> {
+    fn check_address(&self, pointer: &Pointer) -> Result<()> {
         if pointer.run.is_page_space(u64::MAX) && pointer.run.avoids(self.reserved()) {
             return Ok(());
         }
         Err(Error::damaged(format!("page lies in header, ring or log: block={}", pointer.run.address)))
     }
 
-    pub(crate) fn latch(&self) -> &Latch {
-        &self.latch
+    pub(crate) fn sticky_error(&self) -> &StickyError {
+        &self.sticky_error
     }
 
     /// What the caches of cells and of heads hold and how often they had what was asked for.
-    pub(crate) fn cache_use(&self) -> (CacheUse, CacheUse) {
+    pub(crate) fn cache_use(&self) -> (CacheStats, CacheStats) {
         (self.cells.usage(), self.heads.usage())
     }
 
     /// Forgets what was decrypted of data pages.
-    pub(crate) fn forget_data(&self) {
+    pub(crate) fn clear_data_caches(&self) {
         self.cells.clear();
         self.heads.clear();
         self.wipe_buffers();
     }
 
     /// The buffers for callers that read file data.
-    pub(crate) fn reads(&self) -> &Buffers {
+    pub(crate) fn read_buffers(&self) -> &BufferPool {
         &self.reads
     }
 
@@ -120,8 +120,8 @@ impl Pager {
 
     /// Reads and opens a page of any kind, whole: padding and every cell are verified.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
-        self.check_place(pointer)?;
-        self.once_more(pointer, || {
+        self.check_address(pointer)?;
+        self.retry_evicted(pointer, || {
             let mut bytes = vec![0; (pointer.run.blocks * BLOCK) as usize];
             self.storage.read_at(pointer.run.offset(), &mut bytes)?;
             self.cipher.open(pointer, bytes)
@@ -130,9 +130,9 @@ impl Pager {
 
     /// Reads a page again, when it is not as it should be, from where it lies: of an archive of another machine what is kept here may be of another history of it, as when its
     /// store was set back to an older state and written on, or the file of a web server was replaced within the second that its tag tells.
-    fn once_more<T>(&self, pointer: &Pointer, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+    fn retry_evicted<T>(&self, pointer: &Pointer, mut read: impl FnMut() -> Result<T>) -> Result<T> {
         match read() {
-            Err(Error::Damaged(_)) if self.is_far() => {
+            Err(Error::Damaged(_)) if self.is_remote() => {
                 self.storage.evict(pointer.run.offset(), pointer.run.bytes())?;
                 read()
             }
@@ -146,7 +146,7 @@ impl Pager {
     }
 
     /// Writes a sealed page of file data ahead of the commit that names it; see [`Self::write_page`].
-    pub(crate) fn write_ahead(&self, page: &SealedPage) -> Result<()> {
+    pub(crate) fn write_data_page(&self, page: &SealedPage) -> Result<()> {
         self.write_page(page)?;
         self.unsynced.count(page.pointer.run.bytes());
         Ok(())
@@ -160,7 +160,7 @@ impl Pager {
     /// Writes once more when the host says that it is full, since it had allocated these blocks;
     /// where that is no promise the ballast gives it the room (STORAGE-6).
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
-        self.latch.check()?;
+        self.sticky_error.check()?;
         let written = match self.storage.write_at(at, bytes) {
             Err(Error::NoSpace(reason)) => {
                 tracing::warn!("the host refused a write into blocks that it had allocated: {reason}");
@@ -171,16 +171,16 @@ impl Pager {
         };
         written.map_err(|error| match error {
             Error::NoSpace(_) => error,
-            error => self.latch.set(doing, error),
+            error => self.sticky_error.record(doing, error),
         })
     }
 
     /// Overwrites blocks with random bytes. Where each barrier is a whole they become a hole, which is no write in parts there: nothing is sent to say nothing.
-    fn blank(&self, start: u64, blocks: u64, environment: &dyn Environment, doing: &str) -> Result<()> {
-        if self.storage.ordered() {
-            self.latch.check()?;
+    fn erase_blocks(&self, start: u64, blocks: u64, environment: &dyn Environment, doing: &str) -> Result<()> {
+        if self.storage.has_atomic_barrier() {
+            self.sticky_error.check()?;
             let punched = self.storage.punch(start * BLOCK, blocks * BLOCK);
-            return punched.map_err(|error| self.latch.set(doing, error));
+            return punched.map_err(|error| self.sticky_error.record(doing, error));
         }
         let mut noise = vec![0; (blocks * BLOCK) as usize];
         environment.fill_random(&mut noise)?;
@@ -190,22 +190,22 @@ impl Pager {
     /// Waits until everything written before is on the medium; a failure latches.
     pub(crate) fn barrier(&self) -> Result<()> {
         self.unsynced.reset();
-        self.latch.check()?;
-        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
+        self.sticky_error.check()?;
+        self.storage.barrier().map_err(|e| self.sticky_error.record("making writes durable", e))
     }
 
     /// Bounds what the next barrier has to wait for, if need be with an early one.
-    pub(crate) fn bound_unsynced(&self) -> Result<()> {
-        if self.storage.ordered() {
+    pub(crate) fn limit_unsynced(&self) -> Result<()> {
+        if self.storage.has_atomic_barrier() {
             // What is written ahead is on its way already, and a barrier would name it.
             return Ok(());
         }
-        self.unsynced.bound(|| self.barrier())
+        self.unsynced.limit(|| self.barrier())
     }
 
     /// Fails when another program cut, replaced or removed the file: what is written to it from then on would be lost, or hide the damage.
-    pub(crate) fn check_host(&self) -> Result<()> {
-        match self.storage.still_there() {
+    pub(crate) fn check_identity(&self) -> Result<()> {
+        match self.storage.check_identity() {
             Err(Error::Damaged(reason)) => Err(Error::Damaged(reason)),
             // That nobody can tell at this moment is no reason to stop.
             Err(error) => {

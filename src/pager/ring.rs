@@ -48,6 +48,6 @@ impl Pager {
 
     /// Overwrites a slot with random bytes.
     pub(crate) fn scrub_slot(&self, slot: u64, environment: &dyn Environment) -> Result<()> {
-        self.blank(slot_block(slot), 1, environment, "scrubbing a commit slot")
+        self.erase_blocks(slot_block(slot), 1, environment, "scrubbing a commit slot")
     }
 }

@@ -30,25 +30,25 @@ use crate::error::{Error, Result};
 
 /// It is set at most once; the first reason stays.
 #[derive(Default)]
-pub(crate) struct Latch {
+pub(crate) struct StickyError {
     /// Nothing is logged.
-    quiet: bool,
+    is_unlogged: bool,
     reason: OnceLock<String>,
     /// The cause, until somebody who handed over data or asked for its durability was told.
-    untold: Mutex<Option<Error>>,
+    unreported: Mutex<Option<Error>>,
 }
 
-impl Latch {
-    pub(crate) fn quiet() -> Latch {
-        Latch { quiet: true, ..Latch::default() }
+impl StickyError {
+    pub(crate) fn without_log() -> StickyError {
+        StickyError { is_unlogged: true, ..StickyError::default() }
     }
 
     /// # Errors
-    /// `Latched` with the first failure, for every later writer.
+    /// `WriteFailed` with the first failure, for every later writer.
     pub(crate) fn check(&self) -> Result<()> {
         match self.reason.get() {
             None => Ok(()),
-            Some(reason) => Err(Error::Latched(reason.clone())),
+            Some(reason) => Err(Error::WriteFailed(reason.clone())),
         }
     }
 
@@ -58,35 +58,35 @@ impl Latch {
     }
 
     /// Latches because of `error`, unless something did before, and returns it: what the failing caller shall see.
-    pub(crate) fn set(&self, doing: &str, error: Error) -> Error {
+    pub(crate) fn record(&self, doing: &str, error: Error) -> Error {
         let mut first = false;
         let reason = self.reason.get_or_init(|| {
             first = true;
             // Before anybody can see the reason and ask for the cause.
-            *self.untold.lock() = Some(error.clone());
+            *self.unreported.lock() = Some(error.clone());
             let mut text = format!("{doing}: {error}");
             if let Some(source) = std::error::Error::source(&error) {
                 text.push_str(&format!(": {source}"));
             }
             text
         });
-        if first && !self.quiet {
+        if first && !self.is_unlogged {
             tracing::error!("archive is read-only from now on: {reason}");
         }
         error
     }
 
     /// What to tell somebody who handed over data, or asked for its durability, and got `error`.
-    pub(crate) fn tell(&self, error: Error) -> Error {
+    pub(crate) fn error_for(&self, error: Error) -> Error {
         if self.reason.get().is_none() {
             return error;
         }
-        let mut untold = self.untold.lock();
-        match (&error, &*untold) {
-            (Error::Latched(_), Some(_)) => untold.take().unwrap_or(error),
+        let mut unreported = self.unreported.lock();
+        match (&error, &*unreported) {
+            (Error::WriteFailed(_), Some(_)) => unreported.take().unwrap_or(error),
             // Another failure on the way, such as a want of space, does not tell why.
             (_, Some(cause)) if discriminant(cause) == discriminant(&error) => {
-                *untold = None;
+                *unreported = None;
                 error
             }
             _ => error,

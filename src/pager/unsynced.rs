@@ -14,13 +14,13 @@ const LIMIT: u64 = 16 << 20;
 
 /// What was written since the last barrier.
 #[derive(Default)]
-pub(super) struct Unsynced {
+pub(super) struct UnsyncedBytes {
     bytes: AtomicU64,
     /// Held by the one writer that makes what was written durable before it is too much.
     early: Mutex<()>,
 }
 
-impl Unsynced {
+impl UnsyncedBytes {
     /// A barrier is made that covers all that was counted until now.
     pub(super) fn reset(&self) {
         self.bytes.store(0, Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Unsynced {
     }
 
     /// Makes an early barrier when too much was written.
-    pub(super) fn bound(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn limit(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
         let sum = self.bytes.load(Ordering::Relaxed);
         if sum < LIMIT {
             return Ok(());

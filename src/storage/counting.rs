@@ -82,7 +82,7 @@ impl Storage for CountingStorage {
         self.kept.lock().as_ref().unwrap_or(&self.memory).read_at(offset, out)
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         self.far
     }
 

@@ -43,13 +43,13 @@ impl HostEntry {
     }
 
     /// Another name in the same directory.
-    pub fn beside(&self, name: OsString) -> io::Result<HostEntry> {
+    pub fn sibling(&self, name: OsString) -> io::Result<HostEntry> {
         Ok(HostEntry { directory: self.directory.try_clone()?, path: self.path.with_file_name(&name), name })
     }
 
     /// The same, held once more.
     pub fn try_clone(&self) -> io::Result<HostEntry> {
-        self.beside(self.name.clone())
+        self.sibling(self.name.clone())
     }
 
     pub fn name(&self) -> &OsStr {
@@ -90,7 +90,7 @@ impl HostEntry {
     /// Whether the name is that of `file` now.
     pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(named) => Ok(Identity::from(&named) == Identity::of(file)?),
+            Ok(named) => Ok(FileIdentity::from(&named) == FileIdentity::of(file)?),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
@@ -138,16 +138,16 @@ impl HostEntry {
 
     /// All names of the directory but `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
-        Ok(names(self.opened()?)?.into_iter().map(OsString::from_vec).collect())
+        Ok(names(self.open_directory()?)?.into_iter().map(OsString::from_vec).collect())
     }
 
     /// Makes the directory's names durable.
     pub fn sync_directory(&self) -> io::Result<()> {
-        Ok(host_call::sync_directory(self.opened()?)?)
+        Ok(host_call::sync_directory(self.open_directory()?)?)
     }
 
     /// The very directory, opened for reading.
-    fn opened(&self) -> io::Result<OwnedFd> {
+    fn open_directory(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 }
@@ -169,11 +169,11 @@ pub fn rename_to_free_name(
     to: BorrowedFd<'_>,
     free: &[u8],
 ) -> rustix::io::Result<()> {
-    Move { from, name, to, free }.carry_out(&Kernel)
+    RenameStep { from, name, to, free }.carry_out(&KernelCalls)
 }
 
 /// A file or directory on its way to a name that nothing has.
-struct Move<'a> {
+struct RenameStep<'a> {
     from: BorrowedFd<'a>,
     name: &'a [u8],
     to: BorrowedFd<'a>,
@@ -182,23 +182,23 @@ struct Move<'a> {
 
 /// The two calls that file systems lack.
 trait ExclusiveCalls {
-    fn rename(&self, step: &Move<'_>) -> rustix::io::Result<()>;
-    fn link(&self, step: &Move<'_>) -> rustix::io::Result<()>;
+    fn rename(&self, step: &RenameStep<'_>) -> rustix::io::Result<()>;
+    fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()>;
 }
 
-struct Kernel;
+struct KernelCalls;
 
-impl ExclusiveCalls for Kernel {
-    fn rename(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+impl ExclusiveCalls for KernelCalls {
+    fn rename(&self, step: &RenameStep<'_>) -> rustix::io::Result<()> {
         rustix::fs::renameat_with(step.from, step.name, step.to, step.free, RenameFlags::NOREPLACE)
     }
 
-    fn link(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+    fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()> {
         rustix::fs::linkat(step.from, step.name, step.to, step.free, AtFlags::empty())
     }
 }
 
-impl Move<'_> {
+impl RenameStep<'_> {
     fn carry_out(&self, calls: &impl ExclusiveCalls) -> rustix::io::Result<()> {
         match calls.rename(self) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
@@ -220,17 +220,17 @@ impl Move<'_> {
 
 /// What tells a file from every other one that exists at the same time: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity(u64, u64);
+pub struct FileIdentity(u64, u64);
 
-impl Identity {
-    pub fn of(file: impl AsFd) -> rustix::io::Result<Identity> {
-        Ok(Identity::from(&rustix::fs::fstat(file)?))
+impl FileIdentity {
+    pub fn of(file: impl AsFd) -> rustix::io::Result<FileIdentity> {
+        Ok(FileIdentity::from(&rustix::fs::fstat(file)?))
     }
 }
 
-impl From<&Stat> for Identity {
-    fn from(stat: &Stat) -> Identity {
-        Identity(stat.st_dev, stat.st_ino)
+impl From<&Stat> for FileIdentity {
+    fn from(stat: &Stat) -> FileIdentity {
+        FileIdentity(stat.st_dev, stat.st_ino)
     }
 }
 
@@ -296,12 +296,12 @@ mod tests {
     }
 
     impl ExclusiveCalls for Lacking {
-        fn rename(&self, _: &Move<'_>) -> rustix::io::Result<()> {
+        fn rename(&self, _: &RenameStep<'_>) -> rustix::io::Result<()> {
             Err(self.flag)
         }
 
-        fn link(&self, step: &Move<'_>) -> rustix::io::Result<()> {
-            self.links.map_or_else(|| Kernel.link(step), Err)
+        fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()> {
+            self.links.map_or_else(|| KernelCalls.link(step), Err)
         }
     }
 
@@ -321,8 +321,9 @@ mod tests {
                 fs::write(path("taken"), "precious").unwrap();
                 symlink("nowhere", path("link")).unwrap();
                 let directory = File::open(place.path()).unwrap();
-                let step =
-                    |free| Move { from: directory.as_fd(), name: b"made", to: directory.as_fd(), free }.carry_out(host);
+                let step = |free| {
+                    RenameStep { from: directory.as_fd(), name: b"made", to: directory.as_fd(), free }.carry_out(host)
+                };
                 for taken in [&b"taken"[..], b"link"] {
                     assert_eq!(step(taken), Err(Errno::EXIST), "{number}");
                 }

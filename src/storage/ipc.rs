@@ -23,27 +23,27 @@ const ALLOCATE: u32 = 5;
 const PUNCH: u32 = 6;
 const CUT: u32 = 7;
 const BARRIER: u32 = 8;
-const KEPT: u32 = 9;
+const PENDING_UPLOAD: u32 = 9;
 /// Most bytes of one request: four times what a page has.
-const MOST: u32 = 64 << 20;
+const MAX_TRANSFER: u32 = 64 << 20;
 /// Longest sentence of a refusal.
 const MAX_SENTENCE: u32 = 64 << 10;
 const REQUEST_BYTES: usize = 24;
 const ANSWER_BYTES: usize = 8;
 
 /// Another process's storage.
-pub struct Borrowed {
+pub struct IpcStorage {
     /// Only this process writes there.
     length: AtomicU64,
     writable: bool,
     ordered: bool,
-    idle: Mutex<Idle>,
+    idle: Mutex<SocketPool>,
     returned: Condvar,
     /// Goes after the sockets.
     keeper: Option<Box<dyn Send + Sync>>,
 }
 
-struct Idle {
+struct SocketPool {
     sockets: Vec<UnixStream>,
     /// Those in use as well.
     whole: usize,
@@ -67,15 +67,15 @@ impl Request {
     }
 }
 
-impl Borrowed {
+impl IpcStorage {
     /// What is lent at the other end of these sockets: so many requests are under way at most.
     ///
     /// # Errors
     /// When nobody answers there.
-    pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<Borrowed> {
-        let idle = Mutex::new(Idle { whole: sockets.len(), sockets });
+    pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<IpcStorage> {
+        let idle = Mutex::new(SocketPool { whole: sockets.len(), sockets });
         let length = AtomicU64::new(0);
-        let borrowed = Borrowed { length, writable, ordered: false, idle, returned: Condvar::new(), keeper: None };
+        let borrowed = IpcStorage { length, writable, ordered: false, idle, returned: Condvar::new(), keeper: None };
         let mut length = [0; 8];
         borrowed.ask(&Request { order: LENGTH, count: 0, first: 0, second: 0 }, &[], &mut length)?;
         borrowed.length.store(u64::from_le_bytes(length), Ordering::Release);
@@ -83,12 +83,12 @@ impl Borrowed {
     }
 
     /// The same, known to be ordered (STORAGE-4).
-    pub fn ordered(self) -> Borrowed {
-        Borrowed { ordered: true, ..self }
+    pub fn with_atomic_barrier(self) -> IpcStorage {
+        IpcStorage { ordered: true, ..self }
     }
 
     /// Drops `keeper` when nothing is borrowed any more and the other side has seen that.
-    pub fn kept_by(mut self, keeper: impl Send + Sync + 'static) -> Borrowed {
+    pub fn with_keeper(mut self, keeper: impl Send + Sync + 'static) -> IpcStorage {
         self.keeper = Some(Box::new(keeper));
         self
     }
@@ -127,7 +127,7 @@ impl Borrowed {
             Err(error) => {
                 idle.whole -= 1;
                 self.returned.notify_all();
-                Err(gone(error))
+                Err(connection_error(error))
             }
         }
     }
@@ -139,7 +139,7 @@ impl Borrowed {
                 return Ok(socket);
             }
             if idle.whole == 0 {
-                return Err(gone(io::ErrorKind::BrokenPipe.into()));
+                return Err(connection_error(io::ErrorKind::BrokenPipe.into()));
             }
             self.returned.wait(&mut idle);
         }
@@ -158,21 +158,21 @@ impl Borrowed {
     }
 }
 
-impl Storage for Borrowed {
+impl Storage for IpcStorage {
     fn len(&self) -> Result<u64> {
         Ok(self.length.load(Ordering::Acquire))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        for (number, part) in (0..).zip(out.chunks_mut(MOST as usize)) {
-            let first = offset + number * u64::from(MOST);
+        for (number, part) in (0..).zip(out.chunks_mut(MAX_TRANSFER as usize)) {
+            let first = offset + number * u64::from(MAX_TRANSFER);
             self.ask(&Request { order: READ, count: part.len() as u32, first, second: 0 }, &[], part)?;
         }
         Ok(())
     }
 
     /// Why else would it be lent.
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -184,8 +184,8 @@ impl Storage for Borrowed {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_writable()?;
-        for (number, part) in (0..).zip(data.chunks(MOST as usize)) {
-            let first = offset + number * u64::from(MOST);
+        for (number, part) in (0..).zip(data.chunks(MAX_TRANSFER as usize)) {
+            let first = offset + number * u64::from(MAX_TRANSFER);
             self.ask(&Request { order: WRITE, count: part.len() as u32, first, second: 0 }, part, &mut [])?;
             self.grown(first + part.len() as u64);
         }
@@ -216,15 +216,15 @@ impl Storage for Borrowed {
         if self.writable { self.order(BARRIER, 0, 0) } else { Ok(()) }
     }
 
-    fn kept_back(&self) -> Result<u64> {
+    fn pending_upload_bytes(&self) -> Result<u64> {
         let mut bytes = [0; 8];
         if self.writable {
-            self.ask(&Request { order: KEPT, count: 0, first: 0, second: 0 }, &[], &mut bytes)?;
+            self.ask(&Request { order: PENDING_UPLOAD, count: 0, first: 0, second: 0 }, &[], &mut bytes)?;
         }
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         self.ordered
     }
 
@@ -243,7 +243,7 @@ impl Storage for Borrowed {
 }
 
 /// Lends a storage to the process at the other end, until that is gone or asks for what cannot be understood.
-pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
+pub fn serve_storage(storage: &dyn Storage, mut socket: UnixStream) {
     // The answer's head and what follows it, which grows with the longest one and is neither cleared nor filled twice.
     let mut buffer = vec![0; ANSWER_BYTES];
     let mut head = [0; REQUEST_BYTES];
@@ -251,23 +251,23 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
         let (order, count) = (number(&head, 0), number(&head, 4));
         let wide = |at: usize| u64::from(number(&head, at)) | u64::from(number(&head, at + 4)) << 32;
         let (first, second) = (wide(8), wide(16));
-        if count > MOST {
+        if count > MAX_TRANSFER {
             return;
         }
         let mut length = 0;
         let done = match order {
             READ => {
                 length = count as usize;
-                storage.read_at(first, room(&mut buffer, length))
+                storage.read_at(first, payload_mut(&mut buffer, length))
             }
             NEED => {
                 storage.will_need(first, second);
                 continue;
             }
             FORGET => storage.evict(first, second),
-            LENGTH => storage.len().map(|bytes| length = told(&mut buffer, bytes)),
+            LENGTH => storage.len().map(|bytes| length = put_number(&mut buffer, bytes)),
             WRITE => {
-                let data = room(&mut buffer, count as usize);
+                let data = payload_mut(&mut buffer, count as usize);
                 if socket.read_exact(data).is_err() {
                     return;
                 }
@@ -277,14 +277,14 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
             PUNCH => storage.punch(first, second),
             CUT => storage.set_len(first),
             BARRIER => storage.barrier(),
-            KEPT => storage.kept_back().map(|bytes| length = told(&mut buffer, bytes)),
+            PENDING_UPLOAD => storage.pending_upload_bytes().map(|bytes| length = put_number(&mut buffer, bytes)),
             _ => return,
         };
         let code = done.map_or_else(
             |error| {
                 let (code, sentence) = code_of(&error);
                 length = sentence.len().min(MAX_SENTENCE as usize);
-                room(&mut buffer, length).copy_from_slice(&sentence.as_bytes()[..length]);
+                payload_mut(&mut buffer, length).copy_from_slice(&sentence.as_bytes()[..length]);
                 code
             },
             |()| 0,
@@ -298,13 +298,13 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
 }
 
 /// Puts a number behind the answer's head, and gives its length.
-fn told(buffer: &mut Vec<u8>, number: u64) -> usize {
-    room(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
+fn put_number(buffer: &mut Vec<u8>, number: u64) -> usize {
+    payload_mut(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
     size_of::<u64>()
 }
 
 /// So many bytes behind the answer's head, of any content.
-fn room(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
+fn payload_mut(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < ANSWER_BYTES + length {
         buffer.resize(ANSWER_BYTES + length, 0);
     }
@@ -312,7 +312,7 @@ fn room(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
 }
 
 /// Why nothing more comes from the other side.
-fn gone(error: io::Error) -> Error {
+fn connection_error(error: io::Error) -> Error {
     match error.kind() {
         // The socket's own bound.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
@@ -382,14 +382,14 @@ mod tests {
         memory.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| lend(&memory, theirs));
-            let borrowed = Borrowed::new(vec![ours], true).unwrap();
+            scope.spawn(|| serve_storage(&memory, theirs));
+            let borrowed = IpcStorage::new(vec![ours], true).unwrap();
             assert_eq!(borrowed.len().unwrap(), 10);
             borrowed.write_at(8, b"abcd").unwrap();
             borrowed.allocate(10, 10).unwrap();
             borrowed.set_len(14).unwrap();
             borrowed.barrier().unwrap();
-            assert_eq!(borrowed.kept_back().unwrap(), 0);
+            assert_eq!(borrowed.pending_upload_bytes().unwrap(), 0);
             let mut out = [1; 14];
             borrowed.read_at(0, &mut out).unwrap();
             assert_eq!(&out, b"01234567abcd\0\0");
@@ -408,8 +408,8 @@ mod tests {
         storage.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| lend(&storage, theirs));
-            let borrowed = Borrowed::new(vec![ours], false).unwrap();
+            scope.spawn(|| serve_storage(&storage, theirs));
+            let borrowed = IpcStorage::new(vec![ours], false).unwrap();
             for at in 0..5 {
                 borrowed.will_need(at, 5);
                 let mut out = [0; 2];
@@ -426,8 +426,8 @@ mod tests {
         let memory = MemoryStorage::new();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| lend(&memory, theirs));
-            let borrowed = Borrowed::new(vec![ours], false).unwrap();
+            scope.spawn(|| serve_storage(&memory, theirs));
+            let borrowed = IpcStorage::new(vec![ours], false).unwrap();
             assert!(matches!(borrowed.write_at(0, b"a"), Err(Error::ReadOnly(_))));
             assert!(matches!(borrowed.set_len(5), Err(Error::ReadOnly(_))));
             drop(borrowed);
@@ -439,12 +439,12 @@ mod tests {
     fn who_does_not_answer_in_time_is_not_told_as_gone() {
         let (ours, silent) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
-        let told = Borrowed::new(vec![ours], false).err().unwrap();
+        let told = IpcStorage::new(vec![ours], false).err().unwrap();
         assert!(matches!(&told, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{told:?}");
         assert!(told.to_string().contains("does not answer"), "{told}");
         drop(silent);
         let (ours, _) = UnixStream::pair().unwrap();
-        let told = Borrowed::new(vec![ours], false).err().unwrap();
+        let told = IpcStorage::new(vec![ours], false).err().unwrap();
         assert!(told.to_string().contains("is gone"), "{told}");
     }
 

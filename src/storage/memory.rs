@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::sparse_image::Image;
-use super::{Storage, Successor, end_of};
+use super::sparse_image::SparseImage;
+use super::{Replacement, Storage, end_of};
 use crate::error::Result;
 
 /// A sparse file's content; optionally bounded, so that a full disk can be played.
@@ -16,7 +16,7 @@ pub(crate) struct MemoryStorage {
 
 #[derive(Clone)]
 struct State {
-    image: Image,
+    image: SparseImage,
     capacity: Option<u64>,
 }
 
@@ -29,7 +29,7 @@ impl Clone for MemoryStorage {
 
 impl MemoryStorage {
     pub(crate) fn new() -> MemoryStorage {
-        MemoryStorage { state: RwLock::new(State { image: Image::default(), capacity: None }) }
+        MemoryStorage { state: RwLock::new(State { image: SparseImage::default(), capacity: None }) }
     }
 
     /// Host capacity in bytes of allocated blocks; growth by writing, allocation and writes into holes beyond it answer NoSpace.
@@ -48,7 +48,7 @@ impl MemoryStorage {
     }
 
     pub(crate) fn from_contents(bytes: Vec<u8>) -> MemoryStorage {
-        MemoryStorage { state: RwLock::new(State { image: Image::from_bytes(&bytes), capacity: None }) }
+        MemoryStorage { state: RwLock::new(State { image: SparseImage::from_bytes(&bytes), capacity: None }) }
     }
 }
 
@@ -110,8 +110,8 @@ impl Storage for MemoryStorage {
         Ok(self.state.read().image.next_data(offset))
     }
 
-    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
-        Ok(Box::new(Next { place: self, fresh: Arc::default() }))
+    fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
+        Ok(Box::new(MemoryReplacement { place: self, fresh: Arc::default() }))
     }
 
     fn read_only(&self) -> bool {
@@ -120,12 +120,12 @@ impl Storage for MemoryStorage {
 }
 
 /// What is to take a storage's place.
-struct Next<'a> {
+struct MemoryReplacement<'a> {
     place: &'a MemoryStorage,
     fresh: Arc<MemoryStorage>,
 }
 
-impl Successor for Next<'_> {
+impl Replacement for MemoryReplacement<'_> {
     fn storage(&self) -> Arc<dyn Storage> {
         self.fresh.clone()
     }

@@ -14,12 +14,12 @@ pub(crate) mod simulated;
 #[cfg(any(test, fuzzing))]
 mod sparse_image;
 
-pub use archive_source::Site;
+pub use archive_source::ArchiveSource;
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
 pub use file::{FileStorage, LockMode};
-pub use host_entry::{HostEntry, Identity, names, rename_to_free_name};
-pub use ipc::{Borrowed, lend};
+pub use host_entry::{FileIdentity, HostEntry, names, rename_to_free_name};
+pub use ipc::{IpcStorage, serve_storage};
 #[cfg(any(test, fuzzing))]
 pub(crate) use memory::MemoryStorage;
 
@@ -39,9 +39,9 @@ pub(crate) const BALLAST: u64 = 2 << 20;
 ///     until a `barrier` that was called after them has returned `Ok`.
 /// STORAGE-2  After a failed `barrier` nothing is known about any write since the last good one; the caller latches.
 /// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
-/// STORAGE-4  Where [`Storage::ordered`] says so, everything between two barriers reaches the medium with the second one, all of it at once or nothing, in the
+/// STORAGE-4  Where [`Storage::has_atomic_barrier`] says so, everything between two barriers reaches the medium with the second one, all of it at once or nothing, in the
 ///     order of the barriers; what no barrier covered dies with the process. A barrier that fails may have been carried out all the same, as a whole.
-/// STORAGE-5  What is written into a [`Successor`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
+/// STORAGE-5  What is written into a [`Replacement`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
 ///     what is here, at once. Without that, or when it fails, here is what was here; one that fails may have been carried out all the same, as a whole. Afterwards this
 ///     storage is only read, and shows what it showed.
 /// STORAGE-6  After `keep_ballast`, where overwriting takes room, the host has allocated
@@ -64,7 +64,7 @@ pub trait Storage: Send + Sync {
     fn will_need(&self, _offset: u64, _length: u64) {}
 
     /// Whether a read takes a way to another machine and back, so that it pays to ask for much that is likely to be read.
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         false
     }
 
@@ -95,7 +95,7 @@ pub trait Storage: Send + Sync {
 
     /// Whether STORAGE-4 holds. Then one barrier makes durable what elsewhere takes two, no record is ever found that names what is not there, and nothing has to
     /// be overwritten to be gone: whoever writes there may leave out what only a torn write makes necessary.
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         false
     }
 
@@ -115,13 +115,13 @@ pub trait Storage: Send + Sync {
     ///
     /// # Errors
     /// `Damaged` when it was cut, removed or replaced; any other when the host does not tell.
-    fn still_there(&self) -> Result<()> {
+    fn check_identity(&self) -> Result<()> {
         Ok(())
     }
 
     /// Returns whether the file has no name any more: its content is lost when it is closed. A reader
     /// of a file that was replaced loses nothing.
-    fn is_nameless(&self) -> bool {
+    fn is_unlinked(&self) -> bool {
         false
     }
 
@@ -130,7 +130,7 @@ pub trait Storage: Send + Sync {
     ///
     /// # Errors
     /// When nobody tells.
-    fn kept_back(&self) -> Result<u64> {
+    fn pending_upload_bytes(&self) -> Result<u64> {
         Ok(0)
     }
 
@@ -138,7 +138,7 @@ pub trait Storage: Send + Sync {
     ///
     /// # Errors
     /// `Unsupported` where that is no matter of the storage, as of a file, which another one can take the name of.
-    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+    fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
         Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
     }
 
@@ -151,8 +151,8 @@ pub trait Storage: Send + Sync {
     fn read_only(&self) -> bool;
 }
 
-/// What is being written to take the place of all that a storage has (STORAGE-5). Dropped before [`Successor::publish`], it goes.
-pub trait Successor {
+/// What is being written to take the place of all that a storage has (STORAGE-5). Dropped before [`Replacement::publish`], it goes.
+pub trait Replacement {
     /// Where it is written. A barrier there makes nothing durable.
     fn storage(&self) -> Arc<dyn Storage>;
 

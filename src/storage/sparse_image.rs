@@ -26,7 +26,7 @@ enum Slot {
 ///
 /// Bytes of a data block at or behind `len` are zero, so that growing shows zeros.
 #[derive(Clone, Default)]
-pub(super) struct Image {
+pub(super) struct SparseImage {
     len: u64,
     slots: Vec<Slot>,
     allocated: u64,
@@ -41,9 +41,9 @@ fn pieces(offset: u64, end: u64) -> impl Iterator<Item = (usize, Range<usize>)> 
     })
 }
 
-impl Image {
-    pub(super) fn from_bytes(bytes: &[u8]) -> Image {
-        let mut image = Image::default();
+impl SparseImage {
+    pub(super) fn from_bytes(bytes: &[u8]) -> SparseImage {
+        let mut image = SparseImage::default();
         image.put(0, bytes);
         image
     }
@@ -195,7 +195,7 @@ impl Image {
     }
 
     /// Makes the block look as it does in `other`; the length stays.
-    pub(super) fn copy_block(&mut self, block: u64, other: &Image) {
+    pub(super) fn copy_block(&mut self, block: u64, other: &SparseImage) {
         let index = block as usize;
         let replacement = other.slots.get(index).cloned().unwrap_or_default();
         if index >= self.slots.len() {

@@ -189,7 +189,7 @@ impl Shortage {
                 match reclaimer.step() {
                     Ok(true) => reclaimed = true,
                     Ok(false) => break,
-                    Err(error @ Error::Latched(_)) => return Err(error),
+                    Err(error @ Error::WriteFailed(_)) => return Err(error),
                     // It stays queued, and background work tells.
                     Err(error) => {
                         tracing::debug!(%error, "what was deleted could not be reclaimed for want of room");

@@ -143,7 +143,7 @@ pub(in crate::archive) fn remove_leftovers(
             continue;
         }
         let shown = display(name.as_bytes());
-        let Ok(entry) = entry.beside(name) else { continue };
+        let Ok(entry) = entry.sibling(name) else { continue };
         let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
             Ok(left) => Arc::new(left),
             // Another run is about it.
@@ -172,7 +172,7 @@ impl Beside {
         environment.fill_random(&mut random)?;
         let mut name = prefix(entry, what);
         name.extend_from_slice(format!("{:016x}", u64::from_le_bytes(random)).as_bytes());
-        let beside = entry.beside(std::ffi::OsStr::from_bytes(&name).to_owned());
+        let beside = entry.sibling(std::ffi::OsStr::from_bytes(&name).to_owned());
         let entry = beside.map_err(|e| Error::io(format!("writing beside {}", entry.path().display()), e))?;
         let storage = Arc::new(FileStorage::create(&entry)?);
         Ok(Beside { storage, entry, finished: std::cell::Cell::new(false) })

@@ -172,7 +172,7 @@ fn a_record_laid_on_a_damaged_leaf_is_never_seen_as_it_was() {
     for sub in 0..40 {
         let key = Key::new(sub, 1, 0);
         let value = (sub % 2 == 0 && sub > last.end).then_some(&[8; 10][..]);
-        let laid = tree.lay(&store, &mut edits, key, value);
+        let laid = tree.overlay(&store, &mut edits, key, value);
         assert_eq!(matches!(laid, Err(Error::Damaged(_))), last.contains(&sub), "{sub}: {laid:?}");
     }
     // The medium thinks better of it.

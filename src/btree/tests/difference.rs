@@ -94,7 +94,7 @@ fn fences_lead_back_without_reading_a_leaf() {
     let root = world.medium.flush(&world.store, &world.tree, generation);
     let tree = Tree::from_root(TreeId::Live, &root);
     let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
-    let store = NodeStore::over(Arc::clone(&counted) as Arc<dyn NodePages>, 8 << 20);
+    let store = NodeStore::from_pages(Arc::clone(&counted) as Arc<dyn NodePages>, 8 << 20);
     let fences = |key| {
         let mut fences = Vec::new();
         tree.fences_before(&store, key, &mut |fence| {
@@ -173,13 +173,13 @@ fn what_two_versions_share_is_not_read() {
             let after = world.commit();
             let differing = unshared(&world.store, &before, &after);
             let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
-            let store = NodeStore::over(counted.clone(), 0);
+            let store = NodeStore::from_pages(counted.clone(), 0);
             assert!(found(&store, &before, &after) == expected(&content, &world.content));
             let reads = counted.reads.load(Ordering::Relaxed);
             // No page that both have is opened, and of the others none twice.
             assert!(reads <= differing, "{times} changes: {reads} reads, {differing} pages differ");
             let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
-            assert_eq!(found(&NodeStore::over(counted.clone(), 0), &after, &after), []);
+            assert_eq!(found(&NodeStore::from_pages(counted.clone(), 0), &after, &after), []);
             assert_eq!(counted.reads.load(Ordering::Relaxed), 0);
         }
         let all = pages_of(&world.store, &before).len();
@@ -206,7 +206,7 @@ fn a_walk_that_was_stopped_goes_on_where_it_was() {
             let mut found = Differing::new();
             loop {
                 let (before, most) = (found.len(), 1 + world.random.below(5) as usize);
-                walk.go_on(&world.store, &mut |key, old, new| {
+                walk.resume(&world.store, &mut |key, old, new| {
                     found.push((key, old.map(<[u8]>::to_vec), new.map(<[u8]>::to_vec)));
                     let enough = found.len() - before == most;
                     Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })

@@ -46,7 +46,7 @@ impl Medium {
 
     /// A store that has cached nothing yet.
     fn cold(self: &Arc<Medium>, budget: usize) -> NodeStore {
-        NodeStore::over(Arc::clone(self) as Arc<dyn NodePages>, budget)
+        NodeStore::from_pages(Arc::clone(self) as Arc<dyn NodePages>, budget)
     }
 
     fn flush(&self, store: &NodeStore, tree: &Tree, generation: Generation) -> Root {

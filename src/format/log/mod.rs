@@ -3,7 +3,7 @@
 use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
 use super::ids::{BLOCK, Generation, Ino, Key, LOG, MAX_INO, MAX_OFFSET, MAX_VALUE, Tag, Timestamp, kind};
 use super::node::{KEY, key_at, put_key};
-use super::reader::Reader;
+use super::reader::ByteReader;
 use crate::error::{Error, Result};
 
 /// Bytes of a head.
@@ -179,7 +179,7 @@ impl LogEntry {
     /// # Errors
     /// `Damaged` for counts that do not fill the bytes, records that tree 1 does not have, and for what is out of its order or bounds.
     pub fn decode(bytes: &[u8]) -> Result<LogEntry> {
-        let mut reader = Reader::new(bytes, "log entry");
+        let mut reader = ByteReader::new(bytes, "log entry");
         let (next_ino, inodes) = (reader.u64()?, reader.u64()?);
         let (dropped, records, pieces) = (reader.u32()?, reader.u32()?, reader.u32()?);
         reader.zero(4)?;
@@ -228,7 +228,7 @@ pub fn piece_length(data: usize) -> usize {
     PIECE + data
 }
 
-fn decode_ino(reader: &mut Reader<'_>) -> Result<Ino> {
+fn decode_ino(reader: &mut ByteReader<'_>) -> Result<Ino> {
     let ino = reader.u64()?;
     if !(1..=MAX_INO).contains(&ino) {
         return Err(Error::damaged(format!("log entry has a wrong inode: {ino}")));
@@ -236,7 +236,7 @@ fn decode_ino(reader: &mut Reader<'_>) -> Result<Ino> {
     Ok(Ino(ino))
 }
 
-fn decode_range(reader: &mut Reader<'_>) -> Result<DroppedRange> {
+fn decode_range(reader: &mut ByteReader<'_>) -> Result<DroppedRange> {
     let range = DroppedRange { ino: decode_ino(reader)?, start: reader.u64()?, end: reader.u64()? };
     if range.start >= range.end {
         return Err(Error::damaged(format!("log entry has an empty range: {}..{}", range.start, range.end)));
@@ -254,7 +254,7 @@ pub fn is_record_of_files(key: Key) -> bool {
     }
 }
 
-fn decode_record(reader: &mut Reader<'_>) -> Result<(Key, Option<Vec<u8>>)> {
+fn decode_record(reader: &mut ByteReader<'_>) -> Result<(Key, Option<Vec<u8>>)> {
     let key = key_at(reader.take(KEY)?, 0);
     if !is_record_of_files(key) {
         return Err(Error::damaged(format!("log entry has a record that no tree of files has: kind={}", key.kind)));
@@ -267,7 +267,7 @@ fn decode_record(reader: &mut Reader<'_>) -> Result<(Key, Option<Vec<u8>>)> {
     Ok((key, value))
 }
 
-fn decode_piece(reader: &mut Reader<'_>) -> Result<LogPiece> {
+fn decode_piece(reader: &mut ByteReader<'_>) -> Result<LogPiece> {
     let (ino, offset, length) = (decode_ino(reader)?, reader.u64()?, reader.u32()?);
     let in_file = offset.checked_add(length.into()).is_some_and(|end| end <= MAX_OFFSET);
     if length == 0 || !in_file {

@@ -77,7 +77,7 @@ impl IndexMut<TreeId> for Roots {
 
 /// The record of the archive whose content a backup shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct BackupOrigin {
     pub session: SessionId,
     /// First generation of the session.
     pub first: Generation,
@@ -111,7 +111,7 @@ pub struct CommitRecord {
     /// The entries of an older record that this one does not contain, up to the last one.
     pub pending: Option<LogMark>,
     /// The file is a backup of this moment.
-    pub origin: Option<Origin>,
+    pub origin: Option<BackupOrigin>,
     pub allocated: Vec<(Run, Tag)>,
     pub freed: Vec<Run>,
 }
@@ -124,8 +124,8 @@ impl CommitRecord {
 
     /// Whether its lists fit into it.
     pub fn fits(&self) -> bool {
-        let behind = Behind { pending: self.pending.is_some(), origin: self.origin.is_some() };
-        Self::lists_fit(self.allocated.len(), self.freed.len() + behind.bytes() / FREED)
+        let trailer = TrailerFlags { pending: self.pending.is_some(), origin: self.origin.is_some() };
+        Self::lists_fit(self.allocated.len(), self.freed.len() + trailer.bytes() / FREED)
     }
 
     /// # Panics
@@ -215,8 +215,8 @@ impl CommitRecord {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
         zero(&bytes[380..LISTS_AT], "commit record")?;
-        let behind = Behind { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
-        let (allocated, freed, pending, origin) = decode_lists(bytes, behind)?;
+        let trailer = TrailerFlags { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
+        let (allocated, freed, pending, origin) = decode_lists(bytes, trailer)?;
         Ok(CommitRecord {
             generation,
             previous_tag: array_at(bytes, 8),
@@ -247,24 +247,24 @@ impl CommitRecord {
 
 /// What follows the lists, by the flags.
 #[derive(Clone, Copy)]
-struct Behind {
+struct TrailerFlags {
     pending: bool,
     origin: bool,
 }
 
-impl Behind {
+impl TrailerFlags {
     fn bytes(self) -> usize {
         usize::from(self.pending) * PENDING + usize::from(self.origin) * ORIGIN
     }
 }
 
 /// Pages allocated, runs freed, the log that is pending, and what a backup was made of.
-type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>, Option<Origin>);
+type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>, Option<BackupOrigin>);
 
 /// The two lists at the end of a record, and what comes behind them; what follows is zero.
-fn decode_lists(bytes: &[u8; RECORD_PLAIN], behind: Behind) -> Result<Lists> {
+fn decode_lists(bytes: &[u8; RECORD_PLAIN], trailer: TrailerFlags) -> Result<Lists> {
     let (allocated, freed) = (usize::from(u16_at(bytes, 376)), usize::from(u16_at(bytes, 378)));
-    if !CommitRecord::lists_fit(allocated, freed + behind.bytes() / FREED) {
+    if !CommitRecord::lists_fit(allocated, freed + trailer.bytes() / FREED) {
         return Err(Error::damaged(format!(
             "commit record has lists beyond its end: allocated={allocated} freed={freed}"
         )));
@@ -272,11 +272,11 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], behind: Behind) -> Result<Lists> {
     // Cannot fail: the sum was checked against what follows LISTS_AT.
     let (pages, rest) = bytes[LISTS_AT..].split_at(allocated * ALLOCATED);
     let (runs, rest) = rest.split_at(freed * FREED);
-    let (pending, rest) = rest.split_at(usize::from(behind.pending) * PENDING);
-    let (origin, rest) = rest.split_at(usize::from(behind.origin) * ORIGIN);
+    let (pending, rest) = rest.split_at(usize::from(trailer.pending) * PENDING);
+    let (origin, rest) = rest.split_at(usize::from(trailer.origin) * ORIGIN);
     zero(rest, "commit record")?;
-    let pending = behind.pending.then(|| decode_pending(pending)).transpose()?;
-    let origin = behind.origin.then(|| decode_origin(origin)).transpose()?;
+    let pending = trailer.pending.then(|| decode_pending(pending)).transpose()?;
+    let origin = trailer.origin.then(|| decode_origin(origin)).transpose()?;
     let pages = pages
         .chunks_exact(ALLOCATED)
         .map(|entry| Ok((run_at(entry, MAX_PAGE_BLOCKS)?, array_at(entry, 8))))
@@ -284,9 +284,9 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], behind: Behind) -> Result<Lists> {
     Ok((pages, decode_runs(runs)?, pending, origin))
 }
 
-fn decode_origin(bytes: &[u8]) -> Result<Origin> {
+fn decode_origin(bytes: &[u8]) -> Result<BackupOrigin> {
     zero(&bytes[60..], "commit record")?;
-    let origin = Origin {
+    let origin = BackupOrigin {
         session: array_at(bytes, 0),
         first: Generation(u64_at(bytes, 16)),
         generation: Generation(u64_at(bytes, 24)),

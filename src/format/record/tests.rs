@@ -75,9 +75,9 @@ fn reserved_bytes_and_unknown_flags_of_a_record_are_refused() {
     assert!(changed(68, &[4]).is_err() && changed(68, &[16]).is_err());
 }
 
-fn origin() -> Origin {
+fn origin() -> BackupOrigin {
     let time = Timestamp { seconds: 1_700_000_000, nanos: 5 };
-    Origin { session: [6; 16], first: Generation(2), generation: Generation(4), tag: [5; 16], time }
+    BackupOrigin { session: [6; 16], first: Generation(2), generation: Generation(4), tag: [5; 16], time }
 }
 
 #[test]

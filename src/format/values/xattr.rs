@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::ids::MAX_NAME;
-use crate::format::reader::Reader;
+use crate::format::reader::ByteReader;
 
 /// Longest value of an attribute.
 pub const MAX_XATTR: usize = 65_536;
@@ -42,7 +42,7 @@ pub fn encode_xattrs(entries: &[XattrEntry]) -> Vec<u8> {
 }
 
 pub fn decode_xattrs(value: &[u8]) -> Result<Vec<XattrEntry>> {
-    let mut reader = Reader::new(value, "xattr record");
+    let mut reader = ByteReader::new(value, "xattr record");
     let mut entries = Vec::new();
     while reader.remaining() > 0 {
         let (name_length, flags, length, piece) = (reader.u8()?, reader.u8()?, reader.u32()?, reader.u32()?);

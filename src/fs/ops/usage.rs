@@ -1,6 +1,6 @@
 //! What an open archive holds in memory and on the host, told without waiting for either.
 
-use crate::error::{CacheUse, Result};
+use crate::error::{CacheStats, Result};
 use crate::format::{BLOCK, Ino};
 use crate::fs::{FileSystem, Usage};
 
@@ -59,7 +59,7 @@ impl FileSystem {
 impl Usage {
     /// What counts against the cap of memory, in bytes.
     pub fn memory(&self) -> u64 {
-        let cache = |cache: &CacheUse| cache.bytes;
+        let cache = |cache: &CacheStats| cache.bytes;
         cache(&self.cells) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
     }
 }

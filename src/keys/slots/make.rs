@@ -8,7 +8,7 @@ use super::{
     rewrap_secret,
 };
 use crate::crypto::identity::Recipient;
-use crate::crypto::kdf::{agree, argon2id, rewrap_public};
+use crate::crypto::kdf::{argon2id, rewrap_public, x25519_shared};
 use crate::crypto::wrap::{self, SlotSecret};
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::Environment;
@@ -108,7 +108,7 @@ pub(crate) fn rewrap(
     };
     let secret = SecretKey::new(random(environment)?);
     let ephemeral = rewrap_public(&secret);
-    let kek = agreed_key(&agree(&secret, public)?, address.archive, &ephemeral, public);
+    let kek = agreed_key(&x25519_shared(&secret, public)?, address.archive, &ephemeral, public);
     let blank = Blank { salt, kdf, ephemeral, age: Vec::new() };
     finish(address, old.kind | REWRAPPED, blank, &kek, description, environment)
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Pager;
-use super::buffer_pool::room;
+use super::buffer_pool::grow_to;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::page::PageKind;
@@ -19,7 +19,7 @@ impl Pager {
     /// Runs `f` on `length` bytes of any content: stored bytes on their way to the caller, at most
     /// one page for each read that runs.
     fn with_scratch<R>(&self, length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.scratch.with(|buffer| f(room(buffer, length)))
+        self.scratch.with_buffer(|buffer| f(grow_to(buffer, length)))
     }
 
     /// Fills `out` with the plain file bytes from `start` of a data or packed page.
@@ -30,16 +30,16 @@ impl Pager {
         if out.is_empty() {
             return Ok(());
         }
-        self.once_more(pointer, || self.read_cells_of(pointer, start, out))
+        self.retry_evicted(pointer, || self.read_cells_of(pointer, start, out))
     }
 
     fn read_cells_of(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
-        let page = Page::begin(self, pointer, start, out.len() as u32)?;
+        let page = PageReader::begin(self, pointer, start, out.len() as u32)?;
         let head = page.head()?;
         let table = &head.table;
         let (mut at, mut left) = (start as usize, out);
         if at + left.len() > table.plain_length as usize {
-            return Err(beyond_page(pointer));
+            return Err(extent_beyond_page(pointer));
         }
         let end = at + left.len();
         let size = table.cell_size as usize;
@@ -71,38 +71,38 @@ impl Pager {
     /// Tells the medium what [`Pager::read_data`] is going to be asked for: pages, each with its first plain byte and their count. Of pages
     /// whose head is not in memory two places are read one after the other, and of a long range many pages; a disk can fetch them side
     /// by side, and neighbours in one go. Of the others only what lies on another machine, where several are waited for one after the other.
-    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+    pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         let mut places: Vec<Range<u64>> = Vec::new();
-        let is_far = self.is_far();
+        let is_remote = self.is_remote();
         let mut parts = parts.peekable();
         let mut is_alone = true;
         while let Some((pointer, start, length)) = parts.next() {
             is_alone &= parts.peek().is_none();
             let begin = pointer.run.offset();
             if self.heads.has(pointer) {
-                if let Some(place) = self.cells_to_read(pointer, start, length).filter(|_| is_far && !is_alone) {
+                if let Some(place) = self.missing_cells(pointer, start, length).filter(|_| is_remote && !is_alone) {
                     places.push(begin + place.start as u64..begin + place.end as u64);
                 }
                 continue;
             }
             // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
-            if self.check_place(pointer).is_err() {
+            if self.check_address(pointer).is_err() {
                 continue;
             }
-            let part = likely_part(pointer.run.bytes(), start, length);
+            let part = estimated_range(pointer.run.bytes(), start, length);
             // Another machine is asked for both at once.
-            if is_far || part.start <= 2 * BLOCK {
+            if is_remote || part.start <= 2 * BLOCK {
                 places.push(begin..begin + part.end);
             } else {
                 places.push(begin..begin + BLOCK);
                 places.push(begin + part.start..begin + part.end);
             }
         }
-        self.name(places, 0);
+        self.hint_ranges(places, 0);
     }
 
     /// Where the cells lie in a page whose head is in memory, unless all of them are, too.
-    fn cells_to_read(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
+    fn missing_cells(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
         let head = self.heads.get(pointer)?;
         let size = head.table.cell_size as usize;
         let end = (start as usize + length as usize).div_ceil(size).min(head.table.cells.len());
@@ -112,16 +112,16 @@ impl Pager {
     }
 
     /// The same for pages that are likely to be read soon, in any order: neighbours are named together, also with a little between them.
-    pub(crate) fn expect_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
-        let named = pages.filter(|pointer| self.check_place(pointer).is_ok());
+    pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
+        let named = pages.filter(|pointer| self.check_address(pointer).is_ok());
         let mut places: Vec<Range<u64>> =
             named.map(|pointer| pointer.run.offset()..pointer.run.offset() + pointer.run.bytes()).collect();
         places.sort_unstable_by_key(|place| place.start);
-        self.name(places, BETWEEN);
+        self.hint_ranges(places, PREFETCH_GAP);
     }
 
     /// Names places to the medium in their order: those together of which one begins in the other, or behind it with so much between them at most.
-    fn name(&self, mut places: Vec<Range<u64>>, between: u64) {
+    fn hint_ranges(&self, mut places: Vec<Range<u64>>, between: u64) {
         places.dedup_by(|place, before| {
             let is_near = (before.start..=before.end + between).contains(&place.start);
             if is_near {
@@ -135,8 +135,8 @@ impl Pager {
     }
 
     /// Whether the archive is on another machine.
-    pub(crate) fn is_far(&self) -> bool {
-        self.storage.is_far()
+    pub(crate) fn is_remote(&self) -> bool {
+        self.storage.is_remote()
     }
 
     /// What lies in a packed page; None when it is a page of another kind.
@@ -144,42 +144,42 @@ impl Pager {
     /// # Errors
     /// `Damaged` also when something else took the page's place.
     pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
-        self.check_place(pointer)?;
+        self.check_address(pointer)?;
         let offset = pointer.run.offset();
         let mut bytes = vec![0; BLOCK as usize];
         self.storage.read_at(offset, &mut bytes)?;
-        let begun = self.cipher.begin(pointer, &bytes)?;
-        if begun.kind() != PageKind::Packed {
+        let page_start = self.cipher.open_start(pointer, &bytes)?;
+        if page_start.kind() != PageKind::Packed {
             return Ok(None);
         }
-        if begun.main_end() > bytes.len() {
-            bytes = vec![0; begun.main_end()];
+        if page_start.main_end() > bytes.len() {
+            bytes = vec![0; page_start.main_end()];
             self.storage.read_at(offset, &mut bytes)?;
         }
-        self.cipher.open_items(pointer, &begun, &mut bytes).map(Some)
+        self.cipher.open_items(pointer, &page_start, &mut bytes).map(Some)
     }
 }
 
 /// A page that is read.
-struct Page<'a> {
+struct PageReader<'a> {
     pager: &'a Pager,
     pointer: &'a Pointer,
     /// How it begins, when that came at once.
-    brought: Vec<u8>,
+    prefetched: Vec<u8>,
 }
 
-impl<'a> Page<'a> {
+impl<'a> PageReader<'a> {
     /// From another machine's process head and cells come together, unless the head is here, or more lies between them than is wanted: a way
     /// between two processes costs as much as copying some cells.
-    fn begin(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<Page<'a>> {
-        let mut page = Page { pager, pointer, brought: Vec::new() };
-        if pager.is_far() && !pager.heads.has(pointer) {
-            pager.check_place(pointer)?;
-            let part = likely_part(pointer.run.bytes(), start, length);
+    fn begin(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
+        let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
+        if pager.is_remote() && !pager.heads.has(pointer) {
+            pager.check_address(pointer)?;
+            let part = estimated_range(pointer.run.bytes(), start, length);
             if part.start.saturating_sub(BLOCK) <= part.end - part.start {
-                let mut brought = vec![0; part.end.max(BLOCK) as usize];
-                match page.read_stored(0, &mut brought) {
-                    Ok(()) => page.brought = brought,
+                let mut prefetched = vec![0; part.end.max(BLOCK) as usize];
+                match page.read_stored(0, &mut prefetched) {
+                    Ok(()) => page.prefetched = prefetched,
                     // What is gone may be nothing that is wanted: its parts tell.
                     Err(Error::Damaged(_)) => {}
                     Err(error) => return Err(error),
@@ -191,29 +191,29 @@ impl<'a> Page<'a> {
 
     /// Fills `bytes` with those of the page from `at`, as they are stored.
     fn read_stored(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        match self.brought.get(at..at + bytes.len()) {
-            Some(brought) => bytes.copy_from_slice(brought),
+        match self.prefetched.get(at..at + bytes.len()) {
+            Some(prefetched) => bytes.copy_from_slice(prefetched),
             None => self.pager.storage.read_at(self.pointer.run.offset() + at as u64, bytes)?,
         }
         Ok(())
     }
 
     fn head(&self) -> Result<Arc<DataHead>> {
-        let Page { pager, pointer, .. } = *self;
+        let PageReader { pager, pointer, .. } = *self;
         if let Some(head) = pager.heads.get(pointer) {
             return Ok(head);
         }
-        pager.check_place(pointer)?;
+        pager.check_address(pointer)?;
         let head = pager.with_scratch(BLOCK as usize, |block| {
             self.read_stored(0, block)?;
-            let begun = pager.cipher.begin(pointer, block)?;
-            if begun.main_end() <= block.len() {
-                return pager.cipher.open_head(pointer, &begun, block);
+            let page_start = pager.cipher.open_start(pointer, block)?;
+            if page_start.main_end() <= block.len() {
+                return pager.cipher.open_head(pointer, &page_start, block);
             }
             // Many packed files: bounded by the length of a page.
-            let mut longer = vec![0; begun.main_end()];
+            let mut longer = vec![0; page_start.main_end()];
             self.read_stored(0, &mut longer)?;
-            pager.cipher.open_head(pointer, &begun, &mut longer)
+            pager.cipher.open_head(pointer, &page_start, &mut longer)
         })?;
         let head = Arc::new(head);
         pager.heads.put(*pointer, head.clone(), head.bytes());
@@ -242,8 +242,8 @@ impl<'a> Page<'a> {
     /// Copies bytes `within..` of one cell, from the cache if it is there.
     fn read_part(&self, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
         let part = within..within + out.len();
-        let (kept, key) = (&self.pager.cells, (*self.pointer, cell as u32));
-        if let Some(plain) = kept.get(&key) {
+        let (cache, key) = (&self.pager.cells, (*self.pointer, cell as u32));
+        if let Some(plain) = cache.get(&key) {
             out.copy_from_slice(&plain[part]);
             return Ok(());
         }
@@ -259,7 +259,7 @@ impl<'a> Page<'a> {
         })?;
         out.copy_from_slice(&plain[part]);
         let bytes = plain.len();
-        kept.put(key, Arc::new(plain), bytes);
+        cache.put(key, Arc::new(plain), bytes);
         Ok(())
     }
 
@@ -271,11 +271,11 @@ impl<'a> Page<'a> {
 }
 
 /// What is rather read along than asked for apart: a node or some.
-const BETWEEN: u64 = 64 << 10;
+const PREFETCH_GAP: u64 = 64 << 10;
 
 /// Where plain bytes probably lie in a page of `bytes`, as far as that can be told without its head: the page is taken for full and its cells for
 /// equally long. Exact for a full page of raw cells; else a block more on both sides.
-fn likely_part(bytes: u64, start: u32, length: u32) -> Range<u64> {
+fn estimated_range(bytes: u64, start: u32, length: u32) -> Range<u64> {
     if bytes <= NODE_BLOCKS * BLOCK {
         return 0..bytes; // all of it comes as fast as a part
     }
@@ -288,7 +288,7 @@ fn likely_part(bytes: u64, start: u32, length: u32) -> Range<u64> {
     place(first).saturating_sub(slack).min(to)..to
 }
 
-fn beyond_page(pointer: &Pointer) -> Error {
+fn extent_beyond_page(pointer: &Pointer) -> Error {
     Error::damaged(format!(
         "extent reaches beyond its page: block={} generation={}",
         pointer.run.address, pointer.generation.0

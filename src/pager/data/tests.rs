@@ -58,7 +58,7 @@ fn read(pager: &Pager, pointer: &Pointer, range: Range<usize>) -> Result<Vec<u8>
 }
 
 fn head(pager: &Pager, pointer: &Pointer) -> Arc<DataHead> {
-    Page::begin(pager, pointer, 0, 0).unwrap().head().unwrap()
+    PageReader::begin(pager, pointer, 0, 0).unwrap().head().unwrap()
 }
 
 #[test]
@@ -248,17 +248,17 @@ fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_ar
         page.run.offset() + blocks.start * BLOCK..page.run.offset() + blocks.end * BLOCK
     };
     let cell = CELL as u64 / BLOCK;
-    pager.expect_data([(&pages[0], part, 10)].into_iter());
+    pager.prefetch_data([(&pages[0], part, 10)].into_iter());
     assert_eq!(storage.take_hints(), [place(&pages[0], 0..1 + 6 * cell)]);
     pages.iter().for_each(|page| drop(read(&pager, page, 0..10).unwrap()));
     let both = pages.each_ref().map(|page| (page, part, 10));
-    pager.expect_data(both.into_iter());
+    pager.prefetch_data(both.into_iter());
     assert_eq!(storage.take_hints(), pages.each_ref().map(|page| place(page, 1 + 5 * cell..1 + 6 * cell)));
     // One is asked for by its reader. What is in memory is not asked for.
-    pager.expect_data([both[1]].into_iter());
+    pager.prefetch_data([both[1]].into_iter());
     assert_eq!(storage.take_hints(), []);
     read(&pager, &pages[0], part as usize..part as usize + 10).unwrap();
-    pager.expect_data(both.into_iter());
+    pager.prefetch_data(both.into_iter());
     assert_eq!(storage.take_hints(), [place(&pages[1], 1 + 5 * cell..1 + 6 * cell)]);
 }
 
@@ -302,7 +302,7 @@ fn a_cold_read_says_first_what_it_will_read() {
         for part in parts {
             let pager = pager(&storage, 1 << 20);
             storage.take();
-            pager.expect_data([(page, part.start as u32, part.len() as u32)].into_iter());
+            pager.prefetch_data([(page, part.start as u32, part.len() as u32)].into_iter());
             assert_eq!(storage.take(), (0, 0), "a hint reads nothing");
             let hinted: Vec<u64> = storage
                 .take_hints()
@@ -319,20 +319,20 @@ fn a_cold_read_says_first_what_it_will_read() {
             if page == &raw {
                 assert_eq!(hinted, wanted, "{part:?}");
             }
-            pager.expect_data([(page, part.start as u32, part.len() as u32)].into_iter());
+            pager.prefetch_data([(page, part.start as u32, part.len() as u32)].into_iter());
             assert_eq!(storage.take_hints(), [], "once the head is known nothing has to be guessed");
         }
     }
     // Neighbours come in one go, others alone.
     let next = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), raw.run.end());
     let fresh = pager(&storage, 1 << 20);
-    fresh.expect_data([&raw, &next, &small].map(|page| (page, 0, MAX_DATA as u32)).into_iter());
+    fresh.prefetch_data([&raw, &next, &small].map(|page| (page, 0, MAX_DATA as u32)).into_iter());
     let of = |run: Run| run.offset()..run.offset() + run.bytes();
     assert_eq!(storage.take_hints(), [of(raw.run).start..of(next.run).end, of(small.run)]);
     // What an extent says may be a lie.
     let pager = pager(&storage, 1 << 20);
     for (start, length) in [(u32::MAX, u32::MAX), (0, 0), (u32::MAX, 0)] {
-        pager.expect_data([(&raw, start, length), (&compressed, start, length)].into_iter());
+        pager.prefetch_data([(&raw, start, length), (&compressed, start, length)].into_iter());
     }
     let beyond = |hint: &Range<u64>| hint.end > compressed.run.offset() + compressed.run.bytes();
     assert!(!storage.take_hints().iter().any(beyond));

@@ -10,12 +10,12 @@ const ERASE_STEP: u64 = 16_384;
 
 impl SpaceMap {
     /// The region that the sweep after an unclean open loads next.
-    pub(crate) fn sweep_next(&self) -> Option<u64> {
+    pub(crate) fn next_unswept(&self) -> Option<u64> {
         self.sweep.filter(|n| n * REGION_BLOCKS < self.total)
     }
 
     /// The region was loaded; its dirty blocks need no ageing.
-    pub(crate) fn swept(&mut self, number: u64) {
+    pub(crate) fn mark_swept(&mut self, number: u64) {
         if let Some(region) = self.regions.get_mut(&number) {
             region.aged = region.dirty;
         }
@@ -23,32 +23,32 @@ impl SpaceMap {
     }
 
     /// From now on the sweep looks at every region, whatever the last session said.
-    pub(crate) fn sweep_everything(&mut self) {
+    pub(crate) fn restart_sweep(&mut self) {
         self.sweep = Some(0);
     }
 
     /// A region in which blocks came free while it was not loaded.
-    pub(crate) fn next_unlooked(&mut self) -> Option<u64> {
+    pub(crate) fn next_unscanned(&mut self) -> Option<u64> {
         let total = self.total;
         // What lies behind the end is gone.
-        while self.unlooked.last().is_some_and(|number| number * REGION_BLOCKS >= total) {
-            self.unlooked.pop_last();
+        while self.unscanned.last().is_some_and(|number| number * REGION_BLOCKS >= total) {
+            self.unscanned.pop_last();
         }
-        self.unlooked.first().copied()
+        self.unscanned.first().copied()
     }
 
     /// Whether this many regions are loaded.
-    pub(crate) fn has_loaded(&self, regions: usize) -> bool {
+    pub(crate) fn has_loaded_regions(&self, regions: usize) -> bool {
         self.regions.len() >= regions
     }
 
     /// Moves dirty-free blocks to `erasing` and returns their runs, each with whether it has to stay allocated on the host (then it is to be
     /// overwritten, not punched). Only blocks that were dirty at the last call already, unless `all`.
-    pub(crate) fn start_erasing(&mut self, all: bool) -> Vec<(Run, bool)> {
+    pub(crate) fn begin_erase(&mut self, all: bool) -> Vec<(Run, bool)> {
         let mut runs = Vec::new();
         let mut left = ERASE_STEP;
         // What is being erased cannot be allocated: it may be taken from the reserve for a moment, never from what is promised.
-        let mut spare = self.groups.saturating_sub(self.reserved + self.overhead());
+        let mut spare = self.groups.saturating_sub(self.reserved + self.commit_groups());
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
@@ -77,7 +77,7 @@ impl SpaceMap {
     }
 
     /// The run is erased; `backed` when it is still allocated on the host.
-    pub(crate) fn erased(&mut self, run: Run, backed: bool) {
+    pub(crate) fn finish_erase(&mut self, run: Run, backed: bool) {
         self.erasing -= run.blocks;
         for (number, start, end) in parts(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
@@ -88,13 +88,13 @@ impl SpaceMap {
     }
 
     /// The run could not be erased: it is dirty-free again.
-    pub(crate) fn not_erased(&mut self, run: Run) {
+    pub(crate) fn abort_erase(&mut self, run: Run) {
         // Dirty before it is counted as free.
         for (number, start, end) in parts(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.dirty, start, end, true);
         }
-        self.erased(run, true);
+        self.finish_erase(run, true);
     }
 
     /// Overwrites dirty-free blocks one by one while nobody can allocate: what is left to do on a host so full that nothing can be
@@ -117,7 +117,7 @@ impl SpaceMap {
 
     /// The last region that may hold a page and is not loaded, when everything behind it is known to be free: to be loaded before the
     /// tail is cut.
-    pub(crate) fn unknown_tail(&self) -> Option<u64> {
+    pub(crate) fn unloaded_tail_region(&self) -> Option<u64> {
         let mut number = self.total.div_ceil(REGION_BLOCKS);
         while number > 0 {
             number -= 1;
@@ -147,7 +147,7 @@ impl SpaceMap {
                 None => end = number * REGION_BLOCKS,
             }
         }
-        let keep_groups = self.reserved + self.overhead() + RESERVE_GROUPS;
+        let keep_groups = self.reserved + self.commit_groups() + RESERVE_GROUPS;
         // Cutting may not take what is promised: count the groups behind the cut.
         let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
         let behind = |map: &SpaceMap, from: u64| -> u64 {

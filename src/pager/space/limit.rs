@@ -5,7 +5,7 @@ use super::{GROW_BLOCKS, RESERVE_GROUPS, SpaceMap};
 
 /// Blocks of the file and what they are taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Blocks {
+pub(crate) struct BlockCounts {
     pub(crate) total: u64,
     /// By pages, committed or not.
     pub(crate) taken: u64,
@@ -23,12 +23,12 @@ impl SpaceMap {
         self.limit = blocks;
     }
 
-    pub(crate) fn blocks(&self) -> Blocks {
-        Blocks {
+    pub(crate) fn blocks(&self) -> BlockCounts {
+        BlockCounts {
             total: self.total,
             taken: self.used_blocks.saturating_add(self.fresh),
             promised: self.reserved * 4,
-            kept: (RESERVE_GROUPS + self.overhead()) * 4,
+            kept: (RESERVE_GROUPS + self.commit_groups()) * 4,
             growth: self.limit.saturating_sub(self.total),
         }
     }
@@ -53,14 +53,14 @@ impl SpaceMap {
 
     /// Groups that the next commit needs beside the reserved ones: a path of the space tree, one node for each changed region
     /// (they may all be far apart) and its splits, and list pages of 2,000 entries.
-    pub(super) fn overhead(&self) -> u64 {
-        let regions = self.changed + self.pending.len() as u64;
+    pub(super) fn commit_groups(&self) -> u64 {
+        let regions = self.changed + self.unapplied.len() as u64;
         12 + regions + regions / 4 + self.list_entries / 1000
     }
 
     /// Groups that the list pages of the next commit take at most, 2,000 entries each in two lists: for the pages listed so far, those that
     /// are promised, and those of the operation that asks.
-    pub(super) fn lists(&self) -> u64 {
+    pub(super) fn list_groups(&self) -> u64 {
         3 + (self.list_entries + self.reserved) / 2000
     }
 

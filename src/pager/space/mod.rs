@@ -13,7 +13,7 @@ mod erase;
 mod limit;
 mod region;
 
-pub(crate) use limit::Blocks;
+pub(crate) use limit::BlockCounts;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -29,7 +29,7 @@ pub(crate) const RESERVE_GROUPS: u64 = 64;
 const GROW_BLOCKS: (u64, u64) = (256, 4096);
 
 /// Blocks freed and not yet reusable.
-struct Waiting {
+struct PendingFree {
     /// Commit that freed them; None for pages that no commit ever named.
     freed_by: Option<Generation>,
     /// Readers of states before this operation may still see them.
@@ -39,7 +39,7 @@ struct Waiting {
 
 /// Why a reservation or allocation is not possible yet. (How callers wait then is `txn::shortage`.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shortage {
+pub(crate) enum AllocationFailure {
     /// This region is not loaded and may have free groups.
     Load(u64),
     /// Nothing more can be had from the host; freed blocks may become reusable by further commits.
@@ -48,7 +48,7 @@ pub(crate) enum Shortage {
 
 /// What a reservation has to leave to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keep {
+pub(crate) enum Headroom {
     /// The reserve, and what the next commit needs at most: for changes that ask for more space.
     Reserve,
     /// What the next commit cannot do without: for deletes and write-out of what was accepted, which free space or keep a promise.
@@ -65,12 +65,12 @@ pub(crate) struct SpaceMap {
     used_loaded: u64,
     regions: BTreeMap<u64, Box<Region>>,
     /// Loaded regions with at least one free backed group.
-    roomy: BTreeSet<u64>,
+    with_free_groups: BTreeSet<u64>,
     /// Lists of recovered commits for regions that are not loaded: (allocated, run), in order.
-    pending: HashMap<u64, Vec<(bool, Run)>>,
-    waiting: VecDeque<Waiting>,
+    unapplied: HashMap<u64, Vec<(bool, Run)>>,
+    pending_frees: VecDeque<PendingFree>,
     /// Regions that are not loaded and in which blocks came free: they hold old ciphertext, which nothing else would look for.
-    unlooked: BTreeSet<u64>,
+    unscanned: BTreeSet<u64>,
     groups: u64,
     reserved: u64,
     /// Loaded regions that differ from the checkpoint.
@@ -117,10 +117,10 @@ impl SpaceMap {
             used_blocks,
             used_loaded: 0,
             regions: BTreeMap::new(),
-            roomy: BTreeSet::new(),
-            pending: HashMap::new(),
-            waiting: VecDeque::new(),
-            unlooked: BTreeSet::new(),
+            with_free_groups: BTreeSet::new(),
+            unapplied: HashMap::new(),
+            pending_frees: VecDeque::new(),
+            unscanned: BTreeSet::new(),
             groups: 0,
             reserved: 0,
             changed: 0,
@@ -147,7 +147,7 @@ impl SpaceMap {
 
     /// Promises what a checkpoint of everything that changed takes at most, if that is there: nobody can take it away then.
     pub(crate) fn promise_checkpoint(&mut self) -> Option<u64> {
-        let groups = self.overhead();
+        let groups = self.commit_groups();
         self.promise(groups).then_some(groups)
     }
 
@@ -156,9 +156,9 @@ impl SpaceMap {
         if let Some(region) = self.regions.get_mut(&number) {
             self.groups = self.groups.wrapping_add_signed(region.recount());
             if region.groups > 0 {
-                self.roomy.insert(number);
+                self.with_free_groups.insert(number);
             } else {
-                self.roomy.remove(&number);
+                self.with_free_groups.remove(&number);
             }
         }
     }
@@ -172,14 +172,14 @@ impl SpaceMap {
             parts(run)
                 .map(move |(number, start, end)| (number, (set, Run::new(number * REGION_BLOCKS + start, end - start))))
         }) {
-            self.pending.entry(number).or_default().push(entry);
+            self.unapplied.entry(number).or_default().push(entry);
         }
     }
 
     /// Blocks that the newest recovered commit freed: they wait for the next one.
     pub(crate) fn recover_waiting(&mut self, freed_by: Generation, runs: Vec<Run>) {
         if !runs.is_empty() {
-            self.waiting.push_back(Waiting { freed_by: Some(freed_by), sequence: 0, runs });
+            self.pending_frees.push_back(PendingFree { freed_by: Some(freed_by), sequence: 0, runs });
         }
     }
 
@@ -189,14 +189,14 @@ impl SpaceMap {
 
     /// Regions with recovered lists that are not loaded yet.
     pub(crate) fn pending_regions(&self) -> Vec<u64> {
-        self.pending.keys().copied().collect()
+        self.unapplied.keys().copied().collect()
     }
 
     /// Returns which blocks of a region that is not loaded are used: its checkpoint value with the
     /// recovered lists applied.
     fn recovered(&self, number: u64, base: Option<&RegionBits>) -> RegionBits {
         let mut used = base.copied().unwrap_or([0; REGION_WORDS]);
-        for (set, run) in self.pending.get(&number).into_iter().flatten() {
+        for (set, run) in self.unapplied.get(&number).into_iter().flatten() {
             let start = run.address % REGION_BLOCKS;
             fill(&mut used, start, start + run.blocks, *set);
         }
@@ -205,7 +205,7 @@ impl SpaceMap {
 
     /// Returns the first used block of a region behind the end of the file; `base` is its
     /// checkpoint value.
-    pub(crate) fn used_behind_end(&self, number: u64, base: Option<&RegionBits>) -> Option<u64> {
+    pub(crate) fn first_used_past_end(&self, number: u64, base: Option<&RegionBits>) -> Option<u64> {
         let used = self.regions.get(&number).map_or_else(|| self.recovered(number, base), |region| region.used);
         let start = self.total.saturating_sub(number * REGION_BLOCKS);
         let is_used = |block: &u64| used[(block / 64) as usize] >> (block % 64) & 1 == 1;
@@ -220,11 +220,11 @@ impl SpaceMap {
         }
         let mut region = Box::new(Region::new(number, self.total, self.reserved_by_layout));
         region.used = self.recovered(number, base);
-        region.changed = self.pending.get(&number).is_some_and(|lists| !lists.is_empty());
+        region.changed = self.unapplied.get(&number).is_some_and(|lists| !lists.is_empty());
         for w in 0..region.used.len() {
             region.busy[w] |= region.used[w];
         }
-        for run in self.waiting.iter().flat_map(|w| &w.runs) {
+        for run in self.pending_frees.iter().flat_map(|w| &w.runs) {
             for (n, start, end) in parts(*run) {
                 if n == number {
                     fill(&mut region.busy, start, end, true);
@@ -249,8 +249,8 @@ impl SpaceMap {
             region.dirty[w] &= !region.busy[w];
             region.backed[w] &= region.dirty[w];
         }
-        self.pending.remove(&number);
-        self.unlooked.remove(&number);
+        self.unapplied.remove(&number);
+        self.unscanned.remove(&number);
         self.changed += u64::from(region.changed);
         self.used_loaded += region.count_used();
         self.regions.insert(number, region);
@@ -270,7 +270,7 @@ impl SpaceMap {
 
     /// Forgets the recovered lists, which a rebuild replaces.
     pub(crate) fn drop_pending(&mut self, used_blocks: u64) {
-        self.pending.clear();
+        self.unapplied.clear();
         self.used_blocks = used_blocks;
     }
 
@@ -279,7 +279,7 @@ impl SpaceMap {
         if self.checkpointing {
             return;
         }
-        let mut spare = self.groups.saturating_sub(self.reserved + self.overhead() + RESERVE_GROUPS);
+        let mut spare = self.groups.saturating_sub(self.reserved + self.commit_groups() + RESERVE_GROUPS);
         let mut excess = self.regions.len().saturating_sub(keep);
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
@@ -296,7 +296,7 @@ impl SpaceMap {
             spare -= region.groups;
             self.groups -= region.groups;
             self.used_loaded -= region.count_used();
-            self.roomy.remove(&number);
+            self.with_free_groups.remove(&number);
             self.regions.remove(&number);
             excess -= 1;
         }
@@ -311,10 +311,10 @@ impl SpaceMap {
     pub(crate) fn reserve(
         &mut self,
         groups: u64,
-        keep: Keep,
+        keep: Headroom,
         storage: &dyn Storage,
-    ) -> Result<std::result::Result<(), Shortage>> {
-        let provided = self.provide(groups, keep, storage)?;
+    ) -> Result<std::result::Result<(), AllocationFailure>> {
+        let provided = self.ensure_free(groups, keep, storage)?;
         if provided.is_ok() {
             self.reserved += groups;
         }
@@ -322,17 +322,17 @@ impl SpaceMap {
     }
 
     /// As [`Self::reserve`], but promises nothing: who asks now is given so many groups.
-    pub(crate) fn provide(
+    pub(crate) fn ensure_free(
         &mut self,
         groups: u64,
-        keep: Keep,
+        keep: Headroom,
         storage: &dyn Storage,
-    ) -> Result<std::result::Result<(), Shortage>> {
+    ) -> Result<std::result::Result<(), AllocationFailure>> {
         let (keep, least) = match keep {
-            Keep::Reserve => (self.overhead() + RESERVE_GROUPS, None),
+            Headroom::Reserve => (self.commit_groups() + RESERVE_GROUPS, None),
             // They may use up what a checkpoint would take: without space it waits.
-            Keep::Lists => (self.overhead(), Some(self.lists())),
-            Keep::Nothing => (0, None),
+            Headroom::Lists => (self.commit_groups(), Some(self.list_groups())),
+            Headroom::Nothing => (0, None),
         };
         let wanted = self.reserved + groups + keep;
         self.host_full = false;
@@ -353,19 +353,19 @@ impl SpaceMap {
     }
 
     /// Gets more free backed groups: holes of loaded regions, then regions not loaded, then growth.
-    fn extend(&mut self, missing: u64, storage: &dyn Storage) -> Result<std::result::Result<(), Shortage>> {
+    fn extend(&mut self, missing: u64, storage: &dyn Storage) -> Result<std::result::Result<(), AllocationFailure>> {
         if !self.host_full {
             if self.back_holes(missing, storage)? {
                 return Ok(Ok(()));
             }
             if let Some(number) = self.region_worth_loading() {
-                return Ok(Err(Shortage::Load(number)));
+                return Ok(Err(AllocationFailure::Load(number)));
             }
             // Also a region that lies behind the end as a whole: pages that were there before the file was cut may still be known to the
             // checkpoint and the lists since then.
             let last = (self.total + self.growth(missing)).saturating_sub(1) / REGION_BLOCKS;
             if let Some(number) = (self.total / REGION_BLOCKS..=last).find(|n| !self.regions.contains_key(n)) {
-                return Ok(Err(Shortage::Load(number)));
+                return Ok(Err(AllocationFailure::Load(number)));
             }
             if self.grow(missing, storage)? || self.back_kept(missing, storage)? {
                 return Ok(Ok(()));
@@ -373,8 +373,8 @@ impl SpaceMap {
             self.host_full = true;
         }
         match self.next_unloaded() {
-            Some(number) => Ok(Err(Shortage::Load(number))),
-            None => Ok(Err(Shortage::Full)),
+            Some(number) => Ok(Err(AllocationFailure::Load(number))),
+            None => Ok(Err(AllocationFailure::Full)),
         }
     }
 
@@ -497,11 +497,11 @@ impl SpaceMap {
             map.regions.get(&(next / REGION_BLOCKS)).filter(|r| r.fits_at(next % REGION_BLOCKS, blocks)).map(|_| next)
         };
         let group = |map: &Self, dirty| {
-            let mut regions = map.roomy.iter().filter_map(|n| map.regions.get(n));
+            let mut regions = map.with_free_groups.iter().filter_map(|n| map.regions.get(n));
             regions.find_map(|r| r.find(blocks.max(4), dirty).map(|start| r.base() + start))
         };
         let started = !next.is_multiple_of(4);
-        let scarce = self.groups <= self.reserved + self.overhead() + RESERVE_GROUPS;
+        let scarce = self.groups <= self.reserved + self.commit_groups() + RESERVE_GROUPS;
         let found = started
             .then(|| behind(self))
             .flatten()
@@ -519,7 +519,7 @@ impl SpaceMap {
         [true, false].into_iter().find_map(|dirty| {
             // Broken groups exist in regions without a whole free one, so small pages look everywhere.
             let numbers: Box<dyn Iterator<Item = &u64>> =
-                if blocks < 4 { Box::new(self.regions.keys()) } else { Box::new(self.roomy.iter()) };
+                if blocks < 4 { Box::new(self.regions.keys()) } else { Box::new(self.with_free_groups.iter()) };
             numbers
                 .filter_map(|n| self.regions.get(n))
                 .find_map(|r| r.find(blocks, dirty).map(|start| r.base() + start))
@@ -544,7 +544,7 @@ impl SpaceMap {
     pub(crate) fn discard(&mut self, runs: Vec<Run>, sequence: u64) {
         self.fresh = self.fresh.saturating_sub(runs.iter().map(|run| run.blocks).sum());
         if !runs.is_empty() {
-            self.waiting.push_back(Waiting { freed_by: None, sequence, runs });
+            self.pending_frees.push_back(PendingFree { freed_by: None, sequence, runs });
         }
     }
 
@@ -566,7 +566,7 @@ impl SpaceMap {
             self.mark_used(*run, false);
         }
         if !freed.is_empty() {
-            self.waiting.push_back(Waiting { freed_by: Some(generation), sequence, runs: freed });
+            self.pending_frees.push_back(PendingFree { freed_by: Some(generation), sequence, runs: freed });
         }
     }
 
@@ -579,15 +579,15 @@ impl SpaceMap {
                 region.changed = true;
             } else {
                 let entry = (used, Run::new(number * REGION_BLOCKS + start, end - start));
-                self.pending.entry(number).or_default().push(entry);
+                self.unapplied.entry(number).or_default().push(entry);
             }
         }
     }
 
     /// SPACE-3: makes waiting blocks reusable. `durable` is the last durable commit, `oldest` the sequence of the oldest state in use.
     pub(crate) fn release_waiting(&mut self, durable: Generation, oldest: u64) {
-        let mut kept = VecDeque::with_capacity(self.waiting.len());
-        while let Some(entry) = self.waiting.pop_front() {
+        let mut kept = VecDeque::with_capacity(self.pending_frees.len());
+        while let Some(entry) = self.pending_frees.pop_front() {
             let passed = entry.freed_by.is_none_or(|generation| generation < durable);
             if !passed || entry.sequence > oldest {
                 kept.push_back(entry);
@@ -597,7 +597,7 @@ impl SpaceMap {
             for (number, start, end) in entry.runs.iter().flat_map(|run| parts(*run)) {
                 // A region that is not loaded learns from the host that the blocks hold data when it is.
                 let Some(region) = self.regions.get_mut(&number) else {
-                    self.unlooked.insert(number);
+                    self.unscanned.insert(number);
                     continue;
                 };
                 fill(&mut region.busy, start, end, false);
@@ -609,17 +609,17 @@ impl SpaceMap {
                 self.recount(number);
             }
         }
-        self.waiting = kept;
+        self.pending_frees = kept;
     }
 
     /// Whether freed blocks wait for a further commit to become durable.
     pub(crate) fn waits_for_commit(&self) -> bool {
-        self.waiting.iter().any(|w| w.freed_by.is_some())
+        self.pending_frees.iter().any(|w| w.freed_by.is_some())
     }
 
     /// Whether blocks that the commits up to `durable` let go are only held by readers.
     pub(crate) fn waits_for_readers(&self, durable: Generation) -> bool {
-        self.waiting.iter().any(|w| w.freed_by.is_none_or(|generation| generation < durable))
+        self.pending_frees.iter().any(|w| w.freed_by.is_none_or(|generation| generation < durable))
     }
 
     // ---- checkpoint ----

@@ -19,7 +19,7 @@ use nix::unistd::{Whence, lseek};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags};
 use rustix::io::Errno as HostErrno;
 
-use super::{BALLAST, HostEntry, Identity, Storage, end_of, host_call, truncated};
+use super::{BALLAST, FileIdentity, HostEntry, Storage, end_of, host_call, truncated};
 use crate::error::{Error, Result};
 
 /// How a file is locked while it is open.
@@ -80,7 +80,7 @@ impl Name {
     /// # Errors
     /// `NotFound` when there is no such name.
     fn names(&self, file: &File) -> io::Result<bool> {
-        Ok(Identity::from(&self.entry.stat(self.how)?) == Identity::of(file)?)
+        Ok(FileIdentity::from(&self.entry.stat(self.how)?) == FileIdentity::of(file)?)
     }
 }
 
@@ -513,7 +513,7 @@ impl Storage for FileStorage {
         }
     }
 
-    fn still_there(&self) -> Result<()> {
+    fn check_identity(&self) -> Result<()> {
         self.check_uncut()?;
         let opened = metadata(&self.file, &self.path)?;
         let Some(name) = &self.name else {
@@ -541,7 +541,7 @@ impl Storage for FileStorage {
         Ok(Some(metadata(&self.file, &self.path)?.uid()))
     }
 
-    fn is_nameless(&self) -> bool {
+    fn is_unlinked(&self) -> bool {
         // A reader of a file that was replaced, such as a backup that was brought up to date, has nothing of its own.
         let is_replaced = || self.name.as_ref().is_some_and(|name| name.names(&self.file).is_ok());
         metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0) && !(self.read_only && is_replaced())

@@ -118,11 +118,11 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     let (directory, path) = place();
     let storage = create(&path).unwrap();
     storage.write_at(0, &[1; 8192]).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     storage.set_len(4096).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
     // Nor is the file made long again, which would hide what is lost.
     for refused in [storage.write_at(4096, &[1]), storage.allocate(0, 8192), storage.set_len(4096)] {
         assert!(matches!(refused, Err(Error::Damaged(_))));
@@ -132,18 +132,18 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     let aside = directory.path().join("b.lbx");
     // Moved away it can still be found, whatever lies in its place.
     fs::rename(&path, &aside).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::write(&path, [0; 4096]).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::rename(&aside, &path).unwrap();
-    storage.still_there().unwrap();
-    assert!(!storage.is_nameless());
+    storage.check_identity().unwrap();
+    assert!(!storage.is_unlinked());
     fs::write(&aside, [0; 4096]).unwrap();
     fs::rename(&aside, &path).unwrap();
-    assert!(storage.is_nameless());
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(storage.is_unlinked());
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
     fs::remove_file(&path).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
 #[test]
@@ -157,16 +157,16 @@ fn the_name_is_looked_up_where_it_was_whatever_hides_the_path() {
     fs::rename(&directory, &aside).unwrap();
     fs::create_dir(&directory).unwrap();
     fs::write(&path, b"what hides it").unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     // A link that takes the name later is not followed, since it may lead below the mount.
     let elsewhere = place.path().join("elsewhere");
     fs::rename(aside.join("a.lbx"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, aside.join("a.lbx")).unwrap();
     assert!(!storage.name.as_ref().unwrap().names(&storage.file).unwrap());
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::remove_file(aside.join("a.lbx")).unwrap();
     fs::remove_file(&elsewhere).unwrap();
-    let Err(Error::Damaged(reason)) = storage.still_there() else { panic!("it is gone") };
+    let Err(Error::Damaged(reason)) = storage.check_identity() else { panic!("it is gone") };
     assert!(reason.ends_with("was removed"), "{reason}");
 }
 
@@ -177,9 +177,9 @@ fn a_link_to_the_file_is_followed() {
     let link = place.path().join("link");
     std::os::unix::fs::symlink("a.lbx", &link).unwrap();
     let storage = FileStorage::open(&link, LockMode::Exclusive).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::remove_file(&path).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
 /// A host that takes and gives a few bytes at a time and is interrupted every other time.
@@ -287,7 +287,7 @@ fn growing_and_shrinking_beside_writers_does_not_look_like_a_cut() {
                 while !stop.load(Ordering::SeqCst) {
                     storage.write_at(at, &[1])?;
                 }
-                storage.still_there()
+                storage.check_identity()
             })
         });
         for round in 0..200 {

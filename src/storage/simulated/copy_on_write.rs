@@ -6,9 +6,9 @@ use crate::error::{Error, Result};
 use crate::storage::BALLAST;
 use crate::storage::sparse_image::HOST_BLOCK;
 
-/// Room of such a host, in bytes.
+/// CowSpace of such a host, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Room {
+pub(super) struct CowSpace {
     free: u64,
     /// Replaced or given back since the last barrier.
     pinned: u64,
@@ -16,7 +16,7 @@ pub(super) struct Room {
     keeps: bool,
 }
 
-impl Room {
+impl CowSpace {
     fn take(&mut self, bytes: u64) -> Result<()> {
         self.free = self.free.checked_sub(bytes).ok_or_else(|| {
             Error::NoSpace(format!("simulated host without room to overwrite: free={} needed={bytes}", self.free))
@@ -34,7 +34,7 @@ impl Room {
 impl State {
     /// From now on, or no more.
     pub(super) fn set_room(&mut self, free: Option<u64>) {
-        self.room = free.map(|free| Room { free, ..self.room.unwrap_or_default() });
+        self.room = free.map(|free| CowSpace { free, ..self.room.unwrap_or_default() });
     }
 
     /// Takes the room for writing so many bytes there, before anything is written.

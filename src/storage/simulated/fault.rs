@@ -14,7 +14,7 @@ pub(crate) enum Fault {
 
 /// Operations that are counted and may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum FaultClass {
     Read,
     Write,
     Allocate,
@@ -27,11 +27,11 @@ pub(crate) enum Class {
     Room,
 }
 
-impl Class {
-    fn covers(self, other: Class) -> bool {
+impl FaultClass {
+    fn covers(self, other: FaultClass) -> bool {
         match self {
-            Class::Change => other != Class::Read,
-            Class::Room => matches!(other, Class::Allocate | Class::Punch),
+            FaultClass::Change => other != FaultClass::Read,
+            FaultClass::Room => matches!(other, FaultClass::Allocate | FaultClass::Punch),
             one => one == other,
         }
     }
@@ -40,7 +40,7 @@ impl Class {
 /// After `count` operations of the class the next one fails, and with `lasting` all after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FaultPlan {
-    pub(crate) class: Class,
+    pub(crate) class: FaultClass,
     pub(crate) count: u64,
     pub(crate) fault: Fault,
     pub(crate) lasting: bool,
@@ -49,13 +49,13 @@ pub(crate) struct FaultPlan {
 impl SimulatedStorage {
     /// After `count` more writes, allocations, punches, changes of length and barriers, the next one fails, once.
     pub(crate) fn fail_after(&self, count: u64, fault: Fault) {
-        self.inject(Some(FaultPlan { class: Class::Change, count, fault, lasting: false }));
+        self.inject(Some(FaultPlan { class: FaultClass::Change, count, fault, lasting: false }));
     }
 
     /// Operations fail as planned from here on; None ends that. A failing barrier acts as in [`SimulatedStorage::fail_next_barrier`], of
     /// others nothing happens but what [`Fault::Short`] says.
     pub(crate) fn inject(&self, plan: Option<FaultPlan>) {
-        self.state.lock().faults = plan.map(Armed::new);
+        self.state.lock().faults = plan.map(ActiveFault::new);
     }
 
     /// Looks on without meeting planned faults or counting towards them.
@@ -68,21 +68,21 @@ impl SimulatedStorage {
 
     /// Operations that failed as planned since the last `inject`.
     pub(crate) fn injected(&self) -> u64 {
-        self.state.lock().faults.as_ref().map_or(0, Armed::failed)
+        self.state.lock().faults.as_ref().map_or(0, ActiveFault::failed)
     }
 }
 
 /// A plan on its way.
 #[derive(Clone)]
-pub(super) struct Armed {
+pub(super) struct ActiveFault {
     plan: FaultPlan,
     met: u64,
     failed: u64,
 }
 
-impl Armed {
-    pub(super) fn new(plan: FaultPlan) -> Armed {
-        Armed { plan, met: 0, failed: 0 }
+impl ActiveFault {
+    pub(super) fn new(plan: FaultPlan) -> ActiveFault {
+        ActiveFault { plan, met: 0, failed: 0 }
     }
 
     pub(super) fn failed(&self) -> u64 {
@@ -97,7 +97,7 @@ impl Armed {
         self.plan.fault == Fault::Short
     }
 
-    pub(super) fn meet(&mut self, class: Class) -> Result<()> {
+    pub(super) fn meet(&mut self, class: FaultClass) -> Result<()> {
         if !self.plan.class.covers(class) {
             return Ok(());
         }

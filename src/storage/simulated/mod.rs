@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::sparse_image::{HOST_BLOCK, Image};
+use super::sparse_image::{HOST_BLOCK, SparseImage};
 use super::{Storage, end_of};
 use crate::error::{Error, Result};
 
@@ -26,8 +26,8 @@ mod copy_on_write;
 mod fault;
 mod trace;
 
-pub(crate) use fault::{Class, Fault, FaultPlan};
-pub(crate) use trace::{Replay, Trace};
+pub(crate) use fault::{Fault, FaultClass, FaultPlan};
+pub(crate) use trace::{Trace, TraceReplay};
 
 /// What a medium writes in one piece.
 pub(crate) const SECTOR: u64 = 512;
@@ -72,20 +72,20 @@ pub(crate) struct SimulatedStorage {
 
 #[derive(Clone, Default)]
 struct State {
-    medium: Image,
+    medium: SparseImage,
     /// What reads see: the medium with all pending operations, and the lost blocks as they were written.
-    cache: Image,
+    cache: SparseImage,
     pending: Vec<PendingOp>,
     /// Blocks that are clean but lost (HOST-3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
-    kept_back: u64,
+    pending_upload_bytes: u64,
     /// HOST-5
     ordered: bool,
     fail_barrier: bool,
     /// HOST-6
-    room: Option<copy_on_write::Room>,
-    faults: Option<fault::Armed>,
+    room: Option<copy_on_write::CowSpace>,
+    faults: Option<fault::ActiveFault>,
     trace: Option<Trace>,
     numbered: u64,
     writes: u64,
@@ -102,15 +102,15 @@ impl SimulatedStorage {
 
     /// From now on so many bytes are where nobody else finds them.
     pub(crate) fn keep_back(&self, bytes: u64) {
-        self.state.lock().kept_back = bytes;
+        self.state.lock().pending_upload_bytes = bytes;
     }
 
     /// Starts with `bytes` on the medium.
     pub(crate) fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
-        Self::on_medium(Image::from_bytes(bytes), None, false)
+        Self::on_medium(SparseImage::from_bytes(bytes), None, false)
     }
 
-    fn on_medium(medium: Image, capacity: Option<u64>, ordered: bool) -> Arc<SimulatedStorage> {
+    fn on_medium(medium: SparseImage, capacity: Option<u64>, ordered: bool) -> Arc<SimulatedStorage> {
         Self::with_state(State { cache: medium.clone(), medium, capacity, ordered, ..State::default() })
     }
 
@@ -255,7 +255,7 @@ impl SimulatedStorage {
 }
 
 /// Applies the operation whole.
-fn apply(image: &mut Image, op: &OpKind) {
+fn apply(image: &mut SparseImage, op: &OpKind) {
     match op {
         OpKind::Write { offset, data } => image.put(*offset, data),
         OpKind::Punch { offset, length } => image.punch(*offset, *length),
@@ -265,7 +265,7 @@ fn apply(image: &mut Image, op: &OpKind) {
     }
 }
 
-fn apply_fate(image: &mut Image, op: &OpKind, fate: &Fate) {
+fn apply_fate(image: &mut SparseImage, op: &OpKind, fate: &Fate) {
     match fate {
         Fate::Drop => {}
         Fate::Keep => apply(image, op),
@@ -287,7 +287,7 @@ fn parts(offset: u64, length: u64, unit: u64) -> impl Iterator<Item = (u64, Rang
     .map(|(number, part)| (number as u64, part))
 }
 
-fn apply_parts(image: &mut Image, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
+fn apply_parts(image: &mut SparseImage, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
     match op {
         OpKind::Write { offset, data } => {
             let end = offset + data.len() as u64;
@@ -321,7 +321,7 @@ fn eio(what: &str) -> Error {
 
 impl State {
     /// Counts an operation that may be told to fail.
-    fn fault(&mut self, class: Class) -> Result<()> {
+    fn fault(&mut self, class: FaultClass) -> Result<()> {
         match &mut self.faults {
             None => Ok(()),
             Some(armed) => armed.meet(class),
@@ -329,7 +329,7 @@ impl State {
     }
 
     fn meets_full_host_in_vain(&self, offset: u64, length: u64) -> bool {
-        self.faults.as_ref().is_some_and(fault::Armed::is_full_host)
+        self.faults.as_ref().is_some_and(fault::ActiveFault::is_full_host)
             && self.cache.check_capacity(offset, length, Some(0)).is_ok()
     }
 
@@ -404,8 +404,8 @@ impl State {
 }
 
 impl Storage for SimulatedStorage {
-    fn kept_back(&self) -> Result<u64> {
-        Ok(self.state.lock().kept_back)
+    fn pending_upload_bytes(&self) -> Result<u64> {
+        Ok(self.state.lock().pending_upload_bytes)
     }
 
     fn allocated(&self) -> Result<u64> {
@@ -421,7 +421,7 @@ impl Storage for SimulatedStorage {
             return Err(eio("read error"));
         }
         let mut state = self.state.lock();
-        state.fault(Class::Read)?;
+        state.fault(FaultClass::Read)?;
         state.cache.read(offset, out)
     }
 
@@ -430,8 +430,8 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Write { offset, data: data.into() };
         self.announce(&op);
         let mut state = self.state.lock();
-        if let Err(error) = state.fault(Class::Write) {
-            if state.faults.as_ref().is_some_and(fault::Armed::is_short) {
+        if let Err(error) = state.fault(FaultClass::Write) {
+            if state.faults.as_ref().is_some_and(fault::ActiveFault::is_short) {
                 // The host took a part and then refused the rest.
                 let part = data.len() / 2;
                 state.perform(OpKind::Write { offset, data: data[..part].into() });
@@ -452,7 +452,7 @@ impl Storage for SimulatedStorage {
         let mut state = self.state.lock();
         // Where everything is allocated already no host is too full.
         if !state.meets_full_host_in_vain(offset, length) {
-            state.fault(Class::Allocate)?;
+            state.fault(FaultClass::Allocate)?;
         }
         state.cache.check_capacity(offset, length, state.capacity)?;
         state.take_for_allocation(offset, length)?;
@@ -472,7 +472,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Punch { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault(Class::Punch)?;
+        state.fault(FaultClass::Punch)?;
         let allocated = state.cache.allocated();
         state.perform(op);
         state.give_back(allocated);
@@ -484,7 +484,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::SetLen(length);
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault(Class::SetLen)?;
+        state.fault(FaultClass::SetLen)?;
         let allocated = state.cache.allocated();
         state.perform(op);
         state.give_back(allocated);
@@ -494,7 +494,7 @@ impl Storage for SimulatedStorage {
     fn barrier(&self) -> Result<()> {
         self.announce(&OpKind::Barrier);
         let mut state = self.state.lock();
-        let mut result = state.fault(Class::Barrier);
+        let mut result = state.fault(FaultClass::Barrier);
         if std::mem::take(&mut state.fail_barrier) {
             result = Err(eio("barrier error"));
         }
@@ -515,7 +515,7 @@ impl Storage for SimulatedStorage {
         Ok(())
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         self.state.lock().ordered
     }
 

@@ -326,14 +326,14 @@ fn a_garbage_sector_is_neither_old_nor_new() {
 #[test]
 fn planned_faults_meet_their_class_once_or_for_good() {
     let storage = ones();
-    let plan = FaultPlan { class: Class::Write, count: 1, fault: Fault::Eio, lasting: false };
+    let plan = FaultPlan { class: FaultClass::Write, count: 1, fault: Fault::Eio, lasting: false };
     storage.inject(Some(plan));
     storage.write_at(0, &[3]).unwrap();
     storage.barrier().unwrap();
     assert!(matches!(storage.write_at(0, &[4]), Err(Error::Io { .. })));
     storage.write_at(0, &[5]).unwrap();
     assert_eq!(storage.injected(), 1);
-    storage.inject(Some(FaultPlan { class: Class::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
     storage.punch(0, 10).unwrap();
     storage.write_at(0, &[6]).unwrap();
     // What is allocated already needs no space.
@@ -343,7 +343,7 @@ fn planned_faults_meet_their_class_once_or_for_good() {
     storage.inject(Some(FaultPlan { count: 0, fault: Fault::Short, ..plan }));
     assert!(storage.write_at(0, &[7; 10]).is_err());
     assert_eq!((byte(&storage, 4), byte(&storage, 5)), (7, 0));
-    storage.inject(Some(FaultPlan { class: Class::Read, count: 0, fault: Fault::Eio, lasting: false }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Read, count: 0, fault: Fault::Eio, lasting: false }));
     assert!(storage.read_at(0, &mut [0]).is_err());
     assert_eq!(byte(&storage, 0), 7);
 }

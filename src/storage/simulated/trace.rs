@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use super::super::sparse_image::Image;
+use super::super::sparse_image::SparseImage;
 use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts};
 
 /// What a storage was asked for since it began to record; see [`SimulatedStorage::record`].
 #[derive(Clone)]
 pub(crate) struct Trace {
-    base: Image,
+    base: SparseImage,
     ops: Vec<OpKind>,
     capacity: Option<u64>,
     ordered: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub(super) fn new(base: Image, capacity: Option<u64>, ordered: bool, limit: u64) -> Trace {
+    pub(super) fn new(base: SparseImage, capacity: Option<u64>, ordered: bool, limit: u64) -> Trace {
         Trace { base, ops: Vec::new(), capacity, ordered, left: limit, complete: true }
     }
 
@@ -45,8 +45,8 @@ impl Trace {
     }
 
     /// Before the first operation.
-    pub(crate) fn replay(&self) -> Replay<'_> {
-        Replay { trace: self, at: 0, window: 0, medium: self.base.clone() }
+    pub(crate) fn replay(&self) -> TraceReplay<'_> {
+        TraceReplay { trace: self, at: 0, window: 0, medium: self.base.clone() }
     }
 }
 
@@ -77,16 +77,16 @@ impl SimulatedStorage {
 
 /// A point of a run: so many operations were asked for and returned.
 #[derive(Clone)]
-pub(crate) struct Replay<'a> {
+pub(crate) struct TraceReplay<'a> {
     trace: &'a Trace,
     at: usize,
     /// First operation behind the last barrier.
     window: usize,
     /// As the last barrier left it.
-    medium: Image,
+    medium: SparseImage,
 }
 
-impl<'a> Replay<'a> {
+impl<'a> TraceReplay<'a> {
     /// Operations that returned.
     pub(crate) fn position(&self) -> usize {
         self.at
@@ -127,7 +127,7 @@ impl<'a> Replay<'a> {
         self.power_loss_in_order(order, choose)
     }
 
-    /// As [`Replay::power_loss`]; the operations reach the medium in the order of `order`.
+    /// As [`TraceReplay::power_loss`]; the operations reach the medium in the order of `order`.
     pub(crate) fn power_loss_in_order(
         &self,
         order: impl Iterator<Item = usize>,
@@ -145,7 +145,7 @@ impl<'a> Replay<'a> {
         SimulatedStorage::with_state(self.state())
     }
 
-    /// As [`Replay::process_death`], after the host failed to write its cache back: the data that was pending reads well until it is
+    /// As [`TraceReplay::process_death`], after the host failed to write its cache back: the data that was pending reads well until it is
     /// evicted and is lost then.
     pub(crate) fn failed_barrier(&self) -> Arc<SimulatedStorage> {
         let mut state = self.state();
@@ -175,7 +175,7 @@ impl<'a> Replay<'a> {
 }
 
 /// The parts of a write that `survives` says reach the medium; the others get garbage, as a sector that lost power while it was written.
-pub(super) fn apply_garbage(image: &mut Image, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
+pub(super) fn apply_garbage(image: &mut SparseImage, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
     apply_parts(image, op, survives);
     let OpKind::Write { offset, data } = op else { return };
     for (number, part) in super::parts(*offset, data.len() as u64, super::SECTOR) {

@@ -21,7 +21,7 @@ use crate::format::record::CommitRecord;
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::{BLOCK, Generation, Key, REGION_BLOCKS, Run, TreeId, kind, space};
 use crate::frame::GROUP_DATA;
-use crate::pager::space::{Blocks, Keep, Shortage, SpaceMap};
+use crate::pager::space::{AllocationFailure, BlockCounts, Headroom, SpaceMap};
 use crate::storage::Storage;
 
 /// Greatest address of a block.
@@ -100,8 +100,8 @@ impl Drop for Reservation {
 }
 
 /// What an operation has to leave to others: one that frees room or keeps a promise is essential.
-pub(super) fn keep_of(essential: bool) -> Keep {
-    if essential { Keep::Lists } else { Keep::Reserve }
+pub(super) fn keep_of(essential: bool) -> Headroom {
+    if essential { Headroom::Lists } else { Headroom::Reserve }
 }
 
 /// A checkpoint that is about to be written.
@@ -167,12 +167,12 @@ impl Allocator {
         self.space().1
     }
 
-    pub(super) fn blocks(&self) -> Blocks {
+    pub(super) fn blocks(&self) -> BlockCounts {
         self.space.lock().blocks()
     }
 
     /// The same with the bytes of memory that the map takes, or None while somebody works on it.
-    pub(super) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+    pub(super) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         let space = self.space.try_lock()?;
         Some((space.blocks(), space.memory()))
     }
@@ -189,16 +189,16 @@ impl Allocator {
     // ---- promises (SPACE-2) ----
 
     /// Promises groups of four blocks, loading regions and growing the file as needed; answers whether there are so many.
-    pub(super) fn reserve(&self, groups: u64, keep: Keep) -> Result<bool> {
+    pub(super) fn reserve(&self, groups: u64, keep: Headroom) -> Result<bool> {
         self.bring(|space| space.reserve(groups, keep, self.storage()))
     }
 
     /// Whether so many groups could be promised now, for which regions are loaded and the file grows; nobody is promised any.
-    pub(super) fn has_groups(&self, groups: u64, keep: Keep) -> Result<bool> {
-        self.bring(|space| space.provide(groups, keep, self.storage()))
+    pub(super) fn has_groups(&self, groups: u64, keep: Headroom) -> Result<bool> {
+        self.bring(|space| space.ensure_free(groups, keep, self.storage()))
     }
 
-    fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), Shortage>>) -> Result<bool> {
+    fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), AllocationFailure>>) -> Result<bool> {
         loop {
             let entries = self.list_entries();
             let asked = {
@@ -209,15 +209,15 @@ impl Allocator {
             let shortage = match asked {
                 // The file was cut: nothing more may be promised.
                 Err(error @ Error::Damaged(_)) => {
-                    return Err(self.medium.pager.latch().set("growing the archive", error));
+                    return Err(self.medium.pager.sticky_error().record("growing the archive", error));
                 }
                 Err(Error::NoSpace(_)) => return Ok(false),
                 asked => asked?,
             };
             match shortage {
                 Ok(()) => return Ok(true),
-                Err(Shortage::Load(number)) => self.load_region(number)?,
-                Err(Shortage::Full) => return Ok(false),
+                Err(AllocationFailure::Load(number)) => self.load_region(number)?,
+                Err(AllocationFailure::Full) => return Ok(false),
             }
         }
     }
@@ -382,7 +382,7 @@ impl Allocator {
         for number in behind {
             let base = tree.get(&self.medium.store, Key::new(*number, kind::SPACE, 0), space::decode);
             let base = known(base)?.flatten();
-            if let Some(block) = self.space.lock().used_behind_end(*number, base.as_deref()) {
+            if let Some(block) = self.space.lock().first_used_past_end(*number, base.as_deref()) {
                 let text = format!("the commit is of a file of {total} blocks, but a page has block {block}");
                 return Ok(Some(Finding::new(FindingKind::Counter, Severity::Wrong, text).at_block(block)));
             }

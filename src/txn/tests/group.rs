@@ -147,7 +147,7 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
                         let mut room = volume.reserve_data(data.len() as u64, 1).unwrap();
                         let ino = Ino(10 + writer);
                         drop(volume.write_data(&mut room, ino, n << 17, &data, true).unwrap());
-                        volume.bound_unsynced().unwrap();
+                        volume.limit_unsynced().unwrap();
                     }
                 });
             }

@@ -7,7 +7,7 @@ use super::support::*;
 use crate::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, REGION_BLOCKS, Run};
-use crate::storage::simulated::{Class, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
@@ -107,7 +107,7 @@ fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
     };
     assert!(matches!(refused, Error::NoSpace(_)), "{refused}");
     assert!(slot > 50, "only {slot} pages fit");
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     volume.commit().unwrap();
     assert_live(&volume, &expected);
     // Deletion works on the full archive, and commits make the blocks usable again.
@@ -148,7 +148,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
             accepted += 32_768;
         };
         assert!(matches!(refused, Error::NoSpace(_)), "{refused}");
-        volume.pager().latch().check().unwrap();
+        volume.pager().sticky_error().check().unwrap();
         volume.commit().unwrap();
         assert!(storage.len().unwrap() <= LIMIT);
         if round == 0 {
@@ -475,7 +475,7 @@ fn early_pages_of_a_session_that_never_committed_do_not_survive() {
     let sealed = block(&storage, run);
     drop(volume);
     let volume = open(storage.clone(), &dice);
-    assert!(volume.allocator().map().sweep_next().is_some(), "free blocks are not swept after a crash");
+    assert!(volume.allocator().map().next_unswept().is_some(), "free blocks are not swept after a crash");
     volume.erase_all().unwrap();
     assert_ne!(block(&storage, run), sealed, "ciphertext of a transaction that never committed survived");
     assert_sound(&volume);
@@ -500,7 +500,7 @@ fn erasing_that_is_refused_is_done_later() {
     for count in 0..2 {
         storage.fail_after(count, Fault::NoSpace);
         let _ = volume.erase_all();
-        volume.pager().latch().check().unwrap();
+        volume.pager().sticky_error().check().unwrap();
     }
     volume.erase_all().unwrap();
     let mut now = vec![0; BLOCK as usize];
@@ -642,14 +642,14 @@ fn who_opens_an_archive_on_a_full_host_finds_the_reserve() {
     volume.erase_all().unwrap();
     volume.close().unwrap();
     drop(volume);
-    storage.inject(Some(FaultPlan { class: Class::Room, count: 0, fault: Fault::NoSpace, lasting: true }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Room, count: 0, fault: Fault::NoSpace, lasting: true }));
     let volume = open(storage.clone(), &dice);
     assert!(matches!(put(&volume, 2, 100, 1, 2_000_000), Err(Error::NoSpace(_))));
     for slot in (1..40).step_by(2) {
         assert!(delete(&volume, 2, slot).unwrap());
         volume.commit().unwrap();
     }
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     assert_sound(&volume);
     volume.close().unwrap();
     drop(volume);
