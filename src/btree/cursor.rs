@@ -1,4 +1,5 @@
-//! Descends and scans without copying values: resident nodes are borrowed, stored ones are held by the call that loaded them.
+//! Descents and scans without copying values: resident nodes are borrowed, loaded ones are held by
+//! the call.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor};
 use crate::error::{Error, Result};
 use crate::format::Key;
 
-/// Calls `f` with the node that `child` stands for.
+/// Calls `f` with the node of `child`, loading it if needed.
 pub(super) fn with_node<R>(
     store: &NodeStore,
     child: &Child,
@@ -36,8 +37,9 @@ pub(super) fn get<R>(
     }
 }
 
-/// `f` is taken when an entry is found. A leaf without an entry at or before `key` sends the search to its left neighbour, whose
-/// entries are all before `key`; no leaf below a root is empty (TREE-5), so two children per level are visited at most.
+/// Implements [`Tree::floor`]; takes `f` out when an entry is found. A leaf without an entry at or
+/// before `key` sends the search to its left neighbour, whose entries are all before `key`. No leaf
+/// below a root is empty (TREE-5), so at most two children per level are visited.
 pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     store: &NodeStore,
     node: &Node,
@@ -63,7 +65,7 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     }
 }
 
-/// Calls `f` with the lower fence of the leaf whose range holds `key`, and of those before it, descending, until it breaks. No leaf is read.
+/// Implements [`Tree::fences_before`]; reads no leaf.
 pub(super) fn fences_before(
     store: &NodeStore,
     child: &Child,
@@ -86,7 +88,7 @@ pub(super) fn fences_before(
     })
 }
 
-/// The leaf whose range holds `key`, below `child`.
+/// Returns the leaf below `child` that covers `key`.
 pub(super) fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
     match child {
         Child::Resident(node) => leaf_below(store, node, key),
@@ -142,7 +144,7 @@ pub(super) fn scan(
     Ok(ControlFlow::Continue(()))
 }
 
-/// The node, unless it is damaged: then `lost` is told.
+/// Returns the node, or `None` after reporting a damaged one to `lost`.
 pub(super) fn load_or_skip(
     store: &NodeStore,
     child: &Child,
@@ -162,7 +164,7 @@ pub(super) fn load_or_skip(
     }
 }
 
-/// Goes on behind a node that is damaged.
+/// Implements [`Tree::scan_surviving`]: continues after a damaged node.
 pub(super) fn scan_surviving(
     store: &NodeStore,
     child: &Child,

@@ -1,16 +1,22 @@
-//! Walks two versions of a tree side by side and passes by what they share, so that its time grows with what differs.
+//! Difference of two versions of a tree: walks both in parallel and skips shared nodes, so that its
+//! cost is proportional to the difference.
 //!
-//! # Why a shared node need not be looked at
-//! A pointer names a page by address, generation and tag, and a node is used only when it opens under just these (TREE-4 and the seal): two parents
-//! with the same pointer name one page, and whoever loads it by either gets the same bytes. These bytes name the node's children by such pointers
-//! in turn, so by induction over the levels everything below is the same. No change goes into a stored node: it makes a new one, on a page of its own
-//! with a tag of its own, and new parents up to the root (TREE-2). A page that was freed and used again has another generation or another tag. So an equal
-//! pointer means equal content, and what the walk does not enter is what both versions have.
+//! # Why a shared node need not be visited
+//! A pointer names a page by address, generation and tag, and a node is used only if it decrypts
+//! and verifies under exactly these (TREE-4 and the seal). Two parents with the same pointer
+//! therefore name the same page and load the same bytes. These bytes name the node's children by
+//! such pointers in turn, so by induction over the levels the whole subtree is the same. Stored
+//! nodes are never changed: a change creates a new node, on a new page with a new tag, and new
+//! parents up to the root (TREE-2). A page that was freed and reused has another generation or
+//! another tag. So equal pointers imply equal content, and both versions contain everything that
+//! the walk skips.
 //!
-//! # Why nothing shared is missed
-//! Both sides are walked by ascending keys, and of the two next nodes the one is opened that begins first; of two that begin together the higher one. A node
-//! can equal only one of the other tree that has the same level and fences, and none such is left there once the other side is behind its lower fence.
-//! So a node is opened only when no equal one is to come: those opened lie on paths to entries that differ, or beside splits and merges on these paths.
+//! # Why no shared node is opened
+//! Both sides are walked by ascending keys. Of the two next nodes the one with the lower start is
+//! opened; of two with the same start the higher one. A node can only be equal to a node of the
+//! other tree with the same level and fences, and none is left there once the other side is past
+//! its lower fence. So a node is opened only when no equal one can follow. Opened nodes lie on
+//! paths to entries that differ, or next to splits and merges on these paths.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -21,23 +27,24 @@ use super::{Child, NodeStore, ScanVisitor, Tree};
 use crate::error::Result;
 use crate::format::{Key, Pointer};
 
-/// Gets a key with what the older tree has there and what the newer one has; they differ.
+/// Callback for a key whose values differ, with the older and the newer value.
 pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
-/// A walk over two versions of a tree, and how far it is.
+/// Resumable walk over the differences of two tree versions.
 pub(crate) struct DifferenceWalk<'t> {
     old: TreeWalk<'t>,
     new: TreeWalk<'t>,
 }
 
 impl Tree {
-    /// Calls `f` with every key whose values differ between `older` and this tree, in ascending order until it breaks. Both are versions of one
-    /// archive's tree, which `store` reads.
+    /// Calls `f` with every key whose values differ between `older` and this tree, in ascending
+    /// order until it breaks. Both are versions of one archive's tree, which `store` reads.
     pub(crate) fn differences(&self, older: &Tree, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         self.differences_since(Some(older)).resume(store, f)
     }
 
-    /// The same for a caller who stops in between; without an older tree every key of this one differs.
+    /// Returns a resumable walk over the differences. Without an older tree every key of this one
+    /// differs.
     pub(crate) fn differences_since<'t>(&'t self, older: Option<&'t Tree>) -> DifferenceWalk<'t> {
         DifferenceWalk {
             old: older.map_or(TreeWalk { root: None, open: Vec::new() }, TreeWalk::of),
@@ -47,7 +54,8 @@ impl Tree {
 }
 
 impl DifferenceWalk<'_> {
-    /// Calls `f` with what comes next until it breaks; the next call goes on behind the key of that. At the end it calls nothing.
+    /// Calls `f` with further differences until it breaks; the next call continues after that key.
+    /// At the end it does not call `f`.
     pub(crate) fn resume(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         let DifferenceWalk { old, new } = self;
         loop {
@@ -74,7 +82,7 @@ impl DifferenceWalk<'_> {
                     }
                 }
                 (one, other) => {
-                    // An entry is the lowest of all levels.
+                    // Entries sort below all node levels.
                     let first = one.lower().cmp(&other.lower()).then_with(|| other.height().cmp(&one.height()));
                     match first {
                         Ordering::Equal if one.is_shared_with(&other) => {
@@ -114,10 +122,10 @@ impl DifferenceWalk<'_> {
     }
 }
 
-/// What a side comes to next: everything of it before was passed.
+/// Next item of one side; everything before it was processed.
 enum WalkItem {
     Below(Child, Bounds),
-    /// Of a leaf.
+    /// Entry of a leaf, by position.
     Entry(Arc<Node>, usize),
 }
 
@@ -148,7 +156,7 @@ impl WalkItem {
     }
 }
 
-/// Where a node is stored, if it is.
+/// Returns the pointer of a node, if it is stored.
 fn pointer(child: &Child) -> Option<Pointer> {
     match child {
         Child::Stored(pointer) => Some(*pointer),
@@ -163,11 +171,11 @@ fn entry(leaf: &Node, position: usize) -> (Key, &[u8]) {
     }
 }
 
-/// The way from the root of one tree to where the walk is.
+/// Path from the root of one tree to the current position.
 struct TreeWalk<'t> {
-    /// The root, as long as it is not passed.
+    /// Root, until it is passed.
     root: Option<(&'t Child, Bounds)>,
-    /// Nodes that were opened, each with the position of what comes next in it.
+    /// Opened nodes with the position of the next item in each.
     open: Vec<(Arc<Node>, usize)>,
 }
 
@@ -193,7 +201,7 @@ impl<'t> TreeWalk<'t> {
         }
     }
 
-    /// Goes on behind what came next.
+    /// Advances past the next item.
     fn advance(&mut self) {
         if self.root.take().is_none()
             && let Some((_, at)) = self.open.last_mut()
@@ -202,7 +210,7 @@ impl<'t> TreeWalk<'t> {
         }
     }
 
-    /// What is in `item`, which came next, comes next.
+    /// Replaces `item`, the next one, by its children or entries.
     fn open(&mut self, store: &NodeStore, item: WalkItem) -> Result<()> {
         let WalkItem::Below(child, bounds) = item else { return Ok(()) };
         let node = match child {
@@ -214,7 +222,7 @@ impl<'t> TreeWalk<'t> {
         Ok(())
     }
 
-    /// Opens `item`, which came next, or passes it when it is an entry, which the other side does not have.
+    /// Opens the next item; an entry, which the other side lacks, is passed to `f` instead.
     fn open_or_visit(&mut self, store: &NodeStore, item: WalkItem, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
         let WalkItem::Entry(leaf, position) = &item else {
             return self.open(store, item).map(ControlFlow::Continue);

@@ -1,10 +1,13 @@
-//! The parts of a tree that are newer than a version that cannot be read any more.
+//! Key ranges of a tree that changed since a version that can no longer be read.
 //!
 //! # Why nothing else can differ
-//! Every node names its generation, which its parent's pointer repeats. A version whose record has generation g consists of nodes of g and before, and no
-//! transaction after it makes a node of such a number again (TXN-4) or takes up one again that a version gave up. So a node of g or before was there
-//! in that version, with its fences and all below it (`difference.rs` has the induction), and each key between its fences has the value that it had. What came,
-//! went or changed since lies between the fences of newer leaves: a leaf that loses a key is made anew, and so is the neighbour that takes the range of one that is emptied.
+//! Every node has a generation, which its parent's pointer repeats. A version with a record of
+//! generation g consists of nodes of generation g or lower. No later transaction creates a node of
+//! such a generation (TXN-4) or reuses one that a version dropped. So a node of generation g or
+//! lower existed in that version, with the same fences and the same subtree (`difference.rs` has
+//! the induction), and each key between its fences has the same value. Every later insert, removal
+//! or change lies between the fences of newer leaves: a leaf that loses a key is rewritten, and so
+//! is the neighbour that takes the range of an emptied leaf.
 
 use super::node::{Body, Bounds};
 use super::prefetch::MAX_PREFETCH;
@@ -12,7 +15,7 @@ use super::{Child, NodeStore, Tree, cursor};
 use crate::error::Result;
 use crate::format::{Generation, Key};
 
-/// Gets ranges of keys `[from, to)`, ascending and not touching each other.
+/// Callback for key ranges `[from, to)`, in ascending order, disjoint and not adjacent.
 pub(crate) type RangeVisitor<'a> = dyn FnMut(Key, Key) -> Result<()> + 'a;
 
 struct NewerWalk<'a, 'f> {
@@ -23,8 +26,8 @@ struct NewerWalk<'a, 'f> {
 }
 
 impl Tree {
-    /// Calls `f` with the ranges of keys outside of which this version equals the one of generation `since`, from which it comes. A range's end of
-    /// `Key::MAX` is the end of the tree.
+    /// Calls `f` with the key ranges in which this version may differ from its ancestor of
+    /// generation `since`. The end `Key::MAX` of a range is the end of the tree.
     pub(crate) fn changed_since(&self, store: &NodeStore, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
         let Some(root) = &self.root else { return f(Key::MIN, Key::MAX) };
         let mut walk = NewerWalk { store, since, open: None, f };
@@ -34,7 +37,7 @@ impl Tree {
 }
 
 impl NewerWalk<'_, '_> {
-    /// What no commit has written is newer than all.
+    /// Returns whether the child is newer than `since`; unwritten nodes always are.
     fn is_newer(&self, child: &Child) -> bool {
         let stored = match child {
             Child::Stored(pointer) => Some(pointer.generation),
@@ -53,7 +56,7 @@ impl NewerWalk<'_, '_> {
         cursor::with_node(self.store, child, bounds, |node| match &node.body {
             Body::Leaf(_) => self.add_range(node.lower, node.upper),
             Body::Internal(children) => {
-                // Leaves among them are not read here, but by whoever compares what is in them.
+                // Leaves are not read here; the caller reads them when it compares their entries.
                 let newer = children.iter().map(|(_, child)| child).filter(|child| self.is_newer(child));
                 self.store.prefetch(newer.take(MAX_PREFETCH));
                 (0..children.len())

@@ -1,4 +1,5 @@
-//! Loads nodes through the pager and keeps decoded ones.
+//! Node store: loads nodes through the pager, caches decoded ones and prefetches from remote
+//! storage.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,7 +11,7 @@ use crate::format::page::PageKind;
 use crate::format::{Key, Pointer};
 use crate::pager::{Cache, Pager};
 
-/// Where the bytes of nodes come from.
+/// Source of encoded nodes.
 pub(super) trait NodePages: Send + Sync {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>>;
 }
@@ -18,7 +19,8 @@ pub(super) trait NodePages: Send + Sync {
 impl NodePages for Pager {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>> {
         let page = self.read_page(pointer, PageKind::Node)?;
-        // Specification 6.1: the prologue, by which a scan sorts pages, says the same as the node.
+        // Specification 6.1: the prologue, which scanners use to sort pages, must agree with the
+        // node.
         let (tree, level) = (page.prologue.owner, page.prologue.position);
         match page.body() {
             [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
@@ -34,15 +36,15 @@ enum Source {
     Pages(Arc<dyn NodePages>),
 }
 
-/// Where stored nodes come from.
+/// Loader and cache of stored nodes.
 pub(crate) struct NodeStore {
     source: Source,
-    /// Only stored nodes; what a transaction changed is not kept here.
+    /// Stored nodes only; nodes changed by a transaction are not cached here.
     nodes: Cache<Pointer, Arc<Node>>,
 }
 
 impl NodeStore {
-    /// `budget` in bytes of decoded nodes.
+    /// Creates a store with a cache of `budget` bytes of decoded nodes.
     pub(crate) fn new(pager: Arc<Pager>, budget: usize) -> NodeStore {
         NodeStore { source: Source::Pager(pager), nodes: Cache::new(budget) }
     }
@@ -52,17 +54,17 @@ impl NodeStore {
         NodeStore { source: Source::Pages(pages), nodes: Cache::new(budget) }
     }
 
-    /// Forgets a node whose page was freed (its address may be reused under another generation).
+    /// Evicts a node whose page was freed; its address may be reused under another generation.
     pub(crate) fn forget(&self, pointer: &Pointer) {
         self.nodes.forget(pointer);
     }
 
-    /// Estimated bytes of the nodes kept, and how often one was found since the start.
+    /// Returns the cache statistics; sizes are estimates.
     pub(crate) fn usage(&self) -> CacheStats {
         self.nodes.usage()
     }
 
-    /// Forgets all nodes.
+    /// Evicts all nodes.
     pub(crate) fn clear(&self) {
         self.nodes.clear();
     }
@@ -72,7 +74,7 @@ impl NodeStore {
         self.nodes.bytes()
     }
 
-    /// Whether each node that is read is waited for, on another machine.
+    /// Returns whether reading a node costs a network round trip.
     pub(super) fn is_remote(&self) -> bool {
         match &self.source {
             Source::Pager(pager) => pager.is_remote(),
@@ -81,7 +83,7 @@ impl NodeStore {
         }
     }
 
-    /// Names nodes that are going to be read on another machine, as far as they are not in memory.
+    /// Prefetches nodes from remote storage, except those in memory.
     pub(super) fn prefetch<'a>(&self, children: impl Iterator<Item = &'a Child>) {
         match &self.source {
             Source::Pager(pager) if pager.is_remote() => {
@@ -95,13 +97,13 @@ impl NodeStore {
         }
     }
 
-    /// The stored node at `pointer`, which must be what its parent says (TREE-4).
+    /// Returns the stored node at `pointer`, verified against its parent's bounds (TREE-4).
     pub(super) fn load(&self, pointer: &Pointer, bounds: Bounds) -> Result<Arc<Node>> {
         if let Some(node) = self.nodes.get(pointer) {
             check_bounds(&node, pointer, bounds)?;
             return Ok(node);
         }
-        // Two threads that miss at once both load; the later one replaces an equal node.
+        // Two threads that miss at the same time both load; the later one replaces an equal node.
         let bytes = match &self.source {
             Source::Pager(pager) => pager.read_node(pointer)?,
             #[cfg(test)]
@@ -114,7 +116,8 @@ impl NodeStore {
         Ok(node)
     }
 
-    /// Caches a node that is stored at `pointer`; an internal one has only stored children, or the budget would not bound memory.
+    /// Caches a node stored at `pointer`. An internal node must have only stored children, or the
+    /// budget would not bound memory.
     pub(super) fn cache_node(&self, pointer: &Pointer, node: &Arc<Node>) {
         self.nodes.put(*pointer, Arc::clone(node), node.memory());
     }
@@ -138,7 +141,8 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
     Ok(node)
 }
 
-/// TREE-4. Also the part of TREE-5 that one node alone cannot tell: only a root may be an empty leaf.
+/// Verifies TREE-4, and the part of TREE-5 that a node alone cannot show: only a root may be an
+/// empty leaf.
 fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
     if node.tree != bounds.tree {
         return Err(mismatch_error("tree node belongs to another tree", pointer));

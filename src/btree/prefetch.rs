@@ -1,7 +1,8 @@
-//! Names nodes before they are read, to a medium on which each of them is waited for.
+//! Node prefetch for high-latency storage.
 //!
-//! On another machine a node that is read is a way there and back. Which nodes a reading of some ranges takes the levels above tell, so those of one level are asked for
-//! together: as many ways as the tree has levels, and not as many as it has nodes there.
+//! On remote storage every node read costs a round trip. The levels above determine the nodes
+//! needed for a set of key ranges, so the nodes of each level are requested together: one round
+//! trip per level instead of one per node.
 
 use super::cursor::with_node;
 use super::node::{Body, Bounds};
@@ -9,11 +10,13 @@ use super::{NodeStore, Tree};
 use crate::error::Result;
 use crate::format::Key;
 
-/// Nodes of one level that are named at most: each brings its neighbours along, and what is named waits in memory until it is read.
+/// Maximum number of nodes prefetched per level. Each also brings its neighbours, and prefetched
+/// data occupies memory until it is read.
 pub(super) const MAX_PREFETCH: usize = 64;
 
 impl Tree {
-    /// Names the nodes in which these ranges of keys lie, ascending and not touching each other, and reads all of them but the leaves. Of more than [`MAX_PREFETCH`] the first.
+    /// Prefetches the nodes that cover `ranges` (ascending and disjoint), and reads all of them
+    /// except leaves; only the first [`MAX_PREFETCH`] per level.
     pub(crate) fn prefetch(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
         let Some(root) = self.root.as_ref().filter(|_| store.is_remote()) else { return Ok(()) };
         let mut nodes = vec![(root.clone(), Bounds::root(self.id as u8, self.level))];

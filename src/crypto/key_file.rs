@@ -1,4 +1,4 @@
-//! The type for key files: hashed whole as they are read, so that no content stays in memory.
+//! Key files: hashed while being read, so that no content stays in memory.
 
 use std::io::{self, Read};
 
@@ -8,19 +8,21 @@ use zeroize::Zeroizing;
 use super::secret::SecretKey;
 use crate::error::{Error, Result};
 
-/// What opens a key-file slot: the SHA-256 of the whole file.
+/// Secret of a key-file slot: the SHA-256 of the whole file.
 pub struct KeyFile(SecretKey);
 
 impl KeyFile {
-    /// Fewest bytes: a file alone is derived without stretching, so it must be too much to guess.
+    /// Minimum size in bytes: a key file alone is derived without stretching, so it must be
+    /// unguessable.
     pub const LEAST: u64 = 32;
-    /// Most bytes: more is a mistake, such as a device or the archive itself.
+    /// Maximum size in bytes: a larger file is a mistake, such as a device or the archive itself.
     pub const MOST: u64 = 64 << 20;
 
-    /// Reads to the end.
+    /// Reads and hashes the source to its end.
     ///
     /// # Errors
-    /// `Invalid` for fewer than [`KeyFile::LEAST`] or more than [`KeyFile::MOST`] bytes and for one byte repeated, `Io` of the source.
+    /// `Invalid` for fewer than [`KeyFile::LEAST`] or more than [`KeyFile::MOST`] bytes and for one
+    /// byte repeated, `Io` of the source.
     pub fn read(mut source: impl Read) -> Result<KeyFile> {
         let mut hash = Sha256::new();
         let mut buffer = Zeroizing::new(vec![0; 64 << 10]);

@@ -1,4 +1,4 @@
-//! AEAD, key derivation, key wrapping and the types that hold secrets; knows nothing of archives.
+//! AEAD, key derivation, key wrapping and types for secrets; independent of archives.
 
 pub mod aead;
 pub(crate) mod diceware;

@@ -1,8 +1,8 @@
-//! Types for secrets: zeroized when dropped, no Debug, no Clone.
+//! Types for secrets: zeroized on drop, without Debug and Clone.
 
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-/// A 256-bit key.
+/// 256-bit key.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct SecretKey([u8; 32]);
 
@@ -16,7 +16,7 @@ impl SecretKey {
     }
 }
 
-/// A passphrase as typed, without its line end.
+/// Passphrase as typed, without the line end.
 pub struct Passphrase(Zeroizing<Vec<u8>>);
 
 impl Passphrase {

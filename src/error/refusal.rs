@@ -1,9 +1,11 @@
-//! What is refused and can be had in another way: the facts. How it is asked for is known by the program that speaks.
+//! Refused requests for which there is a remedy. Carries the facts; the calling program words the
+//! remedy.
 
-/// A request that its own program knows a remedy for.
+/// Request that was refused although there is a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Trying a key slot costs more than the caller allows; memory in MiB, cost in MiB times passes.
+    /// Trying a key slot costs more than the caller allows; memory in MiB, cost in MiB times
+    /// passes.
     #[error(
         "deriving the key of slot {slot} costs more than the limit: memory={memory} MiB passes={passes} limit={most_cost} MiB x passes, \
          {most_memory} MiB"
@@ -11,12 +13,12 @@ pub enum Refusal {
     Costly { slot: usize, memory: u32, passes: u32, most_cost: u64, most_memory: u32 },
     #[error("{name}: the identity file is encrypted")]
     EncryptedIdentity { name: String },
-    /// A file that is to be replaced has other names.
+    /// The file to be replaced has other hard links.
     #[error("{path} has {links} names (hard links), and the others would keep the old file")]
     Links { path: String, links: u64 },
     #[error("the archive's passphrase goes with a key file")]
     PassphraseWithKeyFile,
-    /// Something that was not to be replaced; a clause that says what and where.
+    /// An existing object must not be replaced; the clause names object and path.
     #[error("{what}")]
     InTheWay { what: String },
     #[error("several key slots have a passphrase")]
@@ -35,10 +37,10 @@ pub enum Refusal {
     SnapshotExists { name: String },
     #[error("{why}; it was left as it is")]
     Destination { why: &'static str },
-    /// What an earlier backup left cannot be read, while the archive can.
+    /// The earlier backup cannot be read, while the archive can.
     #[error("damaged backup: {detail}; make one under another name, and keep this one until then")]
     DamagedBackup { detail: String },
-    /// The medium of a backup fails, while the archive goes on.
+    /// The backup's medium failed, while the archive is usable.
     #[error("{detail}")]
     FailedBackup { detail: String },
     #[error("'{name}' is a name as mounts with a schedule give and remove by themselves")]

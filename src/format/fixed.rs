@@ -1,7 +1,7 @@
-//! Little-endian fields at fixed offsets of structures whose length is already proved.
+//! Little-endian fields at fixed offsets of structures of verified length.
 //!
-//! Every caller passes a constant offset into an array of constant size (or a slice cut to one),
-//! so the slice accesses below cannot fail and their checks are compiled away.
+//! Every caller passes a constant offset into an array of constant size (or a slice of one), so the
+//! slice accesses below cannot fail and their checks are compiled away.
 
 use super::ids::Timestamp;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 
-/// Seconds and nanoseconds, 12 bytes.
+/// Decodes seconds and nanoseconds, 12 bytes.
 #[inline]
 pub(super) fn time_at(bytes: &[u8], at: usize, what: &'static str) -> Result<Timestamp> {
     let time = Timestamp { seconds: i64::from_le_bytes(array_at(bytes, at)), nanos: u32_at(bytes, at + 8) };
@@ -49,7 +49,7 @@ pub(super) fn put_time(out: &mut [u8], at: usize, time: Timestamp) {
     put(out, at + 8, time.nanos.to_le_bytes());
 }
 
-/// Refuses bytes that the specification calls zero and that are not.
+/// Fails if bytes that must be zero are not.
 #[inline]
 pub(super) fn zero(bytes: &[u8], what: &'static str) -> Result<()> {
     // No early exit: short runs compile to a few wide comparisons.
@@ -59,7 +59,7 @@ pub(super) fn zero(bytes: &[u8], what: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// The value as an array of its only right length.
+/// Returns the value as an array; fails for any other length.
 #[inline]
 pub(super) fn exactly<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
     bytes.try_into().map_err(|_| Error::damaged(format!("{what} has a wrong length: bytes={} want={N}", bytes.len())))

@@ -1,4 +1,5 @@
-//! Bytes <-> values of the archive format; mirrors `format-spec/format.md` chapter by chapter. Total decoders, no I/O.
+//! Archive format: total decoders and encoders, without I/O. Mirrors `format-spec/format.md`
+//! chapter by chapter.
 
 pub mod data_head;
 pub mod header;

@@ -1,8 +1,8 @@
-//! The one bounds-checked cursor that every decoder of variable-length bytes uses.
+//! Bounds-checked cursor used by every decoder of variable-length bytes.
 
 use crate::error::{Error, Result};
 
-/// Reads little-endian values from a slice; running out is damage, never a panic.
+/// Reader of little-endian values from a slice. Reading past the end is `Damaged`, never a panic.
 pub struct ByteReader<'a> {
     bytes: &'a [u8],
     what: &'static str,
@@ -52,7 +52,7 @@ impl<'a> ByteReader<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
-    /// Consumes `count` bytes that the specification calls zero.
+    /// Consumes `count` bytes that must be zero.
     pub fn zero(&mut self, count: usize) -> Result<()> {
         if self.take(count)?.iter().any(|&b| b != 0) {
             return Err(Error::damaged(format!("{} has a reserved field that is not zero", self.what)));
@@ -60,7 +60,7 @@ impl<'a> ByteReader<'a> {
         Ok(())
     }
 
-    /// Ends decoding: nothing may be left.
+    /// Ends decoding; fails if bytes are left.
     pub fn finish(self) -> Result<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(Error::damaged(format!("{} is too long", self.what))) }
     }

@@ -160,7 +160,7 @@ fn an_authentic_page_that_the_pointer_does_not_mean_is_refused() {
     let sealed = seal_at(&cipher, &page, 400);
     let stale = Pointer { generation: Generation(18), ..sealed.pointer };
     assert_eq!(damage(cipher.open(&stale, sealed.bytes.clone())), "page is of generation 17: block=400 generation=18");
-    // Sealed again for the same place and generation: only the tag differs.
+    // Sealed again for the same address and generation: only the tag differs.
     let again = seal_at(&cipher, &page, 400);
     assert!(damage(cipher.open(&sealed.pointer, again.bytes)).starts_with("page has another tag"));
     let longer = Pointer { run: Run::new(400, 2), ..sealed.pointer };
@@ -217,7 +217,7 @@ fn the_page_space_is_used_to_the_last_byte() {
     assert_eq!(short.blocks(), NODE_BLOCKS);
 }
 
-/// Behind `allocator::groups_for`: whole or cut into groups, raw data fits the groups promised for it.
+/// See `allocator::groups_for`: raw data fits its reserved groups, whole or divided into groups.
 #[test]
 fn a_page_of_any_length_fits_the_groups_promised_for_it() {
     assert_eq!(worst_case_blocks(GROUP_DATA), 4);
@@ -280,19 +280,20 @@ fn a_cell_of_another_place_or_version_is_refused() {
     let (one, two) = (seal_at(&cipher, &one, 400), seal_at(&cipher, &two, 400));
     let head = head_of(&cipher, &one.pointer, &one.bytes).unwrap();
     let (first, second) = (head.stored_range(&(0..1)), head.stored_range(&(1..2)));
-    // Two cells of one page change places.
+    // Swap two cells of one page.
     let mut swapped = one.bytes.clone();
     swapped[first.clone()].copy_from_slice(&one.bytes[second.clone()]);
     swapped[second.clone()].copy_from_slice(&one.bytes[first.clone()]);
     assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut swapped[first.clone()].to_vec()).is_err());
     damage(cipher.open(&one.pointer, swapped));
-    // The same cell of another version of the page, of the same content, address and generation.
+    // The same cell of another version of the page, with the same content, address and generation.
     let mut mixed = one.bytes.clone();
     mixed[second.clone()].copy_from_slice(&two.bytes[second.clone()]);
     assert!(cipher.open_cells(&one.pointer, &head, 1..2, &mut mixed[second.clone()].to_vec()).is_err());
     assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut mixed[first].to_vec()).is_ok());
     damage(cipher.open(&one.pointer, mixed));
-    // Everything but the nonce and prologue of another version, with the tag that the pointer expects.
+    // Everything except nonce and prologue from another version, with the tag that the pointer
+    // expects.
     let start = NONCE + 48 + TAG;
     damage(cipher.open(&one.pointer, [&one.bytes[..start], &two.bytes[start..]].concat()));
     damage(cipher.open(&two.pointer, [&one.bytes[..start], &two.bytes[start..]].concat()));

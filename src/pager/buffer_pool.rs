@@ -1,11 +1,10 @@
-//! BufferPool for plain file data, kept from one read to the next, and wiped when their content is to
-//! be forgotten.
+//! Reusable buffers for plain file data, wiped when their content must be forgotten.
 //!
-//! They are kept because zeroing one costs as much as opening the page that goes into it. After a
-//! read they hold content that may be deleted and purged meanwhile, or that is not to be in memory
-//! while the machine sleeps. So they belong to the archive and not to a thread, the memory of which
-//! no other thread could reach: [`BufferPool::wipe`] takes all that are not in use, and the ones in
-//! use are wiped by their user, before they are kept again.
+//! They are reused because zeroing a buffer costs as much as decrypting the page that goes into it.
+//! After a read a buffer holds content that may be deleted and purged later, or that must not stay
+//! in memory while the machine sleeps. The pool therefore belongs to the archive and not to a
+//! thread, which could not be made to wipe its memory: [`BufferPool::wipe`] wipes all idle buffers,
+//! and each user of a buffer wipes it on return if `wipe` was called in between.
 
 use parking_lot::Mutex;
 use zeroize::Zeroize;
@@ -20,7 +19,8 @@ struct PoolState {
 }
 
 impl BufferPool {
-    /// Runs `f` with a buffer of its own. Its content, from an earlier use, means nothing.
+    /// Runs `f` with an exclusive buffer. Its content is left over from an earlier use and has no
+    /// meaning.
     pub(crate) fn with_buffer<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let (wipes, buffer) = {
             let mut state = self.0.lock();
@@ -38,8 +38,8 @@ impl BufferPool {
         done
     }
 
-    /// Wipes the data of earlier reads; memory goes back to the host. Reads that run meanwhile wipe
-    /// their buffers when they end.
+    /// Wipes all idle buffers and returns their memory to the host. Concurrent reads wipe theirs on
+    /// return.
     pub(crate) fn wipe(&self) {
         let mut buffers = {
             let mut state = self.0.lock();
@@ -50,8 +50,8 @@ impl BufferPool {
     }
 }
 
-/// The first `length` bytes of a buffer, which grows when needed: its old content is not left
-/// behind in memory that it gives back.
+/// Returns the first `length` bytes of `buffer`, growing it if needed. Wipes the old allocation
+/// before it is replaced.
 pub(crate) fn grow_to(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < length {
         if buffer.capacity() < length {

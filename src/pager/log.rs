@@ -1,4 +1,4 @@
-//! The log: writes, reads and erases its entries (specification 9.4, 10.4).
+//! Log area: writes, reads and erases log entries (specification 9.4, 10.4).
 
 use super::Pager;
 use crate::env::Environment;
@@ -7,42 +7,47 @@ use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::{BLOCK, Generation, LOG, Tag};
 use crate::frame::EntryStart;
 
-/// The entries of one record, as far as they lead from the first one on.
+/// Chain of log entries that extend one record, from the first up to the first gap.
 #[derive(Debug, Default)]
 pub(crate) struct LogChain {
     pub(crate) entries: Vec<LogEntry>,
-    /// Of each of them.
+    /// Tags of `entries`, in the same order.
     pub(crate) tags: Vec<Tag>,
-    /// The last of them.
+    /// Position after the last entry.
     pub(crate) last: Option<LogMark>,
-    /// An entry begins that extends the record, whole or not: it was written when that was durable.
+    /// Set when the log has any entry of this record, complete or torn: then the record was
+    /// durable.
     pub(crate) has_entries: bool,
-    /// Number and time of an entry behind them that begins and is not whole: it was torn while it was written, or damaged since.
+    /// Number and time of the entry after the chain when its head decrypts and its body does not:
+    /// torn by a crash or damaged later.
     pub(crate) torn: Option<(u32, Timestamp)>,
-    /// A sentence when an entry is lost that another one came after, or a record that an entry extends.
+    /// Description of a lost entry that a later one followed, or of a lost record that an entry
+    /// extends.
     pub(crate) lost: Option<String>,
 }
 
 impl Pager {
-    /// Seals and writes an entry at the block `address`. What it is written over was given up; a failure latches, but for want of space.
+    /// Seals an entry and writes it at block `address`. The blocks hold no live entry. Any failure
+    /// except `NoSpace` sets the sticky error.
     pub(crate) fn write_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<Tag> {
         let sealed = self.cipher.seal_entry(head, address, body)?;
         self.write(address * BLOCK, &sealed.bytes, "writing an entry of the log")?;
         Ok(sealed.tag)
     }
 
-    /// Overwrites the blocks `start..end` of the log with random bytes.
+    /// Overwrites blocks `start..end` of the log with random bytes.
     pub(crate) fn erase_log(&self, start: u64, end: u64, environment: &dyn Environment) -> Result<()> {
         debug_assert!(LOG.0 <= start && start <= end && end <= LOG.1);
         self.erase_blocks(start, end - start, environment, "erasing entries of the log")
     }
 
-    /// Lets the log be read from the medium.
+    /// Drops cached copies, so that the log is next read from the medium.
     pub(crate) fn evict_log(&self) -> Result<()> {
         self.storage.evict(LOG.0 * BLOCK, LOG_BLOCKS * BLOCK)
     }
 
-    /// Whether any block of where a log lies begins an entry of this archive, of whichever record. The cipher has a log.
+    /// Returns whether any block of the log area starts an entry of this archive, of any record.
+    /// The cipher must have a log key.
     pub(crate) fn has_entries(&self) -> Result<bool> {
         let mut bytes = vec![0; (LOG_BLOCKS * BLOCK) as usize];
         self.storage.read_at(LOG.0 * BLOCK, &mut bytes)?;
@@ -54,10 +59,12 @@ impl Pager {
         Ok(false)
     }
 
-    /// The entries that extend the record of this generation and tag, `most` at most. `newest` is the highest generation of a record.
+    /// Reads the entries that extend the record of this `generation` and tag, at most `most`.
+    /// `newest` is the highest generation of any record.
     ///
     /// # Errors
-    /// `Io` when the log cannot be read: a transient fault must not look like its end. `Damaged` for an authentic entry that does not decode.
+    /// `Io` when the log cannot be read: a transient fault must not look like its end. `Damaged`
+    /// for an authentic entry that does not decode.
     pub(crate) fn read_log(
         &self,
         generation: Generation,
@@ -88,7 +95,8 @@ impl Pager {
             log.last = Some(LogMark { generation, record, number, entry: tag });
             (address, number, previous) = (behind, number + 1, tag);
         }
-        // Those of the chain too: a record may name as pending what extends a commit that there is not.
+        // Includes blocks of the chain: a record may list a pending log that extends a missing
+        // commit.
         for block in LOG.0..LOG.1 {
             let Some(start) = begin(block)? else { continue };
             let head = &start.head;
@@ -104,7 +112,8 @@ impl Pager {
                 log.lost =
                     Some(format!("the log has an entry behind the end of its session (commit {})", generation.0));
             } else if head.number > number && number <= most && log.lost.is_none() {
-                // The next one may have been torn before anybody was told of it; one behind that was written when it was durable.
+                // The next entry may have been torn before its fsync returned; a later one was only
+                // written after that entry was durable.
                 log.lost = Some(format!(
                     "entry {number} of the log is lost, although entry {} came after it (commit {})",
                     head.number, generation.0

@@ -1,4 +1,6 @@
-//! Pages by pointer: reads through bounded caches of cells and heads, write-once pages, the commit ring, barriers, the latch and the space map.
+//! Page I/O by pointer: cached reads, write-once pages, commit ring, barriers, sticky write error
+//! and
+//! space map.
 
 mod buffer_pool;
 mod cache;
@@ -29,19 +31,20 @@ use crate::storage::Storage;
 pub(crate) struct Pager {
     storage: Arc<dyn Storage>,
     cipher: Arc<PageCipher>,
-    /// Decompressed cells of which a part was read, by page and number.
+    /// Decompressed cells of which only a part was read, by page and cell number.
     cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
     heads: Cache<Pointer, Arc<DataHead>>,
-    /// Sealed bytes of pages that were read, and the place where they are opened.
+    /// Buffers for sealed bytes, which are decrypted in place.
     scratch: BufferPool,
-    /// For callers that read file data again and again.
+    /// Buffers that callers reuse for file data.
     reads: BufferPool,
     sticky_error: StickyError,
     unsynced: UnsyncedBytes,
 }
 
 impl Pager {
-    /// `cache_bytes` bounds what is kept of data pages: decompressed cells, and a quarter of it heads.
+    /// Creates a pager; `cache_bytes` bounds its caches: three quarters for decompressed cells, one
+    /// quarter for heads.
     pub(crate) fn new(storage: Arc<dyn Storage>, cipher: impl Into<Arc<PageCipher>>, cache_bytes: usize) -> Pager {
         let heads = cache_bytes / 4;
         Pager {
@@ -56,7 +59,8 @@ impl Pager {
         }
     }
 
-    /// Of what is written beside an archive, such as a backup: whoever meets its failure is told, and no log, which is that of the archive.
+    /// Turns off the log line of the first failure. For storage other than the archive, such as a
+    /// backup: its caller reports the failure, and the log is that of the archive.
     pub(crate) fn without_error_log(self) -> Pager {
         Pager { sticky_error: StickyError::without_log(), ..self }
     }
@@ -69,12 +73,13 @@ impl Pager {
         &self.cipher
     }
 
-    /// Block ranges that no page of this archive touches.
+    /// Returns the block ranges that no page of this archive touches.
     pub(crate) fn reserved(&self) -> &'static [(u64, u64)] {
         reserved(self.cipher.has_log())
     }
 
-    /// Only a hostile holder of the key can have sealed a pointer into header, ring or log; behind the end of a truncated file lies damage.
+    /// Rejects pointers into header, ring or log: only a malicious key holder can have sealed one.
+    /// A pointer past the end of a truncated file is damage and fails in the read.
     fn check_address(&self, pointer: &Pointer) -> Result<()> {
         if pointer.run.is_page_space(u64::MAX) && pointer.run.avoids(self.reserved()) {
             return Ok(());
@@ -86,30 +91,29 @@ impl Pager {
         &self.sticky_error
     }
 
-    /// What the caches of cells and of heads hold and how often they had what was asked for.
+    /// Returns the statistics of the cell cache and the head cache.
     pub(crate) fn cache_use(&self) -> (CacheStats, CacheStats) {
         (self.cells.usage(), self.heads.usage())
     }
 
-    /// Forgets what was decrypted of data pages.
+    /// Drops all decrypted content of data pages.
     pub(crate) fn clear_data_caches(&self) {
         self.cells.clear();
         self.heads.clear();
         self.wipe_buffers();
     }
 
-    /// The buffers for callers that read file data.
     pub(crate) fn read_buffers(&self) -> &BufferPool {
         &self.reads
     }
 
-    /// Wipes the remains of reads.
+    /// Wipes buffers that hold content of earlier reads.
     pub(crate) fn wipe_buffers(&self) {
         self.scratch.wipe();
         self.reads.wipe();
     }
 
-    /// Reads, opens and checks one page of the kind that the caller expects.
+    /// Reads, decrypts and verifies one page of the expected kind.
     pub(crate) fn read_page(&self, pointer: &Pointer, kind: PageKind) -> Result<OpenedPage> {
         let opened = self.open_page(pointer)?;
         if opened.prologue.kind != kind {
@@ -118,7 +122,7 @@ impl Pager {
         Ok(opened)
     }
 
-    /// Reads and opens a page of any kind, whole: padding and every cell are verified.
+    /// Reads and decrypts a whole page of any kind; verifies padding and every cell.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
         self.check_address(pointer)?;
         self.retry_evicted(pointer, || {
@@ -128,8 +132,10 @@ impl Pager {
         })
     }
 
-    /// Reads a page again, when it is not as it should be, from where it lies: of an archive of another machine what is kept here may be of another history of it, as when its
-    /// store was set back to an older state and written on, or the file of a web server was replaced within the second that its tag tells.
+    /// Retries a failed read once from the origin of a remote archive. The locally cached copy may
+    /// belong to another history of the archive: its store may have been reset to an older state
+    /// and written on, or the file on a web server may have been replaced within the one-second
+    /// resolution of its tag.
     fn retry_evicted<T>(&self, pointer: &Pointer, mut read: impl FnMut() -> Result<T>) -> Result<T> {
         match read() {
             Err(Error::Damaged(_)) if self.is_remote() => {
@@ -145,20 +151,22 @@ impl Pager {
         self.cipher.seal(page, run, generation)
     }
 
-    /// Writes a sealed page of file data ahead of the commit that names it; see [`Self::write_page`].
+    /// Writes a sealed page of file data before the commit that references it, and counts its bytes
+    /// as unsynced; see [`Self::write_page`].
     pub(crate) fn write_data_page(&self, page: &SealedPage) -> Result<()> {
         self.write_page(page)?;
         self.unsynced.count(page.pointer.run.bytes());
         Ok(())
     }
 
-    /// Writes a sealed page to its (reserved) blocks; a failure latches, but for want of space.
+    /// Writes a sealed page to its reserved blocks. Any failure except `NoSpace` sets the sticky
+    /// error.
     pub(crate) fn write_page(&self, page: &SealedPage) -> Result<()> {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
     }
 
-    /// Writes once more when the host says that it is full, since it had allocated these blocks;
-    /// where that is no promise the ballast gives it the room (STORAGE-6).
+    /// Writes once more when the host reports a full disk, although it had allocated these blocks.
+    /// Where allocation is no guarantee, cutting the ballast frees space for the retry (STORAGE-6).
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
         self.sticky_error.check()?;
         let written = match self.storage.write_at(at, bytes) {
@@ -175,7 +183,8 @@ impl Pager {
         })
     }
 
-    /// Overwrites blocks with random bytes. Where each barrier is a whole they become a hole, which is no write in parts there: nothing is sent to say nothing.
+    /// Overwrites blocks with random bytes. On storage with atomic barriers (STORAGE-4) the blocks
+    /// are punched instead, which sends no data.
     fn erase_blocks(&self, start: u64, blocks: u64, environment: &dyn Environment, doing: &str) -> Result<()> {
         if self.storage.has_atomic_barrier() {
             self.sticky_error.check()?;
@@ -187,27 +196,28 @@ impl Pager {
         self.write(start * BLOCK, &noise, doing)
     }
 
-    /// Waits until everything written before is on the medium; a failure latches.
+    /// Waits until all earlier writes are durable; a failure sets the sticky error.
     pub(crate) fn barrier(&self) -> Result<()> {
         self.unsynced.reset();
         self.sticky_error.check()?;
         self.storage.barrier().map_err(|e| self.sticky_error.record("making writes durable", e))
     }
 
-    /// Bounds what the next barrier has to wait for, if need be with an early one.
+    /// Issues an early barrier when the next one would have too much to wait for.
     pub(crate) fn limit_unsynced(&self) -> Result<()> {
         if self.storage.has_atomic_barrier() {
-            // What is written ahead is on its way already, and a barrier would name it.
+            // Written-ahead pages are already in flight, and a barrier would reference them.
             return Ok(());
         }
         self.unsynced.limit(|| self.barrier())
     }
 
-    /// Fails when another program cut, replaced or removed the file: what is written to it from then on would be lost, or hide the damage.
+    /// Checks that the archive's file was not truncated, replaced or removed. Otherwise later
+    /// writes would be lost or would hide the damage.
     pub(crate) fn check_identity(&self) -> Result<()> {
         match self.storage.check_identity() {
             Err(Error::Damaged(reason)) => Err(Error::Damaged(reason)),
-            // That nobody can tell at this moment is no reason to stop.
+            // A failure to examine the file is no reason to stop.
             Err(error) => {
                 tracing::warn!("the archive's file cannot be examined: {error}");
                 Ok(())

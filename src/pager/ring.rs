@@ -1,4 +1,4 @@
-//! The commit ring: reads, writes and scrubs the slots of commit records.
+//! Commit ring: reads, writes and scrubs the slots of commit records.
 
 use super::Pager;
 use crate::env::Environment;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::record::{CommitRecord, RECORD_PLAIN};
 use crate::format::{BLOCK, RING_SLOTS, Tag, slot_block};
 
-/// A record that opened under the commit key at its slot; nothing is known of its pages yet.
+/// Record that was decrypted with the commit key at its slot. Its pages are not verified yet.
 #[derive(Clone, Debug)]
 pub(crate) struct AuthenticRecord {
     pub(crate) record: CommitRecord,
@@ -14,12 +14,12 @@ pub(crate) struct AuthenticRecord {
 }
 
 impl Pager {
-    /// Every authentic record, by ascending generation. A slot that does not open is random, torn or foreign: skipped, for a tear
-    /// cannot be mistaken for a record.
+    /// Returns all authentic records by ascending generation. Slots that do not decrypt are random,
+    /// torn or foreign, and are skipped: a torn write cannot be mistaken for a record.
     ///
     /// # Errors
-    /// `Io` when a slot cannot be read: a transient fault must not look like a missing record. `Damaged` for an authentic
-    /// record that does not decode.
+    /// `Io` when a slot cannot be read: a transient fault must not look like a missing record.
+    /// `Damaged` for an authentic record that does not decode.
     pub(crate) fn read_ring(&self) -> Result<Vec<AuthenticRecord>> {
         let mut records = Vec::new();
         for slot in 0..RING_SLOTS {
@@ -36,7 +36,8 @@ impl Pager {
         Ok(records)
     }
 
-    /// Seals and writes a record into its slot; a failure latches, but for want of space.
+    /// Seals a record and writes it into its slot. Any failure except `NoSpace` sets the sticky
+    /// error.
     pub(crate) fn write_record(&self, record: &CommitRecord) -> Result<Tag> {
         let plain = record.encode();
         debug_assert_eq!(plain.len(), RECORD_PLAIN);

@@ -1,25 +1,32 @@
-//! The sticky write error: once a barrier or the write of a commit failed, nothing more is written.
+//! Sticky write error: after a failed barrier or a failed commit write the archive rejects all
+//! writes.
 //!
-//! # What latches, and what does not
-//! - A barrier that fails: nobody knows what of the writes before it is on the medium.
-//! - A write that fails as writes to a broken host do: what lies there now is unknown, and the next one will fare no better.
-//! - A page, list or record that a commit cannot write, but for want of space: the open transaction
-//!   is built on the one that is lost.
-//! - Not what a commit writes and is refused for want of space (ENOSPC, EDQUOT): nobody was told of
-//!   it, its pages stay where they are, and it is finished when there is room (TXN-9). Its
-//!   checkpoint is left out, and a commit without changes, which only lets freed blocks go, is
-//!   forgotten: nothing is built on either.
-//! - Not a page of file data that is refused for want of space, in blocks that the host had allocated (copy-on-write, thin provisioning,
-//!   quotas): no operation names it yet, so its blocks are given back, and the data stays staged or was never accepted.
-//! - No single refusal for want of space: the ballast is cut (STORAGE-6), and the same bytes are
-//!   written to the same place once more, which is as if the first attempt had not been. The seal
-//!   covers bytes and place, and no record tells of the page before its barrier, so a part of the
-//!   first attempt means nothing.
+//! # Failures that set it
+//! - A failed barrier: the state of all writes before it is unknown.
+//! - A failed write with an I/O error: the content of those blocks is unknown, and the next write
+//!   is likely to fail too.
+//! - A page, list or record that a commit cannot write for any reason except lack of space: the
+//!   open transaction builds on the lost one.
 //!
-//! # Who is told
-//! Whoever meets the failure gets its cause, and everybody later the latch. When that was background work, the next one who hands over data
-//! or asks for its durability gets the cause, once: what was accepted from programs before the failure is lost, and none of them has
-//! heard why. (Over FUSE both are one fsync(2): the kernel first writes what it holds of the file.)
+//! # Failures that do not set it
+//! - A commit write rejected for lack of space (ENOSPC, EDQUOT). The commit was not acknowledged,
+//!   its pages stay in place, and it is finished when there is space (TXN-9). Its checkpoint is
+//!   skipped. A commit without changes, which only releases freed blocks, is dropped: nothing
+//!   builds on either.
+//! - A page of file data rejected for lack of space although the host had allocated its blocks
+//!   (copy-on-write, thin provisioning, quotas). No operation references it yet, so its blocks are
+//!   released; the data stays dirty in memory or was never accepted.
+//! - A single rejection for lack of space: the ballast is cut (STORAGE-6) and the same bytes are
+//!   written to the same place again, as if the first attempt had not happened. The seal covers
+//!   bytes and address, and no record references the page before its barrier, so a partial first
+//!   attempt has no effect.
+//!
+//! # Reporting
+//! The caller that hits the failure gets its cause; later callers get [`Error::WriteFailed`]. If
+//! background work hit it, the next caller that hands over data or requests durability gets the
+//! cause, once: data accepted before the failure is lost, and no program has received an error for
+//! it. (Over FUSE both happen in one fsync(2): the kernel first writes back the file's cached
+//! data.)
 
 use std::mem::discriminant;
 use std::sync::OnceLock;
@@ -28,13 +35,13 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// It is set at most once; the first reason stays.
+/// First write failure of an archive, and whether it was reported.
 #[derive(Default)]
 pub(crate) struct StickyError {
-    /// Nothing is logged.
+    /// Suppresses the log line.
     is_unlogged: bool,
     reason: OnceLock<String>,
-    /// The cause, until somebody who handed over data or asked for its durability was told.
+    /// Cause that no caller has received yet.
     unreported: Mutex<Option<Error>>,
 }
 
@@ -52,17 +59,18 @@ impl StickyError {
         }
     }
 
-    /// Why nothing is written any more.
+    /// Returns the description of the first failure.
     pub(crate) fn reason(&self) -> Option<&str> {
         self.reason.get().map(String::as_str)
     }
 
-    /// Latches because of `error`, unless something did before, and returns it: what the failing caller shall see.
+    /// Records `error` unless an earlier failure was recorded, and returns it for the failing
+    /// caller.
     pub(crate) fn record(&self, doing: &str, error: Error) -> Error {
         let mut first = false;
         let reason = self.reason.get_or_init(|| {
             first = true;
-            // Before anybody can see the reason and ask for the cause.
+            // Set before the reason becomes visible and a caller can ask for the cause.
             *self.unreported.lock() = Some(error.clone());
             let mut text = format!("{doing}: {error}");
             if let Some(source) = std::error::Error::source(&error) {
@@ -76,7 +84,8 @@ impl StickyError {
         error
     }
 
-    /// What to tell somebody who handed over data, or asked for its durability, and got `error`.
+    /// Returns the error for a caller that handed over data or requested durability and got
+    /// `error`: the unreported cause, once, instead of `WriteFailed`.
     pub(crate) fn error_for(&self, error: Error) -> Error {
         if self.reason.get().is_none() {
             return error;
@@ -84,7 +93,7 @@ impl StickyError {
         let mut unreported = self.unreported.lock();
         match (&error, &*unreported) {
             (Error::WriteFailed(_), Some(_)) => unreported.take().unwrap_or(error),
-            // Another failure on the way, such as a want of space, does not tell why.
+            // An unrelated failure, such as lack of space, does not report the cause.
             (_, Some(cause)) if discriminant(cause) == discriminant(&error) => {
                 *unreported = None;
                 error

@@ -1,4 +1,4 @@
-//! Where an archive is that somebody opens.
+//! Source of an archive to open: a path or an opened storage.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,20 +6,21 @@ use std::sync::Arc;
 use super::{FileStorage, LockMode, Storage};
 use crate::error::Result;
 
-/// Where an archive is.
+/// Source of an archive to open.
 #[derive(Clone, Copy)]
 pub enum ArchiveSource<'a> {
-    /// A file of the host: it is opened and locked by whoever opens the archive.
+    /// Host file; it is opened and locked when the archive is opened.
     File(&'a Path),
-    /// Elsewhere: the caller has opened what holds its bytes, and sees to it that nobody writes there, or that it is noticed.
+    /// Opened storage, such as a remote archive. The caller ensures that there is no other writer,
+    /// or that one is detected.
     Storage(&'a Arc<dyn Storage>),
 }
 
 impl ArchiveSource<'_> {
-    /// What holds its bytes; a file is locked.
+    /// Returns the storage; a file is opened and locked.
     ///
     /// # Errors
-    /// As of [`FileStorage::open`].
+    /// Same as [`FileStorage::open`].
     pub(crate) fn open(self, mode: LockMode) -> Result<Arc<dyn Storage>> {
         Ok(match self {
             ArchiveSource::File(path) => Arc::new(FileStorage::open(path, mode)?),

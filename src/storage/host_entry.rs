@@ -1,10 +1,12 @@
-//! A name in a directory of the host that is held open, so that nobody who changes the path can lead what is done to it elsewhere.
+//! Directory entry of the host in an opened directory, safe against concurrent changes of the path.
 //!
-//! Whoever may write the directory can still exchange what has the name, at any moment. So what was made or opened is known by its
-//! descriptor: owner, mode and attributes are set there, and the name is touched only while it names that very file. Between such a look and
-//! the call that follows, the name can come to mean another file; then the call changes an entry of that directory, which whoever
-//! exchanged it could have changed alone: no entry of another directory, and no file's content, owner or mode. What must not be lost
-//! by that (`archive/compact/replace.rs`) is exchanged instead of replaced, and looked at again.
+//! A user with write access to the directory can still exchange the entry at any moment. Created
+//! and opened files are therefore identified by their descriptor: owner, mode and attributes are
+//! set there, and the name is only touched while it refers to that file. Between this check and the
+//! following call the name may come to refer to another file. The call then changes an entry that
+//! this user could have changed directly; it never affects an entry of another directory, or
+//! another file's content, owner or mode. Where such a race must not lose data
+//! (`archive/compact/replace.rs`), entries are exchanged instead of replaced, and checked again.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,36 +20,36 @@ use rustix::io::Errno;
 
 use super::host_call;
 
-/// The entry, whether there is a file or not.
+/// Directory entry; the file need not exist.
 pub struct HostEntry {
-    /// O_PATH: search permission is enough, as for a path.
+    /// Opened with O_PATH: search permission suffices, as for a path.
     directory: OwnedFd,
     name: OsString,
-    /// For messages; absolute.
+    /// Absolute path, for messages.
     path: PathBuf,
 }
 
 impl HostEntry {
-    /// Opens the directory of `path`; links on the way there are followed, one in the entry itself never is.
+    /// Opens the parent directory of `path`. Follows links in the parent path, never in the entry
+    /// itself.
     pub fn of(path: &Path) -> io::Result<HostEntry> {
         let path = std::path::absolute(path)?;
         let name = match path.file_name() {
             Some(name) if path.as_os_str().as_bytes().ends_with(name.as_bytes()) => name.to_owned(),
             _ => return Err(Errno::ISDIR.into()),
         };
-        // A path that has a name has a parent.
+        // A path with a file name has a parent.
         let parent = path.parent().unwrap_or(Path::new("/"));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(CWD, parent, flags, Mode::empty())?;
         Ok(HostEntry { directory, name, path })
     }
 
-    /// Another name in the same directory.
+    /// Returns another entry of the same directory.
     pub fn sibling(&self, name: OsString) -> io::Result<HostEntry> {
         Ok(HostEntry { directory: self.directory.try_clone()?, path: self.path.with_file_name(&name), name })
     }
 
-    /// The same, held once more.
     pub fn try_clone(&self) -> io::Result<HostEntry> {
         self.sibling(self.name.clone())
     }
@@ -56,17 +58,17 @@ impl HostEntry {
         &self.name
     }
 
-    /// The path that it had when it was opened, for messages.
+    /// Returns the path from when the directory was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes a file with mode 0600, refusing whatever has the name.
+    /// Creates a file with mode 0600; fails if the name exists.
     pub fn create(&self) -> io::Result<File> {
         self.open_with(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
     }
 
-    /// Opens what has the name, without waiting for a FIFO's other end.
+    /// Opens the file without waiting for the other end of a FIFO.
     pub fn open(&self, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         self.open_with(access | OFlags::NONBLOCK | OFlags::NOCTTY)
@@ -77,17 +79,17 @@ impl HostEntry {
         Ok(rustix::fs::openat(&self.directory, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Makes a file of mode 0600 with this content, durable under its name; after a failure there is none.
+    /// Creates a durable file of mode 0600 with this content; removes it after a failure.
     pub fn write_new(&self, content: &[u8]) -> io::Result<()> {
         let mut file = self.create()?;
         let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| self.sync_directory());
         written.inspect_err(|_| {
-            // The first failure is the one to tell.
+            // The first failure is reported.
             let _ = self.remove(&file);
         })
     }
 
-    /// Whether the name is that of `file` now.
+    /// Returns whether the name refers to `file` now.
     pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
             Ok(named) => Ok(FileIdentity::from(&named) == FileIdentity::of(file)?),
@@ -96,12 +98,11 @@ impl HostEntry {
         }
     }
 
-    /// What has the name.
     pub(super) fn stat(&self, how: AtFlags) -> std::result::Result<Stat, Errno> {
         rustix::fs::statat(&self.directory, &self.name, how)
     }
 
-    /// Removes the name if it is that of `file`; whether it was.
+    /// Removes the name if it refers to `file`; returns whether it did.
     pub fn remove(&self, file: impl AsFd) -> io::Result<bool> {
         let ours = self.is(file)?;
         if ours {
@@ -110,10 +111,10 @@ impl HostEntry {
         Ok(ours)
     }
 
-    /// Gives each of two names of one directory the other's file, at one moment.
+    /// Atomically exchanges the files of two names in one directory.
     ///
     /// # Errors
-    /// `Unsupported` where the host's file system does not know how.
+    /// `Unsupported` where the host's file system cannot exchange names.
     pub fn exchange(&self, other: &HostEntry) -> io::Result<()> {
         rustix::fs::renameat_with(&self.directory, &self.name, &self.directory, &other.name, RenameFlags::EXCHANGE)
             .map_err(|errno| match errno {
@@ -122,12 +123,12 @@ impl HostEntry {
             })
     }
 
-    /// Moves what has the name to another one of the directory, in place of what has that.
+    /// Renames the entry to another name of the directory, replacing its file.
     pub fn rename(&self, other: &HostEntry) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.directory, &self.name, &self.directory, &other.name)?)
     }
 
-    /// Moves what has the name to another one of the directory, which nothing has.
+    /// Renames the entry to an unused name of the directory.
     ///
     /// # Errors
     /// `AlreadyExists`.
@@ -136,7 +137,7 @@ impl HostEntry {
         Ok(rename_to_free_name(from, self.name.as_bytes(), to, other.name.as_bytes())?)
     }
 
-    /// All names of the directory but `.` and `..`.
+    /// Returns all names of the directory except `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         Ok(names(self.open_directory()?)?.into_iter().map(OsString::from_vec).collect())
     }
@@ -146,23 +147,24 @@ impl HostEntry {
         Ok(host_call::sync_directory(self.open_directory()?)?)
     }
 
-    /// The very directory, opened for reading.
+    /// Opens the same directory for reading.
     fn open_directory(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 }
 
-/// Moves `name` of the directory `from` to the name `free` of the directory `to`, both of one file
-/// system, unless something has that.
+/// Renames `name` of directory `from` to the unused name `free` of directory `to` on the same file
+/// system.
 ///
-/// File systems differ in their abilities, so three ways are tried: a rename that replaces
-/// nothing; a second name, which is refused when something has it, before the first one goes; and a
-/// look before an ordinary rename. Only the last has a gap, in which another program can make a
-/// file of the name that the rename replaces. It is for file systems without the flag and without
-/// hard links, such as exFAT and many in user space, and for directories on those without the flag.
+/// File systems differ in their abilities, so three ways are tried: a rename that never replaces; a
+/// hard link, which fails if the name exists, followed by removal of the old name; and a check
+/// before an ordinary rename. Only the last one has a race, in which the rename replaces a file
+/// that another program creates at that moment. It is used on file systems without the rename flag
+/// and without hard links, such as exFAT and many in user space, and for directories on those
+/// without the flag.
 ///
 /// # Errors
-/// `EXIST` when something has the name.
+/// `EXIST` when the name exists.
 pub fn rename_to_free_name(
     from: BorrowedFd<'_>,
     name: &[u8],
@@ -172,7 +174,7 @@ pub fn rename_to_free_name(
     RenameStep { from, name, to, free }.carry_out(&KernelCalls)
 }
 
-/// A file or directory on its way to a name that nothing has.
+/// Arguments of a rename to an unused name.
 struct RenameStep<'a> {
     from: BorrowedFd<'a>,
     name: &'a [u8],
@@ -180,7 +182,7 @@ struct RenameStep<'a> {
     free: &'a [u8],
 }
 
-/// The two calls that file systems lack.
+/// Exclusive rename calls, which some file systems lack.
 trait ExclusiveCalls {
     fn rename(&self, step: &RenameStep<'_>) -> rustix::io::Result<()>;
     fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()>;
@@ -206,7 +208,8 @@ impl RenameStep<'_> {
         }
         match calls.link(self) {
             Ok(()) => return rustix::fs::unlinkat(self.from, self.name, AtFlags::empty()),
-            // PERM is also the answer to a directory; MLINK that of file systems that count one name at most.
+            // PERM is also the error for a directory; MLINK that of file systems with at most one
+            // name per file.
             Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP | Errno::INVAL | Errno::MLINK) => {}
             Err(errno) => return Err(errno),
         }
@@ -218,7 +221,7 @@ impl RenameStep<'_> {
     }
 }
 
-/// What tells a file from every other one that exists at the same time: device and inode.
+/// Identity of a file among all that exist at the same time: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity(u64, u64);
 
@@ -234,7 +237,7 @@ impl From<&Stat> for FileIdentity {
     }
 }
 
-/// All names of a directory that is open for reading, but `.` and `..`.
+/// Returns all names of an opened directory except `.` and `..`.
 pub fn names(directory: impl AsFd) -> rustix::io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -253,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with the entry `in/file`, which is opened.
+    /// Creates a directory with the entry `in/file`, opened.
     fn place() -> (tempfile::TempDir, HostEntry) {
         let place = tempfile::tempdir().unwrap();
         fs::create_dir(place.path().join("in")).unwrap();
@@ -289,7 +292,7 @@ mod tests {
         }
     }
 
-    /// A file system without the flag, with or without hard links.
+    /// File system without the rename flag, with or without hard links.
     struct Lacking {
         flag: Errno,
         links: Option<Errno>,

@@ -1,8 +1,10 @@
-//! A storage of another process, over sockets between the two.
+//! Storage served by another process over Unix sockets.
 //!
-//! Who has the archive's key may be kept from the network, from a directory or from a place that is no file, and somebody else holds that. On each socket a request has
-//! 24 bytes (order and count of 32 bits each, two numbers of 64 bits, little-endian) and, for a write, as many bytes as it counts; it is answered, one at a time,
-//! with a code and a length of 32 bits each and as many bytes: those that were asked for, or a sentence. What will be needed is said and not answered.
+//! The process that has the archive's key can be cut off from the network, from a directory or from
+//! a device; another process then holds the storage. Each socket carries one request at a time. A
+//! request has 24 bytes (operation and byte count of 32 bits each, two arguments of 64 bits,
+//! little-endian), followed by the data of a write. A response has a code and a length of 32 bits
+//! each, followed by data or an error message. Prefetch hints get no response.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -24,28 +26,28 @@ const PUNCH: u32 = 6;
 const CUT: u32 = 7;
 const BARRIER: u32 = 8;
 const PENDING_UPLOAD: u32 = 9;
-/// Most bytes of one request: four times what a page has.
+/// Maximum bytes of one request: four times the largest page.
 const MAX_TRANSFER: u32 = 64 << 20;
-/// Longest sentence of a refusal.
+/// Maximum bytes of an error message.
 const MAX_SENTENCE: u32 = 64 << 10;
 const REQUEST_BYTES: usize = 24;
 const ANSWER_BYTES: usize = 8;
 
-/// Another process's storage.
+/// Client of a storage in another process.
 pub struct IpcStorage {
-    /// Only this process writes there.
+    /// Cached length; only this process writes to the storage.
     length: AtomicU64,
     writable: bool,
     ordered: bool,
     idle: Mutex<SocketPool>,
     returned: Condvar,
-    /// Goes after the sockets.
+    /// Dropped after the sockets.
     keeper: Option<Box<dyn Send + Sync>>,
 }
 
 struct SocketPool {
     sockets: Vec<UnixStream>,
-    /// Those in use as well.
+    /// Number of usable sockets, including those in use.
     whole: usize,
 }
 
@@ -68,10 +70,11 @@ impl Request {
 }
 
 impl IpcStorage {
-    /// What is lent at the other end of these sockets: so many requests are under way at most.
+    /// Connects to the storage served at the other end of `sockets`; their number is the maximum of
+    /// concurrent requests.
     ///
     /// # Errors
-    /// When nobody answers there.
+    /// When the server does not respond.
     pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<IpcStorage> {
         let idle = Mutex::new(SocketPool { whole: sockets.len(), sockets });
         let length = AtomicU64::new(0);
@@ -82,12 +85,12 @@ impl IpcStorage {
         Ok(borrowed)
     }
 
-    /// The same, known to be ordered (STORAGE-4).
+    /// Declares that the served storage has atomic barriers (STORAGE-4).
     pub fn with_atomic_barrier(self) -> IpcStorage {
         IpcStorage { ordered: true, ..self }
     }
 
-    /// Drops `keeper` when nothing is borrowed any more and the other side has seen that.
+    /// Keeps `keeper` alive until all sockets are closed.
     pub fn with_keeper(mut self, keeper: impl Send + Sync + 'static) -> IpcStorage {
         self.keeper = Some(Box::new(keeper));
         self
@@ -113,7 +116,7 @@ impl IpcStorage {
         })
     }
 
-    /// Has one of the sockets used, which is used no more after an error on it.
+    /// Runs `talk` with an idle socket; a socket is discarded after an I/O error.
     fn with_socket(&self, talk: impl FnOnce(&UnixStream) -> io::Result<Result<()>>) -> Result<()> {
         let socket = self.borrow()?;
         let talked = talk(&socket);
@@ -171,12 +174,13 @@ impl Storage for IpcStorage {
         Ok(())
     }
 
-    /// Why else would it be lent.
+    /// Always true: only remote storage is served over IPC.
     fn is_remote(&self) -> bool {
         true
     }
 
-    /// Who reads it next does so on the same socket most times, and both are one turn of the other process.
+    /// Sent without a response. The read that follows usually uses the same socket, so the server
+    /// handles both in one wakeup.
     fn will_need(&self, offset: u64, length: u64) {
         let said = Request { order: NEED, count: 0, first: offset, second: length }.bytes();
         let _ = self.with_socket(|mut socket| socket.write_all(&said).map(Ok));
@@ -212,7 +216,7 @@ impl Storage for IpcStorage {
     }
 
     fn barrier(&self) -> Result<()> {
-        // Of what is only read there is nothing that could be lost.
+        // Read-only storage has no writes to lose.
         if self.writable { self.order(BARRIER, 0, 0) } else { Ok(()) }
     }
 
@@ -242,9 +246,11 @@ impl Storage for IpcStorage {
     }
 }
 
-/// Lends a storage to the process at the other end, until that is gone or asks for what cannot be understood.
+/// Serves a storage to the process at the other end until it disconnects or sends an invalid
+/// request.
 pub fn serve_storage(storage: &dyn Storage, mut socket: UnixStream) {
-    // The answer's head and what follows it, which grows with the longest one and is neither cleared nor filled twice.
+    // Response header and payload. Grows to the longest response and is not cleared between
+    // requests.
     let mut buffer = vec![0; ANSWER_BYTES];
     let mut head = [0; REQUEST_BYTES];
     while socket.read_exact(&mut head).is_ok() {
@@ -297,13 +303,13 @@ pub fn serve_storage(storage: &dyn Storage, mut socket: UnixStream) {
     }
 }
 
-/// Puts a number behind the answer's head, and gives its length.
+/// Writes a number after the response header and returns its length.
 fn put_number(buffer: &mut Vec<u8>, number: u64) -> usize {
     payload_mut(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
     size_of::<u64>()
 }
 
-/// So many bytes behind the answer's head, of any content.
+/// Returns `length` bytes of arbitrary content after the response header.
 fn payload_mut(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < ANSWER_BYTES + length {
         buffer.resize(ANSWER_BYTES + length, 0);
@@ -311,10 +317,10 @@ fn payload_mut(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     &mut buffer[ANSWER_BYTES..ANSWER_BYTES + length]
 }
 
-/// Why nothing more comes from the other side.
+/// Converts a socket error to the error of the request.
 fn connection_error(error: io::Error) -> Error {
     match error.kind() {
-        // The socket's own bound.
+        // Timeout of the socket.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             Error::request("the process that lends the archive does not answer", io::ErrorKind::TimedOut)
         }
@@ -326,9 +332,9 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Kinds of failed requests, by their code less [`KINDS_FROM`].
+/// Kinds of I/O errors, by error code minus [`KINDS_FROM`].
 const KINDS: [io::ErrorKind; 6] = [
-    // The first stands for all that are not here.
+    // Stands for all kinds not listed.
     io::ErrorKind::Other,
     io::ErrorKind::NotFound,
     io::ErrorKind::TimedOut,
@@ -338,7 +344,7 @@ const KINDS: [io::ErrorKind; 6] = [
 ];
 const KINDS_FROM: u32 = 10;
 
-/// A code that is not 0, and a sentence.
+/// Encodes an error as a non-zero code and a message.
 pub fn code_of(error: &Error) -> (u32, String) {
     match error {
         Error::Invalid(sentence) => (1, sentence.clone()),
@@ -355,7 +361,7 @@ pub fn code_of(error: &Error) -> (u32, String) {
     }
 }
 
-/// What [`code_of`] made of an error.
+/// Decodes the code and message of [`code_of`].
 pub fn error_of(code: u32, sentence: String) -> Error {
     match code {
         1 => Error::Invalid(sentence),
@@ -394,14 +400,14 @@ mod tests {
             borrowed.read_at(0, &mut out).unwrap();
             assert_eq!(&out, b"01234567abcd\0\0");
             assert_eq!(borrowed.len().unwrap(), memory.len().unwrap());
-            // A failure is told, and the socket serves on.
+            // The socket stays usable after an error response.
             assert!(matches!(borrowed.read_at(10, &mut out), Err(Error::Damaged(_))));
             borrowed.evict(0, 14).unwrap();
             drop(borrowed);
         });
     }
 
-    /// With one socket whatever were answered would be taken for the answer to the read.
+    /// With a single socket, a response to the hint would be taken for the response to the read.
     #[test]
     fn what_will_be_needed_is_said_before_it_is_read_and_is_not_answered() {
         let storage = CountingStorage::at(true);

@@ -1,4 +1,4 @@
-//! An archive in memory, for tests and benchmarks: a barrier does nothing, holes are known per block.
+//! In-memory storage for tests and benchmarks: barriers do nothing, holes are tracked per block.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::sparse_image::SparseImage;
 use super::{Replacement, Storage, end_of};
 use crate::error::Result;
 
-/// A sparse file's content; optionally bounded, so that a full disk can be played.
+/// Sparse in-memory file with an optional capacity to simulate a full disk.
 pub(crate) struct MemoryStorage {
     state: RwLock<State>,
 }
@@ -20,7 +20,7 @@ struct State {
     capacity: Option<u64>,
 }
 
-/// The blocks are shared until one side writes.
+/// Blocks are shared until one side writes.
 impl Clone for MemoryStorage {
     fn clone(&self) -> Self {
         MemoryStorage { state: RwLock::new(self.state.read().clone()) }
@@ -32,17 +32,18 @@ impl MemoryStorage {
         MemoryStorage { state: RwLock::new(State { image: SparseImage::default(), capacity: None }) }
     }
 
-    /// Host capacity in bytes of allocated blocks; growth by writing, allocation and writes into holes beyond it answer NoSpace.
+    /// Sets the host capacity in bytes of allocated blocks. Growth, allocation and writes into
+    /// holes beyond it fail with `NoSpace`.
     pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.write().capacity = bytes;
     }
 
-    /// Bytes of the blocks that are allocated.
+    /// Returns the bytes of allocated blocks.
     pub(crate) fn allocated(&self) -> u64 {
         self.state.read().image.allocated()
     }
 
-    /// A copy of the content, as somebody who copies the file would get it.
+    /// Returns a copy of the content, with holes as zeros.
     pub(crate) fn contents(&self) -> Vec<u8> {
         self.state.read().image.to_bytes()
     }
@@ -119,7 +120,7 @@ impl Storage for MemoryStorage {
     }
 }
 
-/// What is to take a storage's place.
+/// Replacement of an in-memory storage.
 struct MemoryReplacement<'a> {
     place: &'a MemoryStorage,
     fresh: Arc<MemoryStorage>,

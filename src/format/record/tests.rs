@@ -94,7 +94,7 @@ fn a_backup_says_of_which_record_it_is_behind_all_else() {
         let mut of_nothing = encoded.clone();
         of_nothing[at + 24..at + 32].fill(0);
         assert!(CommitRecord::decode(&of_nothing).is_err());
-        // Without the flag the bytes are none that may be there.
+        // Without the flag these bytes must be zero.
         let mut unmarked = encoded;
         unmarked[68] &= !8;
         assert!(CommitRecord::decode(&unmarked).is_err());

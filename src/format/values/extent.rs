@@ -1,4 +1,4 @@
-//! Section 7.2: the extent value.
+//! Extent value (section 7.2).
 
 use crate::error::{Error, Result};
 use crate::format::fixed::{array_at, exactly, put, u32_at, u64_at, zero};
@@ -6,7 +6,7 @@ use crate::format::ids::{Generation, MAX_DATA, Pointer};
 
 const BYTES: usize = 56;
 
-/// Section 7.2.
+/// Extent value (section 7.2): part of a page that holds a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     pub page: Pointer,
@@ -26,7 +26,7 @@ impl Extent {
     }
 
     /// # Errors
-    /// `Damaged` for another length, no page, an empty part or one beyond the longest page.
+    /// `Damaged` for another length, no page, or a part that is empty or exceeds the longest page.
     pub fn decode(value: &[u8]) -> Result<Extent> {
         let value: &[u8; BYTES] = exactly(value, "extent")?;
         zero(&value[48..], "extent")?;

@@ -1,4 +1,4 @@
-//! Section 8: reference counts, dead lists, snapshots and history.
+//! Reference counts, dead lists, snapshots and history (section 8).
 
 use super::directory::is_valid_name;
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ impl ReferenceValue {
     }
 
     /// # Errors
-    /// `Damaged` for another length, an empty run, or a count below 2 (which no record has).
+    /// `Damaged` for another length, an empty run, or a count below 2, which no record has.
     pub fn decode(value: &[u8]) -> Result<ReferenceValue> {
         let value: &[u8; 8] = exactly(value, "reference count")?;
         let reference = ReferenceValue { run_blocks: u32_at(value, 0), count: u32_at(value, 4) };
@@ -52,7 +52,7 @@ impl DeadValue {
     }
 
     /// # Errors
-    /// `Damaged` for another length or a run that no page has.
+    /// `Damaged` for another length or a run that no page can have.
     pub fn decode(value: &[u8]) -> Result<DeadValue> {
         let value: &[u8; 16] = exactly(value, "dead-list entry")?;
         let dead = DeadValue { run: Run::unpack(u64_at(value, 0)), born: Generation(u64_at(value, 8)) };
@@ -63,7 +63,8 @@ impl DeadValue {
     }
 }
 
-/// Snapshot record; an empty name says that the snapshot is being destroyed and its tree must not be read.
+/// Snapshot record. An empty name means that the snapshot is being destroyed and its tree must not
+/// be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotValue {
     pub generation: Generation,
@@ -92,7 +93,7 @@ impl SnapshotValue {
     }
 
     /// # Errors
-    /// `Damaged` for a wrong length, flags that are not zero, or a name that no directory entry could have.
+    /// `Damaged` for a wrong length, non-zero flags, or a name that no directory entry can have.
     pub fn decode(value: &[u8]) -> Result<SnapshotValue> {
         let Some((head, name)) = value.split_first_chunk::<SNAPSHOT_HEAD>() else {
             return Err(Error::damaged("snapshot ends early"));

@@ -1,4 +1,4 @@
-//! Section 7.1: the inode value.
+//! Inode value (section 7.1).
 
 use crate::error::{Error, Result};
 use crate::format::fixed::{exactly, put, put_time, time_at, u32_at, u64_at, zero};
@@ -17,7 +17,7 @@ pub mod inode_flags {
 const KNOWN_FLAGS: u32 = inode_flags::HAS_XATTRS | inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
 const BYTES: usize = 144;
 
-/// Section 7.1.
+/// Inode value (section 7.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InodeValue {
     pub mode: u32,
@@ -61,7 +61,8 @@ impl InodeValue {
     }
 
     /// # Errors
-    /// `Damaged` for another length, unknown flags, a size or parent out of bounds, a time beyond its second.
+    /// `Damaged` for another length, unknown flags, a size or parent out of bounds, or a time with
+    /// a full second of nanoseconds.
     pub fn decode(value: &[u8]) -> Result<InodeValue> {
         let value: &[u8; BYTES] = exactly(value, "inode")?;
         zero(&value[116..], "inode")?;

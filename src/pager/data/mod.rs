@@ -1,8 +1,12 @@
-//! Reads of file data: only the cells that a range touches are read and opened, whole ones straight into the caller's buffer.
+//! File data reads: only cells in the requested range are read; whole ones are decrypted into the
+//! caller's buffer.
 //!
-//! READ-1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
-//! READ-2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
-//! READ-3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
+//! READ-1  No byte is returned before its tag was verified: a cell's tag comes from the head, the
+//!     head's tag from the pointer.
+//! READ-2  A cached head is equivalent to a reread one: the page that a pointer with this tag names
+//!     never changes.
+//! READ-3  Cells read whole bypass the cell cache, because the kernel caches them. Of partly read
+//!     cells the rest is likely to be read next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,8 +20,8 @@ use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
 use crate::frame::{CELL_LOG2, DataHead, plain_cell};
 
 impl Pager {
-    /// Runs `f` on `length` bytes of any content: stored bytes on their way to the caller, at most
-    /// one page for each read that runs.
+    /// Runs `f` on a scratch slice of `length` bytes of arbitrary content, for stored bytes in
+    /// transit: at most one page per concurrent read.
     fn with_scratch<R>(&self, length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
         self.scratch.with_buffer(|buffer| f(grow_to(buffer, length)))
     }
@@ -25,7 +29,8 @@ impl Pager {
     /// Fills `out` with the plain file bytes from `start` of a data or packed page.
     ///
     /// # Errors
-    /// `Damaged` when a part that is needed fails, or the page has fewer bytes; what `out` then holds is no file data.
+    /// `Damaged` when a needed part fails verification or the page is shorter; `out` then holds no
+    /// file data.
     pub(crate) fn read_data(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
@@ -68,9 +73,11 @@ impl Pager {
         Ok(())
     }
 
-    /// Tells the medium what [`Pager::read_data`] is going to be asked for: pages, each with its first plain byte and their count. Of pages
-    /// whose head is not in memory two places are read one after the other, and of a long range many pages; a disk can fetch them side
-    /// by side, and neighbours in one go. Of the others only what lies on another machine, where several are waited for one after the other.
+    /// Prefetches what [`Pager::read_data`] will read: pages, each with first plain byte and
+    /// length. Pages without a cached head need two dependent reads, and long ranges need many
+    /// pages; a disk can serve these in parallel and merge neighbours. Pages with a cached head are
+    /// prefetched from remote storage only, where several sequential reads would each cost a round
+    /// trip.
     pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         let mut places: Vec<Range<u64>> = Vec::new();
         let is_remote = self.is_remote();
@@ -85,12 +92,12 @@ impl Pager {
                 }
                 continue;
             }
-            // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
+            // READ-1 is unaffected: an invalid pointer is rejected when it is read.
             if self.check_address(pointer).is_err() {
                 continue;
             }
             let part = estimated_range(pointer.run.bytes(), start, length);
-            // Another machine is asked for both at once.
+            // Remote storage gets one request for both.
             if is_remote || part.start <= 2 * BLOCK {
                 places.push(begin..begin + part.end);
             } else {
@@ -101,7 +108,8 @@ impl Pager {
         self.hint_ranges(places, 0);
     }
 
-    /// Where the cells lie in a page whose head is in memory, unless all of them are, too.
+    /// Returns the stored range of the cells in a page with a cached head, or `None` when all of
+    /// them are cached.
     fn missing_cells(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
         let head = self.heads.get(pointer)?;
         let size = head.table.cell_size as usize;
@@ -111,7 +119,8 @@ impl Pager {
         (!cells.is_empty() && !is_here).then(|| head.stored_range(&cells))
     }
 
-    /// The same for pages that are likely to be read soon, in any order: neighbours are named together, also with a little between them.
+    /// Prefetches pages likely to be read soon, in any order. Merges neighbours, including small
+    /// gaps.
     pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
         let named = pages.filter(|pointer| self.check_address(pointer).is_ok());
         let mut places: Vec<Range<u64>> =
@@ -120,7 +129,8 @@ impl Pager {
         self.hint_ranges(places, PREFETCH_GAP);
     }
 
-    /// Names places to the medium in their order: those together of which one begins in the other, or behind it with so much between them at most.
+    /// Passes ranges to the storage in order, merging each with its predecessor if it overlaps or
+    /// starts at most `between` bytes after it.
     fn hint_ranges(&self, mut places: Vec<Range<u64>>, between: u64) {
         places.dedup_by(|place, before| {
             let is_near = (before.start..=before.end + between).contains(&place.start);
@@ -134,15 +144,14 @@ impl Pager {
         }
     }
 
-    /// Whether the archive is on another machine.
     pub(crate) fn is_remote(&self) -> bool {
         self.storage.is_remote()
     }
 
-    /// What lies in a packed page; None when it is a page of another kind.
+    /// Returns the items of a packed page, or `None` for a page of another kind.
     ///
     /// # Errors
-    /// `Damaged` also when something else took the page's place.
+    /// `Damaged` also when other content replaced the page.
     pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
         self.check_address(pointer)?;
         let offset = pointer.run.offset();
@@ -160,17 +169,18 @@ impl Pager {
     }
 }
 
-/// A page that is read.
+/// One page being read.
 struct PageReader<'a> {
     pager: &'a Pager,
     pointer: &'a Pointer,
-    /// How it begins, when that came at once.
+    /// First bytes of the page, if they were read in one request.
     prefetched: Vec<u8>,
 }
 
 impl<'a> PageReader<'a> {
-    /// From another machine's process head and cells come together, unless the head is here, or more lies between them than is wanted: a way
-    /// between two processes costs as much as copying some cells.
+    /// On remote storage, reads head and cells in one request, unless the head is cached or the gap
+    /// between them exceeds the requested bytes. An IPC round trip costs as much as copying some
+    /// cells.
     fn begin(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
         let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
         if pager.is_remote() && !pager.heads.has(pointer) {
@@ -180,7 +190,7 @@ impl<'a> PageReader<'a> {
                 let mut prefetched = vec![0; part.end.max(BLOCK) as usize];
                 match page.read_stored(0, &mut prefetched) {
                     Ok(()) => page.prefetched = prefetched,
-                    // What is gone may be nothing that is wanted: its parts tell.
+                    // The missing bytes may not be needed; reads of the parts decide.
                     Err(Error::Damaged(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -189,7 +199,7 @@ impl<'a> PageReader<'a> {
         Ok(page)
     }
 
-    /// Fills `bytes` with those of the page from `at`, as they are stored.
+    /// Fills `bytes` with the page's stored bytes from offset `at`.
     fn read_stored(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         match self.prefetched.get(at..at + bytes.len()) {
             Some(prefetched) => bytes.copy_from_slice(prefetched),
@@ -210,7 +220,7 @@ impl<'a> PageReader<'a> {
             if page_start.main_end() <= block.len() {
                 return pager.cipher.open_head(pointer, &page_start, block);
             }
-            // Many packed files: bounded by the length of a page.
+            // Page with many packed files; bounded by the length of a page.
             let mut longer = vec![0; page_start.main_end()];
             self.read_stored(0, &mut longer)?;
             pager.cipher.open_head(pointer, &page_start, &mut longer)
@@ -220,7 +230,7 @@ impl<'a> PageReader<'a> {
         Ok(head)
     }
 
-    /// Reads whole cells; raw ones are read and opened where they are wanted.
+    /// Reads whole cells; uncompressed ones are read and decrypted in the output buffer.
     fn read_whole(&self, head: &DataHead, cells: Range<usize>, out: &mut [u8]) -> Result<()> {
         let entries = &head.table.cells[cells.clone()];
         if entries.iter().all(|cell| cell.raw) {
@@ -239,7 +249,7 @@ impl<'a> PageReader<'a> {
         })
     }
 
-    /// Copies bytes `within..` of one cell, from the cache if it is there.
+    /// Copies bytes from offset `within` of one cell, through the cell cache.
     fn read_part(&self, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
         let part = within..within + out.len();
         let (cache, key) = (&self.pager.cells, (*self.pointer, cell as u32));
@@ -263,18 +273,19 @@ impl<'a> PageReader<'a> {
         Ok(())
     }
 
-    /// Reads consecutive cells as they are stored and opens them in place.
+    /// Reads consecutive cells as stored and decrypts them in place.
     fn read_cells(&self, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
         self.read_stored(head.stored_range(&cells).start, bytes)?;
         self.pager.cipher.open_cells(self.pointer, head, cells, bytes)
     }
 }
 
-/// What is rather read along than asked for apart: a node or some.
+/// Largest gap in bytes that is prefetched rather than split into two requests: some nodes.
 const PREFETCH_GAP: u64 = 64 << 10;
 
-/// Where plain bytes probably lie in a page of `bytes`, as far as that can be told without its head: the page is taken for full and its cells for
-/// equally long. Exact for a full page of raw cells; else a block more on both sides.
+/// Estimates the stored range of plain bytes in a page of `bytes` bytes without its head, assuming
+/// a full page with cells of equal length. Exact for a full page of raw cells; otherwise padded by
+/// one block on both sides.
 fn estimated_range(bytes: u64, start: u32, length: u32) -> Range<u64> {
     if bytes <= NODE_BLOCKS * BLOCK {
         return 0..bytes; // all of it comes as fast as a part

@@ -1,13 +1,18 @@
-//! The space map in memory: regions loaded on demand, the states of free blocks, and reservations.
+//! In-memory space map: regions loaded on demand, states of free blocks, and reservations.
 //!
 //! # Invariants
-//! SPACE-1  A free block is in exactly one state: waiting -> dirty-free -> erasing -> erased. Waiting and erasing blocks are busy; the others can be
-//!     allocated, dirty-free ones first, since overwriting is erasing. What could not be erased is dirty-free again.
-//! SPACE-2  `reserved` groups of four free, host-allocated blocks exist at any time, beside the reserve; a page of n blocks consumes at most
-//!     ceil(n / 4) groups. So what was reserved can always be written.
-//! SPACE-3  A run leaves `waiting` only when a later commit than the one that freed it is durable (a page that no commit named waits for none) and
-//!     every reader that could see it is gone.
-//! SPACE-4  `used` is exactly the set of pages of the last durable commit; a checkpoint writes it before the running commit's lists are applied.
+//! SPACE-1  A free block is in exactly one state: pending free -> free unerased (dirty) -> erasing
+//!     -> free erased. Pending and erasing blocks are busy; the others can be allocated, unerased
+//!     ones first, because overwriting erases them. A block that could not be erased is free
+//!     unerased again.
+//! SPACE-2  `reserved` groups of four free, host-allocated blocks exist at any time, in addition to
+//!     the reserve. A page of n blocks consumes at most ceil(n / 4) groups. So reserved data can
+//!     always be written.
+//! SPACE-3  A run leaves `pending_frees` only when a commit after its freeing commit is
+//!     durable and every reader that could see it is gone. Pages that no commit named wait only for
+//!     readers.
+//! SPACE-4  `used` is exactly the set of pages of the last durable commit. A checkpoint writes it
+//!     before the running commit's lists are applied.
 
 mod erase;
 mod limit;
@@ -23,77 +28,80 @@ use crate::format::{BLOCK, Generation, REGION_BLOCKS, Run};
 use crate::storage::Storage;
 use region::{Region, fill};
 
-/// Groups of four blocks that only deletes, commits and the unmount may use: 1 MiB.
+/// Groups of four blocks that only deletes, commits and unmount may use: 1 MiB.
 pub(crate) const RESERVE_GROUPS: u64 = 64;
-/// Growth of the file in blocks: at least 1 MiB, at most 16 MiB at once.
+/// File growth per step in blocks: minimum 1 MiB, maximum 16 MiB.
 const GROW_BLOCKS: (u64, u64) = (256, 4096);
 
-/// Blocks freed and not yet reusable.
+/// Freed blocks that are not reusable yet.
 struct PendingFree {
-    /// Commit that freed them; None for pages that no commit ever named.
+    /// Commit that freed the blocks; `None` for pages that no commit named.
     freed_by: Option<Generation>,
-    /// Readers of states before this operation may still see them.
+    /// Readers of states before this sequence number may still see the blocks.
     sequence: u64,
     runs: Vec<Run>,
 }
 
-/// Why a reservation or allocation is not possible yet. (How callers wait then is `txn::shortage`.)
+/// Reason why a reservation or allocation is not possible yet. `txn::shortage` waits for it to
+/// pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllocationFailure {
-    /// This region is not loaded and may have free groups.
+    /// The region is not loaded and may have free groups.
     Load(u64),
-    /// Nothing more can be had from the host; freed blocks may become reusable by further commits.
+    /// The host has no more space; later commits may make freed blocks reusable.
     Full,
 }
 
-/// What a reservation has to leave to others.
+/// Space that a reservation must leave for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Headroom {
-    /// The reserve, and what the next commit needs at most: for changes that ask for more space.
+    /// Reserve plus the maximum need of the next commit: for changes that consume space.
     Reserve,
-    /// What the next commit cannot do without: for deletes and write-out of what was accepted, which free space or keep a promise.
+    /// Minimum that the next commit cannot do without: for deletes and writeback of accepted data,
+    /// which free space or use reserved space.
     Lists,
-    /// For the commit itself.
+    /// No headroom: for the commit itself.
     Nothing,
 }
 
-/// The allocator's knowledge of one archive.
+/// In-memory free-space map of one archive.
 pub(crate) struct SpaceMap {
     total: u64,
     used_blocks: u64,
-    /// Those of them that the loaded regions know.
+    /// Used blocks in loaded regions.
     used_loaded: u64,
     regions: BTreeMap<u64, Box<Region>>,
     /// Loaded regions with at least one free backed group.
     with_free_groups: BTreeSet<u64>,
-    /// Lists of recovered commits for regions that are not loaded: (allocated, run), in order.
+    /// Lists of recovered commits for unloaded regions, in order: (allocated, run).
     unapplied: HashMap<u64, Vec<(bool, Run)>>,
     pending_frees: VecDeque<PendingFree>,
-    /// Regions that are not loaded and in which blocks came free: they hold old ciphertext, which nothing else would look for.
+    /// Unloaded regions in which blocks were freed. They hold old ciphertext that no other step
+    /// would find.
     unscanned: BTreeSet<u64>,
     groups: u64,
     reserved: u64,
-    /// Loaded regions that differ from the checkpoint.
+    /// Number of loaded regions that differ from the checkpoint.
     changed: u64,
-    /// A checkpoint is being written that nobody could load from yet.
+    /// Set while a checkpoint is being written, before regions can be loaded from it.
     checkpointing: bool,
     /// Entries in the lists of the open transaction.
     list_entries: u64,
     erasing: u64,
     sweep: Option<u64>,
-    /// Neither the host nor the limit lets the file grow any more.
+    /// Set when neither the host nor the limit lets the file grow.
     host_full: bool,
-    /// Blocks that the file may have at most; one that has more already does not grow.
+    /// Maximum number of blocks of the file; a larger file does not grow.
     limit: u64,
     /// Blocks allocated to pages that no durable commit names yet.
     fresh: u64,
-    /// The block behind the newest node.
+    /// Block after the most recently allocated node.
     next_node: u64,
     /// Block ranges that no page may touch.
     reserved_by_layout: &'static [(u64, u64)],
 }
 
-/// Splits a run at region borders.
+/// Splits a run at region boundaries into (region, start, end).
 fn parts(run: Run) -> impl Iterator<Item = (u64, u64, u64)> {
     let mut at = run.address;
     std::iter::from_fn(move || {
@@ -109,8 +117,9 @@ fn parts(run: Run) -> impl Iterator<Item = (u64, u64, u64)> {
 }
 
 impl SpaceMap {
-    /// The map of a file of `total` blocks with `used_blocks` in pages; no region is loaded.
-    /// `sweep`: the last session did not close, so free blocks may hold pages that nobody names.
+    /// Creates the map of a file of `total` blocks with `used_blocks` in pages; no region is
+    /// loaded. `sweep` is set when the last session did not close cleanly, so that free blocks may
+    /// hold unreferenced pages.
     pub(crate) fn new(total: u64, used_blocks: u64, sweep: bool, reserved: &'static [(u64, u64)]) -> SpaceMap {
         SpaceMap {
             total,
@@ -136,7 +145,7 @@ impl SpaceMap {
         }
     }
 
-    /// Promises groups that a commit is about to take, if they are there.
+    /// Reserves groups for a running commit; returns false when too few are free.
     pub(crate) fn promise(&mut self, groups: u64) -> bool {
         let there = self.groups >= self.reserved + groups;
         if there {
@@ -145,13 +154,14 @@ impl SpaceMap {
         there
     }
 
-    /// Promises what a checkpoint of everything that changed takes at most, if that is there: nobody can take it away then.
+    /// Reserves the maximum need of a checkpoint of all changes and returns the number of groups,
+    /// or `None` when too few are free.
     pub(crate) fn promise_checkpoint(&mut self) -> Option<u64> {
         let groups = self.commit_groups();
         self.promise(groups).then_some(groups)
     }
 
-    /// Counts a region's free groups anew.
+    /// Recounts the free groups of a region.
     fn recount(&mut self, number: u64) {
         if let Some(region) = self.regions.get_mut(&number) {
             self.groups = self.groups.wrapping_add_signed(region.recount());
@@ -165,7 +175,7 @@ impl SpaceMap {
 
     // ---- loading ----
 
-    /// Adds the lists of a recovered commit, oldest first, before any region is loaded.
+    /// Adds the lists of a recovered commit, oldest commit first, before any region is loaded.
     pub(crate) fn recover_lists(&mut self, allocated: impl Iterator<Item = Run>, freed: impl Iterator<Item = Run>) {
         let lists = allocated.map(|run| (true, run)).chain(freed.map(|run| (false, run)));
         for (number, entry) in lists.flat_map(|(set, run)| {
@@ -176,7 +186,8 @@ impl SpaceMap {
         }
     }
 
-    /// Blocks that the newest recovered commit freed: they wait for the next one.
+    /// Adds the blocks that the newest recovered commit freed; they stay pending until the next
+    /// commit.
     pub(crate) fn recover_waiting(&mut self, freed_by: Generation, runs: Vec<Run>) {
         if !runs.is_empty() {
             self.pending_frees.push_back(PendingFree { freed_by: Some(freed_by), sequence: 0, runs });
@@ -187,13 +198,13 @@ impl SpaceMap {
         self.regions.contains_key(&number)
     }
 
-    /// Regions with recovered lists that are not loaded yet.
+    /// Returns the unloaded regions with recovered lists.
     pub(crate) fn pending_regions(&self) -> Vec<u64> {
         self.unapplied.keys().copied().collect()
     }
 
-    /// Returns which blocks of a region that is not loaded are used: its checkpoint value with the
-    /// recovered lists applied.
+    /// Returns the used blocks of an unloaded region: its checkpoint value with the recovered lists
+    /// applied.
     fn recovered(&self, number: u64, base: Option<&RegionBits>) -> RegionBits {
         let mut used = base.copied().unwrap_or([0; REGION_WORDS]);
         for (set, run) in self.unapplied.get(&number).into_iter().flatten() {
@@ -203,8 +214,8 @@ impl SpaceMap {
         used
     }
 
-    /// Returns the first used block of a region behind the end of the file; `base` is its
-    /// checkpoint value.
+    /// Returns the first used block of a region past the end of the file; `base` is its checkpoint
+    /// value.
     pub(crate) fn first_used_past_end(&self, number: u64, base: Option<&RegionBits>) -> Option<u64> {
         let used = self.regions.get(&number).map_or_else(|| self.recovered(number, base), |region| region.used);
         let start = self.total.saturating_sub(number * REGION_BLOCKS);
@@ -212,8 +223,8 @@ impl SpaceMap {
         (start..REGION_BLOCKS).find(is_used).map(|block| number * REGION_BLOCKS + block)
     }
 
-    /// Installs a region from its checkpoint value (None: no page in it): applies the recovered lists and asks the host which free blocks
-    /// hold data.
+    /// Loads a region from its checkpoint value (`None`: no page in it): applies the recovered
+    /// lists and queries the host for free blocks that hold data.
     pub(crate) fn install(&mut self, number: u64, base: Option<&RegionBits>, storage: &dyn Storage) -> Result<()> {
         if self.regions.contains_key(&number) {
             return Ok(());
@@ -240,7 +251,8 @@ impl SpaceMap {
                 break;
             }
             let (start, end) = (data.start.max(base_byte) - base_byte, data.end.min(end_byte) - base_byte);
-            // A block of which the host has a part alone, as a refused write leaves it where the host's blocks are smaller, is to be erased, but not allocated.
+            // A block only partly allocated by the host, as a refused write leaves it where host
+            // blocks are smaller, must be erased but does not count as allocated.
             fill(&mut region.dirty, start / BLOCK, end.div_ceil(BLOCK), true);
             fill(&mut region.backed, start.div_ceil(BLOCK), end / BLOCK, true);
             at = data.end.max(at + BLOCK);
@@ -258,7 +270,7 @@ impl SpaceMap {
         Ok(())
     }
 
-    /// Installs a region whose pages were found by walking the trees; it differs from any checkpoint.
+    /// Loads a region whose pages were found by walking the trees; it differs from any checkpoint.
     pub(crate) fn install_rebuilt(&mut self, number: u64, bits: &RegionBits, storage: &dyn Storage) -> Result<()> {
         self.install(number, Some(bits), storage)?;
         if let Some(region) = self.regions.get_mut(&number).filter(|r| !r.changed) {
@@ -268,13 +280,14 @@ impl SpaceMap {
         Ok(())
     }
 
-    /// Forgets the recovered lists, which a rebuild replaces.
+    /// Discards the recovered lists, which a rebuild replaces.
     pub(crate) fn drop_pending(&mut self, used_blocks: u64) {
         self.unapplied.clear();
         self.used_blocks = used_blocks;
     }
 
-    /// Drops loaded regions that hold nothing but what the checkpoint knows, until at most `keep` are loaded; none while one is being written.
+    /// Evicts loaded regions equal to the checkpoint until at most `keep` are loaded; does nothing
+    /// while a checkpoint is being written.
     pub(crate) fn evict(&mut self, keep: usize) {
         if self.checkpointing {
             return;
@@ -304,10 +317,10 @@ impl SpaceMap {
 
     // ---- reservations and allocation ----
 
-    /// Promises `groups` groups of four blocks, growing the file when needed.
+    /// Reserves `groups` groups of four blocks, growing the file if needed.
     ///
     /// # Errors
-    /// `Ok(Err(shortage))` when that is not possible now; nothing changed then.
+    /// `Ok(Err(failure))` when that is not possible now; the map is then unchanged.
     pub(crate) fn reserve(
         &mut self,
         groups: u64,
@@ -321,7 +334,7 @@ impl SpaceMap {
         Ok(provided)
     }
 
-    /// As [`Self::reserve`], but promises nothing: who asks now is given so many groups.
+    /// Like [`Self::reserve`], but only ensures that the groups are free, without reserving them.
     pub(crate) fn ensure_free(
         &mut self,
         groups: u64,
@@ -330,7 +343,7 @@ impl SpaceMap {
     ) -> Result<std::result::Result<(), AllocationFailure>> {
         let (keep, least) = match keep {
             Headroom::Reserve => (self.commit_groups() + RESERVE_GROUPS, None),
-            // They may use up what a checkpoint would take: without space it waits.
+            // These may use the space of a checkpoint: without space the checkpoint is postponed.
             Headroom::Lists => (self.commit_groups(), Some(self.list_groups())),
             Headroom::Nothing => (0, None),
         };
@@ -352,7 +365,8 @@ impl SpaceMap {
         self.reserved = self.reserved.saturating_sub(groups);
     }
 
-    /// Gets more free backed groups: holes of loaded regions, then regions not loaded, then growth.
+    /// Obtains more free backed groups: from holes of loaded regions, then unloaded regions, then
+    /// growth.
     fn extend(&mut self, missing: u64, storage: &dyn Storage) -> Result<std::result::Result<(), AllocationFailure>> {
         if !self.host_full {
             if self.back_holes(missing, storage)? {
@@ -361,8 +375,8 @@ impl SpaceMap {
             if let Some(number) = self.region_worth_loading() {
                 return Ok(Err(AllocationFailure::Load(number)));
             }
-            // Also a region that lies behind the end as a whole: pages that were there before the file was cut may still be known to the
-            // checkpoint and the lists since then.
+            // Includes a region entirely past the end: the checkpoint and later lists may still
+            // name pages from before the file was truncated.
             let last = (self.total + self.growth(missing)).saturating_sub(1) / REGION_BLOCKS;
             if let Some(number) = (self.total / REGION_BLOCKS..=last).find(|n| !self.regions.contains_key(n)) {
                 return Ok(Err(AllocationFailure::Load(number)));
@@ -382,14 +396,16 @@ impl SpaceMap {
         (0..self.total.div_ceil(REGION_BLOCKS)).find(|n| !self.regions.contains_key(n))
     }
 
-    /// A region that is not loaded, when those hold noticeably many free blocks: reading a full map to find crumbs does not pay.
+    /// Returns an unloaded region if unloaded regions hold a significant number of free blocks.
+    /// Reading a full map to find a few blocks does not pay.
     fn region_worth_loading(&self) -> Option<u64> {
         let count = self.total.div_ceil(REGION_BLOCKS);
         let loaded = self.regions.len() as u64;
         if loaded >= count {
             return None;
         }
-        // What those at the end of the file and behind it lack is counted one by one; the others are whole.
+        // Regions at and past the end of the file are partial and counted individually; the others
+        // are complete.
         let at_end = self.regions.range(self.total / REGION_BLOCKS..);
         let lacking: u64 = at_end.map(|(_, r)| REGION_BLOCKS - self.total.saturating_sub(r.base())).sum();
         let unloaded_blocks = self.total.saturating_sub(loaded * REGION_BLOCKS - lacking);
@@ -397,7 +413,8 @@ impl SpaceMap {
         if unloaded_free * 32 < unloaded_blocks { None } else { self.next_unloaded() }
     }
 
-    /// Really allocates free blocks that are holes. False when there are none, or the host is full.
+    /// Allocates free blocks that are holes on the host. Returns false when there are none or the
+    /// host is full.
     fn back_holes(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
@@ -417,9 +434,11 @@ impl SpaceMap {
         Ok(false)
     }
 
-    /// The same on a full host, which takes nothing more, but tells of what is allocated and was never written as if it were a hole: so did whoever had the
-    /// archive open before leave the reserve. Only asking tells it from a hole, piece by piece. That is done once for each place, from the end of the
-    /// file, where the reserve mostly lies; what has become a hole since is one.
+    /// Allocates holes piecewise on a full host. A full host allocates nothing new, but reports
+    /// blocks that are allocated and were never written as holes: a previous session left its
+    /// reserve so. Only an allocation request distinguishes them from real holes. Each position is
+    /// tried once, from the end of the file, where the reserve usually is; blocks that became holes
+    /// later are real ones.
     fn back_kept(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let numbers: Vec<u64> = self.regions.keys().rev().copied().collect();
         for number in numbers {
@@ -444,7 +463,8 @@ impl SpaceMap {
         Ok(false)
     }
 
-    /// Grows the file by real allocation. The regions that this reaches are loaded. False when the host is full or the limit reached.
+    /// Grows the file by allocating blocks on the host and loads the regions reached. Returns false
+    /// when the host is full or the limit is reached.
     fn grow(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let comfortable = self.growth(missing);
         if comfortable == 0 {
@@ -464,7 +484,7 @@ impl SpaceMap {
                             .or_insert_with(|| Box::new(Region::new(number, total, reserved)));
                         fill(&mut region.busy, start, end, false);
                         fill(&mut region.backed, start, end, true);
-                        // A file that was cut by force has pages of the map behind its end.
+                        // A forcibly truncated file has pages of the map past its end.
                         for w in 0..region.used.len() {
                             region.busy[w] |= region.used[w];
                             region.backed[w] &= !region.used[w];
@@ -480,17 +500,20 @@ impl SpaceMap {
         Ok(false)
     }
 
-    /// Takes a run of `blocks` out of the free backed blocks, consuming up to `from_reserved` reserved groups.
-    /// Dirty blocks first: overwriting is erasing. None when no run is long enough; the caller then asks for shorter ones.
+    /// Allocates a run of `blocks` free backed blocks, consuming up to `from_reserved` reserved
+    /// groups. Prefers unerased blocks, because overwriting erases them. Returns `None` when no run
+    /// is long enough; the caller then requests shorter ones.
     pub(crate) fn allocate(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
         let found = self.first_fit(blocks)?;
         Some(self.take(found, blocks, from_reserved))
     }
 
-    /// As [`Self::allocate`], for the nodes of commits: each behind the one before, since every place is a request to the disk.
+    /// Like [`Self::allocate`], for tree nodes of commits: places each node after the previous one,
+    /// because each separate place costs a disk request.
     ///
-    /// A commit replaces about as many nodes as it writes, so groups that nodes filled come back as whole groups and are filled again.
-    /// Where whole groups are few, blocks of broken ones go first: reservations are counted in whole groups, and refused for want of them.
+    /// A commit replaces about as many nodes as it writes, so groups filled with nodes are freed as
+    /// whole groups and filled again. Where whole groups are scarce, blocks of broken groups are
+    /// used first: reservations are counted in whole groups and fail without them.
     pub(crate) fn allocate_node(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
         let next = self.next_node;
         let behind = |map: &Self| {
@@ -517,7 +540,8 @@ impl SpaceMap {
 
     fn first_fit(&self, blocks: u64) -> Option<u64> {
         [true, false].into_iter().find_map(|dirty| {
-            // Broken groups exist in regions without a whole free one, so small pages look everywhere.
+            // Broken groups also exist in regions without a whole free group, so small pages search
+            // all regions.
             let numbers: Box<dyn Iterator<Item = &u64>> =
                 if blocks < 4 { Box::new(self.regions.keys()) } else { Box::new(self.with_free_groups.iter()) };
             numbers
@@ -539,8 +563,8 @@ impl SpaceMap {
 
     // ---- freeing ----
 
-    /// Blocks that no commit names (abandoned, or freed in the transaction that wrote them): reusable when readers from before `sequence`
-    /// are gone.
+    /// Frees blocks that no commit names (abandoned, or freed in the transaction that wrote them):
+    /// reusable when readers from before `sequence` are gone.
     pub(crate) fn discard(&mut self, runs: Vec<Run>, sequence: u64) {
         self.fresh = self.fresh.saturating_sub(runs.iter().map(|run| run.blocks).sum());
         if !runs.is_empty() {
@@ -548,7 +572,7 @@ impl SpaceMap {
         }
     }
 
-    /// Commit `generation` is durable: what it brought in is used, what it freed waits.
+    /// Applies a durable commit: its allocated blocks become used, its freed blocks pending.
     pub(crate) fn committed(
         &mut self,
         generation: Generation,
@@ -573,7 +597,8 @@ impl SpaceMap {
     fn mark_used(&mut self, run: Run, used: bool) {
         for (number, start, end) in parts(run) {
             if let Some(region) = self.regions.get_mut(&number) {
-                // No invariant: which blocks are in use is the word of the archive, which may lie. So those that change are counted.
+                // Not an invariant: the archive states which blocks are used, and may lie. So the
+                // actual changes are counted.
                 self.used_loaded = self.used_loaded.wrapping_add_signed(region.set_used(start, end, used));
                 self.changed += u64::from(!region.changed);
                 region.changed = true;
@@ -584,7 +609,8 @@ impl SpaceMap {
         }
     }
 
-    /// SPACE-3: makes waiting blocks reusable. `durable` is the last durable commit, `oldest` the sequence of the oldest state in use.
+    /// Makes pending blocks reusable (SPACE-3). `durable` is the last durable commit, `oldest` the
+    /// sequence of the oldest state in use.
     pub(crate) fn release_waiting(&mut self, durable: Generation, oldest: u64) {
         let mut kept = VecDeque::with_capacity(self.pending_frees.len());
         while let Some(entry) = self.pending_frees.pop_front() {
@@ -595,7 +621,8 @@ impl SpaceMap {
             }
             let mut touched = BTreeSet::new();
             for (number, start, end) in entry.runs.iter().flat_map(|run| parts(*run)) {
-                // A region that is not loaded learns from the host that the blocks hold data when it is.
+                // An unloaded region learns from the host that the blocks hold data when it is
+                // loaded.
                 let Some(region) = self.regions.get_mut(&number) else {
                     self.unscanned.insert(number);
                     continue;
@@ -612,20 +639,21 @@ impl SpaceMap {
         self.pending_frees = kept;
     }
 
-    /// Whether freed blocks wait for a further commit to become durable.
+    /// Returns whether freed blocks wait for a further commit.
     pub(crate) fn waits_for_commit(&self) -> bool {
         self.pending_frees.iter().any(|w| w.freed_by.is_some())
     }
 
-    /// Whether blocks that the commits up to `durable` let go are only held by readers.
+    /// Returns whether blocks freed by commits up to `durable` are held only by readers.
     pub(crate) fn waits_for_readers(&self, durable: Generation) -> bool {
         self.pending_frees.iter().any(|w| w.freed_by.is_none_or(|generation| generation < durable))
     }
 
     // ---- checkpoint ----
 
-    /// The values to write at a checkpoint (SPACE-4) of regions that changed since the last one; all are unchanged afterwards.
-    /// Pending regions must be loaded before. Until [`Self::finish_checkpoint`] no region is dropped.
+    /// Returns the values to write at a checkpoint (SPACE-4), of regions changed since the last
+    /// one, and marks them unchanged. Regions with recovered lists must be loaded before. Until
+    /// [`Self::finish_checkpoint`] no region is evicted.
     pub(crate) fn take_checkpoint(&mut self) -> Vec<(u64, RegionBits)> {
         let mut values = Vec::new();
         self.changed = 0;
@@ -637,12 +665,12 @@ impl SpaceMap {
         values
     }
 
-    /// What was taken is durable, and regions are loaded from it.
+    /// Marks the checkpoint as durable: regions can be loaded from it.
     pub(crate) fn finish_checkpoint(&mut self) {
         self.checkpointing = false;
     }
 
-    /// Every block that belongs to a page, for `check`: all regions must be loaded.
+    /// Returns all blocks that belong to a page, for `check`; all regions must be loaded.
     pub(crate) fn used_bits(&self, number: u64) -> Option<&RegionBits> {
         self.regions.get(&number).map(|r| &r.used)
     }

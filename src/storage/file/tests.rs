@@ -123,14 +123,14 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     storage.check_identity().unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
     assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
-    // Nor is the file made long again, which would hide what is lost.
+    // The file is not extended either, which would hide the loss.
     for refused in [storage.write_at(4096, &[1]), storage.allocate(0, 8192), storage.set_len(4096)] {
         assert!(matches!(refused, Err(Error::Damaged(_))));
     }
     assert_eq!(storage.len().unwrap(), 100);
     OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
     let aside = directory.path().join("b.lbx");
-    // Moved away it can still be found, whatever lies in its place.
+    // After a rename the file can still be found, whatever replaced it at its path.
     fs::rename(&path, &aside).unwrap();
     storage.check_identity().unwrap();
     fs::write(&path, [0; 4096]).unwrap();
@@ -152,13 +152,13 @@ fn the_name_is_looked_up_where_it_was_whatever_hides_the_path() {
     let (directory, path) = (place.path().join("host"), place.path().join("host/a.lbx"));
     fs::create_dir(&directory).unwrap();
     let storage = create(&path).unwrap();
-    // As a mount over the directory would.
+    // Like a mount over the directory.
     let aside = place.path().join("aside");
     fs::rename(&directory, &aside).unwrap();
     fs::create_dir(&directory).unwrap();
     fs::write(&path, b"what hides it").unwrap();
     storage.check_identity().unwrap();
-    // A link that takes the name later is not followed, since it may lead below the mount.
+    // A link created at the name later is not followed, since it may point below the mount.
     let elsewhere = place.path().join("elsewhere");
     fs::rename(aside.join("a.lbx"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, aside.join("a.lbx")).unwrap();
@@ -182,7 +182,7 @@ fn a_link_to_the_file_is_followed() {
     assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
-/// A host that takes and gives a few bytes at a time and is interrupted every other time.
+/// A host that transfers a few bytes at a time and is interrupted every other time.
 #[test]
 fn short_and_interrupted_transfers_are_continued() {
     let mut host = Vec::new();
@@ -231,13 +231,13 @@ fn a_transfer_that_fails_in_the_middle_or_makes_no_progress_is_an_error() {
     assert!(read_fully(&mut failing, 0, &mut [0; 4]).is_err());
 }
 
-/// Found by measuring under load: a thread that was interrupted between looking at the file and at what it must have took another thread's
-/// growth for a cut, and the archive became read-only.
+/// Found by measuring under load: a thread interrupted between reading the length and its bound
+/// took another thread's growth for a truncation, and the archive became read-only.
 #[test]
 fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
     let least = AtomicU64::new(100);
     let mut length = 100;
-    // Grown right after it was looked at.
+    // Grown right after its length was read.
     let grown = check_length(&least, &mut || {
         let seen = length;
         length += 50;
@@ -245,7 +245,7 @@ fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
         Ok(seen)
     });
     grown.unwrap();
-    // Cut right before, by us.
+    // Truncated right before, by this process.
     let mut cut = false;
     let by_us = check_length(&least, &mut || {
         if !std::mem::replace(&mut cut, true) {
@@ -254,7 +254,7 @@ fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
         Ok(70)
     });
     by_us.unwrap();
-    // And by somebody else.
+    // Truncated by another program.
     let error = check_length(&least, &mut || Ok(60)).unwrap_err();
     assert!(matches!(&error, Error::Damaged(text) if text.contains("length=60 needed=70")), "{error}");
 }

@@ -1,15 +1,21 @@
-//! A storage that records every unsynced operation and can crash: drops, tears per 512 bytes and reorders what no barrier covered.
+//! Crash-simulating storage: records unsynced operations; a crash drops, reorders or tears them in
+//! sectors of 512 bytes.
 //!
-//! The medium and the cache of the playing host are kept apart. What this adds to [`MemoryStorage`](super::MemoryStorage):
+//! Medium and host cache are modelled separately. In addition to
+//! [`MemoryStorage`](super::MemoryStorage):
 //!
-//! HOST-1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
-//! HOST-2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
-//! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
-//!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
+//! HOST-1  An operation is pending until a successful barrier; a crash keeps any subset of the
+//!     pending ones, in any order, in parts.
+//! HOST-2  Punches, allocations and length changes persist independently of data: each may survive
+//!     where an earlier write did not.
+//! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is
+//!     evicted, and no later barrier writes it to the medium. (ext4 and XFS behave so after a
+//!     failed writeback.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
-//! HOST-5  An ordered one (STORAGE-4) keeps all pending operations or none, and none when the process dies.
-//! HOST-6  One that copies on write takes room for each write, also over what it has allocated, and
-//!         has that of what was replaced or given back again after a barrier (`copy_on_write`).
+//! HOST-5  Storage with atomic barriers (STORAGE-4) keeps all pending operations or none in a
+//!     crash, and none when the process dies.
+//! HOST-6  Copy-on-write storage needs new space for each write, even over allocated ranges; the
+//!     space of replaced or freed blocks is available after a barrier (`copy_on_write`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,10 +35,10 @@ mod trace;
 pub(crate) use fault::{Fault, FaultClass, FaultPlan};
 pub(crate) use trace::{Trace, TraceReplay};
 
-/// What a medium writes in one piece.
+/// Bytes that a medium writes atomically.
 pub(crate) const SECTOR: u64 = 512;
 
-/// An operation as the storage was asked for it.
+/// Requested operation.
 #[derive(Clone, Debug)]
 pub(crate) enum OpKind {
     Write { offset: u64, data: Arc<[u8]> },
@@ -42,28 +48,29 @@ pub(crate) enum OpKind {
     Barrier,
 }
 
-/// An operation that no barrier covered yet; numbers ascend in the order of the calls.
+/// Operation not covered by a barrier; numbers ascend in call order.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingOp {
     pub(crate) number: u64,
     pub(crate) kind: OpKind,
 }
 
-/// What a crash leaves of a pending operation.
+/// Fate of a pending operation in a crash.
 pub(crate) enum Fate {
     Drop,
     Keep,
-    /// Only the parts for which this says true, counted from 0: sectors of a write, blocks of a punch or allocation.
-    /// A write that grew the storage grows it whole, with zeros for what is lost. A length is one part.
+    /// Keeps only the parts for which the function returns true, counted from 0: sectors of a
+    /// write, blocks of a punch or allocation. A write that grew the storage grows it completely,
+    /// with zeros for lost parts. A length change is one part.
     Torn(Box<dyn Fn(u64) -> bool>),
-    /// As `Torn`, but the other sectors of a write hold garbage.
+    /// Like `Torn`, but lost sectors of a write hold garbage.
     Garbage(Box<dyn Fn(u64) -> bool>),
 }
 
 type Hook = Arc<dyn Fn(&OpKind) + Send + Sync>;
 type ReadFault = Box<dyn Fn(u64, usize) -> bool + Send + Sync>;
 
-/// A sparse file on a host that can lose power.
+/// Sparse file on a host that can lose power.
 pub(crate) struct SimulatedStorage {
     state: Mutex<State>,
     hook: RwLock<Option<Hook>>,
@@ -73,24 +80,24 @@ pub(crate) struct SimulatedStorage {
 #[derive(Clone, Default)]
 struct State {
     medium: SparseImage,
-    /// What reads see: the medium with all pending operations, and the lost blocks as they were written.
+    /// Content that reads see: the medium with all pending operations, and lost blocks as written.
     cache: SparseImage,
     pending: Vec<PendingOp>,
     /// Blocks that are clean but lost (HOST-3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
     pending_upload_bytes: u64,
-    /// HOST-5
+    /// Set for atomic barriers (HOST-5).
     ordered: bool,
     fail_barrier: bool,
-    /// HOST-6
+    /// Space of a copy-on-write host (HOST-6).
     room: Option<copy_on_write::CowSpace>,
     faults: Option<fault::ActiveFault>,
     trace: Option<Trace>,
     numbered: u64,
     writes: u64,
     barriers: u64,
-    /// Most bytes of writes that were ever pending at once.
+    /// Maximum bytes of writes pending at once.
     most_pending: u64,
     pending_bytes: u64,
 }
@@ -100,12 +107,12 @@ impl SimulatedStorage {
         Self::with_state(State::default())
     }
 
-    /// From now on so many bytes are where nobody else finds them.
+    /// Sets the bytes reported as pending upload.
     pub(crate) fn keep_back(&self, bytes: u64) {
         self.state.lock().pending_upload_bytes = bytes;
     }
 
-    /// Starts with `bytes` on the medium.
+    /// Creates a storage with `bytes` on the medium.
     pub(crate) fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
         Self::on_medium(SparseImage::from_bytes(bytes), None, false)
     }
@@ -118,59 +125,61 @@ impl SimulatedStorage {
         Arc::new(SimulatedStorage { state: Mutex::new(state), hook: RwLock::new(None), read_fault: RwLock::new(None) })
     }
 
-    /// Host capacity in bytes of allocated blocks, as [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
+    /// Sets the host capacity in bytes of allocated blocks, like
+    /// [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
     pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.lock().capacity = bytes;
     }
 
-    /// From now on it copies on write (HOST-6), and has so many bytes left; None ends that.
+    /// Makes the host copy-on-write (HOST-6) with `free` bytes left; `None` ends that.
     pub(crate) fn set_room(&self, free: Option<u64>) {
         self.state.lock().set_room(free);
     }
 
-    /// From now on each barrier is a whole (STORAGE-4).
+    /// Makes all following barriers atomic (STORAGE-4).
     pub(crate) fn make_ordered(&self) {
         self.state.lock().ordered = true;
     }
 
-    /// Bytes of the blocks that are allocated, as the cache sees it.
+    /// Returns the bytes of allocated blocks in the cache.
     pub(crate) fn allocated(&self) -> u64 {
         self.state.lock().cache.allocated()
     }
 
-    /// What reads see.
+    /// Returns the content that reads see.
     pub(crate) fn contents(&self) -> Vec<u8> {
         self.state.lock().cache.to_bytes()
     }
 
-    /// What a crash that loses everything pending would leave.
+    /// Returns the content after a crash that loses all pending operations.
     pub(crate) fn medium_contents(&self) -> Vec<u8> {
         self.state.lock().medium.to_bytes()
     }
 
-    /// The operations that no barrier covered, in the order of the calls.
+    /// Returns the pending operations in call order.
     pub(crate) fn pending(&self) -> Vec<PendingOp> {
         self.state.lock().pending.clone()
     }
 
-    /// Calls of `write_at` that succeeded.
+    /// Returns the number of successful writes.
     pub(crate) fn writes(&self) -> u64 {
         self.state.lock().writes
     }
 
-    /// Calls of `barrier` that succeeded.
+    /// Returns the number of successful barriers.
     pub(crate) fn barriers(&self) -> u64 {
         self.state.lock().barriers
     }
 
-    /// Loses power: a new storage with the medium and what `choose` keeps of the pending operations, in the order of the calls.
-    /// This one is not changed.
+    /// Simulates a power loss: returns a new storage with the medium and the pending operations
+    /// that `choose` keeps, in call order. Does not change `self`.
     pub(crate) fn crash(&self, choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
         let state = self.state.lock();
         Self::after_crash(&state, 0..state.pending.len(), choose)
     }
 
-    /// As [`SimulatedStorage::crash`], but the operations reach the medium in the order of `order`, indices of [`SimulatedStorage::pending`].
+    /// Like [`SimulatedStorage::crash`], but applies the operations in the order of `order`,
+    /// indices of [`SimulatedStorage::pending`].
     pub(crate) fn crash_in_order(
         &self,
         order: &[usize],
@@ -179,8 +188,9 @@ impl SimulatedStorage {
         Self::after_crash(&self.state.lock(), order.iter().copied(), choose)
     }
 
-    /// Loses power at random: every pending operation is dropped, kept or torn on its own, in shuffled order. How many
-    /// survive differs from crash to crash, from none to all, so that "all but one" happens among hundreds, too.
+    /// Simulates a random power loss: every pending operation is dropped, kept or torn
+    /// independently, in shuffled order. The share of survivors varies from none to all, so that
+    /// "all but one" also happens among hundreds.
     pub(crate) fn crash_random(&self, rng: &mut dyn FnMut() -> u64) -> Arc<SimulatedStorage> {
         let state = self.state.lock();
         let mut order: Vec<usize> = (0..state.pending.len()).collect();
@@ -192,7 +202,7 @@ impl SimulatedStorage {
             if rng() % 16 < tearing {
                 let mut bits = [0; 4];
                 bits.fill_with(&mut *rng);
-                // 256 parts are a write of 128 KiB; behind that the pattern repeats.
+                // 256 parts are a write of 128 KiB; longer ones repeat the pattern.
                 Fate::Torn(Box::new(move |part| bits[(part / 64 % 4) as usize] >> (part % 64) & 1 == 1))
             } else if rng() % 16 < survival {
                 Fate::Keep
@@ -208,7 +218,7 @@ impl SimulatedStorage {
         choose: &mut dyn FnMut(&PendingOp) -> Fate,
     ) -> Arc<SimulatedStorage> {
         if state.ordered {
-            // The last barrier was under way, and what it covers is there or not.
+            // A crash during the last barrier: it took effect or not.
             let is_kept = state.pending.first().is_some_and(|op| matches!(choose(op), Fate::Keep));
             let image = if is_kept { &state.cache } else { &state.medium };
             return Self::on_medium(image.clone(), state.capacity, true);
@@ -220,8 +230,9 @@ impl SimulatedStorage {
         Self::on_medium(medium, state.capacity, false)
     }
 
-    /// Kills the process but not the host (HOST-4): a new storage with the same medium, cache and pending operations, so that a
-    /// later crash loses what was never synced. Faults, counters and the hook are gone.
+    /// Simulates the death of the process (HOST-4): returns a new storage with the same medium,
+    /// cache and pending operations, so that a later crash loses unsynced data. Faults, counters
+    /// and the hook are reset.
     pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
         if state.ordered {
@@ -230,18 +241,19 @@ impl SimulatedStorage {
         Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
-    /// The next barrier fails with EIO and loses the data written before it (HOST-3); lengths, punches and allocations stay pending.
+    /// Makes the next barrier fail with EIO and lose the data written before it (HOST-3); length
+    /// changes, punches and allocations stay pending.
     pub(crate) fn fail_next_barrier(&self) {
         self.state.lock().fail_barrier = true;
     }
 
-    /// Reads (offset, length) for which `fails` says true answer EIO; None ends that.
+    /// Makes reads (offset, length) fail with EIO if `fails` returns true; `None` ends that.
     pub(crate) fn fail_reads(&self, fails: Option<Box<dyn Fn(u64, usize) -> bool + Send + Sync>>) {
         *self.read_fault.write() = fails;
     }
 
-    /// Calls `hook` before each operation, with no lock held: it may crash this storage. A hook that holds the storage
-    /// strongly keeps it alive for ever.
+    /// Calls `hook` before each operation without holding a lock; it may crash this storage. A hook
+    /// that owns the storage leaks it.
     pub(crate) fn on_op(&self, hook: Box<dyn Fn(&OpKind) + Send + Sync>) {
         *self.hook.write() = Some(hook.into());
     }
@@ -254,7 +266,6 @@ impl SimulatedStorage {
     }
 }
 
-/// Applies the operation whole.
 fn apply(image: &mut SparseImage, op: &OpKind) {
     match op {
         OpKind::Write { offset, data } => image.put(*offset, data),
@@ -274,7 +285,7 @@ fn apply_fate(image: &mut SparseImage, op: &OpKind, fate: &Fate) {
     }
 }
 
-/// The parts of `offset..offset + length` between multiples of `unit`.
+/// Splits `offset..offset + length` at multiples of `unit`.
 fn parts(offset: u64, length: u64, unit: u64) -> impl Iterator<Item = (u64, Range<u64>)> {
     let end = offset.saturating_add(length);
     let mut start = offset;
@@ -299,7 +310,8 @@ fn apply_parts(image: &mut SparseImage, op: &OpKind, survives: &dyn Fn(u64) -> b
             }
         }
         OpKind::Punch { offset, length } => {
-            // Nothing to punch behind the end; that also bounds the parts of "everything from here on".
+            // Past the end there is nothing to punch; this also bounds the parts of an unlimited
+            // punch.
             let length = (*length).min(image.len().saturating_sub(*offset));
             for (_, part) in parts(*offset, length, HOST_BLOCK).filter(|(number, _)| survives(*number)) {
                 image.punch(part.start, part.end - part.start);
@@ -320,7 +332,7 @@ fn eio(what: &str) -> Error {
 }
 
 impl State {
-    /// Counts an operation that may be told to fail.
+    /// Counts an operation and fails it if a fault is due.
     fn fault(&mut self, class: FaultClass) -> Result<()> {
         match &mut self.faults {
             None => Ok(()),
@@ -349,7 +361,7 @@ impl State {
         self.numbered += 1;
     }
 
-    /// A lost block that is overwritten or punched whole is dirty again and no more lost.
+    /// Marks lost blocks as dirty again that are completely overwritten or punched.
     fn find_again(&mut self, kind: &OpKind) {
         let (start, end) = match kind {
             OpKind::Write { offset, data } => (*offset, offset + data.len() as u64),
@@ -362,7 +374,7 @@ impl State {
 
     fn persist_pending(&mut self) {
         if self.lost.is_empty() {
-            // Everything that the cache shows is now on the medium; sharing its blocks copies none.
+            // The whole cache is now on the medium; shares its blocks without copying.
             self.medium = self.cache.clone();
         } else {
             self.pending.iter().for_each(|op| apply(&mut self.medium, &op.kind));
@@ -374,7 +386,7 @@ impl State {
         }
     }
 
-    /// HOST-3: forgets pending data, not metadata.
+    /// Drops pending data but keeps metadata (HOST-3).
     fn lose(&mut self) {
         for op in &self.pending {
             if let OpKind::Write { offset, data } = &op.kind {
@@ -383,7 +395,7 @@ impl State {
             }
         }
         self.pending.retain(|op| !matches!(op.kind, OpKind::Write { .. }));
-        // The host still knows the length to which a lost write grew the file.
+        // The host keeps the length to which a lost write grew the file.
         self.pending.push(PendingOp { number: self.numbered, kind: OpKind::SetLen(self.cache.len()) });
         self.numbered += 1;
     }
@@ -393,7 +405,8 @@ impl State {
         if gone.is_empty() {
             return;
         }
-        // Dirty data is never dropped: what was written since the loss is laid over what the medium has.
+        // Dirty data is never dropped: data written since the loss is applied over the medium's
+        // content.
         let mut revealed = self.medium.clone();
         self.pending.iter().for_each(|op| apply(&mut revealed, &op.kind));
         for block in gone {
@@ -432,7 +445,7 @@ impl Storage for SimulatedStorage {
         let mut state = self.state.lock();
         if let Err(error) = state.fault(FaultClass::Write) {
             if state.faults.as_ref().is_some_and(fault::ActiveFault::is_short) {
-                // The host took a part and then refused the rest.
+                // The host accepted a part and then failed.
                 let part = data.len() / 2;
                 state.perform(OpKind::Write { offset, data: data[..part].into() });
             }
@@ -450,7 +463,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Allocate { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        // Where everything is allocated already no host is too full.
+        // A full host accepts operations on allocated ranges.
         if !state.meets_full_host_in_vain(offset, length) {
             state.fault(FaultClass::Allocate)?;
         }

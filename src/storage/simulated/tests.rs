@@ -276,7 +276,7 @@ fn a_replay_is_at_every_point_what_the_storage_was() {
     let trace = storage.recorded().unwrap();
     assert!(trace.is_complete() && trace.len() == 6);
     let mut point = trace.replay();
-    // What was pending when recording began comes first.
+    // Operations pending when recording began come first.
     assert!(point.advance());
     for (medium, cache) in mediums.iter().zip(&caches) {
         assert!(point.power_loss(&mut |_| Fate::Drop).contents() == *medium);
@@ -336,7 +336,7 @@ fn planned_faults_meet_their_class_once_or_for_good() {
     storage.inject(Some(FaultPlan { class: FaultClass::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
     storage.punch(0, 10).unwrap();
     storage.write_at(0, &[6]).unwrap();
-    // What is allocated already needs no space.
+    // Allocated ranges need no space.
     storage.allocate(4096, 10).unwrap();
     assert!(matches!(storage.allocate(1 << 20, 10), Err(Error::NoSpace(_))));
     assert!(matches!(storage.punch(0, 10), Err(Error::NoSpace(_))));
