@@ -11,7 +11,7 @@ use crate::format::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY};
 /// Encoded size below which a node is merged with a neighbour.
 const SPARSE: usize = NODE_CAPACITY / 4;
 /// Maximum encoded size of a merged node, so that it takes many inserts before it splits again.
-const MERGED: usize = NODE_CAPACITY / 4 * 3;
+const MAX_MERGED: usize = NODE_CAPACITY / 4 * 3;
 
 /// Context of an edit in addition to the tree.
 struct Editor<'a> {
@@ -234,7 +234,7 @@ impl Editor<'_> {
             let Body::Internal(children) = &node.body else { return Ok(()) };
             let a = self.arc(&children[left].1, node.child_bounds(children, left))?;
             let b = self.arc(&children[left + 1].1, node.child_bounds(children, left + 1))?;
-            if a.encoded_size() + b.encoded_size() - NODE_HEAD > MERGED {
+            if a.encoded_size() + b.encoded_size() - NODE_HEAD > MAX_MERGED {
                 continue;
             }
             let joined = self.new_child(Node::merge(&a, &b, self.edits.generation));

@@ -11,7 +11,7 @@ use crate::format::{Generation, Key, NODE_CAPACITY, Pointer};
 /// object and kind. Ascending keys then fill their nodes, and a tenth is left for values that grow.
 const ASCENDING_FILL: usize = NODE_CAPACITY / 10 * 9;
 /// Heap garbage in bytes below which a leaf is not compacted.
-const GARBAGE: usize = 512;
+const MAX_GARBAGE: usize = 512;
 
 /// In-memory tree node; see the invariants of the module.
 #[derive(Clone)]
@@ -304,7 +304,7 @@ impl Leaf {
 
     /// Compacts the heap when less than about half of it is live.
     fn compact(&mut self) {
-        if self.heap.len() > 2 * self.live + GARBAGE {
+        if self.heap.len() > 2 * self.live + MAX_GARBAGE {
             *self = Leaf::from_entries(self.iter());
         }
     }

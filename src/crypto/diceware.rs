@@ -14,7 +14,7 @@ const WORDS: usize = 7776;
 /// thousand million years.
 const COUNT: usize = 6;
 /// Maximum length in bytes; the longest word has nine letters.
-const MOST_BYTES: usize = COUNT * (9 + 1);
+const MAX_BYTES: usize = COUNT * (9 + 1);
 
 /// Generates six words separated by spaces.
 ///
@@ -22,18 +22,18 @@ const MOST_BYTES: usize = COUNT * (9 + 1);
 /// `Io` when the system has no randomness.
 pub(crate) fn generate_passphrase(environment: &dyn Environment) -> Result<Zeroizing<String>> {
     // Allocated once: growing would leave copies in memory.
-    let mut text = Zeroizing::new(String::with_capacity(MOST_BYTES));
+    let mut text = Zeroizing::new(String::with_capacity(MAX_BYTES));
     for number in 0..COUNT {
         if number > 0 {
             text.push(' ');
         }
-        text.extend(LIST.lines().nth(choose(environment)?));
+        text.extend(LIST.lines().nth(choose_word(environment)?));
     }
     Ok(text)
 }
 
 /// Returns a random word number.
-fn choose(environment: &dyn Environment) -> Result<usize> {
+fn choose_word(environment: &dyn Environment) -> Result<usize> {
     loop {
         let mut bytes = Zeroizing::new([0; 2]);
         environment.fill_random(&mut *bytes)?;
@@ -63,7 +63,7 @@ mod tests {
         let environment = SeededEnvironment::new(1);
         // The probability of missing any word is one in ten thousand, and with this seed none is
         // missed.
-        let chosen: BTreeSet<usize> = (0..18 * WORDS).map(|_| choose(&environment).unwrap()).collect();
+        let chosen: BTreeSet<usize> = (0..18 * WORDS).map(|_| choose_word(&environment).unwrap()).collect();
         assert_eq!((chosen.len(), chosen.last()), (WORDS, Some(&(WORDS - 1))));
     }
 
@@ -72,7 +72,7 @@ mod tests {
         let environment = SeededEnvironment::new(2);
         let one = generate_passphrase(&environment).unwrap();
         assert_eq!(one.split(' ').filter(|word| LIST.lines().any(|other| other == *word)).count(), COUNT);
-        assert!(one.len() <= MOST_BYTES);
+        assert!(one.len() <= MAX_BYTES);
         assert_ne!(*one, *generate_passphrase(&environment).unwrap());
     }
 }

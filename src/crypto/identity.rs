@@ -106,7 +106,7 @@ impl Identities {
         if content.starts_with(b"age-encryption.org/") || content.starts_with(b"-----BEGIN AGE") {
             return Err(Error::Refused(Refusal::EncryptedIdentity { name: name.to_owned() }));
         }
-        if let Some(what) = public(content) {
+        if let Some(what) = public_key_reason(content) {
             return Err(Error::invalid(format!("{name}: {what}")));
         }
         if content.trim_ascii_start().starts_with(b"-----BEGIN") {
@@ -150,11 +150,11 @@ impl Identities {
 }
 
 /// Returns whether an identity file contains a public key, which is not secret and opens nothing.
-pub fn is_public(content: &[u8]) -> bool {
-    public(content).is_some()
+pub fn is_public_key(content: &[u8]) -> bool {
+    public_key_reason(content).is_some()
 }
 
-fn public(content: &[u8]) -> Option<&'static str> {
+fn public_key_reason(content: &[u8]) -> Option<&'static str> {
     let mut lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"))?;
     if first.starts_with(b"age1") {
@@ -266,7 +266,7 @@ impl Recipient {
 
     /// Returns whether an attacker who knows the recipient can tell from a copy of the archive that
     /// it may open it.
-    pub fn shows(&self) -> bool {
+    pub fn is_identifiable(&self) -> bool {
         !matches!(self.kind, Kind::X25519(_))
     }
 

@@ -28,13 +28,13 @@ impl KdfCost {
 }
 
 // Bounds of the reader, specification 3.2.
-const LEAST_KIB_PER_LANE: u32 = 8;
-const MOST_KIB: u32 = 4 * 1024 * 1024;
-const MOST_PASSES: u32 = 64;
-const MOST_LANES: u32 = 16;
+const MIN_KIB_PER_LANE: u32 = 8;
+const MAX_KIB: u32 = 4 * 1024 * 1024;
+const MAX_PASSES: u32 = 64;
+const MAX_LANES: u32 = 16;
 
 /// Maximum memory that `create` chooses on any machine: the archive must open on a smaller one.
-const CALIBRATED_KIB: u32 = 1024 * 1024;
+const MAX_CALIBRATED_KIB: u32 = 1024 * 1024;
 
 /// Derives 32 bytes by HKDF-SHA-256 with `salt` and info `label`.
 pub fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
@@ -55,7 +55,7 @@ pub fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
 /// # Errors
 /// `Damaged` with the violated bound, `Invalid` when the machine lacks the memory.
 pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Result<SecretKey> {
-    check(cost)?;
+    check_cost(cost)?;
     let refused = |error: argon2::Error| Error::invalid(format!("argon2id: {error}"));
     let params = Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(refused)?;
     let count = params.block_count();
@@ -78,16 +78,16 @@ pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Resu
 ///
 /// # Errors
 /// `Damaged` with the violated bound.
-pub fn check(cost: KdfCost) -> Result<()> {
+pub fn check_cost(cost: KdfCost) -> Result<()> {
     let bound = |name: &str, value: u32, least: u32, most: u32| {
         if (least..=most).contains(&value) {
             return Ok(());
         }
         Err(Error::damaged(format!("argon2id {name} out of bounds: {value} is not in {least}..={most}")))
     };
-    bound("lanes", cost.lanes, 1, MOST_LANES)?;
-    bound("passes", cost.passes, 1, MOST_PASSES)?;
-    bound("memory_kib", cost.memory_kib, LEAST_KIB_PER_LANE * cost.lanes, MOST_KIB)
+    bound("lanes", cost.lanes, 1, MAX_LANES)?;
+    bound("passes", cost.passes, 1, MAX_PASSES)?;
+    bound("memory_kib", cost.memory_kib, MIN_KIB_PER_LANE * cost.lanes, MAX_KIB)
 }
 
 /// Returns a cost that takes about `millis` on this machine, at least [`KdfCost::FLOOR`], at most 1
@@ -98,7 +98,7 @@ pub fn check(cost: KdfCost) -> Result<()> {
 /// until a derivation takes more than half of the time or the limit is reached. Passes fill the
 /// rest.
 pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(KdfCost) -> u64) -> KdfCost {
-    let limit = memory_limit_kib.min(CALIBRATED_KIB);
+    let limit = memory_limit_kib.min(MAX_CALIBRATED_KIB);
     let mut cost = KdfCost::FLOOR;
     let mut taken = measure(cost).max(1);
     while taken <= millis / 2 && cost.memory_kib <= limit / 2 {
@@ -106,7 +106,7 @@ pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(Kdf
         taken = measure(cost).max(1);
     }
     let passes = u64::from(cost.passes).saturating_mul(millis) / taken;
-    cost.passes = passes.clamp(KdfCost::FLOOR.passes.into(), MOST_PASSES.into()) as u32;
+    cost.passes = passes.clamp(KdfCost::FLOOR.passes.into(), MAX_PASSES.into()) as u32;
     cost
 }
 
@@ -243,7 +243,7 @@ mod tests {
             (KdfCost { memory_kib: 7, ..test }, "memory_kib"),
             (KdfCost { memory_kib: 31, lanes: 4, ..test }, "memory_kib"),
             (KdfCost { memory_kib: u32::MAX, ..test }, "memory_kib"),
-            (KdfCost { memory_kib: MOST_KIB + 1, ..test }, "memory_kib"),
+            (KdfCost { memory_kib: MAX_KIB + 1, ..test }, "memory_kib"),
             (KdfCost { passes: 0, ..test }, "passes"),
             (KdfCost { passes: 65, ..test }, "passes"),
             (KdfCost { lanes: 0, ..test }, "lanes"),
@@ -272,7 +272,7 @@ mod tests {
         // Little memory: only passes grow.
         assert_eq!(calibrate(1000, 100 << 10, speed(640)), KdfCost { memory_kib: 64 << 10, passes: 10, lanes: 1 });
         // A clock that does not advance.
-        assert_eq!(calibrate(1000, 8 << 20, |_| 0), KdfCost { memory_kib: 1 << 20, passes: MOST_PASSES, lanes: 1 });
+        assert_eq!(calibrate(1000, 8 << 20, |_| 0), KdfCost { memory_kib: 1 << 20, passes: MAX_PASSES, lanes: 1 });
     }
 
     #[test]

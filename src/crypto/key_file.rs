@@ -14,14 +14,14 @@ pub struct KeyFile(SecretKey);
 impl KeyFile {
     /// Minimum size in bytes: a key file alone is derived without stretching, so it must be
     /// unguessable.
-    pub const LEAST: u64 = 32;
+    pub const MIN_BYTES: u64 = 32;
     /// Maximum size in bytes: a larger file is a mistake, such as a device or the archive itself.
-    pub const MOST: u64 = 64 << 20;
+    pub const MAX_BYTES: u64 = 64 << 20;
 
     /// Reads and hashes the source to its end.
     ///
     /// # Errors
-    /// `Invalid` for fewer than [`KeyFile::LEAST`] or more than [`KeyFile::MOST`] bytes and for one
+    /// `Invalid` for fewer than [`KeyFile::MIN_BYTES`] or more than [`KeyFile::MAX_BYTES`] bytes and for one
     /// byte repeated, `Io` of the source.
     pub fn read(mut source: impl Read) -> Result<KeyFile> {
         let mut hash = Sha256::new();
@@ -35,15 +35,18 @@ impl KeyFile {
                 Err(e) => return Err(Error::io("cannot read the key file", e)),
             };
             length += part.len() as u64;
-            if length > KeyFile::MOST {
+            if length > KeyFile::MAX_BYTES {
                 return Err(Error::invalid("the key file is too large: at most 64 MiB"));
             }
             let first = *first.get_or_insert(part[0]);
             varied |= part.iter().any(|&byte| byte != first);
             hash.update(part);
         }
-        if length < KeyFile::LEAST {
-            return Err(Error::invalid(format!("the key file is too short: bytes={length} least={}", KeyFile::LEAST)));
+        if length < KeyFile::MIN_BYTES {
+            return Err(Error::invalid(format!(
+                "the key file is too short: bytes={length} least={}",
+                KeyFile::MIN_BYTES
+            )));
         }
         if !varied {
             return Err(Error::invalid("the key file is one byte repeated: make one of 64 random bytes"));

@@ -89,7 +89,7 @@ impl RecoveryCode {
 
     /// Returns whether the input looks like a recovery code: nine groups of six digits with any
     /// separators.
-    pub fn is_meant_by(typed: &[u8]) -> bool {
+    pub fn is_code_like(typed: &[u8]) -> bool {
         let digits = typed.iter().filter(|byte| byte.is_ascii_digit() || b"OoIl".contains(byte)).count();
         (50..=58).contains(&digits) && typed.iter().all(|byte| byte.is_ascii_digit() || b"OoIl- \t\r\n".contains(byte))
     }
@@ -137,11 +137,11 @@ mod tests {
     #[test]
     fn a_code_is_recognised_by_its_look() {
         let code = ["012345"; 9];
-        assert!(RecoveryCode::is_meant_by(code.join("-").as_bytes()));
-        assert!(RecoveryCode::is_meant_by(code.join(" ").as_bytes()));
-        assert!(RecoveryCode::is_meant_by(format!("{}1234O", code[1..].join("")).as_bytes()));
+        assert!(RecoveryCode::is_code_like(code.join("-").as_bytes()));
+        assert!(RecoveryCode::is_code_like(code.join(" ").as_bytes()));
+        assert!(RecoveryCode::is_code_like(format!("{}1234O", code[1..].join("")).as_bytes()));
         for other in ["", "correct horse", "0123456789", &"1".repeat(80), &format!("{}x", code.join("-"))] {
-            assert!(!RecoveryCode::is_meant_by(other.as_bytes()), "{other}");
+            assert!(!RecoveryCode::is_code_like(other.as_bytes()), "{other}");
         }
     }
     use crate::env::SeededEnvironment;

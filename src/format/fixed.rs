@@ -51,7 +51,7 @@ pub(super) fn put_time(out: &mut [u8], at: usize, time: Timestamp) {
 
 /// Fails if bytes that must be zero are not.
 #[inline]
-pub(super) fn zero(bytes: &[u8], what: &'static str) -> Result<()> {
+pub(super) fn check_zero(bytes: &[u8], what: &'static str) -> Result<()> {
     // No early exit: short runs compile to a few wide comparisons.
     if bytes.iter().fold(0, |all, &byte| all | byte) != 0 {
         return Err(Error::damaged(format!("{what} has a reserved field that is not zero")));
@@ -61,6 +61,6 @@ pub(super) fn zero(bytes: &[u8], what: &'static str) -> Result<()> {
 
 /// Returns the value as an array; fails for any other length.
 #[inline]
-pub(super) fn exactly<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
+pub(super) fn exact_array<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
     bytes.try_into().map_err(|_| Error::damaged(format!("{what} has a wrong length: bytes={} want={N}", bytes.len())))
 }

@@ -53,7 +53,7 @@ impl<'a> ByteReader<'a> {
     }
 
     /// Consumes `count` bytes that must be zero.
-    pub fn zero(&mut self, count: usize) -> Result<()> {
+    pub fn skip_zeros(&mut self, count: usize) -> Result<()> {
         if self.take(count)?.iter().any(|&b| b != 0) {
             return Err(Error::damaged(format!("{} has a reserved field that is not zero", self.what)));
         }

@@ -1,6 +1,6 @@
 //! Encoding of space map values (specification 9.3).
 
-use super::fixed::{exactly, u16_at};
+use super::fixed::{exact_array, u16_at};
 use super::ids::REGION_BLOCKS;
 use crate::error::{Error, Result};
 
@@ -18,12 +18,12 @@ const BITMAP_BYTES: usize = REGION_BLOCKS as usize / 8;
 const RUN: usize = 4;
 /// Maximum number of runs for which the list is shorter than the bitmap: 3 + 4 x 255 < 1,025 <= 3 +
 /// 4 x 256.
-const MOST_RUNS: usize = (1 + BITMAP_BYTES - 3) / RUN;
+const MAX_RUNS: usize = (1 + BITMAP_BYTES - 3) / RUN;
 
 /// Encodes a bitmap in the shorter of the two forms.
 pub fn encode(bits: &RegionBits) -> Vec<u8> {
-    let count = Runs { bits, at: 0 }.take(MOST_RUNS + 1).count();
-    if count > MOST_RUNS {
+    let count = Runs { bits, at: 0 }.take(MAX_RUNS + 1).count();
+    if count > MAX_RUNS {
         let mut out = Vec::with_capacity(1 + BITMAP_BYTES);
         out.push(BITMAP);
         // Little-endian words put block i into bit i mod 8 of byte i / 8.
@@ -46,7 +46,7 @@ pub fn encode(bits: &RegionBits) -> Vec<u8> {
 pub fn decode(value: &[u8]) -> Result<Box<RegionBits>> {
     match value.split_first() {
         Some((&BITMAP, bitmap)) => {
-            let bitmap: &[u8; BITMAP_BYTES] = exactly(bitmap, "space bitmap")?;
+            let bitmap: &[u8; BITMAP_BYTES] = exact_array(bitmap, "space bitmap")?;
             let mut bits = Box::new([0; REGION_WORDS]);
             for (word, bytes) in bits.iter_mut().zip(bitmap.as_chunks().0) {
                 *word = u64::from_le_bytes(*bytes);

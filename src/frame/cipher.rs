@@ -142,7 +142,7 @@ impl Aad {
     fn of_prologue(archive: &ArchiveId, address: u64) -> Aad {
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(b"lockbox/v1/prologue");
-        aad.put_place(archive, address);
+        aad.put_location(archive, address);
         aad
     }
 
@@ -151,7 +151,7 @@ impl Aad {
         let data = matches!(kind, PageKind::Data | PageKind::Packed);
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(if data { b"lockbox/v1/head" } else { b"lockbox/v1/body" });
-        aad.put_place(archive, address);
+        aad.put_location(archive, address);
         aad.put(prologue);
         aad
     }
@@ -160,7 +160,7 @@ impl Aad {
     fn of_cells(archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(b"lockbox/v1/cell");
-        aad.put_place(archive, address);
+        aad.put_location(archive, address);
         aad.put(prologue);
         aad.put(&[0]);
         aad
@@ -175,8 +175,8 @@ impl Aad {
         self.length += part.len();
     }
 
-    fn put_place(&mut self, archive: &ArchiveId, address: u64) {
-        put_place(&mut self.bytes[self.length..], archive, address);
+    fn put_location(&mut self, archive: &ArchiveId, address: u64) {
+        put_location(&mut self.bytes[self.length..], archive, address);
         self.length += PLACE;
     }
 
@@ -189,7 +189,7 @@ impl Aad {
 const PLACE: usize = 28;
 
 /// Writes version u32 || archive id || block address u64 to the start of `out`.
-pub(super) fn put_place(out: &mut [u8], archive: &ArchiveId, address: u64) {
+pub(super) fn put_location(out: &mut [u8], archive: &ArchiveId, address: u64) {
     out[..4].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     out[4..20].copy_from_slice(archive);
     out[20..PLACE].copy_from_slice(&address.to_le_bytes());
@@ -316,7 +316,7 @@ impl PageCipher {
     pub(crate) fn open_start(&self, pointer: &Pointer, bytes: &[u8]) -> Result<PageStart> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
-        let page_start = self.open_start_at(address, bytes, |_| failed(pointer))?;
+        let page_start = self.open_start_at(address, bytes, |_| authentication_error(pointer))?;
         if u64::from(page_start.prologue.blocks) != blocks {
             return Err(Error::damaged(format!(
                 "page has {} blocks, not {blocks}: {place}",
@@ -354,7 +354,7 @@ impl PageCipher {
         }
         let aad = Aad::of_main(page_start.prologue.kind, &self.archive, pointer.run.address, &page_start.plain);
         let main = &mut bytes[MAIN..end];
-        page_start.key.open_body(aad.bytes(), main, &tag).map_err(|_| failed(pointer))?;
+        page_start.key.open_body(aad.bytes(), main, &tag).map_err(|_| authentication_error(pointer))?;
         Ok(main)
     }
 
@@ -366,7 +366,7 @@ impl PageCipher {
     /// inconsistent.
     pub(crate) fn open_head(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<DataHead> {
         if !page_start.prologue.has_cells() {
-            return Err(wrong_kind(pointer));
+            return Err(wrong_kind_error(pointer));
         }
         if bytes.len() < page_start.main_end() {
             return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
@@ -520,7 +520,7 @@ impl PageCipher {
     }
 }
 
-fn failed(pointer: &Pointer) -> Error {
+fn authentication_error(pointer: &Pointer) -> Error {
     let Run { address, .. } = pointer.run;
     Error::damaged(format!("page failed authentication: block={address} generation={}", pointer.generation.0))
 }
@@ -531,7 +531,7 @@ pub(crate) fn claimed_tag(prologue: &Prologue, bytes: &[u8]) -> Option<Tag> {
     bytes.get(MAIN + prologue.main_length()..)?.first_chunk().copied()
 }
 
-pub(crate) fn wrong_kind(pointer: &Pointer) -> Error {
+pub(crate) fn wrong_kind_error(pointer: &Pointer) -> Error {
     let Run { address, .. } = pointer.run;
     Error::damaged(format!("page of another kind: block={address} generation={}", pointer.generation.0))
 }

@@ -1,7 +1,7 @@
 //! Log entry encryption: binds each entry to its location, and its head and body to each other
 //! (specification 4.2 and 9.4).
 
-use super::cipher::{PageCipher, field, put_place};
+use super::cipher::{PageCipher, field, put_location};
 use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::error::{Error, Result};
 use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
@@ -28,14 +28,14 @@ pub(crate) struct EntryStart {
 fn head_aad(cipher: &PageCipher, address: u64) -> [u8; PLACE] {
     let mut aad = [0; PLACE];
     aad[..19].copy_from_slice(b"lockbox/v1/log/head");
-    put_place(&mut aad[19..], cipher.archive(), address);
+    put_location(&mut aad[19..], cipher.archive(), address);
     aad
 }
 
 fn body_aad(cipher: &PageCipher, address: u64, head: &[u8; ENTRY_HEAD]) -> [u8; PLACE + ENTRY_HEAD] {
     let mut aad = [0; PLACE + ENTRY_HEAD];
     aad[..19].copy_from_slice(b"lockbox/v1/log/body");
-    put_place(&mut aad[19..], cipher.archive(), address);
+    put_location(&mut aad[19..], cipher.archive(), address);
     aad[PLACE..].copy_from_slice(head);
     aad
 }

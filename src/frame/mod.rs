@@ -6,7 +6,7 @@ mod log_entry;
 
 use std::borrow::Cow;
 
-pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind};
+pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind_error};
 use compression::{Effort, compress, probe};
 pub(crate) use log_entry::EntryStart;
 
@@ -94,14 +94,14 @@ pub(crate) fn node_page(tree: u8, level: u8, encoded: Vec<u8>) -> PlainPage<'sta
 /// Creates a data page of `data` (1..=128 KiB) at `offset` of inode `ino`. Compresses it cell by
 /// cell if `compress` is set and a probe shows that at least one block is saved.
 pub(crate) fn data_page(ino: u64, offset: u64, data: &[u8], compress: bool) -> PlainPage<'_> {
-    let content = cut(data, Vec::new(), compress);
+    let content = split_cells(data, Vec::new(), compress);
     let plain_length = data.len() as u32;
     PlainPage { kind: PageKind::Data, compressed: false, plain_length, owner: ino, position: offset, content }
 }
 
 /// Creates a packed page; `items` describe the parts of `data`.
 pub(crate) fn packed_page<'a>(data: &'a [u8], items: &[PackedItem], compress: bool) -> PlainPage<'a> {
-    let content = cut(data, items.to_vec(), compress);
+    let content = split_cells(data, items.to_vec(), compress);
     let plain_length = data.len() as u32;
     PlainPage { kind: PageKind::Packed, compressed: false, plain_length, owner: 0, position: 0, content }
 }
@@ -114,7 +114,7 @@ pub(crate) fn delta_page(encoded: Vec<u8>) -> PlainPage<'static> {
 }
 
 /// Divides data into cells and compresses those that benefit.
-fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> PageContent<'_> {
+fn split_cells(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> PageContent<'_> {
     debug_assert!(!data.is_empty() && data.len() <= MAX_DATA);
     let cell_log2 = CELL_LOG2;
     let count = data.len().div_ceil(CELL);

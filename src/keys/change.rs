@@ -13,7 +13,7 @@ use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, diceware};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
-use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
+use crate::format::key_slot::{Description, MAX_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
 use crate::storage::{ArchiveSource, LockMode, Storage};
 
@@ -349,8 +349,8 @@ impl Change {
     }
 
     fn check_label(&self, label: &str) -> Result<()> {
-        if label.len() > MOST_LABEL {
-            return Err(Error::invalid(format!("the label is too long: bytes={} most={MOST_LABEL}", label.len())));
+        if label.len() > MAX_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MAX_LABEL}", label.len())));
         }
         if label.chars().any(char::is_control) {
             return Err(Error::invalid("a label has no control characters"));

@@ -65,7 +65,7 @@ struct Shard<K, V> {
 }
 
 /// Stale positions allowed in `order` in addition to the number of live entries.
-const GONE: usize = 32;
+const MAX_STALE: usize = 32;
 
 impl<K: CacheKey, V> Shard<K, V> {
     /// Evicts the entry that was used least recently, approximately. `None` when the shard is
@@ -92,7 +92,7 @@ impl<K: CacheKey, V> Shard<K, V> {
         self.stamps += 1;
         self.bytes += bytes;
         self.entries.insert(key, Entry { value, bytes, stamp: self.stamps, used: false });
-        if self.order.len() >= 2 * self.entries.len() + GONE {
+        if self.order.len() >= 2 * self.entries.len() + MAX_STALE {
             let entries = &self.entries;
             self.order.retain(|(key, stamp)| entries.get(key).is_some_and(|entry| entry.stamp == *stamp));
         }
@@ -232,7 +232,7 @@ mod tests {
         }
         for shard in &cache.shards {
             let shard = shard.lock();
-            assert!(shard.order.len() <= 2 * 10 + GONE + 1, "{}", shard.order.len());
+            assert!(shard.order.len() <= 2 * 10 + MAX_STALE + 1, "{}", shard.order.len());
             let current =
                 shard.order.iter().filter(|(key, stamp)| shard.entries.get(key).is_some_and(|e| e.stamp == *stamp));
             assert_eq!(current.count(), shard.entries.len());

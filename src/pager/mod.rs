@@ -24,7 +24,7 @@ use crate::env::Environment;
 use crate::error::{CacheStats, Error, Result};
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, Pointer, Run, reserved};
-use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind};
+use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind_error};
 use crate::storage::Storage;
 
 /// Reads and writes the pages of one open archive.
@@ -117,7 +117,7 @@ impl Pager {
     pub(crate) fn read_page(&self, pointer: &Pointer, kind: PageKind) -> Result<OpenedPage> {
         let opened = self.open_page(pointer)?;
         if opened.prologue.kind != kind {
-            return Err(wrong_kind(pointer));
+            return Err(wrong_kind_error(pointer));
         }
         Ok(opened)
     }

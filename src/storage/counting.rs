@@ -15,7 +15,7 @@ use crate::format::{BLOCK, RESERVED};
 pub(crate) struct CountingStorage {
     pub(crate) memory: MemoryStorage,
     /// Set to act as remote storage.
-    far: bool,
+    is_remote: bool,
     requests: AtomicU64,
     bytes: AtomicU64,
     /// Read requests without a preceding hint, except header and ring, which are part of the
@@ -33,8 +33,8 @@ impl CountingStorage {
     }
 
     /// Creates a storage that acts as remote or local.
-    pub(crate) fn at(far: bool) -> CountingStorage {
-        CountingStorage { far, ..CountingStorage::default() }
+    pub(crate) fn new(is_remote: bool) -> CountingStorage {
+        CountingStorage { is_remote, ..CountingStorage::default() }
     }
 
     /// Freezes the content that reads see until the next eviction, regardless of writes.
@@ -85,7 +85,7 @@ impl Storage for CountingStorage {
     }
 
     fn is_remote(&self) -> bool {
-        self.far
+        self.is_remote
     }
 
     fn will_need(&self, offset: u64, length: u64) {

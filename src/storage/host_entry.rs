@@ -90,7 +90,7 @@ impl HostEntry {
     }
 
     /// Returns whether the name refers to `file` now.
-    pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
+    pub fn refers_to(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
             Ok(named) => Ok(FileIdentity::from(&named) == FileIdentity::of(file)?),
             Err(Errno::NOENT) => Ok(false),
@@ -104,7 +104,7 @@ impl HostEntry {
 
     /// Removes the name if it refers to `file`; returns whether it did.
     pub fn remove(&self, file: impl AsFd) -> io::Result<bool> {
-        let ours = self.is(file)?;
+        let ours = self.refers_to(file)?;
         if ours {
             rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?;
         }

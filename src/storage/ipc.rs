@@ -410,7 +410,7 @@ mod tests {
     /// With a single socket, a response to the hint would be taken for the response to the read.
     #[test]
     fn what_will_be_needed_is_said_before_it_is_read_and_is_not_answered() {
-        let storage = CountingStorage::at(true);
+        let storage = CountingStorage::new(true);
         storage.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {

@@ -393,7 +393,7 @@ impl Recovered {
                 // Never makes anything outside of the page space free.
                 let total = allocator.total();
                 freed.retain(|run| in_space(*run, total, pager));
-                allocator.recover_waiting(record.generation, freed);
+                allocator.recover_pending_frees(record.generation, freed);
             }
         }
         Ok(true)

@@ -222,7 +222,7 @@ impl Shortage {
             }
             was_held |= held;
             std::thread::sleep(PAUSE);
-            self.allocator.release_waiting();
+            self.allocator.release_pending_frees();
             if enough()? || (held && self.await_reclaim(enough)?) {
                 return Ok(true);
             }

@@ -147,7 +147,7 @@ impl Destination {
     /// `InUse`.
     pub fn check(&self) -> Result<()> {
         let Some(old) = &self.old else { return Ok(()) };
-        match self.entry.is(&**old.storage()) {
+        match self.entry.refers_to(&**old.storage()) {
             Ok(true) => Ok(()),
             _ => Err(Error::InUse(format!(
                 "the file that was brought up to date has not the name {} any more",

@@ -254,7 +254,7 @@ impl Beside {
     /// `InUse` when one of the names is another file's: then each name means what it meant before. When the names were exchanged and cannot be
     /// looked at, that is what the error says.
     pub(in crate::archive) fn replace(&self, old: &Old) -> Result<Option<Left>> {
-        self.replace_looking(old, &mut |entry, file| entry.is(file))
+        self.replace_looking(old, &mut |entry, file| entry.refers_to(file))
     }
 
     /// `is` says whether a name is that of a file.
@@ -407,7 +407,7 @@ mod tests {
             let beside = place.beside();
             let mut looks = 0;
             let replaced = beside.replace_looking(&place.old, &mut |entry, file| {
-                let found = entry.is(file);
+                let found = entry.refers_to(file);
                 looks += 1;
                 if looks == 2 {
                     let entry = if swapped == "new" { &beside.entry } else { &place.old.entry };
@@ -432,7 +432,7 @@ mod tests {
         let mut looks = 0;
         let replaced = place.beside().replace_looking(&place.old, &mut |entry, file| {
             looks += 1;
-            if looks >= look { Err(io::Error::other("no answer")) } else { entry.is(file) }
+            if looks >= look { Err(io::Error::other("no answer")) } else { entry.refers_to(file) }
         });
         (replaced, place)
     }

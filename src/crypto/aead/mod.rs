@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 pub const NONCE: usize = 24;
 /// Maximum number of cells per page.
-pub const MOST_CELLS: usize = 32;
+pub const MAX_CELLS: usize = 32;
 
 /// XAES-256-GCM key with AES context and CMAC subkey computed once.
 pub struct XaesKey {
@@ -79,7 +79,7 @@ impl PageKey {
     /// Seals message 2 + `cell`, with the IV of the nonce and that number xored into its last byte.
     ///
     /// # Panics
-    /// Same as [`PageKey::seal_prologue`], and when `cell` is [`MOST_CELLS`] or more.
+    /// Same as [`PageKey::seal_prologue`], and when `cell` is [`MAX_CELLS`] or more.
     pub fn seal_cell(&self, cell: usize, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.messages.seal(cell_message(cell), aad, data)
     }
@@ -87,7 +87,7 @@ impl PageKey {
     /// Opens a cell in place.
     ///
     /// # Panics
-    /// When `cell` is [`MOST_CELLS`] or more.
+    /// When `cell` is [`MAX_CELLS`] or more.
     pub fn open_cell(&self, cell: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         self.messages.open(cell_message(cell), aad, data, tag)
     }
@@ -169,7 +169,7 @@ impl<E: Engine> Messages<E> {
 }
 
 fn cell_message(cell: usize) -> u8 {
-    assert!(cell < MOST_CELLS, "a page has at most {MOST_CELLS} cells");
+    assert!(cell < MAX_CELLS, "a page has at most {MAX_CELLS} cells");
     cell as u8 + 2
 }
 

@@ -1,6 +1,6 @@
 //! Head of a data page: location and tag of its cells (specification 5.3).
 
-use super::fixed::{array_at, u16_at, u32_at, u64_at, zero};
+use super::fixed::{array_at, check_zero, u16_at, u32_at, u64_at};
 use super::ids::{BLOCK, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, Tag};
 use crate::error::{Error, Result};
 
@@ -106,7 +106,7 @@ pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> 
         return Err(Error::damaged("data head ends early"));
     };
     let (cell_count, log2, item_count) = (usize::from(u16_at(fixed, 0)), fixed[2], usize::from(u16_at(fixed, 4)));
-    zero(&[fixed[3], fixed[6], fixed[7]], "data head")?;
+    check_zero(&[fixed[3], fixed[6], fixed[7]], "data head")?;
     if !(12..=17).contains(&log2) {
         return Err(Error::damaged(format!("data head has a wrong cell size: log2={log2}")));
     }
@@ -129,7 +129,7 @@ pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> 
     let Some((items, padding)) = rest.split_at_checked(ITEM * item_count) else {
         return Err(Error::damaged("data head ends early"));
     };
-    zero(padding, "data head")?;
+    check_zero(padding, "data head")?;
     Ok(CellTable {
         cell_size,
         plain_length,

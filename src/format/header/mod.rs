@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::fixed::{array_at, exactly, put, u16_at, u32_at, u64_at, zero};
+use super::fixed::{array_at, check_zero, exact_array, put, u16_at, u32_at, u64_at};
 use super::ids::{ArchiveId, BLOCK, FORMAT_VERSION};
 use crate::error::{Error, Result};
 
@@ -139,7 +139,7 @@ pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
 pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
     // The version is checked before the checksum: another version may compute it differently.
     recognize(bytes, copy)?;
-    let whole: &[u8; HEADER_BYTES] = exactly(bytes, "header")?;
+    let whole: &[u8; HEADER_BYTES] = exact_array(bytes, "header")?;
     if checksum(whole) != array_at::<32>(whole, CHECKSUM_AT) {
         return Err(Error::damaged(format!("header checksum differs: copy={copy}")));
     }
@@ -192,7 +192,7 @@ pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
 /// `UnsupportedVersion` for another suite or unknown incompatible bit (named), `Damaged` for
 /// another length or copy number.
 pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
-    let block: &[u8; FRAMING_END] = exactly(block, "header")?;
+    let block: &[u8; FRAMING_END] = exact_array(block, "header")?;
     let suite = u16_at(block, SUITE_AT);
     if suite != SUITE {
         return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
@@ -206,8 +206,8 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     if block[COPY_AT] != copy {
         return Err(Error::damaged(format!("header copy has a wrong number: copy={copy} found={}", block[COPY_AT])));
     }
-    zero(&block[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
-    zero(&block[ZERO_AT..MAC_AT], "header")?;
+    check_zero(&block[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
+    check_zero(&block[ZERO_AT..MAC_AT], "header")?;
     Ok(Framing {
         copy,
         features,
@@ -241,8 +241,8 @@ pub fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u
 /// # Errors
 /// `Damaged` for a block of another length or a reserved field that is not zero.
 pub fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
-    let block: &[u8; BLOCK as usize] = exactly(block, "key slot")?;
-    zero(&block[44..48], "key slot")?;
+    let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
+    check_zero(&block[44..48], "key slot")?;
     Ok(PassphraseSlot {
         salt: array_at(block, 0),
         kdf: KdfParameters { memory_kib: u32_at(block, 32), passes: u32_at(block, 36), lanes: u32_at(block, 40) },

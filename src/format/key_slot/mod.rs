@@ -1,7 +1,7 @@
 //! Key slots of kinds 2 to 4 and 17 to 19, and the optional description of every slot
 //! (specification 3.3 to 3.5).
 
-use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, zero};
+use super::fixed::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at};
 use super::header::{KdfParameters, SLOT_PASSPHRASE};
 use super::ids::{BLOCK, Timestamp};
 use crate::error::{Error, Result};
@@ -20,9 +20,9 @@ pub const CLEAR: usize = 80;
 /// Length of the sealed volume key with its tag.
 pub const SEALED_KEY: usize = 48;
 /// Maximum length of an age file in a slot.
-pub const MOST_AGE: usize = DESCRIPTION_AT - AGE_AT;
+pub const MAX_AGE_FILE: usize = DESCRIPTION_AT - AGE_AT;
 /// Maximum length of a label in bytes.
-pub const MOST_LABEL: usize = 255;
+pub const MAX_LABEL: usize = 255;
 /// Length of a description's plaintext.
 pub const DESCRIPTION_PLAIN: usize = BLOCK as usize - DESCRIPTION_AT - 24 - 16;
 /// Offset of the description: nonce 24, sealed part, tag 16; it ends the slot.
@@ -62,7 +62,7 @@ impl KeySlot {
             put(&mut out, KDF_AT + 4, kdf.passes.to_le_bytes());
             put(&mut out, KDF_AT + 8, kdf.lanes.to_le_bytes());
         }
-        put(&mut out, AGE_LENGTH_AT, (self.age.len() as u16).to_le_bytes()); // at most MOST_AGE
+        put(&mut out, AGE_LENGTH_AT, (self.age.len() as u16).to_le_bytes()); // at most MAX_AGE_FILE
         out[FACTORS_AT] = factors(kind, self.kdf.is_some());
         put(&mut out, COMMITMENT_AT, self.commitment);
         out
@@ -71,14 +71,14 @@ impl KeySlot {
     /// Encodes the slot over `random` bytes.
     ///
     /// # Panics
-    /// When `self.age` is longer than [`MOST_AGE`].
+    /// When `self.age` is longer than [`MAX_AGE_FILE`].
     pub fn encode(&self, kind: u8, random: &[u8; BLOCK as usize]) -> [u8; BLOCK as usize] {
         let mut out = *random;
         put(&mut out, 0, self.clear(kind));
         put(&mut out, NONCE_AT, self.nonce);
         put(&mut out, SEALED_AT, self.sealed);
         put(&mut out, EPHEMERAL_AT, self.ephemeral);
-        assert!(self.age.len() <= MOST_AGE, "an age file that does not fit is refused by whoever made it");
+        assert!(self.age.len() <= MAX_AGE_FILE, "an age file that does not fit is refused by whoever made it");
         out[AGE_AT..AGE_AT + self.age.len()].copy_from_slice(&self.age);
         out
     }
@@ -87,12 +87,12 @@ impl KeySlot {
     /// `Damaged` for a block of another length, another kind, and lengths or parameters that the
     /// kind does not have.
     pub fn decode(block: &[u8], kind: u8) -> Result<KeySlot> {
-        let block: &[u8; BLOCK as usize] = exactly(block, "key slot")?;
+        let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
         let damaged = |what: &str| Error::damaged(format!("key slot of kind {kind}: {what}"));
         if !is_key_slot(kind) {
             return Err(damaged("unknown kind"));
         }
-        zero(&block[FACTORS_AT + 1..COMMITMENT_AT], "key slot")?;
+        check_zero(&block[FACTORS_AT + 1..COMMITMENT_AT], "key slot")?;
         let derives = block[FACTORS_AT] & PASSPHRASE_FACTOR != 0;
         if block[FACTORS_AT] != factors(kind, derives) {
             return Err(damaged("another combination of secrets"));
@@ -106,7 +106,7 @@ impl KeySlot {
             return Err(damaged("parameters of a derivation that it does not have"));
         }
         let age = usize::from(u16_at(block, AGE_LENGTH_AT));
-        if age > MOST_AGE || (age == 0) != (kind != SLOT_AGE) {
+        if age > MAX_AGE_FILE || (age == 0) != (kind != SLOT_AGE) {
             return Err(damaged("length of the age file out of bounds"));
         }
         Ok(KeySlot {
@@ -154,7 +154,7 @@ pub enum Rewrap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     pub created: Timestamp,
-    /// Label of at most [`MOST_LABEL`] bytes.
+    /// Label of at most [`MAX_LABEL`] bytes.
     pub label: String,
     pub rewrap: Rewrap,
 }
@@ -180,8 +180,8 @@ impl Description {
             },
         };
         let label = self.label.as_bytes();
-        if label.len() > MOST_LABEL {
-            return Err(Error::invalid(format!("the label is too long: bytes={} most={MOST_LABEL}", label.len())));
+        if label.len() > MAX_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MAX_LABEL}", label.len())));
         }
         let end = DESCRIPTION_HEAD + label.len();
         let length = u16::try_from(length).unwrap_or(u16::MAX);
@@ -199,7 +199,7 @@ impl Description {
     /// # Errors
     /// `Damaged` for anything that [`Description::encode`] does not produce.
     pub fn decode(plain: &[u8]) -> Result<Description> {
-        let plain: &[u8; DESCRIPTION_PLAIN] = exactly(plain, "description of a key slot")?;
+        let plain: &[u8; DESCRIPTION_PLAIN] = exact_array(plain, "description of a key slot")?;
         let damaged = |what: &str| Error::damaged(format!("description of a key slot: {what}"));
         let created = time_at(plain, 0, "description of a key slot")?;
         let (label, rest) = plain[DESCRIPTION_HEAD..].split_at(usize::from(plain[13]));
@@ -218,7 +218,7 @@ impl Description {
             }
             _ => return Err(damaged("unknown form")),
         };
-        zero(&rest[used..], "description of a key slot")?;
+        check_zero(&rest[used..], "description of a key slot")?;
         let description = Description { created, label, rewrap };
         // Each value has one encoding: a text that could have been packed is refused.
         if description.encode()? != *plain {

@@ -1,7 +1,7 @@
 //! Encoding of log entries, which make changes durable without a commit, so that an fsync is one
 //! write (specification 9.4).
 
-use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
+use super::fixed::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use super::ids::{BLOCK, Generation, Ino, Key, LOG, MAX_INO, MAX_OFFSET, MAX_VALUE, Tag, Timestamp, kind};
 use super::node::{KEY, key_at, put_key};
 use super::reader::ByteReader;
@@ -19,7 +19,7 @@ const RANGE: usize = 24;
 const RECORD: usize = KEY + 2;
 const PIECE: usize = 20;
 /// Length value of a removed record.
-const GONE: u16 = u16::MAX;
+const REMOVED: u16 = u16::MAX;
 
 /// Position in the log: all entries up to number `number` of the record with this generation and
 /// tag.
@@ -112,8 +112,8 @@ impl EntryHead {
     /// `Damaged` for another length, number or generation 0, a first entry with a previous tag, no
     /// blocks or more than the log has, or a body longer than its blocks.
     pub fn decode(bytes: &[u8]) -> Result<EntryHead> {
-        let bytes: &[u8; ENTRY_HEAD] = exactly(bytes, "head of a log entry")?;
-        zero(&bytes[62..], "head of a log entry")?;
+        let bytes: &[u8; ENTRY_HEAD] = exact_array(bytes, "head of a log entry")?;
+        check_zero(&bytes[62..], "head of a log entry")?;
         let head = EntryHead {
             generation: Generation(u64_at(bytes, 0)),
             record: array_at(bytes, 8),
@@ -165,7 +165,7 @@ impl LogEntry {
         }
         for (key, value) in &self.records {
             put_key(&mut out, *key);
-            let length = value.as_ref().map_or(GONE, |value| value.len() as u16); // values of a tree are shorter
+            let length = value.as_ref().map_or(REMOVED, |value| value.len() as u16); // values of a tree are shorter
             out.extend_from_slice(&length.to_le_bytes());
             out.extend_from_slice(value.as_deref().unwrap_or_default());
         }
@@ -185,7 +185,7 @@ impl LogEntry {
         let mut reader = ByteReader::new(bytes, "log entry");
         let (next_ino, inodes) = (reader.u64()?, reader.u64()?);
         let (dropped, records, pieces) = (reader.u32()?, reader.u32()?, reader.u32()?);
-        reader.zero(4)?;
+        reader.skip_zeros(4)?;
         if next_ino > MAX_INO + 1 {
             return Err(Error::damaged(format!("log entry has a wrong next inode: {next_ino}")));
         }
@@ -263,7 +263,7 @@ fn decode_record(reader: &mut ByteReader<'_>) -> Result<(Key, Option<Vec<u8>>)> 
         return Err(Error::damaged(format!("log entry has a record that no tree of files has: kind={}", key.kind)));
     }
     let value = match reader.u16()? {
-        GONE => None,
+        REMOVED => None,
         length if usize::from(length) <= MAX_VALUE => Some(reader.take(length.into())?.to_vec()),
         length => return Err(Error::damaged(format!("log entry has a value of {length} bytes"))),
     };

@@ -1,6 +1,6 @@
 //! Encoding of B+tree nodes (specification 6.1).
 
-use super::fixed::{put, u16_at, u64_at, zero};
+use super::fixed::{check_zero, put, u16_at, u64_at};
 use super::ids::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
 use super::page::POINTER;
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ pub fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
     let Some((head, rest)) = bytes.split_first_chunk::<NODE_HEAD>() else {
         return Err(Error::damaged("node ends early"));
     };
-    zero(&head[4..8], "node")?;
+    check_zero(&head[4..8], "node")?;
     let count = usize::from(u16_at(head, 2));
     let head = NodeHead { level: head[0], tree: head[1], lower: key_at(head, 8), upper: key_at(head, 25) };
     if head.level > MAX_LEVEL {

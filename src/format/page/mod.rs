@@ -1,7 +1,7 @@
 //! Page prologue and pointer (specification 5.1 and 5.2).
 
 use super::data_head::head_length;
-use super::fixed::{array_at, put, u16_at, u32_at, u64_at, zero};
+use super::fixed::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use super::ids::{
     BLOCK, Generation, MAX_DATA, MAX_INO, MAX_LEVEL, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY,
     PAGE_OVERHEAD, Pointer, Run, TreeId,
@@ -70,8 +70,8 @@ impl Prologue {
     /// `Damaged` for an unknown kind, lengths beyond the page, or compression of a kind that has
     /// none.
     pub fn decode(bytes: &[u8; PROLOGUE]) -> Result<Prologue> {
-        zero(&bytes[12..16], "prologue")?;
-        zero(&bytes[40..48], "prologue")?;
+        check_zero(&bytes[12..16], "prologue")?;
+        check_zero(&bytes[40..48], "prologue")?;
         if bytes[1] > 1 {
             return Err(Error::damaged(format!("prologue has an unknown compression: {}", bytes[1])));
         }
@@ -166,7 +166,7 @@ impl Pointer {
     pub fn decode(bytes: &[u8; POINTER]) -> Result<Pointer> {
         let run = Run::unpack(u64_at(bytes, 0));
         if run.blocks == 0 {
-            zero(bytes, "null pointer")?;
+            check_zero(bytes, "null pointer")?;
             return Ok(Pointer::NULL);
         }
         if run.blocks > MAX_PAGE_BLOCKS {

@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
+use super::fixed::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
 use super::log::LogMark;
 use super::page::POINTER;
@@ -50,7 +50,7 @@ impl Root {
     /// # Errors
     /// `Damaged` for a level beyond 15, or above 0 without a page.
     pub fn decode(bytes: &[u8; 40]) -> Result<Root> {
-        zero(&bytes[POINTER + 1..], "root")?;
+        check_zero(&bytes[POINTER + 1..], "root")?;
         let root = Root { pointer: Pointer::decode(&array_at(bytes, 0))?, level: bytes[POINTER] };
         if root.level > MAX_LEVEL || (root.pointer.is_null() && root.level != 0) {
             return Err(Error::damaged(format!("root has a wrong level: {}", root.level)));
@@ -200,7 +200,7 @@ impl CommitRecord {
     /// `Damaged` for another length, unknown flags, lists beyond the record, or runs that no page
     /// can have.
     pub fn decode(bytes: &[u8]) -> Result<CommitRecord> {
-        let bytes: &[u8; RECORD_PLAIN] = exactly(bytes, "commit record")?;
+        let bytes: &[u8; RECORD_PLAIN] = exact_array(bytes, "commit record")?;
         let generation = Generation(u64_at(bytes, 0));
         let flags = u32_at(bytes, 68);
         if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED | LOG_PENDING | BACKUP) != 0 {
@@ -217,7 +217,7 @@ impl CommitRecord {
         for (index, root) in roots.0.iter_mut().enumerate() {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
-        zero(&bytes[380..LISTS_AT], "commit record")?;
+        check_zero(&bytes[380..LISTS_AT], "commit record")?;
         let trailer = TrailerFlags { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
         let (allocated, freed, pending, origin) = decode_lists(bytes, trailer)?;
         Ok(CommitRecord {
@@ -278,7 +278,7 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], trailer: TrailerFlags) -> Result<Lis
     let (runs, rest) = rest.split_at(freed * FREED);
     let (pending, rest) = rest.split_at(usize::from(trailer.pending) * PENDING);
     let (origin, rest) = rest.split_at(usize::from(trailer.origin) * ORIGIN);
-    zero(rest, "commit record")?;
+    check_zero(rest, "commit record")?;
     let pending = trailer.pending.then(|| decode_pending(pending)).transpose()?;
     let origin = trailer.origin.then(|| decode_origin(origin)).transpose()?;
     let pages = pages
@@ -289,7 +289,7 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], trailer: TrailerFlags) -> Result<Lis
 }
 
 fn decode_origin(bytes: &[u8]) -> Result<BackupOrigin> {
-    zero(&bytes[60..], "commit record")?;
+    check_zero(&bytes[60..], "commit record")?;
     let origin = BackupOrigin {
         session: array_at(bytes, 0),
         first: Generation(u64_at(bytes, 16)),
@@ -304,7 +304,7 @@ fn decode_origin(bytes: &[u8]) -> Result<BackupOrigin> {
 }
 
 fn decode_pending(bytes: &[u8]) -> Result<LogMark> {
-    zero(&bytes[28..32], "commit record")?;
+    check_zero(&bytes[28..32], "commit record")?;
     let pending = LogMark {
         generation: Generation(u64_at(bytes, 0)),
         record: array_at(bytes, 8),

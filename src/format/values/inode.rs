@@ -1,7 +1,7 @@
 //! Inode value (section 7.1).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::{exactly, put, put_time, time_at, u32_at, u64_at, zero};
+use crate::format::fixed::{check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
 use crate::format::ids::{Ino, MAX_INO, MAX_OFFSET, Timestamp};
 
 /// `InodeValue::trim` of an inode without a trim offset.
@@ -64,8 +64,8 @@ impl InodeValue {
     /// `Damaged` for another length, unknown flags, a size or parent out of bounds, or a time with
     /// a full second of nanoseconds.
     pub fn decode(value: &[u8]) -> Result<InodeValue> {
-        let value: &[u8; BYTES] = exactly(value, "inode")?;
-        zero(&value[116..], "inode")?;
+        let value: &[u8; BYTES] = exact_array(value, "inode")?;
+        check_zero(&value[116..], "inode")?;
         let inode = InodeValue {
             mode: u32_at(value, 0),
             uid: u32_at(value, 4),

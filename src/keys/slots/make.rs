@@ -14,7 +14,7 @@ use crate::crypto::{Prompts, SecretKey};
 use crate::env::Environment;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::header::{KdfParameters, PassphraseSlot, encode_passphrase_slot};
-use crate::format::key_slot::{DESCRIPTION_AT, MOST_AGE, SEALED_KEY};
+use crate::format::key_slot::{DESCRIPTION_AT, MAX_AGE_FILE, SEALED_KEY};
 use crate::format::{ArchiveId, BLOCK};
 use crate::keys::header::{Header, SlotBlock};
 
@@ -148,13 +148,15 @@ fn age_slot(
     for _ in 0..TRIES {
         let kek = SecretKey::new(random(environment)?);
         let age = recipient.seal(&kek, prompts)?;
-        if age.len() <= MOST_AGE {
+        if age.len() <= MAX_AGE_FILE {
             let (salt, ephemeral) = (random(environment)?, random(environment)?);
             let blank = Blank { salt, kdf: None, ephemeral, age };
             return finish(address, SLOT_AGE, blank, &kek, description, environment);
         }
     }
-    Err(Error::invalid(format!("what is sealed to the recipient is too long for a key slot: at most {MOST_AGE} bytes")))
+    Err(Error::invalid(format!(
+        "what is sealed to the recipient is too long for a key slot: at most {MAX_AGE_FILE} bytes"
+    )))
 }
 
 fn passphrase_slot(

@@ -43,7 +43,7 @@ impl Secrets {
                 self.recovery_code = Some(code);
                 None
             }
-            Err(error) => RecoveryCode::is_meant_by(typed.bytes()).then_some(error),
+            Err(error) => RecoveryCode::is_code_like(typed.bytes()).then_some(error),
         };
         self.passphrase = Some(typed);
         mistyped
@@ -275,7 +275,7 @@ fn attempts(
     for candidate in candidates {
         if let Some(kdf) = candidate.kdf() {
             // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
-            if let Err(error) = kdf::check(kdf_cost(kdf)) {
+            if let Err(error) = kdf::check_cost(kdf_cost(kdf)) {
                 failure = Some(error);
                 continue;
             }

@@ -39,7 +39,7 @@ impl Pager {
     }
 
     fn read_cells_of(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
-        let page = PageReader::begin(self, pointer, start, out.len() as u32)?;
+        let page = PageReader::open(self, pointer, start, out.len() as u32)?;
         let head = page.head()?;
         let table = &head.table;
         let (mut at, mut left) = (start as usize, out);
@@ -181,7 +181,7 @@ impl<'a> PageReader<'a> {
     /// On remote storage, reads head and cells in one request, unless the head is cached or the gap
     /// between them exceeds the requested bytes. An IPC round trip costs as much as copying some
     /// cells.
-    fn begin(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
+    fn open(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
         let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
         if pager.is_remote() && !pager.heads.has(pointer) {
             pager.check_address(pointer)?;

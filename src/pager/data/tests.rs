@@ -58,7 +58,7 @@ fn read(pager: &Pager, pointer: &Pointer, range: Range<usize>) -> Result<Vec<u8>
 }
 
 fn head(pager: &Pager, pointer: &Pointer) -> Arc<DataHead> {
-    PageReader::begin(pager, pointer, 0, 0).unwrap().head().unwrap()
+    PageReader::open(pager, pointer, 0, 0).unwrap().head().unwrap()
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_head_longer_than_a_block_is_read_whole() {
 #[test]
 fn a_flipped_bit_is_noticed_where_it_is_read() {
     for far in [false, true] {
-        a_flipped_bit_is_noticed(&Arc::new(CountingStorage::at(far)));
+        a_flipped_bit_is_noticed(&Arc::new(CountingStorage::new(far)));
     }
 }
 
@@ -192,7 +192,7 @@ fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
 fn a_page_of_another_machine_that_is_not_as_it_should_be_is_read_from_where_it_lies() {
     let data = noise(3 * CELL);
     for far in [true, false] {
-        let storage = Arc::new(CountingStorage::at(far));
+        let storage = Arc::new(CountingStorage::new(far));
         let pager = pager(&storage, 1 << 20);
         let write_over = |data: &[u8]| {
             write(&pager, &frame::data_page(9, 0, &noise(2 * CELL), true), 400);
@@ -241,7 +241,7 @@ fn only_pages_of_file_data_are_read_as_such() {
 /// even if their heads are cached.
 #[test]
 fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_are_known() {
-    let storage = Arc::new(CountingStorage::at(true));
+    let storage = Arc::new(CountingStorage::new(true));
     let writer = pager(&storage, 1 << 20);
     let pages = [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), at));
     let pager = pager(&storage, 1 << 20);
@@ -269,7 +269,7 @@ fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_ar
 #[test]
 fn another_machine_is_asked_once_for_head_and_cells() {
     for (far, whole) in [(true, 1), (false, 2)] {
-        let storage = Arc::new(CountingStorage::at(far));
+        let storage = Arc::new(CountingStorage::new(far));
         let content = noise(MAX_DATA);
         let page = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &content, true), 400);
         for (part, requests) in [(0..MAX_DATA, whole), (MAX_DATA / 2..MAX_DATA, whole), (5 * CELL..5 * CELL + 10, 2)] {

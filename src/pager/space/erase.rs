@@ -1,7 +1,7 @@
 //! Free blocks that still hold old ciphertext: sweep, erase and truncation of the tail.
 
 use super::region::{Region, any, fill};
-use super::{RESERVE_GROUPS, SpaceMap, parts};
+use super::{RESERVE_GROUPS, SpaceMap, split_by_region};
 use crate::error::Result;
 use crate::format::{MIN_BLOCKS, REGION_BLOCKS, Run};
 
@@ -81,7 +81,7 @@ impl SpaceMap {
     /// Marks a run as erased; `backed` when it is still allocated on the host.
     pub(crate) fn finish_erase(&mut self, run: Run, backed: bool) {
         self.erasing -= run.blocks;
-        for (number, start, end) in parts(run) {
+        for (number, start, end) in split_by_region(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.busy, start, end, false);
             fill(&mut region.backed, start, end, backed);
@@ -92,7 +92,7 @@ impl SpaceMap {
     /// Returns a run that could not be erased to the free unerased state.
     pub(crate) fn abort_erase(&mut self, run: Run) {
         // Mark as dirty before the blocks are counted as free.
-        for (number, start, end) in parts(run) {
+        for (number, start, end) in split_by_region(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.dirty, start, end, true);
         }

@@ -102,7 +102,7 @@ pub(crate) struct SpaceMap {
 }
 
 /// Splits a run at region boundaries into (region, start, end).
-fn parts(run: Run) -> impl Iterator<Item = (u64, u64, u64)> {
+fn split_by_region(run: Run) -> impl Iterator<Item = (u64, u64, u64)> {
     let mut at = run.address;
     std::iter::from_fn(move || {
         if at >= run.end() {
@@ -146,7 +146,7 @@ impl SpaceMap {
     }
 
     /// Reserves groups for a running commit; returns false when too few are free.
-    pub(crate) fn promise(&mut self, groups: u64) -> bool {
+    pub(crate) fn try_reserve(&mut self, groups: u64) -> bool {
         let there = self.groups >= self.reserved + groups;
         if there {
             self.reserved += groups;
@@ -156,9 +156,9 @@ impl SpaceMap {
 
     /// Reserves the maximum need of a checkpoint of all changes and returns the number of groups,
     /// or `None` when too few are free.
-    pub(crate) fn promise_checkpoint(&mut self) -> Option<u64> {
+    pub(crate) fn reserve_checkpoint(&mut self) -> Option<u64> {
         let groups = self.commit_groups();
-        self.promise(groups).then_some(groups)
+        self.try_reserve(groups).then_some(groups)
     }
 
     /// Recounts the free groups of a region.
@@ -179,7 +179,7 @@ impl SpaceMap {
     pub(crate) fn recover_lists(&mut self, allocated: impl Iterator<Item = Run>, freed: impl Iterator<Item = Run>) {
         let lists = allocated.map(|run| (true, run)).chain(freed.map(|run| (false, run)));
         for (number, entry) in lists.flat_map(|(set, run)| {
-            parts(run)
+            split_by_region(run)
                 .map(move |(number, start, end)| (number, (set, Run::new(number * REGION_BLOCKS + start, end - start))))
         }) {
             self.unapplied.entry(number).or_default().push(entry);
@@ -188,7 +188,7 @@ impl SpaceMap {
 
     /// Adds the blocks that the newest recovered commit freed; they stay pending until the next
     /// commit.
-    pub(crate) fn recover_waiting(&mut self, freed_by: Generation, runs: Vec<Run>) {
+    pub(crate) fn recover_pending_frees(&mut self, freed_by: Generation, runs: Vec<Run>) {
         if !runs.is_empty() {
             self.pending_frees.push_back(PendingFree { freed_by: Some(freed_by), sequence: 0, runs });
         }
@@ -199,13 +199,13 @@ impl SpaceMap {
     }
 
     /// Returns the unloaded regions with recovered lists.
-    pub(crate) fn pending_regions(&self) -> Vec<u64> {
+    pub(crate) fn unapplied_regions(&self) -> Vec<u64> {
         self.unapplied.keys().copied().collect()
     }
 
     /// Returns the used blocks of an unloaded region: its checkpoint value with the recovered lists
     /// applied.
-    fn recovered(&self, number: u64, base: Option<&RegionBits>) -> RegionBits {
+    fn recovered_bits(&self, number: u64, base: Option<&RegionBits>) -> RegionBits {
         let mut used = base.copied().unwrap_or([0; REGION_WORDS]);
         for (set, run) in self.unapplied.get(&number).into_iter().flatten() {
             let start = run.address % REGION_BLOCKS;
@@ -217,7 +217,7 @@ impl SpaceMap {
     /// Returns the first used block of a region past the end of the file; `base` is its checkpoint
     /// value.
     pub(crate) fn first_used_past_end(&self, number: u64, base: Option<&RegionBits>) -> Option<u64> {
-        let used = self.regions.get(&number).map_or_else(|| self.recovered(number, base), |region| region.used);
+        let used = self.regions.get(&number).map_or_else(|| self.recovered_bits(number, base), |region| region.used);
         let start = self.total.saturating_sub(number * REGION_BLOCKS);
         let is_used = |block: &u64| used[(block / 64) as usize] >> (block % 64) & 1 == 1;
         (start..REGION_BLOCKS).find(is_used).map(|block| number * REGION_BLOCKS + block)
@@ -230,13 +230,13 @@ impl SpaceMap {
             return Ok(());
         }
         let mut region = Box::new(Region::new(number, self.total, self.reserved_by_layout));
-        region.used = self.recovered(number, base);
+        region.used = self.recovered_bits(number, base);
         region.changed = self.unapplied.get(&number).is_some_and(|lists| !lists.is_empty());
         for w in 0..region.used.len() {
             region.busy[w] |= region.used[w];
         }
         for run in self.pending_frees.iter().flat_map(|w| &w.runs) {
-            for (n, start, end) in parts(*run) {
+            for (n, start, end) in split_by_region(*run) {
                 if n == number {
                     fill(&mut region.busy, start, end, true);
                 }
@@ -281,19 +281,19 @@ impl SpaceMap {
     }
 
     /// Discards the recovered lists, which a rebuild replaces.
-    pub(crate) fn drop_pending(&mut self, used_blocks: u64) {
+    pub(crate) fn drop_recovered_lists(&mut self, used_blocks: u64) {
         self.unapplied.clear();
         self.used_blocks = used_blocks;
     }
 
-    /// Evicts loaded regions equal to the checkpoint until at most `keep` are loaded; does nothing
-    /// while a checkpoint is being written.
-    pub(crate) fn evict(&mut self, keep: usize) {
+    /// Evicts loaded regions equal to the checkpoint until at most `max_loaded` are loaded; does
+    /// nothing while a checkpoint is being written.
+    pub(crate) fn evict(&mut self, max_loaded: usize) {
         if self.checkpointing {
             return;
         }
         let mut spare = self.groups.saturating_sub(self.reserved + self.commit_groups() + RESERVE_GROUPS);
-        let mut excess = self.regions.len().saturating_sub(keep);
+        let mut excess = self.regions.len().saturating_sub(max_loaded);
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
             if excess == 0 {
@@ -324,10 +324,10 @@ impl SpaceMap {
     pub(crate) fn reserve(
         &mut self,
         groups: u64,
-        keep: Headroom,
+        headroom: Headroom,
         storage: &dyn Storage,
     ) -> Result<std::result::Result<(), AllocationFailure>> {
-        let provided = self.ensure_free(groups, keep, storage)?;
+        let provided = self.ensure_free(groups, headroom, storage)?;
         if provided.is_ok() {
             self.reserved += groups;
         }
@@ -338,16 +338,16 @@ impl SpaceMap {
     pub(crate) fn ensure_free(
         &mut self,
         groups: u64,
-        keep: Headroom,
+        headroom: Headroom,
         storage: &dyn Storage,
     ) -> Result<std::result::Result<(), AllocationFailure>> {
-        let (keep, least) = match keep {
+        let (headroom, least) = match headroom {
             Headroom::Reserve => (self.commit_groups() + RESERVE_GROUPS, None),
             // These may use the space of a checkpoint: without space the checkpoint is postponed.
             Headroom::Lists => (self.commit_groups(), Some(self.list_groups())),
             Headroom::Nothing => (0, None),
         };
-        let wanted = self.reserved + groups + keep;
+        let wanted = self.reserved + groups + headroom;
         self.host_full = false;
         while self.groups < wanted {
             if let Err(shortage) = self.extend(wanted - self.groups, storage)? {
@@ -369,10 +369,10 @@ impl SpaceMap {
     /// growth.
     fn extend(&mut self, missing: u64, storage: &dyn Storage) -> Result<std::result::Result<(), AllocationFailure>> {
         if !self.host_full {
-            if self.back_holes(missing, storage)? {
+            if self.allocate_holes(missing, storage)? {
                 return Ok(Ok(()));
             }
-            if let Some(number) = self.region_worth_loading() {
+            if let Some(number) = self.region_to_load() {
                 return Ok(Err(AllocationFailure::Load(number)));
             }
             // Includes a region entirely past the end: the checkpoint and later lists may still
@@ -381,7 +381,7 @@ impl SpaceMap {
             if let Some(number) = (self.total / REGION_BLOCKS..=last).find(|n| !self.regions.contains_key(n)) {
                 return Ok(Err(AllocationFailure::Load(number)));
             }
-            if self.grow(missing, storage)? || self.back_kept(missing, storage)? {
+            if self.grow(missing, storage)? || self.allocate_unwritten(missing, storage)? {
                 return Ok(Ok(()));
             }
             self.host_full = true;
@@ -398,7 +398,7 @@ impl SpaceMap {
 
     /// Returns an unloaded region if unloaded regions hold a significant number of free blocks.
     /// Reading a full map to find a few blocks does not pay.
-    fn region_worth_loading(&self) -> Option<u64> {
+    fn region_to_load(&self) -> Option<u64> {
         let count = self.total.div_ceil(REGION_BLOCKS);
         let loaded = self.regions.len() as u64;
         if loaded >= count {
@@ -415,7 +415,7 @@ impl SpaceMap {
 
     /// Allocates free blocks that are holes on the host. Returns false when there are none or the
     /// host is full.
-    fn back_holes(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
+    fn allocate_holes(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
@@ -439,7 +439,7 @@ impl SpaceMap {
     /// reserve so. Only an allocation request distinguishes them from real holes. Each position is
     /// tried once, from the end of the file, where the reserve usually is; blocks that became holes
     /// later are real ones.
-    fn back_kept(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
+    fn allocate_unwritten(&mut self, missing: u64, storage: &dyn Storage) -> Result<bool> {
         let numbers: Vec<u64> = self.regions.keys().rev().copied().collect();
         for number in numbers {
             let mut most = missing.saturating_mul(4).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1);
@@ -449,13 +449,13 @@ impl SpaceMap {
                 let start = first.max(end.saturating_sub(most));
                 match storage.allocate((region.base() + start) * BLOCK, (end - start) * BLOCK) {
                     Ok(()) => {
-                        region.asked = start;
+                        region.refused_from = start;
                         fill(&mut region.backed, start, end, true);
                         self.recount(number);
                         return Ok(true);
                     }
                     Err(crate::Error::NoSpace(_)) if end - start > 4 => most = ((end - start) / 2).next_multiple_of(4),
-                    Err(crate::Error::NoSpace(_)) => region.asked = start,
+                    Err(crate::Error::NoSpace(_)) => region.refused_from = start,
                     Err(error) => return Err(error),
                 }
             }
@@ -476,7 +476,7 @@ impl SpaceMap {
                     let old = self.total;
                     let reserved = self.reserved_by_layout;
                     self.total += step;
-                    for (number, start, end) in parts(Run::new(old, step)) {
+                    for (number, start, end) in split_by_region(Run::new(old, step)) {
                         let total = self.total;
                         let region = self
                             .regions
@@ -573,7 +573,7 @@ impl SpaceMap {
     }
 
     /// Applies a durable commit: its allocated blocks become used, its freed blocks pending.
-    pub(crate) fn committed(
+    pub(crate) fn apply_commit(
         &mut self,
         generation: Generation,
         allocated: impl Iterator<Item = Run>,
@@ -595,7 +595,7 @@ impl SpaceMap {
     }
 
     fn mark_used(&mut self, run: Run, used: bool) {
-        for (number, start, end) in parts(run) {
+        for (number, start, end) in split_by_region(run) {
             if let Some(region) = self.regions.get_mut(&number) {
                 // Not an invariant: the archive states which blocks are used, and may lie. So the
                 // actual changes are counted.
@@ -611,7 +611,7 @@ impl SpaceMap {
 
     /// Makes pending blocks reusable (SPACE-3). `durable` is the last durable commit, `oldest` the
     /// sequence of the oldest state in use.
-    pub(crate) fn release_waiting(&mut self, durable: Generation, oldest: u64) {
+    pub(crate) fn release_pending_frees(&mut self, durable: Generation, oldest: u64) {
         let mut kept = VecDeque::with_capacity(self.pending_frees.len());
         while let Some(entry) = self.pending_frees.pop_front() {
             let passed = entry.freed_by.is_none_or(|generation| generation < durable);
@@ -620,7 +620,7 @@ impl SpaceMap {
                 continue;
             }
             let mut touched = BTreeSet::new();
-            for (number, start, end) in entry.runs.iter().flat_map(|run| parts(*run)) {
+            for (number, start, end) in entry.runs.iter().flat_map(|run| split_by_region(*run)) {
                 // An unloaded region learns from the host that the blocks hold data when it is
                 // loaded.
                 let Some(region) = self.regions.get_mut(&number) else {

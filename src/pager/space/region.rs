@@ -29,7 +29,7 @@ pub(super) struct Region {
     /// dirty is followed by a count.
     recyclable: u64,
     /// Start of the range in which a full host refused to allocate every hole.
-    pub(super) asked: u64,
+    pub(super) refused_from: u64,
 }
 
 /// Sets or clears bits `[start, end)`.
@@ -77,7 +77,7 @@ impl Region {
             groups: 0,
             loose: 0,
             recyclable: 0,
-            asked: REGION_BLOCKS,
+            refused_from: REGION_BLOCKS,
         };
         let base = number * REGION_BLOCKS;
         for &(start, end) in reserved {
@@ -152,7 +152,7 @@ impl Region {
         }
         let mut found = None;
         for_each_run(mask, &mut |start, length| {
-            let first = if self.joins(start) { start.next_multiple_of(4) } else { start };
+            let first = if self.breaks_group(start) { start.next_multiple_of(4) } else { start };
             if start + length >= first + blocks {
                 found = Some(first);
             }
@@ -163,14 +163,14 @@ impl Region {
 
     /// Returns whether a run from `start` may break an additional whole group: it starts inside a
     /// group and free space does not start there.
-    fn joins(&self, start: u64) -> bool {
+    fn breaks_group(&self, start: u64) -> bool {
         !start.is_multiple_of(4) && is_available(self, start - 1)
     }
 
     /// Returns whether `blocks` free backed blocks lie at `start`, and free space or a group starts
     /// there, as for [`Self::find`].
     pub(super) fn fits_at(&self, start: u64, blocks: u64) -> bool {
-        !self.joins(start)
+        !self.breaks_group(start)
             && start + blocks <= REGION_BLOCKS
             && (start..start + blocks).all(|block| is_available(self, block))
     }
@@ -194,11 +194,11 @@ impl Region {
     pub(super) fn last_hole(&self) -> Option<(u64, u64)> {
         let mut found = None;
         for_each_run(|w| self.holes(w), &mut |start, length| {
-            let end = (start + length).min(self.asked);
+            let end = (start + length).min(self.refused_from);
             if start < end {
                 found = Some((start, end));
             }
-            start + length < self.asked
+            start + length < self.refused_from
         });
         found
     }

@@ -42,7 +42,7 @@ const EVICT_ALIGNMENT: u64 = 64 * 1024;
 const BTRFS: u64 = 0x9123_683E;
 
 /// Unit of the ballast allocation in bytes: the minimum growth of an archive.
-const PIECE: u64 = 1 << 20;
+const BALLAST_PIECE: u64 = 1 << 20;
 
 /// Source of zeros for hosts that cannot allocate.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
@@ -54,36 +54,36 @@ pub struct FileStorage {
     /// Path for messages.
     path: PathBuf,
     /// Name of the file; `None` when another process checks the name.
-    name: Option<Name>,
+    name: Option<FileName>,
     read_only: bool,
     /// Minimum length that the file must have: the last one set, or a greater one written or seen.
-    least: AtomicU64,
+    min_length: AtomicU64,
     /// Set when a ballast is to be kept (STORAGE-6).
     ballast: AtomicBool,
 }
 
 /// Name of a file in its opened directory, visible even if the directory is mounted over.
-struct Name {
+struct FileName {
     entry: HostEntry,
     /// Flags of the lookup: a symbolic link is followed only if it existed at open, since a later
     /// one may lead anywhere.
-    how: AtFlags,
+    flags: AtFlags,
 }
 
-impl Name {
+impl FileName {
     /// Creates the name; the file need not exist.
-    fn of(entry: HostEntry) -> Name {
+    fn of(entry: HostEntry) -> FileName {
         let found = entry.stat(AtFlags::SYMLINK_NOFOLLOW);
         let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
-        Name { entry, how: if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW } }
+        FileName { entry, flags: if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW } }
     }
 
     /// Returns whether the name refers to `file` now.
     ///
     /// # Errors
     /// `NotFound` when the name does not exist.
-    fn names(&self, file: &File) -> io::Result<bool> {
-        Ok(FileIdentity::from(&self.entry.stat(self.how)?) == FileIdentity::of(file)?)
+    fn refers_to(&self, file: &File) -> io::Result<bool> {
+        Ok(FileIdentity::from(&self.entry.stat(self.flags)?) == FileIdentity::of(file)?)
     }
 }
 
@@ -93,7 +93,7 @@ impl FileStorage {
         let path = entry.path();
         // Cloned before the file is created, so that a failure leaves no file.
         let name = entry.try_clone().map_err(|source| looking_up(path, source))?;
-        let name = Name { entry: name, how: AtFlags::SYMLINK_NOFOLLOW };
+        let name = FileName { entry: name, flags: AtFlags::SYMLINK_NOFOLLOW };
         let file = entry.create().map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => Error::Io {
                 context: format!("{} exists and is not overwritten", path.display()),
@@ -107,7 +107,7 @@ impl FileStorage {
                 path: path.into(),
                 name: Some(name),
                 read_only: false,
-                least: AtomicU64::new(0),
+                min_length: AtomicU64::new(0),
                 ballast: AtomicBool::new(false),
             }),
             // Another process opened and locked the new file: it now belongs to that process.
@@ -149,15 +149,15 @@ impl FileStorage {
             // Between open and lock another process may have replaced the file (`compact` does):
             // the lock would be on a file without a name.
             let opened = metadata(&file, path)?;
-            match name().map(Name::of).and_then(|name| Ok((name.names(&file)?, name))) {
+            match name().map(FileName::of).and_then(|name| Ok((name.refers_to(&file)?, name))) {
                 Ok((true, name)) => {
-                    let least = AtomicU64::new(opened.len());
+                    let min_length = AtomicU64::new(opened.len());
                     return Ok(FileStorage {
                         file,
                         path: path.into(),
                         name: Some(name),
                         read_only: mode == LockMode::Shared,
-                        least,
+                        min_length,
                         ballast: AtomicBool::new(false),
                     });
                 }
@@ -181,13 +181,13 @@ impl FileStorage {
         if !flags.contains(OFlags::RDWR) {
             return Err(Error::ReadOnly(format!("{} was not opened for writing", path.display())));
         }
-        let least = AtomicU64::new(metadata(&file, path)?.len());
+        let min_length = AtomicU64::new(metadata(&file, path)?.len());
         Ok(FileStorage {
             file,
             path: path.into(),
             name: None,
             read_only: false,
-            least,
+            min_length,
             ballast: AtomicBool::new(false),
         })
     }
@@ -209,8 +209,8 @@ impl FileStorage {
 
     /// Checks that no other program truncated the file. Writing past its end would extend it again
     /// and hide the loss. Takes half a microsecond.
-    fn check_uncut(&self) -> Result<()> {
-        check_length(&self.least, &mut || Ok(metadata(&self.file, &self.path)?.len()))
+    fn check_not_truncated(&self) -> Result<()> {
+        check_length(&self.min_length, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
@@ -222,8 +222,8 @@ impl FileStorage {
     /// request, which the host turns into an extent. The host frees an extent when no part of it is
     /// left, so growth by less than a piece, as on an almost full host, costs one piece.
     fn allocate_ballast(&self, end: u64) -> rustix::io::Result<()> {
-        (0..BALLAST / PIECE).try_for_each(|piece| {
-            host_call::allocate(&self.file, FallocateFlags::KEEP_SIZE, end + piece * PIECE, PIECE)
+        (0..BALLAST / BALLAST_PIECE).try_for_each(|piece| {
+            host_call::allocate(&self.file, FallocateFlags::KEEP_SIZE, end + piece * BALLAST_PIECE, BALLAST_PIECE)
         })
     }
 
@@ -244,14 +244,14 @@ impl FileStorage {
 /// Compares the length with its lower bound. The bound is read first, so that concurrent growth
 /// does not look like a truncation, and read again when the length is short, because another thread
 /// lowers the bound before it truncates the file.
-fn check_length(least: &AtomicU64, look: &mut dyn FnMut() -> Result<u64>) -> Result<()> {
+fn check_length(min_length: &AtomicU64, look: &mut dyn FnMut() -> Result<u64>) -> Result<()> {
     loop {
-        let bound = least.load(Ordering::SeqCst);
+        let bound = min_length.load(Ordering::SeqCst);
         let length = look()?;
         if length >= bound {
             return Ok(());
         }
-        if least.load(Ordering::SeqCst) >= bound {
+        if min_length.load(Ordering::SeqCst) >= bound {
             return Err(truncated(length, bound));
         }
     }
@@ -364,10 +364,10 @@ impl Storage for FileStorage {
     }
 
     fn len(&self) -> Result<u64> {
-        let before = self.least.load(Ordering::SeqCst);
+        let before = self.min_length.load(Ordering::SeqCst);
         let length = metadata(&self.file, &self.path)?.len();
         // Skipped after a concurrent change: the length seen may be from before our own truncation.
-        let _ = self.least.compare_exchange(before, before.max(length), Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.min_length.compare_exchange(before, before.max(length), Ordering::SeqCst, Ordering::SeqCst);
         Ok(length)
     }
 
@@ -394,11 +394,11 @@ impl Storage for FileStorage {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
-        self.check_uncut()?;
+        self.check_not_truncated()?;
         write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
             Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
         })?;
-        self.least.fetch_max(end, Ordering::SeqCst);
+        self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -409,7 +409,7 @@ impl Storage for FileStorage {
         if length == 0 {
             return Ok(()); // the host answers EINVAL
         }
-        self.check_uncut()?;
+        self.check_not_truncated()?;
         if self.ballast.load(Ordering::Acquire) && end > self.len()? {
             // Allocated before the growth, which takes the current ballast.
             self.allocate_ballast(end).map_err(self.failed("keeping a reserve for"))?;
@@ -419,7 +419,7 @@ impl Storage for FileStorage {
             Err(HostErrno::OPNOTSUPP | HostErrno::NOSYS) => return self.extend_with_zeros(end),
             Err(errno) => return Err(self.failed("allocating space for")(errno)),
         }
-        self.least.fetch_max(end, Ordering::SeqCst);
+        self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -439,12 +439,12 @@ impl Storage for FileStorage {
 
     fn set_len(&self, length: u64) -> Result<()> {
         end_of(length, 0)?;
-        self.check_uncut()?;
+        self.check_not_truncated()?;
         // Lowered before the truncation, so that other threads do not take it for a foreign one.
-        self.least.fetch_min(length, Ordering::SeqCst);
+        self.min_length.fetch_min(length, Ordering::SeqCst);
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
-        self.least.store(length, Ordering::SeqCst);
+        self.min_length.store(length, Ordering::SeqCst);
         if self.ballast.load(Ordering::Acquire) {
             // The truncation removed the ballast. If there is no space now, it is missing until the
             // file grows again.
@@ -529,7 +529,7 @@ impl Storage for FileStorage {
     }
 
     fn check_identity(&self) -> Result<()> {
-        self.check_uncut()?;
+        self.check_not_truncated()?;
         let opened = metadata(&self.file, &self.path)?;
         let Some(name) = &self.name else {
             return match opened.nlink() {
@@ -537,7 +537,7 @@ impl Storage for FileStorage {
                 _ => Ok(()),
             };
         };
-        match name.names(&self.file) {
+        match name.refers_to(&self.file) {
             // After a rename the file still has a name, and its data can be found.
             Ok(false) if opened.nlink() == 0 => {
                 return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));
@@ -558,7 +558,7 @@ impl Storage for FileStorage {
 
     fn is_unlinked(&self) -> bool {
         // A reader of a replaced file, such as an updated backup, has no data of its own to lose.
-        let is_replaced = || self.name.as_ref().is_some_and(|name| name.names(&self.file).is_ok());
+        let is_replaced = || self.name.as_ref().is_some_and(|name| name.refers_to(&self.file).is_ok());
         metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0) && !(self.read_only && is_replaced())
     }
 

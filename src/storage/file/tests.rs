@@ -162,7 +162,7 @@ fn the_name_is_looked_up_where_it_was_whatever_hides_the_path() {
     let elsewhere = place.path().join("elsewhere");
     fs::rename(aside.join("a.lbx"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, aside.join("a.lbx")).unwrap();
-    assert!(!storage.name.as_ref().unwrap().names(&storage.file).unwrap());
+    assert!(!storage.name.as_ref().unwrap().refers_to(&storage.file).unwrap());
     storage.check_identity().unwrap();
     fs::remove_file(aside.join("a.lbx")).unwrap();
     fs::remove_file(&elsewhere).unwrap();
@@ -235,27 +235,27 @@ fn a_transfer_that_fails_in_the_middle_or_makes_no_progress_is_an_error() {
 /// took another thread's growth for a truncation, and the archive became read-only.
 #[test]
 fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
-    let least = AtomicU64::new(100);
+    let min_length = AtomicU64::new(100);
     let mut length = 100;
     // Grown right after its length was read.
-    let grown = check_length(&least, &mut || {
+    let grown = check_length(&min_length, &mut || {
         let seen = length;
         length += 50;
-        least.fetch_max(length, Ordering::SeqCst);
+        min_length.fetch_max(length, Ordering::SeqCst);
         Ok(seen)
     });
     grown.unwrap();
     // Truncated right before, by this process.
     let mut cut = false;
-    let by_us = check_length(&least, &mut || {
+    let by_us = check_length(&min_length, &mut || {
         if !std::mem::replace(&mut cut, true) {
-            least.fetch_min(70, Ordering::SeqCst);
+            min_length.fetch_min(70, Ordering::SeqCst);
         }
         Ok(70)
     });
     by_us.unwrap();
     // Truncated by another program.
-    let error = check_length(&least, &mut || Ok(60)).unwrap_err();
+    let error = check_length(&min_length, &mut || Ok(60)).unwrap_err();
     assert!(matches!(&error, Error::Damaged(text) if text.contains("length=60 needed=70")), "{error}");
 }
 

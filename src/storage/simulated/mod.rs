@@ -98,7 +98,7 @@ struct State {
     writes: u64,
     barriers: u64,
     /// Maximum bytes of writes pending at once.
-    most_pending: u64,
+    max_pending: u64,
     pending_bytes: u64,
 }
 
@@ -108,7 +108,7 @@ impl SimulatedStorage {
     }
 
     /// Sets the bytes reported as pending upload.
-    pub(crate) fn keep_back(&self, bytes: u64) {
+    pub(crate) fn set_pending_upload(&self, bytes: u64) {
         self.state.lock().pending_upload_bytes = bytes;
     }
 
@@ -137,7 +137,7 @@ impl SimulatedStorage {
     }
 
     /// Makes all following barriers atomic (STORAGE-4).
-    pub(crate) fn make_ordered(&self) {
+    pub(crate) fn make_barriers_atomic(&self) {
         self.state.lock().ordered = true;
     }
 
@@ -340,7 +340,7 @@ impl State {
         }
     }
 
-    fn meets_full_host_in_vain(&self, offset: u64, length: u64) -> bool {
+    fn fails_on_full_host(&self, offset: u64, length: u64) -> bool {
         self.faults.as_ref().is_some_and(fault::ActiveFault::is_full_host)
             && self.cache.check_capacity(offset, length, Some(0)).is_ok()
     }
@@ -351,18 +351,18 @@ impl State {
         }
         if let OpKind::Write { data, .. } = &kind {
             self.pending_bytes += data.len() as u64;
-            self.most_pending = self.most_pending.max(self.pending_bytes);
+            self.max_pending = self.max_pending.max(self.pending_bytes);
         }
         apply(&mut self.cache, &kind);
         if !self.lost.is_empty() {
-            self.find_again(&kind);
+            self.mark_dirty_again(&kind);
         }
         self.pending.push(PendingOp { number: self.numbered, kind });
         self.numbered += 1;
     }
 
     /// Marks lost blocks as dirty again that are completely overwritten or punched.
-    fn find_again(&mut self, kind: &OpKind) {
+    fn mark_dirty_again(&mut self, kind: &OpKind) {
         let (start, end) = match kind {
             OpKind::Write { offset, data } => (*offset, offset + data.len() as u64),
             OpKind::Punch { offset, length } => (*offset, offset.saturating_add(*length)),
@@ -387,7 +387,7 @@ impl State {
     }
 
     /// Drops pending data but keeps metadata (HOST-3).
-    fn lose(&mut self) {
+    fn drop_pending_data(&mut self) {
         for op in &self.pending {
             if let OpKind::Write { offset, data } = &op.kind {
                 let end = offset + data.len() as u64;
@@ -464,7 +464,7 @@ impl Storage for SimulatedStorage {
         self.announce(&op);
         let mut state = self.state.lock();
         // A full host accepts operations on allocated ranges.
-        if !state.meets_full_host_in_vain(offset, length) {
+        if !state.fails_on_full_host(offset, length) {
             state.fault(FaultClass::Allocate)?;
         }
         state.cache.check_capacity(offset, length, state.capacity)?;
@@ -517,7 +517,7 @@ impl Storage for SimulatedStorage {
                 state.unpin();
                 state.barriers += 1;
             }
-            Err(_) => state.lose(),
+            Err(_) => state.drop_pending_data(),
         }
         result
     }

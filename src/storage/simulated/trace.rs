@@ -73,8 +73,8 @@ impl SimulatedStorage {
     }
 
     /// Returns the maximum bytes of writes pending at once.
-    pub(crate) fn most_pending(&self) -> u64 {
-        self.state.lock().most_pending
+    pub(crate) fn max_pending(&self) -> u64 {
+        self.state.lock().max_pending
     }
 }
 
@@ -106,7 +106,7 @@ impl<'a> TraceReplay<'a> {
     }
 
     /// Returns whether a crash keeps all pending operations or none (HOST-5).
-    pub(crate) fn is_ordered(&self) -> bool {
+    pub(crate) fn has_atomic_barrier(&self) -> bool {
         self.trace.ordered
     }
 
@@ -153,7 +153,7 @@ impl<'a> TraceReplay<'a> {
     /// can be read until it is evicted, and is then lost.
     pub(crate) fn failed_barrier(&self) -> Arc<SimulatedStorage> {
         let mut state = self.state();
-        state.lose();
+        state.drop_pending_data();
         SimulatedStorage::with_state(state)
     }
 

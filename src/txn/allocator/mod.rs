@@ -224,7 +224,7 @@ impl Allocator {
 
     /// Promises groups that a commit is about to take, if they are there.
     pub(super) fn promise(&self, groups: u64) -> bool {
-        self.space.lock().promise(groups)
+        self.space.lock().try_reserve(groups)
     }
 
     pub(super) fn unreserve(&self, groups: u64) {
@@ -274,16 +274,16 @@ impl Allocator {
     // ---- the way back (TXN-1, SPACE-3) ----
 
     /// Hands freed blocks out again when no commit and no reader needs them.
-    pub(super) fn release_waiting(&self) {
+    pub(super) fn release_pending_frees(&self) {
         let oldest = self.medium.versions.oldest();
         let durable = self.medium.versions.durable().generation;
-        self.space.lock().release_waiting(durable, oldest);
+        self.space.lock().release_pending_frees(durable, oldest);
     }
 
     /// Frees pages that no commit named, and that readers of versions before `sequence` may see.
     pub(super) fn discard(&self, runs: Vec<Run>, sequence: u64) {
         self.space.lock().discard(runs, sequence);
-        self.release_waiting();
+        self.release_pending_frees();
     }
 
     /// Frees pages that no operation named.
@@ -317,7 +317,7 @@ impl Allocator {
         {
             let mut space = self.space.lock();
             space.unreserve(promised);
-            space.committed(record.generation, allocated.into_iter(), freed, sequence);
+            space.apply_commit(record.generation, allocated.into_iter(), freed, sequence);
             space.set_list_entries(0);
         }
         self.medium.versions.set_durable(record);
@@ -325,8 +325,8 @@ impl Allocator {
 
     /// Takes what a checkpoint of all that changed has to write (SPACE-4), if there is room for it: nobody can take that away then.
     pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
-        let Some(promised) = self.space.lock().promise_checkpoint() else { return Ok(None) };
-        let pending = self.space.lock().pending_regions();
+        let Some(promised) = self.space.lock().reserve_checkpoint() else { return Ok(None) };
+        let pending = self.space.lock().unapplied_regions();
         for number in pending {
             self.load_region(number)?;
         }
@@ -375,7 +375,7 @@ impl Allocator {
         let last = known(tree.floor(&self.medium.store, Key::MAX, |key, _| Ok(key.object)))?.flatten();
         let (total, mut numbers) = {
             let space = self.space.lock();
-            (space.total(), BTreeSet::from_iter(space.pending_regions()))
+            (space.total(), BTreeSet::from_iter(space.unapplied_regions()))
         };
         numbers.extend(last.into_iter().chain([total / REGION_BLOCKS]));
         let behind = numbers.range(total / REGION_BLOCKS..).take_while(|number| **number <= MAX_BLOCK / REGION_BLOCKS);
@@ -391,8 +391,8 @@ impl Allocator {
     }
 
     /// What the recovered commit freed waits for the next one (TXN-1).
-    pub(super) fn recover_waiting(&self, generation: Generation, freed: Vec<Run>) {
-        self.space.lock().recover_waiting(generation, freed);
+    pub(super) fn recover_pending_frees(&self, generation: Generation, freed: Vec<Run>) {
+        self.space.lock().recover_pending_frees(generation, freed);
     }
 
     /// Gives the map up, to be made anew from what the trees name; answers the tree that it had.
@@ -403,7 +403,7 @@ impl Allocator {
     /// Makes the map anew: `used` tells the blocks of each region that pages take, `used_blocks` in all.
     pub(super) fn rebuild(&self, used_blocks: u64, used: impl Fn(u64) -> RegionBits) -> Result<()> {
         let mut space = self.space.lock();
-        space.drop_pending(used_blocks);
+        space.drop_recovered_lists(used_blocks);
         for number in 0..space.total().div_ceil(REGION_BLOCKS) {
             space.install_rebuilt(number, &used(number), self.storage())?;
         }

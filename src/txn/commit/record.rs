@@ -65,7 +65,7 @@ impl RecordWriter {
             Ok(()) => {
                 // Or it would hold what older readers let go.
                 drop(refused);
-                self.pages.allocator.release_waiting();
+                self.pages.allocator.release_pending_frees();
                 Ok(())
             }
             Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => {

@@ -261,7 +261,7 @@ fn overwriting_in_place_that_is_refused_is_done_later() {
     for _ in 0..3 {
         volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    volume.allocator().release_waiting();
+    volume.allocator().release_pending_frees();
     storage.set_capacity(Some(storage.allocated()));
     let taken = leave_room(&volume, 0);
     assert!(volume.allocator().map().begin_erase(true).is_empty(), "there is room to erase in the usual way");

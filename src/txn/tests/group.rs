@@ -126,7 +126,7 @@ fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
         volume.commit().unwrap();
         assert!(!waited.load(Ordering::Relaxed), "a barrier under the writers' lock");
         assert_eq!(storage.barriers() - before, 1, "the commit's own");
-        assert!(storage.most_pending() > BOUND - SLACK + most, "only {} bytes were written", storage.most_pending());
+        assert!(storage.max_pending() > BOUND - SLACK + most, "only {} bytes were written", storage.max_pending());
     }
 }
 
@@ -152,13 +152,13 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
                 });
             }
         });
-        assert!(storage.most_pending() <= bound, "{writers} writers left {} bytes unsynced", storage.most_pending());
-        assert!(storage.most_pending() > BOUND / 2, "the test wrote too little");
+        assert!(storage.max_pending() <= bound, "{writers} writers left {} bytes unsynced", storage.max_pending());
+        assert!(storage.max_pending() > BOUND / 2, "the test wrote too little");
         let before = storage.barriers();
         put(&volume, 2, round, 1, 3000).unwrap();
         volume.commit().unwrap();
         assert!(storage.barriers() - before <= 2, "the commit of a small file took more than its own barriers");
-        assert!(storage.most_pending() <= bound);
+        assert!(storage.max_pending() <= bound);
     }
     assert_sound(&volume);
 }

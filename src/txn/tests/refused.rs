@@ -63,7 +63,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         for _ in 0..2 {
             volume.committer().commit_for(Purpose::Drain).unwrap();
         }
-        volume.allocator().release_waiting();
+        volume.allocator().release_pending_frees();
         assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go: {taken}");
         let again = open(storage.crash(&mut |_| Fate::Keep), &dice);
         assert_live(&again, &expected);

@@ -70,7 +70,7 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
             }
             volume.allocator().map().evict(0);
             assert_sound(&volume);
-            volume.allocator().release_waiting();
+            volume.allocator().release_pending_frees();
             assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go");
             drop(volume);
             let again = open(storage, &dice);

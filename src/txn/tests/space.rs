@@ -450,7 +450,7 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
         volume.committer().commit_for(Purpose::Drain).unwrap();
     }
     // What stayed pending would be applied once more to a later state when the region is loaded again.
-    assert!(volume.allocator().map().pending_regions().is_empty());
+    assert!(volume.allocator().map().unapplied_regions().is_empty());
     assert_sound(&volume);
     volume.allocator().map().evict(0);
     assert_sound(&volume);
@@ -496,7 +496,7 @@ fn erasing_that_is_refused_is_done_later() {
     for _ in 0..3 {
         volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    volume.allocator().release_waiting();
+    volume.allocator().release_pending_frees();
     for count in 0..2 {
         storage.fail_after(count, Fault::NoSpace);
         let _ = volume.erase_all();
@@ -573,7 +573,7 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     }
     let mut space = volume.allocator().map();
     let groups = |space: &mut crate::pager::space::SpaceMap| {
-        let count = (0..).take_while(|_| space.promise(1)).count() as u64;
+        let count = (0..).take_while(|_| space.try_reserve(1)).count() as u64;
         space.unreserve(count);
         count
     };

@@ -511,7 +511,7 @@ impl Volume {
             .pager
             .check_identity()
             .map_err(|error| sticky_error.record("looking after the archive's file", error))?;
-        self.allocator.release_waiting();
+        self.allocator.release_pending_frees();
         let confirmed = match self.confirm() {
             // Erasing what is free already may give the host the room that the record lacks.
             Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => Err(Error::NoSpace(reason)),
@@ -566,7 +566,7 @@ impl Volume {
             }
             self.committer.commit_for(Purpose::Drain)?;
         }
-        self.allocator.release_waiting();
+        self.allocator.release_pending_frees();
         // What is being erased is out of reach for a moment, so something else has to be there.
         drop(self.shortage.await_operation(0, false)?);
         self.allocator.erase_all()?;

@@ -146,7 +146,7 @@ enum End {
 /// Every way in which a run may end at this point.
 fn ends(point: &TraceReplay<'_>, mut each: impl FnMut(End)) {
     let pending = point.pending().len();
-    if point.is_ordered() {
+    if point.has_atomic_barrier() {
         each(End::Nothing);
         if point.at_barrier() {
             // It was carried out, and nobody was told.
