@@ -1,13 +1,17 @@
-//! Descents and scans without copying values: resident nodes are borrowed, loaded ones are held by
-//! the call.
+//! Descents, scans and node prefetch, without copying values: resident nodes are borrowed, loaded
+//! ones are held by the call.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::node::{Body, Bounds, Leaf, Node, slot_of};
-use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor};
+use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor, Tree};
 use crate::error::{Error, Result};
 use crate::format::Key;
+
+/// Maximum number of nodes prefetched per level. Each also brings its neighbours, and prefetched
+/// data occupies memory until it is read.
+pub(super) const MAX_PREFETCH: usize = 64;
 
 /// Calls `f` with the node of `child`, loading it if needed.
 pub(super) fn with_node<R>(
@@ -182,4 +186,35 @@ pub(super) fn scan_surviving(
             scan_surviving(store, child, node.child_bounds(children, slot), f, lost)
         }),
     }
+}
+
+impl Tree {
+    /// On remote storage, where every node read costs a round trip, prefetches the nodes that cover
+    /// `ranges` (ascending and disjoint), and reads all of them except leaves; only the first
+    /// [`MAX_PREFETCH`] per level.
+    pub(crate) fn prefetch(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
+        let Some(root) = self.root.as_ref().filter(|_| store.is_remote()) else { return Ok(()) };
+        let mut nodes = vec![(root.clone(), Bounds::root(self.id as u8, self.level))];
+        for _ in 0..self.level {
+            let mut below = Vec::new();
+            for (child, bounds) in nodes {
+                with_node(store, &child, bounds, |node| {
+                    let Body::Internal(children) = &node.body else { return Ok(()) };
+                    let all = (0..children.len()).map(|slot| (&children[slot].1, node.child_bounds(children, slot)));
+                    let wanted = all.filter(|(_, bounds)| is_touched(bounds, ranges));
+                    below
+                        .extend(wanted.take(MAX_PREFETCH - below.len()).map(|(child, bounds)| (child.clone(), bounds)));
+                    Ok(())
+                })?;
+            }
+            store.prefetch(below.iter().map(|(child, _)| child));
+            nodes = below;
+        }
+        Ok(())
+    }
+}
+
+fn is_touched(bounds: &Bounds, ranges: &[(Key, Key)]) -> bool {
+    let at = ranges.partition_point(|(_, to)| *to <= bounds.lower);
+    ranges.get(at).is_some_and(|(from, _)| *from < bounds.upper)
 }

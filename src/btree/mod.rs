@@ -19,10 +19,8 @@ mod difference;
 mod edit;
 mod finger;
 mod flush;
-mod newer_subtrees;
 mod node;
 mod node_store;
-mod prefetch;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -30,9 +28,8 @@ mod tests;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(crate) use difference::{DifferenceVisitor, DifferenceWalk};
+pub(crate) use difference::{DifferenceVisitor, DifferenceWalk, RangeVisitor};
 pub(crate) use finger::Finger;
-pub(crate) use newer_subtrees::RangeVisitor;
 use node::Bounds;
 pub(crate) use node::Node;
 pub(crate) use node_store::NodeStore;

@@ -21,8 +21,8 @@ impl KeyFile {
     /// Reads and hashes the source to its end.
     ///
     /// # Errors
-    /// `Invalid` for fewer than [`KeyFile::MIN_BYTES`] or more than [`KeyFile::MAX_BYTES`] bytes and for one
-    /// byte repeated, `Io` of the source.
+    /// `Invalid` for fewer than [`KeyFile::MIN_BYTES`] or more than [`KeyFile::MAX_BYTES`] bytes
+    /// and for one byte repeated, `Io` of the source.
     pub fn read(mut source: impl Read) -> Result<KeyFile> {
         let mut hash = Sha256::new();
         let mut buffer = Zeroizing::new(vec![0; 64 << 10]);

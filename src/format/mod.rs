@@ -8,12 +8,11 @@ pub mod key_slot;
 pub mod log;
 pub mod node;
 pub mod page;
-pub mod reader;
 pub mod record;
 pub mod space;
 pub mod values;
 
-mod fixed;
+mod codec;
 #[cfg(test)]
 pub(crate) mod strategies;
 #[cfg(test)]

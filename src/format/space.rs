@@ -1,6 +1,6 @@
 //! Encoding of space map values (specification 9.3).
 
-use super::fixed::{exact_array, u16_at};
+use super::codec::{exact_array, u16_at};
 use super::ids::REGION_BLOCKS;
 use crate::error::{Error, Result};
 

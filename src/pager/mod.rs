@@ -5,20 +5,19 @@
 mod buffer_pool;
 mod cache;
 mod data;
-mod log;
-mod ring;
+mod journal;
 pub(crate) mod space;
 mod sticky_error;
-mod unsynced;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 pub(crate) use buffer_pool::BufferPool;
 pub(crate) use cache::Cache;
-pub(crate) use ring::AuthenticRecord;
+pub(crate) use journal::AuthenticRecord;
 pub(crate) use sticky_error::StickyError;
-
-use unsynced::UnsyncedBytes;
 
 use crate::env::Environment;
 use crate::error::{CacheStats, Error, Result};
@@ -26,6 +25,9 @@ use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, Pointer, Run, reserved};
 use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind_error};
 use crate::storage::Storage;
+
+/// Unsynced bytes, excluding batches in flight, that an fsync of a small file may have to wait for.
+const UNSYNCED_LIMIT: u64 = 16 << 20;
 
 /// Reads and writes the pages of one open archive.
 pub(crate) struct Pager {
@@ -224,5 +226,41 @@ impl Pager {
             }
             Ok(()) => Ok(()),
         }
+    }
+}
+
+/// Bytes written since the last barrier. Limits what the next barrier has to wait for, so that an
+/// fsync of one file never waits for gigabytes of another.
+///
+/// Writers only count; [`UnsyncedBytes::limit`] alone may wait for the medium. Writers of file data
+/// call it after the last use of their pages. A commit therefore never waits for an early barrier
+/// while it blocks other writers: its flush waits for pages in flight and issues its own barriers.
+#[derive(Default)]
+struct UnsyncedBytes {
+    bytes: AtomicU64,
+    /// Held by the writer that issues an early barrier.
+    early: Mutex<()>,
+}
+
+impl UnsyncedBytes {
+    /// Resets the count before a barrier that covers all counted bytes.
+    fn reset(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts written bytes of file data.
+    fn count(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Issues an early barrier when the limit is exceeded.
+    fn limit(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
+        let sum = self.bytes.load(Ordering::Relaxed);
+        if sum < UNSYNCED_LIMIT {
+            return Ok(());
+        }
+        // One thread waits for the medium; the others continue until twice the limit.
+        let guard = if sum < 2 * UNSYNCED_LIMIT { self.early.try_lock() } else { Some(self.early.lock()) };
+        if guard.is_some() && self.bytes.load(Ordering::Relaxed) >= UNSYNCED_LIMIT { barrier() } else { Ok(()) }
     }
 }

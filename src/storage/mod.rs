@@ -1,7 +1,6 @@
 //! Storage trait with file, in-memory, crash-simulating and IPC implementations; and names of host
 //! files.
 
-mod archive_source;
 #[cfg(test)]
 mod counting;
 mod file;
@@ -15,7 +14,6 @@ pub(crate) mod simulated;
 #[cfg(any(test, fuzzing))]
 mod sparse_image;
 
-pub use archive_source::ArchiveSource;
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
 pub use file::{FileStorage, LockMode};
@@ -25,6 +23,7 @@ pub use ipc::{IpcStorage, serve_storage};
 pub(crate) use memory::MemoryStorage;
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -183,6 +182,47 @@ pub trait Replacement {
     /// # Errors
     /// Same as a barrier.
     fn publish(self: Box<Self>) -> Result<()>;
+}
+
+/// Source of an archive to open.
+#[derive(Clone, Copy)]
+pub enum ArchiveSource<'a> {
+    /// Host file; it is opened and locked when the archive is opened.
+    File(&'a Path),
+    /// Opened storage, such as a remote archive. The caller ensures that there is no other writer,
+    /// or that one is detected.
+    Storage(&'a Arc<dyn Storage>),
+}
+
+impl ArchiveSource<'_> {
+    /// Returns the storage; a file is opened and locked.
+    ///
+    /// # Errors
+    /// Same as [`FileStorage::open`].
+    pub(crate) fn open(self, mode: LockMode) -> Result<Arc<dyn Storage>> {
+        Ok(match self {
+            ArchiveSource::File(path) => Arc::new(FileStorage::open(path, mode)?),
+            ArchiveSource::Storage(storage) => Arc::clone(storage),
+        })
+    }
+}
+
+impl<'a> From<&'a Path> for ArchiveSource<'a> {
+    fn from(path: &'a Path) -> ArchiveSource<'a> {
+        ArchiveSource::File(path)
+    }
+}
+
+impl<'a> From<&'a PathBuf> for ArchiveSource<'a> {
+    fn from(path: &'a PathBuf) -> ArchiveSource<'a> {
+        ArchiveSource::File(path)
+    }
+}
+
+impl<'a> From<&'a Arc<dyn Storage>> for ArchiveSource<'a> {
+    fn from(storage: &'a Arc<dyn Storage>) -> ArchiveSource<'a> {
+        ArchiveSource::Storage(storage)
+    }
 }
 
 /// Returns the end of a range, checked against the host's signed 64-bit offsets.

@@ -9,7 +9,7 @@
 //!     all the rest is durable, and gets its name after that. In an existing one the pages go where its durable record has free space, and all records
 //!     change in one operation, so in one commit (ORIGIN-3).
 //! BACKUP-4  What was there already is found by what cannot have changed: the moment comes from the origin of the file (it is in its line), so below nodes
-//!     that are no newer than the origin all is as it was (`btree/newer_subtrees.rs`), where all commits since count on from it (ORIGIN-2), and an extent that was born no later names the same bytes (EXTENT-2:
+//!     that are no newer than the origin all is as it was (`btree/difference.rs`), where all commits since count on from it (ORIGIN-2), and an extent that was born no later names the same bytes (EXTENT-2:
 //!     each new extent is born in its own transaction). Where the line cannot be proved, or too much has changed for one commit, everything is copied.
 //! BACKUP-5  A file that is no backup of this archive, or that has what the archive lacks, stays as it is.
 //!

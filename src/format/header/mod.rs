@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::fixed::{array_at, check_zero, exact_array, put, u16_at, u32_at, u64_at};
+use super::codec::{array_at, check_zero, exact_array, put, u16_at, u32_at, u64_at};
 use super::ids::{ArchiveId, BLOCK, FORMAT_VERSION};
 use crate::error::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Key slots of kinds 2 to 4 and 17 to 19, and the optional description of every slot
 //! (specification 3.3 to 3.5).
 
-use super::fixed::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at};
+use super::codec::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at};
 use super::header::{KdfParameters, SLOT_PASSPHRASE};
 use super::ids::{BLOCK, Timestamp};
 use crate::error::{Error, Result};

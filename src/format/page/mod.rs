@@ -1,7 +1,7 @@
 //! Page prologue and pointer (specification 5.1 and 5.2).
 
+use super::codec::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use super::data_head::head_length;
-use super::fixed::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use super::ids::{
     BLOCK, Generation, MAX_DATA, MAX_INO, MAX_LEVEL, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY,
     PAGE_OVERHEAD, Pointer, Run, TreeId,

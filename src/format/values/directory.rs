@@ -1,7 +1,7 @@
 //! Records of a directory entry, by name hash and by sequence number (section 7).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::u64_at;
+use crate::format::codec::u64_at;
 use crate::format::ids::{Ino, MAX_INO, MAX_NAME};
 
 /// Bytes of an index entry without its name: name length, type, sequence, inode.

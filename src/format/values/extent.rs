@@ -1,7 +1,7 @@
 //! Extent value (section 7.2).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::{array_at, check_zero, exact_array, put, u32_at, u64_at};
+use crate::format::codec::{array_at, check_zero, exact_array, put, u32_at, u64_at};
 use crate::format::ids::{Generation, MAX_DATA, Pointer};
 
 const BYTES: usize = 56;

@@ -2,7 +2,7 @@
 
 use super::directory::is_valid_name;
 use crate::error::{Error, Result};
-use crate::format::fixed::{array_at, check_zero, exact_array, put, time_at, u32_at, u64_at};
+use crate::format::codec::{array_at, check_zero, exact_array, put, time_at, u32_at, u64_at};
 use crate::format::ids::{Generation, MAX_PAGE_BLOCKS, Run, SessionId, Tag, Timestamp};
 use crate::format::record::Root;
 

@@ -1,7 +1,7 @@
 //! Inode value (section 7.1).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::{check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
+use crate::format::codec::{check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
 use crate::format::ids::{Ino, MAX_INO, MAX_OFFSET, Timestamp};
 
 /// `InodeValue::trim` of an inode without a trim offset.

@@ -1,8 +1,8 @@
 //! Xattr record: values stored inline or in separate pieces (section 7).
 
 use crate::error::{Error, Result};
+use crate::format::codec::ByteReader;
 use crate::format::ids::MAX_NAME;
-use crate::format::reader::ByteReader;
 
 /// Maximum length of an attribute value in bytes.
 pub const MAX_XATTR: usize = 65_536;

@@ -1,11 +1,20 @@
-//! Log area: writes, reads and erases log entries (specification 9.4, 10.4).
+//! Commit ring and log area: reads, writes and erases sealed records and log entries (specification
+//! 9, 10.4).
 
 use super::Pager;
 use crate::env::Environment;
-use crate::error::{Result, Timestamp};
+use crate::error::{Error, Result, Timestamp};
 use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
-use crate::format::{BLOCK, Generation, LOG, Tag};
+use crate::format::record::{CommitRecord, RECORD_PLAIN};
+use crate::format::{BLOCK, Generation, LOG, RING_SLOTS, Tag, slot_block};
 use crate::frame::EntryStart;
+
+/// Record that was decrypted with the commit key at its slot. Its pages are not verified yet.
+#[derive(Clone, Debug)]
+pub(crate) struct AuthenticRecord {
+    pub(crate) record: CommitRecord,
+    pub(crate) tag: Tag,
+}
 
 /// Chain of log entries that extend one record, from the first up to the first gap.
 #[derive(Debug, Default)]
@@ -27,6 +36,44 @@ pub(crate) struct LogChain {
 }
 
 impl Pager {
+    /// Returns all authentic records by ascending generation. Slots that do not decrypt are random,
+    /// torn or foreign, and are skipped: a torn write cannot be mistaken for a record.
+    ///
+    /// # Errors
+    /// `Io` when a slot cannot be read: a transient fault must not look like a missing record.
+    /// `Damaged` for an authentic record that does not decode.
+    pub(crate) fn read_ring(&self) -> Result<Vec<AuthenticRecord>> {
+        let mut records = Vec::new();
+        for slot in 0..RING_SLOTS {
+            let mut bytes = vec![0; BLOCK as usize];
+            self.storage.read_at(slot_block(slot) * BLOCK, &mut bytes)?;
+            let Some((plain, tag)) = self.cipher.open_record(slot, &bytes) else { continue };
+            let record = CommitRecord::decode(&plain)?;
+            if record.generation.slot() != slot {
+                return Err(Error::damaged(format!("commit record in a foreign slot: slot={slot}")));
+            }
+            records.push(AuthenticRecord { record, tag });
+        }
+        records.sort_by_key(|r| r.record.generation);
+        Ok(records)
+    }
+
+    /// Seals a record and writes it into its slot. Any failure except `NoSpace` sets the sticky
+    /// error.
+    pub(crate) fn write_record(&self, record: &CommitRecord) -> Result<Tag> {
+        let plain = record.encode();
+        debug_assert_eq!(plain.len(), RECORD_PLAIN);
+        let slot = record.generation.slot();
+        let (bytes, tag) = self.cipher.seal_record(slot, plain)?;
+        self.write(slot_block(slot) * BLOCK, &bytes, "writing a commit record")?;
+        Ok(tag)
+    }
+
+    /// Overwrites a slot with random bytes.
+    pub(crate) fn scrub_slot(&self, slot: u64, environment: &dyn Environment) -> Result<()> {
+        self.erase_blocks(slot_block(slot), 1, environment, "scrubbing a commit slot")
+    }
+
     /// Seals an entry and writes it at block `address`. The blocks hold no live entry. Any failure
     /// except `NoSpace` sets the sticky error.
     pub(crate) fn write_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<Tag> {
