@@ -5,12 +5,10 @@ pub(crate) mod diceware;
 mod engine;
 pub mod identity;
 pub mod kdf;
-mod key_file;
 mod recovery;
 pub mod secret;
 pub mod wrap;
 
 pub use identity::{Identities, NoPrompts, Prompts};
-pub use key_file::KeyFile;
 pub use recovery::RecoveryCode;
-pub use secret::{Passphrase, SecretKey};
+pub use secret::{KeyFile, Passphrase, SecretKey};
