@@ -189,9 +189,9 @@ pub(super) fn scan_surviving(
 }
 
 impl Tree {
-    /// On remote storage, where every node read costs a round trip, prefetches the nodes that cover
-    /// `ranges` (ascending and disjoint), and reads all of them except leaves; only the first
-    /// [`MAX_PREFETCH`] per level.
+    /// Prefetches the nodes that cover `ranges` (ascending and disjoint) on remote storage, where
+    /// every node read costs a round trip, and reads all of them except leaves. Requests at most
+    /// [`MAX_PREFETCH`] nodes per level.
     pub(crate) fn prefetch(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
         let Some(root) = self.root.as_ref().filter(|_| store.is_remote()) else { return Ok(()) };
         let mut nodes = vec![(root.clone(), Bounds::root(self.id as u8, self.level))];

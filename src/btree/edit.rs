@@ -232,8 +232,8 @@ impl Editor<'_> {
         let last = (slot + 1).min(children.len() - 1);
         for left in first..last {
             let Body::Internal(children) = &node.body else { return Ok(()) };
-            let a = self.arc(&children[left].1, node.child_bounds(children, left))?;
-            let b = self.arc(&children[left + 1].1, node.child_bounds(children, left + 1))?;
+            let a = self.load(&children[left].1, node.child_bounds(children, left))?;
+            let b = self.load(&children[left + 1].1, node.child_bounds(children, left + 1))?;
             if a.encoded_size() + b.encoded_size() - NODE_HEAD > MAX_MERGED {
                 continue;
             }
@@ -274,7 +274,7 @@ impl Editor<'_> {
         Ok(Arc::make_mut(node))
     }
 
-    fn arc(&self, child: &Child, bounds: Bounds) -> Result<Arc<Node>> {
+    fn load(&self, child: &Child, bounds: Bounds) -> Result<Arc<Node>> {
         match child {
             Child::Resident(node) => Ok(Arc::clone(node)),
             Child::Stored(pointer) => self.store.load(pointer, bounds),

@@ -9,7 +9,7 @@ use crate::error::{CacheStats, Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
 use crate::format::{Key, Pointer};
-use crate::pager::{Cache, Pager};
+use crate::pager::{Pager, ShardedCache};
 
 /// Source of encoded nodes.
 pub(super) trait NodePages: Send + Sync {
@@ -40,18 +40,18 @@ enum Source {
 pub(crate) struct NodeStore {
     source: Source,
     /// Stored nodes only; nodes changed by a transaction are not cached here.
-    nodes: Cache<Pointer, Arc<Node>>,
+    nodes: ShardedCache<Pointer, Arc<Node>>,
 }
 
 impl NodeStore {
     /// Creates a store with a cache of `budget` bytes of decoded nodes.
     pub(crate) fn new(pager: Arc<Pager>, budget: usize) -> NodeStore {
-        NodeStore { source: Source::Pager(pager), nodes: Cache::new(budget) }
+        NodeStore { source: Source::Pager(pager), nodes: ShardedCache::new(budget) }
     }
 
     #[cfg(test)]
     pub(super) fn from_pages(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
-        NodeStore { source: Source::Pages(pages), nodes: Cache::new(budget) }
+        NodeStore { source: Source::Pages(pages), nodes: ShardedCache::new(budget) }
     }
 
     /// Evicts a node whose page was freed; its address may be reused under another generation.

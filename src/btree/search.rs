@@ -55,11 +55,11 @@ mod tests {
     fn assert_as_halving(mut keys: Vec<Key>) {
         keys.sort_unstable();
         keys.dedup();
-        let beside = |key: &Key| {
+        let neighbours = |key: &Key| {
             let (down, up) = (key.sub.checked_sub(1), key.sub.checked_add(1));
             [down, up].into_iter().flatten().map(|sub| Key { sub, ..*key }).chain([*key]).collect::<Vec<_>>()
         };
-        let sought: Vec<_> = keys.iter().flat_map(beside).chain([Key::MIN, Key::MAX, Key::new(5, 3, 9)]).collect();
+        let sought: Vec<_> = keys.iter().flat_map(neighbours).chain([Key::MIN, Key::MAX, Key::new(5, 3, 9)]).collect();
         for key in sought {
             let below = position(&keys, |key| *key, key, |other| other < key);
             assert_eq!(below, keys.partition_point(|other| *other < key), "{key:?} in {keys:?}");

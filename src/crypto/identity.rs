@@ -186,8 +186,8 @@ fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Resul
         ssh::Identity::Unencrypted(_) => Ok(identity),
         // Decrypted once here: the crate would prompt for every line of every slot.
         ssh::Identity::Encrypted(key) => {
-            let asked = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
-            let passphrase = asked.as_ref().and_then(secret_string);
+            let answer = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
+            let passphrase = answer.as_ref().and_then(secret_string);
             let passphrase = passphrase.ok_or_else(|| {
                 Error::invalid(format!(
                     "{name}: the SSH key is protected, and nobody could be asked for its passphrase"

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_read_back_however_it_is_spaced() {
+    fn a_formatted_code_parses_with_any_spacing() {
         let text = code().text();
         assert_eq!((text.len(), text.matches('-').count()), (62, 8));
         let same = |typed: &str| assert_eq!(*RecoveryCode::parse(typed.as_bytes()).unwrap().0, *code().0);

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_used_again_until_what_was_read_is_wiped() {
+    fn a_buffer_is_reused_until_wiped() {
         let buffers = BufferPool::default();
         buffers.with_buffer(|buffer| grow_to(buffer, 6).copy_from_slice(b"secret"));
         buffers.with_buffer(|buffer| assert_eq!(buffer, b"secret", "it is neither allocated nor zeroed again"));

@@ -101,17 +101,17 @@ impl<K: CacheKey, V> Shard<K, V> {
 }
 
 /// Cache of recently used values. Its locks are leaves: no other lock or I/O happens under them.
-pub(crate) struct Cache<K, V> {
+pub(crate) struct ShardedCache<K, V> {
     shards: [Mutex<Shard<K, V>>; SHARDS],
     shard_budget: usize,
 }
 
-impl<K: CacheKey, V: Clone> Cache<K, V> {
+impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
     /// Creates a cache of `budget` bytes.
-    pub(crate) fn new(budget: usize) -> Cache<K, V> {
+    pub(crate) fn new(budget: usize) -> ShardedCache<K, V> {
         let shard =
             || Shard { entries: HashMap::default(), order: VecDeque::new(), stamps: 0, bytes: 0, hits: 0, misses: 0 };
-        Cache { shards: std::array::from_fn(|_| Mutex::new(shard())), shard_budget: budget / SHARDS }
+        ShardedCache { shards: std::array::from_fn(|_| Mutex::new(shard())), shard_budget: budget / SHARDS }
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
@@ -141,14 +141,14 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
     pub(crate) fn put(&self, key: K, value: V, bytes: usize) {
         let bytes = bytes + ENTRY_OVERHEAD;
         // Freed after the lock is released.
-        let mut gone = Vec::new();
+        let mut evicted = Vec::new();
         let mut shard = self.shard(&key).lock();
-        gone.extend(shard.remove(&key));
+        evicted.extend(shard.remove(&key));
         if bytes <= self.shard_budget {
             // Evict before inserting, so that the new entry is not the first to be evicted.
             while shard.bytes + bytes > self.shard_budget {
                 let Some(old) = shard.pop() else { break };
-                gone.push(old);
+                evicted.push(old);
             }
             shard.insert(key, value, bytes);
         }
@@ -156,8 +156,8 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
     }
 
     pub(crate) fn forget(&self, key: &K) {
-        let gone = self.shard(key).lock().remove(key);
-        drop(gone);
+        let evicted = self.shard(key).lock().remove(key);
+        drop(evicted);
     }
 
     /// Drops all entries.
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_budget_bounds_the_cache_and_the_last_used_stay() {
-        let cache = Cache::new(SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
+        let cache = ShardedCache::new(SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         for n in 0..10_000 {
             cache.put(page(n), n, 1000);
@@ -209,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_again_stays_when_others_come_and_go() {
-        let cache = Cache::new(SHARDS * 8 * (1000 + ENTRY_OVERHEAD));
+    fn used_entries_survive_eviction() {
+        let cache = ShardedCache::new(SHARDS * 8 * (1000 + ENTRY_OVERHEAD));
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         cache.put(page(0), 0, 1000);
         for n in 1..10_000 {
@@ -221,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_and_put_again_has_one_place_in_the_order() {
-        let cache = Cache::new(1 << 20);
+    fn a_reinserted_entry_has_one_position() {
+        let cache = ShardedCache::new(1 << 20);
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         for round in 0..1_000 {
             for n in 0..10 {
@@ -241,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_the_budget_is_not_kept_and_takes_nothing_else_with_it() {
-        let cache = Cache::new(SHARDS * 2000);
+    fn an_entry_over_budget_is_not_cached_and_evicts_nothing() {
+        let cache = ShardedCache::new(SHARDS * 2000);
         cache.put(1u32, 1, 100);
         cache.put(1u32, 2, 200);
         assert_eq!((cache.get(&1), cache.bytes()), (Some(2), 200 + ENTRY_OVERHEAD));
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn another_page_at_the_same_address_is_another_entry() {
-        let cache = Cache::new(1 << 20);
+        let cache = ShardedCache::new(1 << 20);
         let mut page = Pointer { run: Run::new(500, 1), generation: Generation(1), tag: [1; 16] };
         cache.put((page, 0), 1, 10);
         page.tag = [2; 16];

@@ -131,8 +131,8 @@ impl Pager {
             && let Some(start) = begin(address)?.filter(extends)
             && (start.head.number, start.head.previous) == (number, previous)
         {
-            let behind = address + u64::from(start.head.blocks);
-            let whole = block(address)[..((behind - address) * BLOCK) as usize].to_vec();
+            let end = address + u64::from(start.head.blocks);
+            let whole = block(address)[..((end - address) * BLOCK) as usize].to_vec();
             let Some((body, tag)) = self.cipher.open_entry_body(&start, address, whole)? else {
                 log.torn = Some((number, start.head.time));
                 break;
@@ -140,7 +140,7 @@ impl Pager {
             log.entries.push(LogEntry::decode(&body)?);
             log.tags.push(tag);
             log.last = Some(LogMark { generation, record, number, entry: tag });
-            (address, number, previous) = (behind, number + 1, tag);
+            (address, number, previous) = (end, number + 1, tag);
         }
         // Includes blocks of the chain: a record may list a pending log that extends a missing
         // commit.

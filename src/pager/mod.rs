@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 pub(crate) use buffer_pool::BufferPool;
-pub(crate) use cache::Cache;
+pub(crate) use cache::ShardedCache;
 pub(crate) use journal::AuthenticRecord;
 pub(crate) use sticky_error::StickyError;
 
@@ -34,8 +34,8 @@ pub(crate) struct Pager {
     storage: Arc<dyn Storage>,
     cipher: Arc<PageCipher>,
     /// Decompressed cells of which only a part was read, by page and cell number.
-    cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
-    heads: Cache<Pointer, Arc<DataHead>>,
+    cells: ShardedCache<(Pointer, u32), Arc<Vec<u8>>>,
+    heads: ShardedCache<Pointer, Arc<DataHead>>,
     /// Buffers for sealed bytes, which are decrypted in place.
     scratch: BufferPool,
     /// Buffers that callers reuse for file data.
@@ -52,8 +52,8 @@ impl Pager {
         Pager {
             storage,
             cipher: cipher.into(),
-            cells: Cache::new(cache_bytes - heads),
-            heads: Cache::new(heads),
+            cells: ShardedCache::new(cache_bytes - heads),
+            heads: ShardedCache::new(heads),
             scratch: BufferPool::default(),
             reads: BufferPool::default(),
             sticky_error: StickyError::default(),

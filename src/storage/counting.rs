@@ -24,7 +24,7 @@ pub(crate) struct CountingStorage {
     blocks: Mutex<BTreeMap<u64, u64>>,
     hints: Mutex<Vec<Range<u64>>>,
     /// Snapshot that reads see until the next eviction.
-    kept: Mutex<Option<MemoryStorage>>,
+    frozen: Mutex<Option<MemoryStorage>>,
 }
 
 impl CountingStorage {
@@ -38,8 +38,8 @@ impl CountingStorage {
     }
 
     /// Freezes the content that reads see until the next eviction, regardless of writes.
-    pub(crate) fn keep(&self) {
-        *self.kept.lock() = Some(MemoryStorage::from_contents(self.memory.contents()));
+    pub(crate) fn freeze(&self) {
+        *self.frozen.lock() = Some(MemoryStorage::from_contents(self.memory.contents()));
     }
 
     /// Returns (requests, bytes) since the last call.
@@ -81,7 +81,7 @@ impl Storage for CountingStorage {
         let mut blocks = self.blocks.lock();
         touched.for_each(|block| *blocks.entry(block).or_default() += 1);
         drop(blocks);
-        self.kept.lock().as_ref().unwrap_or(&self.memory).read_at(offset, out)
+        self.frozen.lock().as_ref().unwrap_or(&self.memory).read_at(offset, out)
     }
 
     fn is_remote(&self) -> bool {
@@ -113,7 +113,7 @@ impl Storage for CountingStorage {
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
-        *self.kept.lock() = None;
+        *self.frozen.lock() = None;
         self.memory.evict(offset, length)
     }
 

@@ -383,7 +383,7 @@ mod tests {
     use crate::storage::{CountingStorage, MemoryStorage};
 
     #[test]
-    fn what_is_lent_reads_and_writes_as_the_thing_itself() {
+    fn a_served_storage_behaves_like_the_original() {
         let memory = MemoryStorage::new();
         memory.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -409,7 +409,7 @@ mod tests {
 
     /// With a single socket, a response to the hint would be taken for the response to the read.
     #[test]
-    fn what_will_be_needed_is_said_before_it_is_read_and_is_not_answered() {
+    fn prefetch_hints_precede_reads_and_get_no_response() {
         let storage = CountingStorage::new(true);
         storage.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lends_for_reading_is_written_to_by_nobody() {
+    fn a_read_only_storage_rejects_writes() {
         let memory = MemoryStorage::new();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
@@ -442,16 +442,16 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_in_time_is_not_told_as_gone() {
+    fn a_timeout_is_not_reported_as_disconnect() {
         let (ours, silent) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
-        let told = IpcStorage::new(vec![ours], false).err().unwrap();
-        assert!(matches!(&told, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{told:?}");
-        assert!(told.to_string().contains("does not answer"), "{told}");
+        let error = IpcStorage::new(vec![ours], false).err().unwrap();
+        assert!(matches!(&error, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{error:?}");
+        assert!(error.to_string().contains("does not answer"), "{error}");
         drop(silent);
         let (ours, _) = UnixStream::pair().unwrap();
-        let told = IpcStorage::new(vec![ours], false).err().unwrap();
-        assert!(told.to_string().contains("is gone"), "{told}");
+        let error = IpcStorage::new(vec![ours], false).err().unwrap();
+        assert!(error.to_string().contains("is gone"), "{error}");
     }
 
     #[test]

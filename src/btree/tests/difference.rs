@@ -163,7 +163,7 @@ fn differences_are_those_of_two_full_scans() {
 }
 
 #[test]
-fn what_two_versions_share_is_not_read() {
+fn shared_nodes_are_not_read() {
     for number in Seed::choose(1..6) {
         let _seed = Seed(number);
         let mut world = World::new(number);

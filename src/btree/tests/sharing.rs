@@ -125,7 +125,7 @@ fn removing_most_records_merges_nodes() {
 }
 
 #[test]
-fn what_a_leaf_cannot_hold_is_refused() {
+fn entries_too_large_for_a_leaf_are_refused() {
     let store = Arc::new(Medium::default()).cold(0);
     let mut tree = Tree::empty(TreeId::Live);
     let mut edits = Edits::new(Generation(1));

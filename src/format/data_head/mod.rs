@@ -139,20 +139,20 @@ pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> 
 }
 
 /// Computes the offsets of the cells, which must fill exactly `stored_length`.
-fn decode_cells(entries: &[u8], stored_length: u32, cell_size: u32, mut left: u32) -> Result<Vec<Cell>> {
+fn decode_cells(entries: &[u8], stored_length: u32, cell_size: u32, mut remaining: u32) -> Result<Vec<Cell>> {
     let mut cells = Vec::with_capacity(entries.len() / ENTRY);
     let mut at = 0;
     for entry in entries.chunks_exact(ENTRY) {
         let field = u32_at(entry, 0);
         let (raw, stored) = (field & RAW_BIT != 0, field & !RAW_BIT);
-        let plain_length = left.min(cell_size);
+        let plain_length = remaining.min(cell_size);
         let length_fits = if raw { stored == plain_length } else { stored > 0 };
         if !length_fits || stored > stored_length - at {
             return Err(Error::damaged(format!("cell has a wrong length: stored={stored} plain={plain_length}")));
         }
         cells.push(Cell { at, stored, plain_length, raw, tag: array_at(entry, 4) });
         at += stored;
-        left -= plain_length;
+        remaining -= plain_length;
     }
     if at != stored_length {
         return Err(Error::damaged(format!("cells take another length than their page says: {at} {stored_length}")));

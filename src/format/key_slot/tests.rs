@@ -74,7 +74,7 @@ fn a_description_decodes_to_what_was_encoded() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_descriptions_are_refused() {
     let label = Description { label: "x".repeat(256), ..description(Rewrap::Public([0; 32])) };
     assert!(matches!(label.encode(), Err(Error::Invalid(_))));
     let long = description(Rewrap::Recipient(format!("age1{}", "q".repeat(4000))));

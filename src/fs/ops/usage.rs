@@ -19,7 +19,7 @@ impl FileSystem {
             snapshots: self.volume.snapshot_use(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
-            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
+            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.used.saturating_mul(BLOCK)),
             latched: self.volume.latched().map(str::to_owned),
             fallback: self.volume.fallback(),
         }

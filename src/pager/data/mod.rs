@@ -42,11 +42,11 @@ impl Pager {
         let page = PageReader::open(self, pointer, start, out.len() as u32)?;
         let head = page.head()?;
         let table = &head.table;
-        let (mut at, mut left) = (start as usize, out);
-        if at + left.len() > table.plain_length as usize {
+        let (mut at, mut remaining) = (start as usize, out);
+        if at + remaining.len() > table.plain_length as usize {
             return Err(extent_beyond_page(pointer));
         }
-        let end = at + left.len();
+        let end = at + remaining.len();
         let size = table.cell_size as usize;
         while at < end {
             let (cell, within) = (at / size, at % size);
@@ -61,14 +61,14 @@ impl Pager {
                 0 => (size - within).min(end - at),
                 _ => (wholes * size).min(end - at),
             };
-            let (target, rest) = left.split_at_mut(count);
+            let (target, rest) = remaining.split_at_mut(count);
             if wholes > 0 {
                 page.read_whole(&head, cell..cell + wholes, target)?;
             } else {
                 page.read_part(&head, cell, within, target)?;
             }
             at += count;
-            left = rest;
+            remaining = rest;
         }
         Ok(())
     }
@@ -178,9 +178,9 @@ struct PageReader<'a> {
 }
 
 impl<'a> PageReader<'a> {
-    /// On remote storage, reads head and cells in one request, unless the head is cached or the gap
-    /// between them exceeds the requested bytes. An IPC round trip costs as much as copying some
-    /// cells.
+    /// Opens a page for reading. On remote storage, reads head and cells in one request, unless the
+    /// head is cached or the gap between them exceeds the requested bytes. An IPC round trip costs
+    /// as much as copying some cells.
     fn open(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
         let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
         if pager.is_remote() && !pager.heads.has(pointer) {

@@ -196,7 +196,7 @@ fn a_page_of_another_machine_that_is_not_as_it_should_be_is_read_from_where_it_l
         let pager = pager(&storage, 1 << 20);
         let write_over = |data: &[u8]| {
             write(&pager, &frame::data_page(9, 0, &noise(2 * CELL), true), 400);
-            storage.keep();
+            storage.freeze();
             write(&pager, &frame::data_page(9, 0, data, true), 400)
         };
         let page = write_over(&data);
@@ -240,7 +240,7 @@ fn only_pages_of_file_data_are_read_as_such() {
 /// On remote storage one page costs one request; for several pages, missing ones are prefetched
 /// even if their heads are cached.
 #[test]
-fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_are_known() {
+fn remote_pages_are_prefetched_unless_one_request_suffices() {
     let storage = Arc::new(CountingStorage::new(true));
     let writer = pager(&storage, 1 << 20);
     let pages = [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), at));
@@ -285,7 +285,7 @@ fn another_machine_is_asked_once_for_head_and_cells() {
 }
 
 #[test]
-fn a_cold_read_says_first_what_it_will_read() {
+fn a_cold_read_is_prefetched() {
     let storage = storage();
     let writer = pager(&storage, 1 << 20);
     let half: Vec<u8> = noise(MAX_DATA)

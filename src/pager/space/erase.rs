@@ -152,7 +152,7 @@ impl SpaceMap {
         let keep_groups = self.reserved + self.commit_groups() + RESERVE_GROUPS;
         // Truncation must not take reserved groups: count the groups after the cut.
         let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
-        let behind = |map: &SpaceMap, from: u64| -> u64 {
+        let groups_after = |map: &SpaceMap, from: u64| -> u64 {
             map.regions
                 .values()
                 .flat_map(|r| {
@@ -168,7 +168,7 @@ impl SpaceMap {
                 })
                 .sum()
         };
-        let left = self.groups.saturating_sub(behind(self, cut));
+        let left = self.groups.saturating_sub(groups_after(self, cut));
         if left < keep_groups {
             cut = (cut + (keep_groups - left) * 4).min(self.total);
         }

@@ -8,11 +8,11 @@ use super::{GROW_BLOCKS, RESERVE_GROUPS, SpaceMap};
 pub(crate) struct BlockCounts {
     pub(crate) total: u64,
     /// Blocks of pages, committed or not.
-    pub(crate) taken: u64,
+    pub(crate) used: u64,
     /// Blocks reserved for dirty data and dirty nodes.
-    pub(crate) promised: u64,
+    pub(crate) reserved: u64,
     /// Blocks held back for deletes, commits and unmount.
-    pub(crate) kept: u64,
+    pub(crate) headroom: u64,
     /// Blocks by which the file may still grow under its limit.
     pub(crate) growth: u64,
 }
@@ -27,9 +27,9 @@ impl SpaceMap {
     pub(crate) fn blocks(&self) -> BlockCounts {
         BlockCounts {
             total: self.total,
-            taken: self.used_blocks.saturating_add(self.fresh),
-            promised: self.reserved * 4,
-            kept: (RESERVE_GROUPS + self.commit_groups()) * 4,
+            used: self.used_blocks.saturating_add(self.fresh),
+            reserved: self.reserved * 4,
+            headroom: (RESERVE_GROUPS + self.commit_groups()) * 4,
             growth: self.limit.saturating_sub(self.total),
         }
     }

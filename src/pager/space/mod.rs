@@ -147,11 +147,11 @@ impl SpaceMap {
 
     /// Reserves groups for a running commit; returns false when too few are free.
     pub(crate) fn try_reserve(&mut self, groups: u64) -> bool {
-        let there = self.groups >= self.reserved + groups;
-        if there {
+        let is_free = self.groups >= self.reserved + groups;
+        if is_free {
             self.reserved += groups;
         }
-        there
+        is_free
     }
 
     /// Reserves the maximum need of a checkpoint of all changes and returns the number of groups,
@@ -516,7 +516,7 @@ impl SpaceMap {
     /// used first: reservations are counted in whole groups and fail without them.
     pub(crate) fn allocate_node(&mut self, blocks: u64, from_reserved: u64) -> Option<Run> {
         let next = self.next_node;
-        let behind = |map: &Self| {
+        let after_last_node = |map: &Self| {
             map.regions.get(&(next / REGION_BLOCKS)).filter(|r| r.fits_at(next % REGION_BLOCKS, blocks)).map(|_| next)
         };
         let group = |map: &Self, dirty| {
@@ -526,11 +526,11 @@ impl SpaceMap {
         let started = !next.is_multiple_of(4);
         let scarce = self.groups <= self.reserved + self.commit_groups() + RESERVE_GROUPS;
         let found = started
-            .then(|| behind(self))
+            .then(|| after_last_node(self))
             .flatten()
             .or_else(|| scarce.then(|| self.first_fit(blocks)).flatten())
             .or_else(|| group(self, true))
-            .or_else(|| behind(self))
+            .or_else(|| after_last_node(self))
             .or_else(|| group(self, false))
             .or_else(|| self.first_fit(blocks))?;
         let run = self.take(found, blocks, from_reserved);
@@ -612,11 +612,11 @@ impl SpaceMap {
     /// Makes pending blocks reusable (SPACE-3). `durable` is the last durable commit, `oldest` the
     /// sequence of the oldest state in use.
     pub(crate) fn release_pending_frees(&mut self, durable: Generation, oldest: u64) {
-        let mut kept = VecDeque::with_capacity(self.pending_frees.len());
+        let mut remaining = VecDeque::with_capacity(self.pending_frees.len());
         while let Some(entry) = self.pending_frees.pop_front() {
             let passed = entry.freed_by.is_none_or(|generation| generation < durable);
             if !passed || entry.sequence > oldest {
-                kept.push_back(entry);
+                remaining.push_back(entry);
                 continue;
             }
             let mut touched = BTreeSet::new();
@@ -636,7 +636,7 @@ impl SpaceMap {
                 self.recount(number);
             }
         }
-        self.pending_frees = kept;
+        self.pending_frees = remaining;
     }
 
     /// Returns whether freed blocks wait for a further commit.

@@ -402,8 +402,8 @@ impl Storage for FileStorage {
         Ok(())
     }
 
-    /// Where the host cannot allocate, only the part past the end is written, with zeros; there
-    /// must be no concurrent writes to it.
+    /// Allocates the range. Where the host cannot allocate, only writes zeros past the end; there
+    /// must be no concurrent writes to that part.
     fn allocate(&self, offset: u64, length: u64) -> Result<()> {
         let end = end_of(offset, length)?;
         if length == 0 {
@@ -453,9 +453,9 @@ impl Storage for FileStorage {
         Ok(())
     }
 
-    /// Only on btrfs, where overwriting a file writes to other blocks. Other copy-on-write file
-    /// systems (ZFS, bcachefs, XFS after a reflink) allocate nothing useful past the end, or were
-    /// not tried.
+    /// Allocates the ballast on btrfs, where overwriting a file writes to other blocks. Other
+    /// copy-on-write file systems (ZFS, bcachefs, XFS after a reflink) allocate nothing useful past
+    /// the end, or were not tried.
     fn keep_ballast(&self) {
         if self.read_only || !rustix::fs::fstatfs(&self.file).is_ok_and(|host| host.f_type as u64 == BTRFS) {
             return;

@@ -261,7 +261,7 @@ fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
 
 /// The same with threads and a real file.
 #[test]
-fn writing_beside_growth_never_finds_the_file_cut() {
+fn concurrent_growth_is_not_reported_as_truncation() {
     let (_directory, path) = place();
     let storage = create(&path).unwrap();
     storage.allocate(0, 4096).unwrap();
@@ -274,7 +274,7 @@ fn writing_beside_growth_never_finds_the_file_cut() {
 }
 
 #[test]
-fn growing_and_shrinking_beside_writers_does_not_look_like_a_cut() {
+fn concurrent_growth_and_shrinking_are_not_reported_as_truncation() {
     const STEP: u64 = 4096;
     let (_directory, path) = place();
     let storage = create(&path).unwrap();

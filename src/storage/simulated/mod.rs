@@ -401,15 +401,15 @@ impl State {
     }
 
     fn evict(&mut self, offset: u64, end: u64) {
-        let gone: Vec<u64> = self.lost.range(offset / HOST_BLOCK..end.div_ceil(HOST_BLOCK)).copied().collect();
-        if gone.is_empty() {
+        let evicted: Vec<u64> = self.lost.range(offset / HOST_BLOCK..end.div_ceil(HOST_BLOCK)).copied().collect();
+        if evicted.is_empty() {
             return;
         }
         // Dirty data is never dropped: data written since the loss is applied over the medium's
         // content.
         let mut revealed = self.medium.clone();
         self.pending.iter().for_each(|op| apply(&mut revealed, &op.kind));
-        for block in gone {
+        for block in evicted {
             self.cache.copy_block(block, &revealed);
             self.lost.remove(&block);
         }

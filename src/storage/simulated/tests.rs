@@ -22,7 +22,7 @@ fn drop_all(storage: &SimulatedStorage) -> Arc<SimulatedStorage> {
 }
 
 #[test]
-fn what_a_barrier_covered_survives_and_the_rest_is_up_to_the_crash() {
+fn synced_data_survives_a_crash() {
     let storage = ones();
     storage.write_at(0, &[2; BLOCK]).unwrap();
     storage.write_at(4096, &[3; BLOCK]).unwrap();

@@ -230,7 +230,7 @@ fn what_an_entry_has_can_be_committed_by_a_full_archive() {
     assert!(volume.durable().generation > before);
     // What was promised beyond that came back.
     taken.lock().clear();
-    assert_eq!(volume.blocks().promised, 0);
+    assert_eq!(volume.blocks().reserved, 0);
 }
 
 /// What comes back from the log waits for room that is on its way, and holds what was promised to its nodes when it is laid.
@@ -246,10 +246,10 @@ fn what_is_laid_waits_for_the_room_of_its_nodes() {
         volume.commit().unwrap();
         // What was deleted comes free with the next commit.
         while volume.allocator().reserve(1, keep_of(true)).unwrap() {}
-        let promised = volume.blocks().promised;
+        let promised = volume.blocks().reserved;
         let logged = Logged::of(vec![LogEntry { next_ino: 10, inodes: 1, ..LogEntry::default() }]).unwrap();
         match volume.lay(&logged, 10, &mut |_| Ok(())) {
-            Ok(()) => assert!(volume.blocks().promised >= promised + 20 * 4, "{deleted}"),
+            Ok(()) => assert!(volume.blocks().reserved >= promised + 20 * 4, "{deleted}"),
             Err(Error::NoSpace(_)) => continue,
             Err(error) => panic!("{error}"),
         }

@@ -137,7 +137,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     let mut expected = Content::new();
     for round in 0..3 {
         let room = volume.blocks();
-        let promised = (room.total - room.taken + room.growth - room.kept) * BLOCK;
+        let promised = (room.total - room.used + room.growth - room.headroom) * BLOCK;
         let mut accepted = 0;
         let refused = loop {
             let slot = expected.len() as u64 + 1000 * round;
@@ -184,19 +184,19 @@ fn blocks_of_pages_that_are_not_committed_are_taken() {
     let volume = create(Arc::new(MemoryStorage::new()), &dice);
     let before = volume.blocks();
     let mut reservation = volume.reserve_data(30_000, 1).unwrap();
-    assert_eq!(volume.blocks().promised, before.promised + 8);
+    assert_eq!(volume.blocks().reserved, before.reserved + 8);
     let pages = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], false).unwrap();
-    assert_eq!(volume.blocks().taken, before.taken + 8);
-    assert_eq!(volume.blocks().promised, before.promised);
+    assert_eq!(volume.blocks().used, before.used + 8);
+    assert_eq!(volume.blocks().reserved, before.reserved);
     drop(pages);
-    assert_eq!(volume.blocks().taken, before.taken);
+    assert_eq!(volume.blocks().used, before.used);
     for slot in 0..50 {
         put(&volume, 2, slot, slot, 30_000).unwrap();
         put(&volume, 2, slot, slot, 3_000).unwrap();
     }
     volume.commit().unwrap();
-    assert_eq!(volume.blocks().taken, volume.space().1);
-    assert_eq!(volume.blocks().promised, 0);
+    assert_eq!(volume.blocks().used, volume.space().1);
+    assert_eq!(volume.blocks().reserved, 0);
 }
 
 /// SPACE-2 under fragmentation: every accepted reservation can be written although no long run is free.
