@@ -1,4 +1,4 @@
-//! The only source of time and randomness.
+//! Source of time and randomness; the only one in the library.
 
 use std::io::PipeReader;
 #[cfg(any(test, fuzzing))]
@@ -10,15 +10,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result, Timestamp};
 
-/// Time and randomness, so that a test can replay both.
+/// Time and randomness, replaceable for reproducible tests.
 pub trait Environment: Send + Sync {
     fn now(&self) -> Timestamp;
-    /// The time that a file is given which changes now. Another clock than [`Environment::now`] may show it, and times of the two are not
-    /// to be compared.
+    /// Returns the timestamp for a file that changes now. It may come from another clock than
+    /// [`Environment::now`], so the two must not be compared.
     fn stamp(&self) -> Timestamp {
         self.now()
     }
-    /// Processor time that this thread has used: what other programs do meanwhile, and who sets the clock, does not count.
+    /// Returns the processor time of this thread, independent of other programs and of changes to
+    /// the system clock.
     fn processor_time(&self) -> Duration;
     /// Fills `out` with unpredictable bytes.
     ///
@@ -27,7 +28,7 @@ pub trait Environment: Send + Sync {
     fn fill_random(&self, out: &mut [u8]) -> Result<()>;
 }
 
-/// The machine's clock and random generator.
+/// System clock and random generator.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemEnvironment;
 
@@ -36,7 +37,8 @@ impl Environment for SystemEnvironment {
         Timestamp::from_system(SystemTime::now())
     }
 
-    /// The clock that the kernel's file systems use, which goes in steps of some milliseconds.
+    /// Uses the coarse clock of the kernel's file systems, which advances in steps of some
+    /// milliseconds.
     fn stamp(&self) -> Timestamp {
         let coarse = clock_gettime(ClockId::RealtimeCoarse);
         timestamp(coarse.tv_sec, coarse.tv_nsec)
@@ -44,7 +46,7 @@ impl Environment for SystemEnvironment {
 
     fn processor_time(&self) -> Duration {
         let used = clock_gettime(ClockId::ThreadCPUTime);
-        // Neither can be negative, and nanoseconds are fewer than a billion.
+        // Neither is negative, and nanoseconds are below 10^9.
         Duration::new(used.tv_sec.max(0).unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0))
     }
 
@@ -53,14 +55,14 @@ impl Environment for SystemEnvironment {
     }
 }
 
-/// What whoever runs a random test says of it: SEED, STEPS, STATES.
+/// Returns a parameter of a random test from the environment: SEED, STEPS, STATES.
 #[cfg(test)]
 pub(crate) fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// The seeds of a random test: the usual ones, or the one that SEED names. Each is printed when its
-/// turn begins.
+/// Returns the seeds of a random test: the defaults, or the one in SEED. Prints each when its turn
+/// begins.
 #[cfg(test)]
 pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
     variable("SEED").map_or(usual, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
@@ -71,20 +73,22 @@ fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
 
-/// The machine's, with stamps in order with those that the kernel gives.
+/// System environment with timestamps ordered consistently with the kernel's.
 ///
-/// A file system that is mounted has two that give times: the kernel, to files that programs write, and this process, to everything else. A
-/// stamp is neither before what the kernel stamped before it nor after what the kernel stamps afterwards; so programs that compare files, as
-/// make(1) does, see what came first. No clock that a process can read is that one: the precise clock runs ahead of the kernel's by up to
-/// a step, and since Linux 6.13 the kernel's runs ahead of the coarse clock, up to the last time that any file system took from the precise
-/// clock. So the kernel is made to stamp a file, a pipe that nobody else has, and what it says is taken.
+/// Files in a mounted archive get timestamps from two sources: the kernel stamps files that
+/// programs write, and this process stamps everything else. A stamp of this process must not be
+/// earlier than a previous one of the kernel nor later than a following one, so that programs that
+/// compare files, such as make(1), see the true order. No clock that a process can read is the
+/// kernel's: the precise clock runs ahead of it by up to a step, and since Linux 6.13 the kernel's
+/// runs ahead of the coarse clock, up to the last time that any file system took from the precise
+/// clock. Therefore this process lets the kernel stamp a private pipe and uses that timestamp.
 #[derive(Debug)]
 pub struct StampingEnvironment {
     stamped: Option<PipeReader>,
 }
 
 impl StampingEnvironment {
-    /// Without a descriptor to spare, stamps are those of the coarse clock.
+    /// Falls back to the coarse clock when no file descriptor is available.
     #[expect(clippy::new_without_default, reason = "it opens a descriptor")]
     pub fn new() -> StampingEnvironment {
         StampingEnvironment { stamped: std::io::pipe().ok().map(|(reader, _)| reader) }
@@ -117,7 +121,8 @@ impl Environment for StampingEnvironment {
     }
 }
 
-/// A replayable environment for tests: SplitMix64 from a seed, a clock that ticks 1 us a call. Never for real archives.
+/// Reproducible environment for tests: SplitMix64 from a seed, and a clock that advances 1 us per
+/// call. Not for real archives.
 #[cfg(any(test, fuzzing))]
 #[derive(Debug)]
 pub(crate) struct SeededEnvironment {
@@ -131,7 +136,7 @@ impl SeededEnvironment {
         SeededEnvironment { state: AtomicU64::new(seed), clock: AtomicU64::new(0) }
     }
 
-    /// The next 64 bits of SplitMix64 (Steele, Lea, Flood 2014).
+    /// Returns the next 64 bits of SplitMix64 (Steele, Lea, Flood 2014).
     pub(crate) fn next_u64(&self) -> u64 {
         let mut z = self.state.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed).wrapping_add(0x9E37_79B9_7F4A_7C15);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -139,7 +144,7 @@ impl SeededEnvironment {
         z ^ (z >> 31)
     }
 
-    /// Lets so many seconds pass.
+    /// Advances the clock by `seconds`.
     #[cfg(test)]
     pub(crate) fn advance(&self, seconds: u64) {
         self.clock.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
@@ -178,7 +183,8 @@ mod tests {
         timestamp(stat.st_ctime, stat.st_ctime_nsec as i64)
     }
 
-    /// Of new files the kernel takes the time from its coarse clock, of files that somebody looked at from the precise one.
+    /// The kernel stamps new files from its coarse clock, and files whose times were read from the
+    /// precise one.
     #[test]
     fn stamps_are_in_order_with_those_of_the_kernel() {
         let environment = StampingEnvironment::new();

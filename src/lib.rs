@@ -1,6 +1,7 @@
 //! Lockbox: an encrypted archive in one ordinary file.
 //!
-//! The layers, lowest first, and what each may import, are in ARCHITECTURE.md; a test enforces the table.
+//! ARCHITECTURE.md lists the layers, lowest first, and their allowed imports; a test enforces the
+//! table.
 
 #![forbid(unsafe_code)]
 

@@ -11,7 +11,7 @@ use lockbox::archive::{BackedUp, BackupSource, BackupStep, Destination};
 use lockbox::error::{Refusal, Timestamp};
 use lockbox::format::{ArchiveId, Generation};
 use lockbox::keys::Fingerprint;
-use lockbox::storage::{FileStorage, Identity, Storage, lend};
+use lockbox::storage::{FileIdentity, FileStorage, Storage, serve_storage};
 use lockbox::{Error, Result as Done};
 use lockbox_host::elsewhere;
 use lockbox_host::{IN_USE, Program, shown};
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return back_up(args, &mut OfMount { mounted, interrupt: Interrupt::watch()?, args });
     }
     let same = |a: &Path, b: &Path| {
-        Some(Identity::from(&rustix::fs::stat(a).ok()?) == Identity::from(&rustix::fs::stat(b).ok()?))
+        Some(FileIdentity::from(&rustix::fs::stat(a).ok()?) == FileIdentity::from(&rustix::fs::stat(b).ok()?))
     };
     if !to_output && same(path, &args.destination) == Some(true) {
         return Err(Failure::usage(format!("{} is the archive itself", shown(&args.destination))));
@@ -318,7 +318,7 @@ impl OfMount<'_> {
                 let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
                 let end = ours.try_clone().map_err(cannot)?;
                 thread::scope(|scope| {
-                    scope.spawn(|| lend(&**storage, ours));
+                    scope.spawn(|| serve_storage(&**storage, ours));
                     let asked = self.ask_for(&theirs, whole);
                     // Whatever the daemon still has of it: nothing is lent to it any more.
                     let _ = end.shutdown(Shutdown::Both);

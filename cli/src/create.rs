@@ -6,7 +6,7 @@ use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::fs::Creator;
 use lockbox::keys::{self, KeyAccess, NewKey, Secrets, SeenOptions};
-use lockbox::storage::Site;
+use lockbox::storage::ArchiveSource;
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
 use lockbox_host::secrets::PassphraseSources;
 use lockbox_host::{Working, shown};
@@ -123,7 +123,8 @@ fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Re
         error => Failure::at(path, &error),
     })?;
     drop(working);
-    let code = args.generate_recovery_code.then(|| add_recovery_code(args, Site::File(path), passphrase)).transpose();
+    let code =
+        args.generate_recovery_code.then(|| add_recovery_code(args, ArchiveSource::File(path), passphrase)).transpose();
     code.inspect_err(|_| {
         output::complain("the archive is there, without a recovery code: 'lockbox key recovery' adds one");
     })
@@ -141,7 +142,8 @@ fn make_elsewhere(
     let working = Working::deriving(args.sources.advises());
     let created = Archive::create_in_seen(&storage, &passphrase, options, &seen(args)).map_err(failed)?;
     drop(working);
-    let code = args.generate_recovery_code.then(|| add_recovery_code(args, Site::Opened(&storage), passphrase));
+    let code =
+        args.generate_recovery_code.then(|| add_recovery_code(args, ArchiveSource::Storage(&storage), passphrase));
     let code = code.transpose()?;
     bucket.publish().map_err(failed)?;
     created.remember();
@@ -153,7 +155,11 @@ fn seen(args: &Args) -> SeenOptions {
     SeenArgs::default().options(&args.archive)
 }
 
-fn add_recovery_code(args: &Args, site: Site<'_>, passphrase: Passphrase) -> Result<(u8, RecoveryCode), Failure> {
+fn add_recovery_code(
+    args: &Args,
+    site: ArchiveSource<'_>,
+    passphrase: Passphrase,
+) -> Result<(u8, RecoveryCode), Failure> {
     let _working = Working::deriving(args.sources.advises());
     let code = keys::new_recovery_code()?;
     let secrets = Secrets::from(passphrase);

@@ -9,7 +9,7 @@ use lockbox::archive::{Archive, OpenOptions};
 use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox::keys::{self, SeenOptions, UnlockedKey};
-use lockbox::storage::{FileStorage, LockMode, Site};
+use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere::{self, Bucket, Place, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
@@ -349,7 +349,7 @@ impl ArchiveArgs {
         self.told(archive)
     }
 
-    fn site(&self) -> Result<Site<'_>, Failure> {
+    fn site(&self) -> Result<ArchiveSource<'_>, Failure> {
         self.place().map(Place::site)
     }
 
@@ -389,7 +389,9 @@ impl ArchiveArgs {
             }
         }
         match self.site()? {
-            Site::File(path) => probe(path, if writer.is_some() { LockMode::Exclusive } else { LockMode::Shared }),
+            ArchiveSource::File(path) => {
+                probe(path, if writer.is_some() { LockMode::Exclusive } else { LockMode::Shared })
+            }
             site => keys::identify(site).map(drop).map_err(|error| Lockbox::failure(&self.archive, error)),
         }
     }

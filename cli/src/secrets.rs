@@ -3,7 +3,7 @@ use std::path::Path;
 
 use lockbox::crypto::Passphrase;
 use lockbox::keys::{self, UnlockLimits, UnlockedKey};
-use lockbox::storage::Site;
+use lockbox::storage::ArchiveSource;
 use lockbox_host::secrets::{Cache, Keyring, PassphraseSources, Sources};
 
 use crate::exit::Failure;
@@ -25,7 +25,7 @@ impl LimitArgs {
 
 /// The key of the archive there, which the user calls `name`: what the keyring keeps, or what the secrets open.
 pub(crate) fn unlock(
-    site: Site<'_>,
+    site: ArchiveSource<'_>,
     name: &Path,
     sources: &Sources,
     cache: &Cache,
@@ -39,7 +39,7 @@ pub(crate) fn unlock(
 }
 
 /// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
-pub(crate) fn forget_kept(site: Site<'_>) {
+pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
     // Without keyrings nothing is kept, and an archive without an id never was.
     let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(site)) else { return };
     if let Err(error) = keyring.forget(&archive) {

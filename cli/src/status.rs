@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockbox::control::{self, Status};
-use lockbox::error::{CacheUse, Timestamp};
+use lockbox::error::{CacheStats, Timestamp};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, located, shown};
 use nix::unistd::geteuid;
@@ -280,7 +280,8 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
     };
     let size = |bytes| reader.size(bytes);
     let time = |seconds| reader.time(Timestamp { seconds, nanos: 0 });
-    let cache = |CacheUse { bytes, hits, misses }: CacheUse| format!("{}, {hits} hits, {misses} misses", size(bytes));
+    let cache =
+        |CacheStats { bytes, hits, misses }: CacheStats| format!("{}, {hits} hits, {misses} misses", size(bytes));
     let detached = match *attached {
         true => "",
         false if daemons::is_out_of_sight(status) => " (in another mount namespace, as by 'lockbox exec')",

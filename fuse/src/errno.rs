@@ -35,7 +35,7 @@ fn code(error: &Error) -> Errno {
         Error::NoSpace(_) => Errno::ENOSPC,
         // The latch makes the archive read-only: programs know how to live with EROFS. Why it did is told once, as EIO, to who was met by
         // the failure or asks for durability next.
-        Error::ReadOnly(_) | Error::Latched(_) => Errno::EROFS,
+        Error::ReadOnly(_) | Error::WriteFailed(_) => Errno::EROFS,
         // Another writer took over where the archive lives: it can be read as it was.
         Error::InUse(_) => Errno::EROFS,
         Error::Interrupted(_) => Errno::EINTR,
@@ -60,7 +60,7 @@ mod tests {
     fn full_disk_damage_and_latch_differ() {
         assert_eq!(code(&Error::NoSpace(String::new())), Errno::ENOSPC);
         assert_eq!(code(&Error::Damaged("block=1".into())), Errno::EIO);
-        assert_eq!(code(&Error::Latched(String::new())), Errno::EROFS);
+        assert_eq!(code(&Error::WriteFailed(String::new())), Errno::EROFS);
         assert_eq!(code(&Error::ReadOnly(String::new())), Errno::EROFS);
     }
 

@@ -215,7 +215,7 @@ pub(crate) mod tests {
             why(Error::invalid("the archive is being closed")),
             (Why::Other, "the archive is being closed".into())
         );
-        let latched = why(Error::Latched("barrier".into()));
+        let latched = why(Error::WriteFailed("barrier".into()));
         assert!(latched.0 == Why::Other && latched.1.contains("read-only after a failed write"), "{}", latched.1);
         let refused = |list: &str| read_only(&Options::parse(&[list]).unwrap()).map(|response| response.complaint());
         assert_eq!(refused("rw"), None);

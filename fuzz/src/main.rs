@@ -15,7 +15,7 @@ use lockbox::archive::fuzzing::{Entry, TARGETS, seeds, target};
 use lockbox::control::{
     Among, BackupDone, Difference, Listed, Name, Request, Response, Schedule, Status, TreePath, Why,
 };
-use lockbox::error::LogUse;
+use lockbox::error::LogStats;
 use lockbox_fuse::options::Options;
 use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
@@ -91,7 +91,7 @@ fn messages() -> Vec<Vec<u8>> {
         pid: 7,
         archive: message("a.lbx"),
         mount_point: message("/mnt"),
-        log: LogUse { entries: 3, bytes: 12_288, used_bytes: 8192 },
+        log: LogStats { entries: 3, bytes: 12_288, used_bytes: 8192 },
         schedule: Some(Schedule { rules: message("hourly:24"), next: 9, failure: Some(message("the disk is full")) }),
         latched: Some(message("read-only")),
         ..Status::default()

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::keys::{self, KeyKind, Secrets, UnlockLimits, UnlockedKey};
-use lockbox::storage::Site;
+use lockbox::storage::ArchiveSource;
 
 use crate::given::gather;
 use crate::secrets::{Cache, Keyring, Sources};
@@ -27,7 +27,7 @@ pub fn unlock_limits(raised: Option<u64>) -> UnlockLimits {
 /// # Errors
 /// Those of the sources and the archive; before anything is asked, when a key is to be kept where none can be.
 pub fn unlock<P: Program>(
-    site: Site<'_>,
+    site: ArchiveSource<'_>,
     name: &Path,
     sources: &Sources,
     cache: &Cache,
@@ -42,7 +42,7 @@ pub fn unlock<P: Program>(
 /// # Errors
 /// As [`unlock`].
 pub fn unlock_damaged<P: Program>(
-    site: Site<'_>,
+    site: ArchiveSource<'_>,
     name: &Path,
     sources: &Sources,
     limits: &UnlockLimits,
@@ -71,7 +71,7 @@ trait Known: Lock {
 
 /// An archive whose header is whole.
 struct Whole<'a> {
-    site: Site<'a>,
+    site: ArchiveSource<'a>,
     id: [u8; 16],
     limits: &'a UnlockLimits,
 }
@@ -102,7 +102,7 @@ impl Lock for Whole<'_> {
 
 /// An archive of which not even the id is certain, so that nothing is kept for it.
 struct Damaged<'a> {
-    site: Site<'a>,
+    site: ArchiveSource<'a>,
     limits: &'a UnlockLimits,
 }
 
@@ -120,7 +120,7 @@ impl Lock for Damaged<'_> {
     }
 }
 
-fn kinds_of(site: Site<'_>) -> Vec<KeyKind> {
+fn kinds_of(site: ArchiveSource<'_>) -> Vec<KeyKind> {
     // A header that is not whole any more has nothing to suggest.
     keys::kinds(site).unwrap_or_default().into_iter().map(|(_, kind)| kind).collect()
 }

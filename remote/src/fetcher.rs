@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::lent::{code_of, error_of};
-use lockbox::storage::{Borrowed, Storage, lend};
+use lockbox::storage::ipc::{code_of, error_of};
+use lockbox::storage::{IpcStorage, Storage, serve_storage};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -214,7 +214,7 @@ impl News {
             Newer::Failed(code, sentence) => Err(error_of(code, sentence)),
             Newer::Moment(moment) => {
                 let kept = self.fetching.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-                take(Arc::new(Borrowed::new(sockets, false)?.ordered().kept_by(kept)))?;
+                take(Arc::new(IpcStorage::new(sockets, false)?.with_atomic_barrier().with_keeper(kept)))?;
                 self.moment = moment;
                 Ok(true)
             }
@@ -224,7 +224,7 @@ impl News {
 
 /// What a process of its own opened.
 pub struct Apart {
-    pub storage: Borrowed,
+    pub storage: IpcStorage,
     pub asking: Asking,
     /// Of an archive that is read and has later moments.
     pub news: Option<News>,
@@ -243,10 +243,10 @@ pub fn open_apart(command: &mut Command, address: &Address, options: &Options, a
     let fetching = Arc::new(Fetching { control: Arc::new(control), child: Mutex::new(child) });
     let Introduced { sockets, ordered, asking, news, notice } = introduce(&fetching.control, address, options, access)?;
     let asking = Asking { fetching: Arc::downgrade(&fetching), ..asking };
-    let borrowed = Borrowed::new(sockets, access != Access::Read)?;
+    let borrowed = IpcStorage::new(sockets, access != Access::Read)?;
     let kept = Arc::new(Kept(fetching));
     let news = news.map(|(socket, moment)| News { socket, moment, fetching: Arc::downgrade(&kept) });
-    let storage = if ordered { borrowed.ordered() } else { borrowed }.kept_by(kept);
+    let storage = if ordered { borrowed.with_atomic_barrier() } else { borrowed }.with_keeper(kept);
     Ok(Apart { storage, asking, news, notice })
 }
 
@@ -318,7 +318,7 @@ pub fn serve(control: UnixStream, broker: Option<Broker>, confine: impl FnOnce(&
     };
     let moment = follower.as_ref().map(Follower::moment);
     let notice = living.as_ref().and_then(|living| living.notice());
-    send(&control, &Opened::Here { ordered: storage.ordered(), moment, notice }, &[])?;
+    send(&control, &Opened::Here { ordered: storage.has_atomic_barrier(), moment, notice }, &[])?;
     let news = sockets.pop();
     serve_on(&storage, sockets)?;
     // A moment that nobody reads any more is let go.
@@ -358,7 +358,7 @@ pub fn serve(control: UnixStream, broker: Option<Broker>, confine: impl FnOnce(&
 fn serve_on(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {
     for socket in sockets {
         let storage = storage.clone();
-        thread::Builder::new().name("serve".into()).spawn(move || lend(&*storage, socket))?;
+        thread::Builder::new().name("serve".into()).spawn(move || serve_storage(&*storage, socket))?;
     }
     Ok(())
 }
@@ -408,7 +408,7 @@ mod tests {
         let Introduced { sockets, ordered, asking, .. } =
             introduce(&control, &address, &options, Access::Read).unwrap();
         assert!(ordered);
-        let borrowed = Borrowed::new(sockets, false).unwrap();
+        let borrowed = IpcStorage::new(sockets, false).unwrap();
         let before = asking.traffic().unwrap();
         // The newest record's number by a list; the marker, the record, and what the file begins with.
         assert!(before.lists == 1 && before.reads >= 3 && before.offline_since.is_none(), "{before:?}");

@@ -376,7 +376,7 @@ impl Storage for RemoteFile {
         Ok(())
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -416,7 +416,7 @@ impl Storage for RemoteFile {
         Ok(())
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         self.inner.source.whole()
     }
 

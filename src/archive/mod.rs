@@ -33,7 +33,7 @@ pub use crate::format::Generation;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::keys::{Fingerprint, Witness};
-use crate::storage::{Identity, Storage};
+use crate::storage::{FileIdentity, Storage};
 
 /// How to create an archive.
 pub struct CreateOptions {
@@ -121,7 +121,7 @@ impl Info {
 pub struct Archive {
     fs: Arc<FileSystem>,
     storage: Arc<dyn Storage>,
-    identity: Option<Identity>,
+    identity: Option<FileIdentity>,
     archive: ArchiveId,
     fingerprint: Fingerprint,
     first_use: Option<String>,
@@ -140,7 +140,7 @@ impl Archive {
     }
 
     /// What tells the archive's file from every other one of the host; None where it is no file of the host.
-    pub fn identity(&self) -> Option<Identity> {
+    pub fn identity(&self) -> Option<FileIdentity> {
         self.identity
     }
 
@@ -163,7 +163,7 @@ impl Archive {
 
     /// Returns whether the archive's file was removed or replaced, so that its content is lost when
     /// it is closed.
-    pub fn is_nameless(&self) -> bool {
-        self.storage.is_nameless()
+    pub fn is_unlinked(&self) -> bool {
+        self.storage.is_unlinked()
     }
 }

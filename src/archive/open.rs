@@ -13,7 +13,7 @@ use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::seen::Looked;
 use crate::keys::{Fingerprint, LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
-use crate::storage::{FileStorage, Identity, LockMode, Site};
+use crate::storage::{ArchiveSource, FileIdentity, FileStorage, LockMode};
 use crate::txn::{self, Volume};
 
 impl Archive {
@@ -26,7 +26,7 @@ impl Archive {
     }
 
     /// Locks and opens; a writable open recovers, and mends what is outside of the pages ([`Info::mended`] tells what).
-    pub fn open<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
+    pub fn open<'a>(site: impl Into<ArchiveSource<'a>>, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
         Archive::open_seen(site, key, options, &SeenOptions::default())
     }
 
@@ -35,7 +35,7 @@ impl Archive {
     /// # Errors
     /// `Replaced`, `Older` and `Forked` unless they are accepted.
     pub fn open_seen<'a>(
-        site: impl Into<Site<'a>>,
+        site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
@@ -48,7 +48,7 @@ impl Archive {
     /// # Errors
     /// As of [`Archive::open_seen`].
     pub fn open_again<'a>(
-        site: impl Into<Site<'a>>,
+        site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
@@ -59,7 +59,7 @@ impl Archive {
 
     /// With the name of a snapshot, what that shows takes the place of the newest state.
     pub(super) fn open_at(
-        site: Site<'_>,
+        site: ArchiveSource<'_>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
@@ -71,7 +71,7 @@ impl Archive {
         }
         let lock = if options.read_only { LockMode::Shared } else { LockMode::Exclusive };
         let storage = site.open(lock)?;
-        if matches!(site, Site::Opened(_)) && !options.read_only && storage.read_only() {
+        if matches!(site, ArchiveSource::Storage(_)) && !options.read_only && storage.read_only() {
             return Err(Error::ReadOnly("the archive can only be read where it is".into()));
         }
         let mut header = key.read_header(&*storage)?;
@@ -114,10 +114,10 @@ impl Archive {
         let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
         let identity = match site {
             // Under the lock the path names the file that was opened.
-            Site::File(path) => Some(Identity::from(
+            ArchiveSource::File(path) => Some(FileIdentity::from(
                 &rustix::fs::stat(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e.into()))?,
             )),
-            Site::Opened(_) => None,
+            ArchiveSource::Storage(_) => None,
         };
         witness.remember();
         Ok(Archive {
@@ -178,11 +178,11 @@ impl Archive {
         if !self.storage.read_only() {
             self.witness.remember();
         }
-        self.kept_back()
+        self.pending_upload_bytes()
     }
 
     /// Bytes of what is durable that are where nobody else finds them ([`kept_back`](crate::storage::Storage::kept_back)).
-    pub fn kept_back(&self) -> Result<u64> {
-        self.storage.kept_back()
+    pub fn pending_upload_bytes(&self) -> Result<u64> {
+        self.storage.pending_upload_bytes()
     }
 }

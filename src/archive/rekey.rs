@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Archive;
 use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target, with_log};
 use super::create::random_key;
-use crate::crypto::kdf::equal;
+use crate::crypto::kdf::constant_time_eq;
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result};
@@ -14,7 +14,7 @@ use crate::format::header::{Framing, SLOT_EMPTY, encode};
 use crate::keys::header::{self, Header, SlotBlock, empty_slots};
 use crate::keys::slots::{self, OpenedSlot, SlotAddress};
 use crate::keys::{KeyAccess, KeyInfo, KeyKind, KeyName, UnlockedKey, listed, open_header};
-use crate::storage::Site;
+use crate::storage::ArchiveSource;
 
 /// Which keys open the archive afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Archive {
     /// As [`Archive::compact`] and [`crate::keys::unlock_with`]; `Invalid` when nothing would be kept, and when a slot is to be kept to which
     /// nothing can be wrapped: one of an unknown kind, without a description, or of a plugin that fails. Everything is as it was then.
     pub fn rekey<'a>(
-        site: impl Into<Site<'a>>,
+        site: impl Into<ArchiveSource<'a>>,
         access: &KeyAccess<'_>,
         options: &RekeyOptions<'_>,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
@@ -157,7 +157,7 @@ fn prove_opens(
 ) -> Result<()> {
     let made = Header::of_copy(&encode(framing, blocks))?;
     match slots::unlock(&made, access.secrets, &access.limits) {
-        Ok(opened) if equal(opened.volume_key.bytes(), volume_key.bytes()) => Ok(()),
+        Ok(opened) if constant_time_eq(opened.volume_key.bytes(), volume_key.bytes()) => Ok(()),
         Ok(_) | Err(Error::WrongKey) => Err(Error::damaged(format!(
             "key slot {slot} would not open with its own secret after the change: its description was altered; nothing was changed"
         ))),

@@ -11,7 +11,7 @@ use crate::format::Timestamp;
 use crate::format::values::SnapshotValue;
 use crate::fs::FileSystem;
 use crate::keys::{SeenOptions, UnlockedKey};
-use crate::storage::Site;
+use crate::storage::ArchiveSource;
 use crate::txn::Pinned;
 
 /// A moment that the archive keeps.
@@ -39,7 +39,7 @@ impl Archive {
     /// # Errors
     /// `Refused` when there is none, `Invalid` unless the archive is opened for reading.
     pub fn open_snapshot<'a>(
-        site: impl Into<Site<'a>>,
+        site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
         seen: &SeenOptions,

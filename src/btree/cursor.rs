@@ -1,14 +1,19 @@
-//! Descends and scans without copying values: resident nodes are borrowed, stored ones are held by the call that loaded them.
+//! Descents, scans and node prefetch, without copying values: resident nodes are borrowed, loaded
+//! ones are held by the call.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::node::{Body, Bounds, Leaf, Node, slot_of};
-use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor};
+use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor, Tree};
 use crate::error::{Error, Result};
 use crate::format::Key;
 
-/// Calls `f` with the node that `child` stands for.
+/// Maximum number of nodes prefetched per level. Each also brings its neighbours, and prefetched
+/// data occupies memory until it is read.
+pub(super) const MAX_PREFETCH: usize = 64;
+
+/// Calls `f` with the node of `child`, loading it if needed.
 pub(super) fn with_node<R>(
     store: &NodeStore,
     child: &Child,
@@ -36,8 +41,9 @@ pub(super) fn get<R>(
     }
 }
 
-/// `f` is taken when an entry is found. A leaf without an entry at or before `key` sends the search to its left neighbour, whose
-/// entries are all before `key`; no leaf below a root is empty (TREE-5), so two children per level are visited at most.
+/// Implements [`Tree::floor`]; takes `f` out when an entry is found. A leaf without an entry at or
+/// before `key` sends the search to its left neighbour, whose entries are all before `key`. No leaf
+/// below a root is empty (TREE-5), so at most two children per level are visited.
 pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     store: &NodeStore,
     node: &Node,
@@ -63,7 +69,7 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     }
 }
 
-/// Calls `f` with the lower fence of the leaf whose range holds `key`, and of those before it, descending, until it breaks. No leaf is read.
+/// Implements [`Tree::fences_before`]; reads no leaf.
 pub(super) fn fences_before(
     store: &NodeStore,
     child: &Child,
@@ -86,7 +92,7 @@ pub(super) fn fences_before(
     })
 }
 
-/// The leaf whose range holds `key`, below `child`.
+/// Returns the leaf below `child` that covers `key`.
 pub(super) fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
     match child {
         Child::Resident(node) => leaf_below(store, node, key),
@@ -142,8 +148,8 @@ pub(super) fn scan(
     Ok(ControlFlow::Continue(()))
 }
 
-/// The node, unless it is damaged: then `lost` is told.
-pub(super) fn surviving(
+/// Returns the node, or `None` after reporting a damaged one to `lost`.
+pub(super) fn load_or_skip(
     store: &NodeStore,
     child: &Child,
     bounds: Bounds,
@@ -162,7 +168,7 @@ pub(super) fn surviving(
     }
 }
 
-/// Goes on behind a node that is damaged.
+/// Implements [`Tree::scan_surviving`]: continues after a damaged node.
 pub(super) fn scan_surviving(
     store: &NodeStore,
     child: &Child,
@@ -170,7 +176,7 @@ pub(super) fn scan_surviving(
     f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
     lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
-    let Some(node) = surviving(store, child, bounds, lost)? else { return Ok(()) };
+    let Some(node) = load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
     match &node.body {
         Body::Leaf(leaf) => (0..leaf.len()).try_for_each(|position| {
             let (key, value) = leaf.entry(position);
@@ -180,4 +186,35 @@ pub(super) fn scan_surviving(
             scan_surviving(store, child, node.child_bounds(children, slot), f, lost)
         }),
     }
+}
+
+impl Tree {
+    /// Prefetches the nodes that cover `ranges` (ascending and disjoint) on remote storage, where
+    /// every node read costs a round trip, and reads all of them except leaves. Requests at most
+    /// [`MAX_PREFETCH`] nodes per level.
+    pub(crate) fn prefetch(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
+        let Some(root) = self.root.as_ref().filter(|_| store.is_remote()) else { return Ok(()) };
+        let mut nodes = vec![(root.clone(), Bounds::root(self.id as u8, self.level))];
+        for _ in 0..self.level {
+            let mut below = Vec::new();
+            for (child, bounds) in nodes {
+                with_node(store, &child, bounds, |node| {
+                    let Body::Internal(children) = &node.body else { return Ok(()) };
+                    let all = (0..children.len()).map(|slot| (&children[slot].1, node.child_bounds(children, slot)));
+                    let wanted = all.filter(|(_, bounds)| is_touched(bounds, ranges));
+                    below
+                        .extend(wanted.take(MAX_PREFETCH - below.len()).map(|(child, bounds)| (child.clone(), bounds)));
+                    Ok(())
+                })?;
+            }
+            store.prefetch(below.iter().map(|(child, _)| child));
+            nodes = below;
+        }
+        Ok(())
+    }
+}
+
+fn is_touched(bounds: &Bounds, ranges: &[(Key, Key)]) -> bool {
+    let at = ranges.partition_point(|(_, to)| *to <= bounds.lower);
+    ranges.get(at).is_some_and(|(from, _)| *from < bounds.upper)
 }

@@ -1,56 +1,77 @@
-//! Walks two versions of a tree side by side and passes by what they share, so that its time grows with what differs.
+//! Difference of two versions of a tree: walks both in parallel and skips shared nodes, so that its
+//! cost is proportional to the difference.
 //!
-//! # Why a shared node need not be looked at
-//! A pointer names a page by address, generation and tag, and a node is used only when it opens under just these (TREE-4 and the seal): two parents
-//! with the same pointer name one page, and whoever loads it by either gets the same bytes. These bytes name the node's children by such pointers
-//! in turn, so by induction over the levels everything below is the same. No change goes into a stored node: it makes a new one, on a page of its own
-//! with a tag of its own, and new parents up to the root (TREE-2). A page that was freed and used again has another generation or another tag. So an equal
-//! pointer means equal content, and what the walk does not enter is what both versions have.
+//! # Why a shared node need not be visited
+//! A pointer names a page by address, generation and tag, and a node is used only if it decrypts
+//! and verifies under exactly these (TREE-4 and the seal). Two parents with the same pointer
+//! therefore name the same page and load the same bytes. These bytes name the node's children by
+//! such pointers in turn, so by induction over the levels the whole subtree is the same. Stored
+//! nodes are never changed: a change creates a new node, on a new page with a new tag, and new
+//! parents up to the root (TREE-2). A page that was freed and reused has another generation or
+//! another tag. So equal pointers imply equal content, and both versions contain everything that
+//! the walk skips.
 //!
-//! # Why nothing shared is missed
-//! Both sides are walked by ascending keys, and of the two next nodes the one is opened that begins first; of two that begin together the higher one. A node
-//! can equal only one of the other tree that has the same level and fences, and none such is left there once the other side is behind its lower fence.
-//! So a node is opened only when no equal one is to come: those opened lie on paths to entries that differ, or beside splits and merges on these paths.
+//! # Why no shared node is opened
+//! Both sides are walked by ascending keys. Of the two next nodes the one with the lower start is
+//! opened; of two with the same start the higher one. A node can only be equal to a node of the
+//! other tree with the same level and fences, and none is left there once the other side is past
+//! its lower fence. So a node is opened only when no equal one can follow. Opened nodes lie on
+//! paths to entries that differ, or next to splits and merges on these paths.
+//!
+//! # Why ranges of newer leaves contain all changes
+//! [`Tree::changed_since`] compares with a version that can no longer be read, by generations
+//! alone. Every node has a generation, which its parent's pointer repeats. A version with a record
+//! of generation g consists of nodes of generation g or lower. No later transaction creates a node
+//! of such a generation (TXN-4) or reuses one that a version dropped. So a node of generation g or
+//! lower existed in that version, with the same fences and the same subtree (see the induction
+//! above), and each key between its fences has the same value. Every later insert, removal or
+//! change lies between the fences of newer leaves: a leaf that loses a key is rewritten, and so is
+//! the neighbour that takes the range of an emptied leaf.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::node::{Body, Bounds, Node};
-use super::{Child, NodeStore, ScanVisitor, Tree};
+use super::{Child, NodeStore, ScanVisitor, Tree, cursor};
 use crate::error::Result;
-use crate::format::{Key, Pointer};
+use crate::format::{Generation, Key, Pointer};
 
-/// Gets a key with what the older tree has there and what the newer one has; they differ.
+/// Callback for a key whose values differ, with the older and the newer value.
 pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
-/// A walk over two versions of a tree, and how far it is.
-pub(crate) struct Differences<'t> {
-    old: Side<'t>,
-    new: Side<'t>,
+/// Resumable walk over the differences of two tree versions.
+pub(crate) struct DifferenceWalk<'t> {
+    old: TreeWalk<'t>,
+    new: TreeWalk<'t>,
 }
 
 impl Tree {
-    /// Calls `f` with every key whose values differ between `older` and this tree, in ascending order until it breaks. Both are versions of one
-    /// archive's tree, which `store` reads.
+    /// Calls `f` with every key whose values differ between `older` and this tree, in ascending
+    /// order until it breaks. Both are versions of one archive's tree, which `store` reads.
     pub(crate) fn differences(&self, older: &Tree, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
-        self.differences_since(Some(older)).go_on(store, f)
+        self.differences_since(Some(older)).resume(store, f)
     }
 
-    /// The same for a caller who stops in between; without an older tree every key of this one differs.
-    pub(crate) fn differences_since<'t>(&'t self, older: Option<&'t Tree>) -> Differences<'t> {
-        Differences { old: older.map_or(Side { root: None, open: Vec::new() }, Side::of), new: Side::of(self) }
+    /// Returns a resumable walk over the differences. Without an older tree every key of this one
+    /// differs.
+    pub(crate) fn differences_since<'t>(&'t self, older: Option<&'t Tree>) -> DifferenceWalk<'t> {
+        DifferenceWalk {
+            old: older.map_or(TreeWalk { root: None, open: Vec::new() }, TreeWalk::of),
+            new: TreeWalk::of(self),
+        }
     }
 }
 
-impl Differences<'_> {
-    /// Calls `f` with what comes next until it breaks; the next call goes on behind the key of that. At the end it calls nothing.
-    pub(crate) fn go_on(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
-        let Differences { old, new } = self;
+impl DifferenceWalk<'_> {
+    /// Calls `f` with further differences until it breaks; the next call continues after that key.
+    /// At the end it does not call `f`.
+    pub(crate) fn resume(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
+        let DifferenceWalk { old, new } = self;
         loop {
             let (Some(one), Some(other)) = (old.next(), new.next()) else { break };
             match (one, other) {
-                (Item::Entry(leaf, position), Item::Entry(other_leaf, other_position)) => {
+                (WalkItem::Entry(leaf, position), WalkItem::Entry(other_leaf, other_position)) => {
                     let (key, value) = entry(&leaf, position);
                     let (other_key, other_value) = entry(&other_leaf, other_position);
                     let order = key.cmp(&other_key);
@@ -61,34 +82,35 @@ impl Differences<'_> {
                         Ordering::Equal => ControlFlow::Continue(()),
                     };
                     if order != Ordering::Greater {
-                        old.pass();
+                        old.advance();
                     }
                     if order != Ordering::Less {
-                        new.pass();
+                        new.advance();
                     }
                     if flow.is_break() {
                         return Ok(());
                     }
                 }
                 (one, other) => {
-                    // An entry is the lowest of all levels.
+                    // Entries sort below all node levels.
                     let first = one.lower().cmp(&other.lower()).then_with(|| other.height().cmp(&one.height()));
                     match first {
                         Ordering::Equal if one.is_shared_with(&other) => {
-                            old.pass();
-                            new.pass();
+                            old.advance();
+                            new.advance();
                         }
                         Ordering::Equal => {
                             old.open(store, one)?;
                             new.open(store, other)?;
                         }
                         Ordering::Less => {
-                            if old.take(store, one, &mut |key, value| f(key, Some(value), None))?.is_break() {
+                            if old.open_or_visit(store, one, &mut |key, value| f(key, Some(value), None))?.is_break() {
                                 return Ok(());
                             }
                         }
                         Ordering::Greater => {
-                            if new.take(store, other, &mut |key, value| f(key, None, Some(value)))?.is_break() {
+                            if new.open_or_visit(store, other, &mut |key, value| f(key, None, Some(value)))?.is_break()
+                            {
                                 return Ok(());
                             }
                         }
@@ -97,12 +119,12 @@ impl Differences<'_> {
             }
         }
         while let Some(item) = old.next() {
-            if old.take(store, item, &mut |key, value| f(key, Some(value), None))?.is_break() {
+            if old.open_or_visit(store, item, &mut |key, value| f(key, Some(value), None))?.is_break() {
                 return Ok(());
             }
         }
         while let Some(item) = new.next() {
-            if new.take(store, item, &mut |key, value| f(key, None, Some(value)))?.is_break() {
+            if new.open_or_visit(store, item, &mut |key, value| f(key, None, Some(value)))?.is_break() {
                 return Ok(());
             }
         }
@@ -110,30 +132,30 @@ impl Differences<'_> {
     }
 }
 
-/// What a side comes to next: everything of it before was passed.
-enum Item {
+/// Next item of one side; everything before it was processed.
+enum WalkItem {
     Below(Child, Bounds),
-    /// Of a leaf.
+    /// Entry of a leaf, by position.
     Entry(Arc<Node>, usize),
 }
 
-impl Item {
+impl WalkItem {
     fn lower(&self) -> Key {
         match self {
-            Item::Below(_, bounds) => bounds.lower,
-            Item::Entry(leaf, position) => entry(leaf, *position).0,
+            WalkItem::Below(_, bounds) => bounds.lower,
+            WalkItem::Entry(leaf, position) => entry(leaf, *position).0,
         }
     }
 
     fn height(&self) -> u8 {
         match self {
-            Item::Below(_, bounds) => bounds.level + 1,
-            Item::Entry(..) => 0,
+            WalkItem::Below(_, bounds) => bounds.level + 1,
+            WalkItem::Entry(..) => 0,
         }
     }
 
-    fn is_shared_with(&self, other: &Item) -> bool {
-        let (Item::Below(one, bounds), Item::Below(other, other_bounds)) = (self, other) else { return false };
+    fn is_shared_with(&self, other: &WalkItem) -> bool {
+        let (WalkItem::Below(one, bounds), WalkItem::Below(other, other_bounds)) = (self, other) else { return false };
         if (bounds.tree, bounds.level, bounds.upper) != (other_bounds.tree, other_bounds.level, other_bounds.upper) {
             return false;
         }
@@ -144,7 +166,7 @@ impl Item {
     }
 }
 
-/// Where a node is stored, if it is.
+/// Returns the pointer of a node, if it is stored.
 fn pointer(child: &Child) -> Option<Pointer> {
     match child {
         Child::Stored(pointer) => Some(*pointer),
@@ -159,38 +181,38 @@ fn entry(leaf: &Node, position: usize) -> (Key, &[u8]) {
     }
 }
 
-/// The way from the root of one tree to where the walk is.
-struct Side<'t> {
-    /// The root, as long as it is not passed.
+/// Path from the root of one tree to the current position.
+struct TreeWalk<'t> {
+    /// Root, until it is passed.
     root: Option<(&'t Child, Bounds)>,
-    /// Nodes that were opened, each with the position of what comes next in it.
+    /// Opened nodes with the position of the next item in each.
     open: Vec<(Arc<Node>, usize)>,
 }
 
-impl<'t> Side<'t> {
-    fn of(tree: &'t Tree) -> Side<'t> {
+impl<'t> TreeWalk<'t> {
+    fn of(tree: &'t Tree) -> TreeWalk<'t> {
         let root = tree.root.as_ref().map(|root| (root, Bounds::root(tree.id as u8, tree.level)));
-        Side { root, open: Vec::new() }
+        TreeWalk { root, open: Vec::new() }
     }
 
-    fn next(&mut self) -> Option<Item> {
+    fn next(&mut self) -> Option<WalkItem> {
         if let Some((root, bounds)) = self.root {
-            return Some(Item::Below(root.clone(), bounds));
+            return Some(WalkItem::Below(root.clone(), bounds));
         }
         loop {
             let (node, at) = self.open.last()?;
             match &node.body {
-                Body::Leaf(leaf) if *at < leaf.len() => return Some(Item::Entry(node.clone(), *at)),
+                Body::Leaf(leaf) if *at < leaf.len() => return Some(WalkItem::Entry(node.clone(), *at)),
                 Body::Internal(children) if *at < children.len() => {
-                    return Some(Item::Below(children[*at].1.clone(), node.child_bounds(children, *at)));
+                    return Some(WalkItem::Below(children[*at].1.clone(), node.child_bounds(children, *at)));
                 }
                 _ => self.open.pop(),
             };
         }
     }
 
-    /// Goes on behind what came next.
-    fn pass(&mut self) {
+    /// Advances past the next item.
+    fn advance(&mut self) {
         if self.root.take().is_none()
             && let Some((_, at)) = self.open.last_mut()
         {
@@ -198,26 +220,89 @@ impl<'t> Side<'t> {
         }
     }
 
-    /// What is in `item`, which came next, comes next.
-    fn open(&mut self, store: &NodeStore, item: Item) -> Result<()> {
-        let Item::Below(child, bounds) = item else { return Ok(()) };
+    /// Replaces `item`, the next one, by its children or entries.
+    fn open(&mut self, store: &NodeStore, item: WalkItem) -> Result<()> {
+        let WalkItem::Below(child, bounds) = item else { return Ok(()) };
         let node = match child {
             Child::Resident(node) => node,
             Child::Stored(pointer) => store.load(&pointer, bounds)?,
         };
-        self.pass();
+        self.advance();
         self.open.push((node, 0));
         Ok(())
     }
 
-    /// Opens `item`, which came next, or passes it when it is an entry, which the other side does not have.
-    fn take(&mut self, store: &NodeStore, item: Item, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
-        let Item::Entry(leaf, position) = &item else {
+    /// Opens the next item; an entry, which the other side lacks, is passed to `f` instead.
+    fn open_or_visit(&mut self, store: &NodeStore, item: WalkItem, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
+        let WalkItem::Entry(leaf, position) = &item else {
             return self.open(store, item).map(ControlFlow::Continue);
         };
         let (key, value) = entry(leaf, *position);
         let flow = f(key, value)?;
-        self.pass();
+        self.advance();
         Ok(flow)
+    }
+}
+
+/// Callback for key ranges `[from, to)`, in ascending order, disjoint and not adjacent.
+pub(crate) type RangeVisitor<'a> = dyn FnMut(Key, Key) -> Result<()> + 'a;
+
+struct NewerWalk<'a, 'f> {
+    store: &'a NodeStore,
+    since: Generation,
+    open: Option<(Key, Key)>,
+    f: &'a mut RangeVisitor<'f>,
+}
+
+impl Tree {
+    /// Calls `f` with the key ranges in which this version may differ from its ancestor of
+    /// generation `since`. The end `Key::MAX` of a range is the end of the tree.
+    pub(crate) fn changed_since(&self, store: &NodeStore, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
+        let Some(root) = &self.root else { return f(Key::MIN, Key::MAX) };
+        let mut walk = NewerWalk { store, since, open: None, f };
+        walk.visit(root, Bounds::root(self.id as u8, self.level))?;
+        walk.open.take().map_or(Ok(()), |(from, to)| (walk.f)(from, to))
+    }
+}
+
+impl NewerWalk<'_, '_> {
+    /// Returns whether the child is newer than `since`; unwritten nodes always are.
+    fn is_newer(&self, child: &Child) -> bool {
+        let stored = match child {
+            Child::Stored(pointer) => Some(pointer.generation),
+            Child::Resident(node) => node.stored.get().map(|pointer| pointer.generation),
+        };
+        stored.is_none_or(|generation| generation > self.since)
+    }
+
+    fn visit(&mut self, child: &Child, bounds: Bounds) -> Result<()> {
+        if !self.is_newer(child) {
+            return Ok(());
+        }
+        if bounds.level == 0 {
+            return self.add_range(bounds.lower, bounds.upper);
+        }
+        cursor::with_node(self.store, child, bounds, |node| match &node.body {
+            Body::Leaf(_) => self.add_range(node.lower, node.upper),
+            Body::Internal(children) => {
+                // Leaves are not read here; the caller reads them when it compares their entries.
+                let newer = children.iter().map(|(_, child)| child).filter(|child| self.is_newer(child));
+                self.store.prefetch(newer.take(cursor::MAX_PREFETCH));
+                (0..children.len())
+                    .try_for_each(|slot| self.visit(&children[slot].1, node.child_bounds(children, slot)))
+            }
+        })
+    }
+
+    fn add_range(&mut self, lower: Key, upper: Key) -> Result<()> {
+        match &mut self.open {
+            Some((_, to)) if *to == lower => *to = upper,
+            open => {
+                if let Some((from, to)) = open.replace((lower, upper)) {
+                    (self.f)(from, to)?;
+                }
+            }
+        }
+        Ok(())
     }
 }

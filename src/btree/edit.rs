@@ -1,4 +1,4 @@
-//! Inserts and removes with copy-on-write, splits and merges.
+//! Copy-on-write inserts and removes, with splits and merges.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::format::node::NODE_HEAD;
 use crate::format::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY};
 
-/// Below this many encoded bytes a node looks for a neighbour to merge with.
+/// Encoded size below which a node is merged with a neighbour.
 const SPARSE: usize = NODE_CAPACITY / 4;
-/// Neighbours merge only into a node that still takes a good number of inserts before it splits again.
-const MERGED: usize = NODE_CAPACITY / 4 * 3;
+/// Maximum encoded size of a merged node, so that it takes many inserts before it splits again.
+const MAX_MERGED: usize = NODE_CAPACITY / 4 * 3;
 
-/// What an edit needs besides the tree.
+/// Context of an edit in addition to the tree.
 struct Editor<'a> {
     store: &'a NodeStore,
     edits: &'a mut Edits,
@@ -51,7 +51,7 @@ pub(super) fn insert(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
 }
 
 pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
-    // A key that is not there must not dirty its path.
+    // A missing key must not dirty its path.
     if tree.get(store, key, |_| Ok(()))?.is_none() {
         return Ok(false);
     }
@@ -76,20 +76,26 @@ pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key:
     Ok(true)
 }
 
-/// See [`Tree::lay`].
-pub(super) fn lay(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key, value: Option<&[u8]>) -> Result<()> {
+pub(super) fn overlay(
+    tree: &mut Tree,
+    store: &NodeStore,
+    edits: &mut Edits,
+    key: Key,
+    value: Option<&[u8]>,
+) -> Result<()> {
     let mut editor = Editor { store, edits };
     let bounds = Bounds::root(tree.id as u8, tree.level);
     let Some(root) = &mut tree.root else {
         return value.map_or(Ok(()), |value| insert(tree, store, edits, key, value).map(drop));
     };
-    let leaf = editor.reach(root, bounds, key)?;
+    let leaf = editor.descend(root, bounds, key)?;
     match value {
-        // Every node on its way is in memory now.
+        // All nodes of the path are in memory now.
         Some(value) => {
             insert(tree, store, edits, key, value)?;
         }
-        // The leaf stays where it is, be it empty: a neighbour that would take its range may be lost.
+        // The leaf stays in place even if empty: the neighbour that would take its range may be
+        // lost.
         None => {
             leaf.remove(key);
         }
@@ -98,9 +104,10 @@ pub(super) fn lay(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Ke
 }
 
 impl Editor<'_> {
-    /// The leaf whose range holds `key`, below `child`, with all nodes on the way to it editable. One that is damaged is given up for good: its place is
-    /// then that of a page of the open transaction, which has none.
-    fn reach<'n>(&mut self, child: &'n mut Child, bounds: Bounds, key: Key) -> Result<&'n mut Leaf> {
+    /// Returns the leaf below `child` that covers `key`, with all nodes on the path editable. A
+    /// damaged child is given up permanently: its pointer gets the generation of the open
+    /// transaction, in which no page of that address exists.
+    fn descend<'n>(&mut self, child: &'n mut Child, bounds: Bounds, key: Key) -> Result<&'n mut Leaf> {
         if let Child::Stored(pointer) = child {
             match self.store.load(pointer, bounds) {
                 Ok(node) => *child = Child::Resident(node),
@@ -120,7 +127,7 @@ impl Editor<'_> {
                 let slot = slot_of(children, key);
                 let upper = children.get(slot + 1).map_or(upper, |next| next.0);
                 let bounds = Bounds { level: bounds.level - 1, lower: children[slot].0, upper, ..bounds };
-                self.reach(&mut children[slot].1, bounds, key)
+                self.descend(&mut children[slot].1, bounds, key)
             }
         }
     }
@@ -149,7 +156,7 @@ impl Editor<'_> {
         Ok((existed, Some((right.lower, self.new_child(right)))))
     }
 
-    /// Removes a key that is there; may leave `node` empty or sparse, which its parent puts right.
+    /// Removes an existing key. May leave `node` empty or sparse, which its parent repairs.
     fn remove(&mut self, node: &mut Node, key: Key) -> Result<()> {
         let slot = match &mut node.body {
             Body::Leaf(leaf) => {
@@ -170,7 +177,8 @@ impl Editor<'_> {
         }
     }
 
-    /// Takes the empty child in `slot` out and gives its range to a neighbour. Without one, `node` is empty itself afterwards.
+    /// Removes the empty child in `slot` and gives its range to a neighbour. Without a neighbour,
+    /// `node` becomes empty.
     fn absorb(&mut self, node: &mut Node, slot: usize) -> Result<()> {
         let lower = node.lower;
         let Body::Internal(children) = &node.body else { return Ok(()) };
@@ -193,7 +201,7 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Widens a node, and the last child of every level below it, upwards.
+    /// Raises the upper fence of a node and of the last child on every level below it.
     fn raise_upper(&mut self, node: &mut Node, upper: Key) -> Result<()> {
         if let Body::Internal(children) = &node.body {
             let last = self.editable_child(node, children.len() - 1)?;
@@ -203,7 +211,7 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Widens a node, and the first child of every level below it, downwards.
+    /// Lowers the lower fence of a node and of the first child on every level below it.
     fn drop_lower(&mut self, node: &mut Node, lower: Key) -> Result<()> {
         if let Body::Internal(_) = &node.body {
             let first = self.editable_child(node, 0)?;
@@ -216,19 +224,20 @@ impl Editor<'_> {
         Ok(())
     }
 
-    /// Merges the sparse child in `slot` with a neighbour, the left one first, if the two leave room.
+    /// Merges the sparse child in `slot` with a neighbour, preferably the left one, if the merged
+    /// node is small enough.
     fn merge(&mut self, node: &mut Node, slot: usize) -> Result<()> {
         let Body::Internal(children) = &node.body else { return Ok(()) };
         let first = slot.saturating_sub(1);
         let last = (slot + 1).min(children.len() - 1);
         for left in first..last {
             let Body::Internal(children) = &node.body else { return Ok(()) };
-            let a = self.arc(&children[left].1, node.child_bounds(children, left))?;
-            let b = self.arc(&children[left + 1].1, node.child_bounds(children, left + 1))?;
-            if a.encoded_size() + b.encoded_size() - NODE_HEAD > MERGED {
+            let a = self.load(&children[left].1, node.child_bounds(children, left))?;
+            let b = self.load(&children[left + 1].1, node.child_bounds(children, left + 1))?;
+            if a.encoded_size() + b.encoded_size() - NODE_HEAD > MAX_MERGED {
                 continue;
             }
-            let joined = self.new_child(Node::joined(&a, &b, self.edits.generation));
+            let joined = self.new_child(Node::merge(&a, &b, self.edits.generation));
             let Body::Internal(children) = &mut node.body else { return Ok(()) };
             children[left].1 = joined;
             children.remove(left + 1);
@@ -246,24 +255,26 @@ impl Editor<'_> {
         self.editable(&mut children[slot].1, bounds)
     }
 
-    /// The node of `child` for changes in place. The caller reached `child` through nodes that are editable themselves, so that a
-    /// unique `Arc` here is unique along the whole path (TREE-2).
+    /// Returns the node of `child` for changes in place. The caller reached `child` through
+    /// editable nodes, so a unique `Arc` here is unique along the whole path (TREE-2).
     fn editable<'n>(&mut self, child: &'n mut Child, bounds: Bounds) -> Result<&'n mut Node> {
         if let Child::Stored(pointer) = child {
             *child = Child::Resident(self.store.load(pointer, bounds)?);
         }
         let Child::Resident(node) = child else { unreachable!("made resident above") };
         if self.is_older(node) {
-            let copy = Arc::new(node.reborn(self.edits.generation));
-            // TREE-3: no tree of this lineage reaches the original any more, so nobody can supersede it again.
+            let copy = Arc::new(node.clone_for(self.edits.generation));
+            // TREE-3: no tree of this lineage reaches the original any more, so it cannot be
+            // superseded again.
             self.edits.superseded.push(std::mem::replace(node, copy));
             self.edits.dirtied += 1;
         }
-        // TREE-2: copied here when another version shares it; of the open transaction, so nothing is superseded.
+        // TREE-2: copied if another version shares it. It belongs to the open transaction, so
+        // nothing is superseded.
         Ok(Arc::make_mut(node))
     }
 
-    fn arc(&self, child: &Child, bounds: Bounds) -> Result<Arc<Node>> {
+    fn load(&self, child: &Child, bounds: Bounds) -> Result<Arc<Node>> {
         match child {
             Child::Resident(node) => Ok(Arc::clone(node)),
             Child::Stored(pointer) => self.store.load(pointer, bounds),
@@ -275,7 +286,7 @@ impl Editor<'_> {
         Child::Resident(Arc::new(node))
     }
 
-    /// `node` is not part of the tree any more.
+    /// Records that `node` is no longer part of the tree.
     fn retire(&mut self, node: Arc<Node>) {
         if self.is_older(&node) {
             self.edits.superseded.push(node); // TREE-3
@@ -284,7 +295,8 @@ impl Editor<'_> {
         }
     }
 
-    /// Whether another transaction than the open one made the node: it has a page, or a commit in flight is giving it one.
+    /// Returns whether an earlier transaction created the node: then it has a page, or a commit in
+    /// flight is writing one.
     fn is_older(&self, node: &Node) -> bool {
         node.born != self.edits.generation || node.stored.get().is_some()
     }

@@ -1,4 +1,4 @@
-//! Searches that begin where the last one ended: what lies near is found in the same leaf, without a descent.
+//! Finger search: starts at the leaf of the previous search, so that nearby keys need no descent.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use super::{NodeStore, ScanVisitor, Tree, cursor};
 use crate::error::Result;
 use crate::format::Key;
 
-/// The last leaf of searches in one version of one tree, which it must never be used with another of (TREE-1). Threads may share it: who finds it
-/// taken descends.
+/// Leaf of the previous search in one version of one tree; must not be used with another version
+/// (TREE-1). Threads may share it; a thread that finds it locked descends from the root.
 #[derive(Default)]
 pub(crate) struct Finger(Mutex<Option<Arc<Node>>>);
 
@@ -21,7 +21,7 @@ impl Finger {
         last.as_ref().filter(|leaf| leaf.lower <= key && key < leaf.upper).cloned()
     }
 
-    fn keep(&self, leaf: &Arc<Node>) {
+    fn remember(&self, leaf: &Arc<Node>) {
         if let Some(mut last) = self.0.try_lock() {
             *last = Some(Arc::clone(leaf));
         }
@@ -29,7 +29,7 @@ impl Finger {
 }
 
 impl Tree {
-    /// As [`Tree::get`].
+    /// Like [`Tree::get`], starting at the finger.
     pub(crate) fn get_near<R>(
         &self,
         store: &NodeStore,
@@ -40,7 +40,7 @@ impl Tree {
         self.in_leaf(store, finger, key, |leaf, _| leaf.get(key).map(f).transpose()).map(Option::flatten)
     }
 
-    /// As [`Tree::floor`].
+    /// Like [`Tree::floor`], starting at the finger.
     pub(crate) fn floor_near<R>(
         &self,
         store: &NodeStore,
@@ -55,13 +55,13 @@ impl Tree {
             f.take().map(|f| f(key, value)).transpose()
         })?;
         match (found.flatten(), f) {
-            // All entries of the leaf are behind the key: it lies in a neighbour.
+            // All entries of the leaf come after the key: the entry is in a neighbour.
             (None, Some(f)) => self.floor(store, key, f),
             (found, _) => Ok(found),
         }
     }
 
-    /// As [`Tree::scan`].
+    /// Like [`Tree::scan`], starting at the finger.
     pub(crate) fn scan_near(
         &self,
         store: &NodeStore,
@@ -81,7 +81,8 @@ impl Tree {
         }
     }
 
-    /// Runs `f` on the leaf whose range holds `key`, with its upper fence; None when the tree is empty. The finger is free meanwhile.
+    /// Runs `f` on the leaf that covers `key`, with its upper fence; returns `None` when the tree
+    /// is empty. The finger is not locked while `f` runs.
     fn in_leaf<R>(
         &self,
         store: &NodeStore,
@@ -94,7 +95,7 @@ impl Tree {
             Some(leaf) => leaf,
             None => {
                 let leaf = cursor::leaf(store, root, Bounds::root(self.id as u8, self.level), key)?;
-                finger.keep(&leaf);
+                finger.remember(&leaf);
                 leaf
             }
         };

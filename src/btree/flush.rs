@@ -1,4 +1,4 @@
-//! Writes dirty nodes bottom-up, forgets those that are written, and walks what is stored.
+//! Flush: writes dirty nodes bottom-up, drops written nodes from memory, and walks stored nodes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +7,7 @@ use super::{Child, LostVisitor, NodeStore};
 use crate::error::Result;
 use crate::format::Pointer;
 
-/// Writes `node` and what is not stored below it; answers where it is.
+/// Writes `node` and unstored nodes below it; returns its pointer.
 pub(super) fn flush(
     store: &NodeStore,
     node: &Arc<Node>,
@@ -28,16 +28,16 @@ pub(super) fn flush(
         }
     }
     let pointer = write(node.level, node.encode(&pointers))?;
-    // TREE-1, TREE-2: newer versions share the node, so it learns its place through the cell and is not touched otherwise. The cell was
-    // empty above, and the commit that runs this is the only one that writes.
+    // TREE-1, TREE-2: newer versions share the node, so only its `stored` cell is set. The cell was
+    // empty above, and this commit is the only writer.
     let _ = node.stored.set(pointer);
     match &node.body {
-        Body::Leaf(_) => store.keep(&pointer, node),
+        Body::Leaf(_) => store.cache_node(&pointer, node),
         Body::Internal(children) => {
             let children = children.iter().zip(&pointers).map(|((key, _), child)| (*key, Child::Stored(*child)));
             let mut written = Node::new(node.born, node.bounds(), Body::Internal(children.collect()));
             written.stored = OnceLock::from(pointer);
-            store.keep(&pointer, &Arc::new(written));
+            store.cache_node(&pointer, &Arc::new(written));
         }
     }
     Ok(pointer)
@@ -54,7 +54,8 @@ pub(super) fn forget_written(child: &mut Child) {
     if !children.iter().any(|(_, child)| matches!(child, Child::Resident(_))) {
         return;
     }
-    // TREE-1: copied when a published version shares it. The node belongs to the open transaction, so nothing is superseded (TREE-3).
+    // TREE-1: copied when a published version shares it. The node belongs to the open transaction,
+    // so nothing is superseded (TREE-3).
     if let Body::Internal(children) = &mut Arc::make_mut(node).body {
         children.iter_mut().for_each(|(_, child)| forget_written(child));
     }
@@ -87,7 +88,7 @@ pub(super) fn visit_pages(
     if let Some(pointer) = pointer {
         f(pointer, bounds.level)?;
     }
-    let Some(node) = super::cursor::surviving(store, child, bounds, lost)? else { return Ok(()) };
+    let Some(node) = super::cursor::load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
     if let Body::Internal(children) = &node.body {
         for (slot, (_, child)) in children.iter().enumerate() {
             visit_pages(store, child, node.child_bounds(children, slot), f, lost)?;

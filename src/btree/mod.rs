@@ -1,25 +1,26 @@
-//! Copy-on-write B+tree over pages: persistent trees that share nodes, changed in memory, written once by a commit.
+//! Copy-on-write B+tree over pages: persistent trees that share nodes, changed in memory and
+//! written once by a commit.
 //!
-//! It sees `frame`, because a node is the body of a page that `frame` opened.
+//! It depends on `frame`, because a node is the body of a page that `frame` decrypted.
 //!
 //! # Invariants
-//! TREE-1  A `Tree` value is a snapshot: no operation on another clone changes what it answers.
-//! TREE-2  A node is changed in place only when nobody else can reach it: its `Arc` is unique along the whole path, it was born in the
-//!     transaction that is open now, and it is not stored. Otherwise it is cloned.
-//! TREE-3  Cloning a node that an older transaction made (committed, or frozen and being written) adds it to `Edits::superseded`,
-//!     exactly once; its page is freed when the present transaction commits. Discarded edits supersede nothing.
-//! TREE-4  A loaded node is used only when tree, level and both fences are those that its parent says.
-//! TREE-5  An encoded node never exceeds NODE_CAPACITY; no node but an empty leaf root is empty.
+//! TREE-1  A `Tree` value is a snapshot: operations on other clones do not change its content.
+//! TREE-2  A node is changed in place only if no other tree can reach it: its `Arc` is unique along
+//!     the whole path, it was created in the open transaction, and it is not stored. Otherwise it
+//!     is cloned.
+//! TREE-3  Cloning a node of an older transaction (committed, or frozen and being written) adds it
+//!     to `Edits::superseded`, exactly once; its page is freed when the open transaction commits.
+//!     Discarded edits supersede nothing.
+//! TREE-4  A loaded node is used only if its tree, level and both fences match those of its parent.
+//! TREE-5  An encoded node never exceeds NODE_CAPACITY; no node except an empty leaf root is empty.
 
-mod cache;
-mod changed;
 mod cursor;
 mod difference;
 mod edit;
 mod finger;
 mod flush;
-mod foresee;
 mod node;
+mod node_store;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -27,39 +28,39 @@ mod tests;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(crate) use cache::NodeStore;
-pub(crate) use changed::RangeVisitor;
-pub(crate) use difference::{DifferenceVisitor, Differences};
+pub(crate) use difference::{DifferenceVisitor, DifferenceWalk, RangeVisitor};
 pub(crate) use finger::Finger;
 use node::Bounds;
 pub(crate) use node::Node;
+pub(crate) use node_store::NodeStore;
 
 use crate::error::{Error, Result};
 use crate::format::record::Root;
 use crate::format::{Generation, Key, Pointer, TreeId};
 
-/// A child as its parent knows it.
+/// Reference from a parent to a child node.
 #[derive(Clone)]
 pub(crate) enum Child {
-    /// On the medium (and perhaps in the node cache).
+    /// Stored on the medium, possibly in the node cache.
     Stored(Pointer),
-    /// In memory: changed since the last commit, or written by a commit whose nodes are not yet forgotten (`Node::stored` is set then).
+    /// In memory: changed since the last commit, or written by a commit whose nodes were not
+    /// dropped yet (`Node::stored` is then set).
     Resident(Arc<Node>),
 }
 
-/// Gets the entries of a scan until it breaks.
+/// Callback for the entries of a scan; stops it by breaking.
 pub(crate) type ScanVisitor<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
-/// A node that cannot be read.
+/// Node that cannot be read.
 pub(crate) struct LostNode {
     pub(crate) pointer: Pointer,
-    /// The keys that lay below it.
+    /// Key range below the lost node.
     pub(crate) lower: Key,
     pub(crate) upper: Key,
     pub(crate) error: Error,
 }
 
-/// Gets the nodes that a walk has to pass by.
+/// Callback for nodes that a walk skips because they cannot be read.
 pub(crate) type LostVisitor<'a> = dyn FnMut(LostNode) -> Result<()> + 'a;
 
 /// One version of one tree. Cloning is cheap.
@@ -70,13 +71,13 @@ pub(crate) struct Tree {
     root: Option<Child>,
 }
 
-/// What an operation's changes did to pages and memory.
+/// Effects of an operation's changes on pages and memory.
 pub(crate) struct Edits {
-    /// The open transaction.
+    /// Generation of the open transaction.
     pub(crate) generation: Generation,
-    /// Nodes of older transactions that the new tree does not use any more.
+    /// Nodes of older transactions that the new tree no longer uses.
     pub(crate) superseded: Vec<Arc<Node>>,
-    /// Net number of nodes that the next commit has to write because of these edits.
+    /// Net change in the number of nodes that the next commit writes.
     pub(crate) dirtied: i64,
 }
 
@@ -91,7 +92,7 @@ impl Tree {
         Tree { id, level: 0, root: None }
     }
 
-    /// The tree that a commit record names.
+    /// Creates the tree that a commit record names.
     pub(crate) fn from_root(id: TreeId, root: &Root) -> Tree {
         if root.pointer.is_null() {
             return Tree::empty(id);
@@ -99,23 +100,24 @@ impl Tree {
         Tree { id, level: root.level, root: Some(Child::Stored(root.pointer)) }
     }
 
-    /// Number of nodes that changing one record may dirty at most.
+    /// Returns the maximum number of nodes that changing one record may dirty.
     ///
-    /// An insert clones one node and makes another by a split on each of the `level + 1` levels, and may put a root on top:
-    /// `2 * (level + 1) + 1`. A remove clones the path; a merge makes one node of two, of which at least the path's was just cloned,
-    /// and a neighbour that takes the range of an emptied child is cloned when that child's own clone goes: `level + 1`.
-    /// One more level is counted because a tree may grow between the reservation and the change.
+    /// An insert clones one node and splits off another on each of the `level + 1` levels, and may
+    /// add a root: `2 * (level + 1) + 1`. A remove clones the path. A merge turns two nodes into
+    /// one, of which at least the one on the path was just cloned. A neighbour that takes the range
+    /// of an emptied child is cloned when that child's own clone is dropped: `level + 1`. One more
+    /// level is counted because a tree may grow between the reservation and the change.
     #[cfg(test)]
     pub(crate) fn worst_case_dirty(&self) -> u64 {
         2 * (u64::from(self.level) + 2) + 1
     }
 
-    /// Calls `f` with the value of `key`, if there is one.
+    /// Calls `f` with the value of `key`, if it exists.
     pub(crate) fn get<R>(&self, store: &NodeStore, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
         self.with_root(store, |root| cursor::get(store, root, key, f)).map(Option::flatten)
     }
 
-    /// Calls `f` with the greatest entry at or before `key`, if there is one.
+    /// Calls `f` with the greatest entry at or before `key`, if it exists.
     pub(crate) fn floor<R>(
         &self,
         store: &NodeStore,
@@ -125,8 +127,8 @@ impl Tree {
         self.with_root(store, |root| cursor::floor(store, root, key, &mut Some(f))).map(Option::flatten)
     }
 
-    /// Calls `f` with the first key of the range of the leaf that `key` belongs to, and of those before it, descending, until it breaks. It reads no leaf, so
-    /// it tells where entries may be and not that there are any.
+    /// Calls `f` with the lower fence of the leaf that covers `key` and of the leaves before it,
+    /// descending, until it breaks. Reads no leaf, so entries may or may not exist there.
     pub(crate) fn fences_before(
         &self,
         store: &NodeStore,
@@ -147,7 +149,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Calls `f` with every entry that can still be read; `lost` gets each node that cannot.
+    /// Calls `f` with every readable entry, and `lost` with each unreadable node.
     pub(crate) fn scan_surviving(
         &self,
         store: &NodeStore,
@@ -160,26 +162,36 @@ impl Tree {
         }
     }
 
-    /// Inserts or replaces; answers whether the key was there. On an error the tree may be half changed: the caller discards it.
+    /// Inserts or replaces an entry; returns whether the key existed. After an error the tree may
+    /// be partly changed: the caller discards it.
     pub(crate) fn insert(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
         edit::insert(self, store, edits, key, value)
     }
 
-    /// Removes; answers whether the key was there. On an error the tree may be half changed: the caller discards it.
+    /// Removes an entry; returns whether the key existed. After an error the tree may be partly
+    /// changed: the caller discards it.
     pub(crate) fn remove(&mut self, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
         edit::remove(self, store, edits, key)
     }
 
-    /// Puts a record, or takes it away, in a tree that is only read and that no commit will write; it may have empty leaves afterwards. On `Damaged` the record has
-    /// no place, and nothing else has changed. Nothing answers for the keys beside it any more, not even when the medium would give the damaged node
-    /// back another time: they would be those from before.
-    pub(crate) fn lay(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: Option<&[u8]>) -> Result<()> {
-        edit::lay(self, store, edits, key, value)
+    /// Applies a log record (`None` removes it) to a read-only tree that no commit will write; it
+    /// may contain empty leaves afterwards. On `Damaged` the record is not applied and nothing else
+    /// has changed, but from then on the keys of the damaged leaf are unavailable, even if the
+    /// medium could read the node again: it would return values from before the record.
+    pub(crate) fn overlay(
+        &mut self,
+        store: &NodeStore,
+        edits: &mut Edits,
+        key: Key,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        edit::overlay(self, store, edits, key, value)
     }
 
-    /// Writes every resident node that is not stored yet, children first, through `write(level, encoded) -> pointer`,
-    /// sets `Node::stored`, puts the written nodes into the store's cache, and returns the root for the commit record.
-    /// Runs without any lock on the tree: other clones may be read and edited meanwhile.
+    /// Writes every resident node that is not stored yet, children first, through `write(level,
+    /// encoded) -> pointer`. Sets `Node::stored`, adds the written nodes to the store's cache, and
+    /// returns the root for the commit record. Takes no lock on the tree: other clones may be read
+    /// and edited concurrently.
     pub(crate) fn flush(
         &self,
         store: &NodeStore,
@@ -193,22 +205,23 @@ impl Tree {
         Ok(Root { pointer, level: self.level })
     }
 
-    /// Replaces resident nodes that are stored by their pointers, so that memory is bounded by the cache again.
-    /// Only visits nodes that are not stored and their children.
+    /// Replaces stored resident nodes by their pointers, so that the cache bounds memory again.
+    /// Visits only nodes that are not stored, and their children.
     pub(crate) fn forget_written(&mut self) {
         if let Some(root) = &mut self.root {
             flush::forget_written(root);
         }
     }
 
-    /// Number of resident nodes that no commit has written (for tests and accounting checks).
+    /// Returns the number of resident nodes that no commit has written.
     #[cfg(test)]
     pub(crate) fn count_dirty(&self) -> u64 {
         self.root.as_ref().map_or(0, flush::count_dirty)
     }
 
-    /// Visits every stored node page of the tree (pointer, level), for `check` and rebuilding the space map. Reads all nodes, verifying TREE-4, and goes on
-    /// behind those that cannot be read, which `lost` gets after `f`.
+    /// Calls `f` with pointer and level of every stored node, for `check` and for rebuilding the
+    /// space map. Reads all nodes and verifies TREE-4; continues after unreadable nodes, which are
+    /// passed to `f` and then to `lost`.
     pub(crate) fn visit_pages(
         &self,
         store: &NodeStore,

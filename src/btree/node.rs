@@ -1,4 +1,4 @@
-//! A node in memory: entries of a leaf over one heap of values, or children of an internal node.
+//! In-memory node: leaf entries over one value heap, or children of an internal node.
 
 use std::sync::OnceLock;
 
@@ -7,18 +7,18 @@ use super::search::position;
 use crate::format::node::{self, INTERNAL_ENTRY, LEAF_ENTRY, NODE_HEAD, NodeHead};
 use crate::format::{Generation, Key, NODE_CAPACITY, Pointer};
 
-/// How full the left half stays when the newest entry is the last one, or the last of its object and kind: keys that ascend fill their nodes, and a tenth is left for
-/// values that grow.
+/// Fill of the left half of a split when the newest entry is the last one, or the last of its
+/// object and kind. Ascending keys then fill their nodes, and a tenth is left for values that grow.
 const ASCENDING_FILL: usize = NODE_CAPACITY / 10 * 9;
-/// Garbage that is not worth moving a leaf's values for.
-const GARBAGE: usize = 512;
+/// Heap garbage in bytes below which a leaf is not compacted.
+const MAX_GARBAGE: usize = 512;
 
-/// See the module's invariants.
+/// In-memory tree node; see the invariants of the module.
 #[derive(Clone)]
 pub(crate) struct Node {
-    /// Transaction that made this node; of a loaded node the generation of its page.
+    /// Transaction that created this node; for a loaded node the generation of its page.
     pub(crate) born: Generation,
-    /// Set once, when a commit has written it.
+    /// Pointer of the page, set once when a commit has written it.
     pub(crate) stored: OnceLock<Pointer>,
     pub(super) tree: u8,
     pub(super) level: u8,
@@ -30,11 +30,12 @@ pub(crate) struct Node {
 #[derive(Clone)]
 pub(super) enum Body {
     Leaf(Leaf),
-    /// The first key is the lower fence; a child's upper fence is the next key or the node's.
+    /// Children by lower fence. The first key is the node's lower fence; a child's upper fence is
+    /// the next key or the node's upper fence.
     Internal(Vec<(Key, Child)>),
 }
 
-/// Tree, level and fences that a parent demands of a child.
+/// Tree, level and fences that a parent requires of a child.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) tree: u8,
@@ -55,8 +56,8 @@ impl Node {
         Node { born, stored: OnceLock::new(), tree, level, lower, upper, body }
     }
 
-    /// The same content as a node of the transaction `born`, not stored.
-    pub(super) fn reborn(&self, born: Generation) -> Node {
+    /// Returns an unstored copy that belongs to transaction `born`.
+    pub(super) fn clone_for(&self, born: Generation) -> Node {
         Node::new(born, self.bounds(), self.body.clone())
     }
 
@@ -76,7 +77,7 @@ impl Node {
             }
     }
 
-    /// Estimated bytes in memory.
+    /// Returns the estimated memory in bytes.
     pub(super) fn memory(&self) -> usize {
         size_of::<Node>()
             + match &self.body {
@@ -92,7 +93,7 @@ impl Node {
         }
     }
 
-    /// What this node demands of the child in `slot`.
+    /// Returns the bounds that this node requires of the child in `slot`.
     pub(super) fn child_bounds(&self, children: &[(Key, Child)], slot: usize) -> Bounds {
         Bounds {
             tree: self.tree,
@@ -102,11 +103,14 @@ impl Node {
         }
     }
 
-    /// Splits an overfull node in two that fit; answers the right half. `newest` is the position of the entry that made it overfull.
+    /// Splits an overfull node into two that fit and returns the right half. `newest` is the
+    /// position of the entry that made it overfull.
     ///
-    /// Two halves always suffice (TREE-5): the node held at most `NODE_CAPACITY` before one entry came or grew, and an entry takes at most
-    /// 3,519 bytes, so the larger half of a split in the middle has at most (16,238 + 3,519) / 2 + 3,519 bytes of entries. The split
-    /// of ascending keys leaves at most nine tenths on the left, and on the right a tenth and at most two entries, or less than half.
+    /// Two halves always suffice (TREE-5): the node held at most `NODE_CAPACITY` before one entry
+    /// was added or grew, and an entry takes at most 3,519 bytes, so the larger half of a split in
+    /// the middle has at most (16,238 + 3,519) / 2 + 3,519 bytes of entries. A split for ascending
+    /// keys leaves at most nine tenths on the left, and on the right a tenth and at most two
+    /// entries, or less than half.
     pub(super) fn split(&mut self, newest: usize) -> Node {
         let total = self.encoded_size() - NODE_HEAD;
         let right = match &mut self.body {
@@ -140,18 +144,19 @@ impl Node {
         Node::new(self.born, bounds, right)
     }
 
-    /// The content of two neighbours as one node of the transaction `born`.
-    pub(super) fn joined(left: &Node, right: &Node, born: Generation) -> Node {
+    /// Merges two neighbours into one node of transaction `born`.
+    pub(super) fn merge(left: &Node, right: &Node, born: Generation) -> Node {
         let body = match (&left.body, &right.body) {
-            (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::copied(a.iter().chain(b.iter()))),
+            (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::from_entries(a.iter().chain(b.iter()))),
             (Body::Internal(a), Body::Internal(b)) => Body::Internal(a.iter().chain(b).cloned().collect()),
-            // Neighbours have the level that their parent demands (TREE-4), and a node's body follows from its level.
+            // Neighbours have the level that their parent requires (TREE-4), and the level
+            // determines the kind of body.
             _ => unreachable!("neighbours of different levels"),
         };
         Node::new(born, Bounds { upper: right.upper, ..left.bounds() }, body)
     }
 
-    /// The bytes of a leaf, or of an internal node whose children are at `pointers`.
+    /// Encodes a leaf, or an internal node whose children are at `pointers`.
     pub(super) fn encode(&self, pointers: &[Pointer]) -> Vec<u8> {
         match &self.body {
             Body::Leaf(leaf) => node::encode_leaf(&self.head(), leaf.iter()),
@@ -162,12 +167,13 @@ impl Node {
     }
 }
 
-/// The slot of the child whose range holds `key`. Keys below the first belong to the first (only scans ask for those).
+/// Returns the slot of the child that covers `key`. Keys below the first slot map to it; only scans
+/// ask for those.
 pub(super) fn slot_of(children: &[(Key, Child)], key: Key) -> usize {
     position(children, |child| child.0, key, |other| other <= key).saturating_sub(1)
 }
 
-/// Where a value lies in the heap.
+/// Location of a value in the heap.
 #[derive(Clone, Copy)]
 struct Entry {
     key: Key,
@@ -181,17 +187,17 @@ impl Entry {
     }
 }
 
-/// Sorted entries over one heap, so that copying a leaf is two copies of memory.
+/// Sorted entries over one heap, so that copying a leaf is two memory copies.
 #[derive(Clone, Default)]
 pub(super) struct Leaf {
     entries: Vec<Entry>,
     heap: Vec<u8>,
-    /// Bytes of the heap that entries name; the rest is garbage.
+    /// Bytes of the heap that entries use; the rest is garbage.
     live: usize,
 }
 
 impl Leaf {
-    pub(super) fn copied<'a>(source: impl Iterator<Item = (Key, &'a [u8])> + Clone) -> Leaf {
+    pub(super) fn from_entries<'a>(source: impl Iterator<Item = (Key, &'a [u8])> + Clone) -> Leaf {
         let (count, bytes) = source.clone().fold((0, 0), |(count, bytes), (_, value)| (count + 1, bytes + value.len()));
         let mut leaf = Leaf { entries: Vec::with_capacity(count), heap: Vec::with_capacity(bytes), live: bytes };
         for (key, value) in source {
@@ -209,13 +215,14 @@ impl Leaf {
         self.entries.len()
     }
 
-    /// Whether the entry is the last one of its object and kind: keys of one file's extents ascend also where other files follow.
+    /// Returns whether the entry is the last one of its object and kind. Keys of one file's extents
+    /// ascend even if other files follow.
     fn ends_group(&self, position: usize) -> bool {
         let group = |entry: &Entry| (entry.key.object, entry.key.kind);
         self.entries.get(position + 1).is_none_or(|next| group(next) != group(&self.entries[position]))
     }
 
-    /// Encoded bytes of the entries up to and with this one.
+    /// Returns the encoded bytes of the entries up to and including `position`.
     fn size_through(&self, position: usize) -> usize {
         self.entries[..=position].iter().map(|entry| LEAF_ENTRY + usize::from(entry.length)).sum()
     }
@@ -229,17 +236,17 @@ impl Leaf {
         self.entries.iter().map(|entry| (entry.key, &self.heap[entry.range()]))
     }
 
-    /// Number of entries before `key`.
+    /// Returns the number of entries before `key`.
     pub(super) fn count_below(&self, key: Key) -> usize {
         position(&self.entries, |entry| entry.key, key, |other| other < key)
     }
 
-    /// Number of entries at or before `key`.
+    /// Returns the number of entries at or before `key`.
     pub(super) fn count_through(&self, key: Key) -> usize {
         position(&self.entries, |entry| entry.key, key, |other| other <= key)
     }
 
-    /// Where `key` is, or else where it belongs.
+    /// Returns the position of `key`, or its insertion position as the error.
     fn find(&self, key: Key) -> Result<usize, usize> {
         let position = self.count_below(key);
         match self.entries.get(position) {
@@ -252,7 +259,8 @@ impl Leaf {
         Some(self.entry(self.find(key).ok()?).1)
     }
 
-    /// Inserts or replaces; answers the position and whether the key was there. The value has at most `MAX_VALUE` bytes.
+    /// Inserts or replaces an entry; returns its position and whether the key existed. The value
+    /// has at most `MAX_VALUE` bytes.
     pub(super) fn put(&mut self, key: Key, value: &[u8]) -> (usize, bool) {
         let length = value.len() as u16;
         self.live += value.len();
@@ -286,23 +294,24 @@ impl Leaf {
         true
     }
 
-    /// The offset fits: a heap never outgrows three nodes' worth of bytes before it is compacted.
+    /// Appends a value to the heap and returns its offset, which fits: a heap stays below three
+    /// nodes' worth of bytes before it is compacted.
     fn append(&mut self, value: &[u8]) -> u32 {
         let offset = self.heap.len() as u32;
         self.heap.extend_from_slice(value);
         offset
     }
 
-    /// Keeps at least about half of the heap live.
+    /// Compacts the heap when less than about half of it is live.
     fn compact(&mut self) {
-        if self.heap.len() > 2 * self.live + GARBAGE {
-            *self = Leaf::copied(self.iter());
+        if self.heap.len() > 2 * self.live + MAX_GARBAGE {
+            *self = Leaf::from_entries(self.iter());
         }
     }
 
     fn split_off(&mut self, at: usize) -> Leaf {
-        let right = Leaf::copied(self.iter().skip(at));
-        *self = Leaf::copied(self.iter().take(at));
+        let right = Leaf::from_entries(self.iter().skip(at));
+        *self = Leaf::from_entries(self.iter().take(at));
         right
     }
 }

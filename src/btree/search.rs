@@ -1,19 +1,22 @@
-//! Finds a key's place in a node by looking where it should be.
+//! Interpolation search within a node, followed by exponential search.
 //!
-//! Halving reads a place far from the one before at each step, and among many nodes each is waiting for memory. But hashes of names are spread evenly, and so are the
-//! numbers of inodes and offsets mostly: where a key is between the first and the last one tells about where it lies, and the rest is near. What is spread in any
-//! other way costs twice the steps of halving at most, since each step away from the guess is twice the one before.
+//! Binary search touches a distant position in each step, which costs a cache miss per step when
+//! there are many nodes. Hashes of names are evenly distributed, and so are most inode numbers and
+//! offsets: the position of a key between the first and the last one gives a close guess. For any
+//! other distribution the search takes at most twice the steps of binary search, because each step
+//! away from the guess doubles.
 
 use crate::format::Key;
 
-/// How many entries are `before` the place that is sought, as `partition_point`: those come first, and `key` lies between them and the others.
+/// Returns the number of entries for which `before` holds, like `partition_point`; `key` lies
+/// between them and the others.
 pub(super) fn position<T>(sorted: &[T], key_of: impl Fn(&T) -> Key, key: Key, before: impl Fn(Key) -> bool) -> usize {
     let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return 0 };
     let before = |entry: &T| before(key_of(entry));
     let guess = guess(key_of(first), key_of(last), sorted.len(), key);
     let mut step = 1;
     let (low, high) = if before(&sorted[guess]) {
-        // All below `low` are before.
+        // `before` holds for all entries below `low`.
         let mut low = guess + 1;
         while low + step <= sorted.len() && before(&sorted[low + step - 1]) {
             low += step;
@@ -21,7 +24,7 @@ pub(super) fn position<T>(sorted: &[T], key_of: impl Fn(&T) -> Key, key: Key, be
         }
         (low, (low + step - 1).min(sorted.len()))
     } else {
-        // None from `high` on is.
+        // `before` holds for no entry from `high` on.
         let mut high = guess;
         while high >= step && !before(&sorted[high - step]) {
             high -= step;
@@ -32,7 +35,7 @@ pub(super) fn position<T>(sorted: &[T], key_of: impl Fn(&T) -> Key, key: Key, be
     low + sorted[low..high].partition_point(before)
 }
 
-/// Where among `count` keys that are spread evenly.
+/// Returns the interpolated position among `count` evenly distributed keys.
 fn guess(first: Key, last: Key, count: usize, key: Key) -> usize {
     let (low, high, sought) = if first.object != last.object {
         (first.object, last.object, key.object)
@@ -52,11 +55,11 @@ mod tests {
     fn assert_as_halving(mut keys: Vec<Key>) {
         keys.sort_unstable();
         keys.dedup();
-        let beside = |key: &Key| {
+        let neighbours = |key: &Key| {
             let (down, up) = (key.sub.checked_sub(1), key.sub.checked_add(1));
             [down, up].into_iter().flatten().map(|sub| Key { sub, ..*key }).chain([*key]).collect::<Vec<_>>()
         };
-        let sought: Vec<_> = keys.iter().flat_map(beside).chain([Key::MIN, Key::MAX, Key::new(5, 3, 9)]).collect();
+        let sought: Vec<_> = keys.iter().flat_map(neighbours).chain([Key::MIN, Key::MAX, Key::new(5, 3, 9)]).collect();
         for key in sought {
             let below = position(&keys, |key| *key, key, |other| other < key);
             assert_eq!(below, keys.partition_point(|other| *other < key), "{key:?} in {keys:?}");
@@ -80,7 +83,7 @@ mod tests {
             assert_as_halving((0..count).map(|n| Key::new(7, 2, n)).collect());
             assert_as_halving((0..count).map(|n| Key::new(100 + n / 3, (n % 3) as u8, 0)).collect());
             assert_as_halving((0..count).map(|n| Key::new(7, (n % 3) as u8, next() % 50)).collect());
-            // As far from even as can be: each is the double of the one before.
+            // Worst-case distribution: each key is twice the previous one.
             assert_as_halving((0..count.min(64)).map(|n| Key::new(7, 2, 1 << n)).collect());
             assert_as_halving((0..count.min(64)).map(|n| Key::new(u64::MAX - (1 << n), 2, 0)).collect());
             assert_as_halving((0..count).map(|n| Key::new(7, 2, n)).chain([Key::MIN, Key::MAX]).collect());

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::error::{CacheUse, LogUse};
+use crate::error::{CacheStats, LogStats};
 
 /// Longest line that either side reads, so that a stranger's stream cannot fill the memory.
 const MAX_LINE: u64 = 64 << 10;
@@ -292,7 +292,7 @@ pub struct Status {
     pub open_files: u64,
     pub open_directories: u64,
     pub caches: Caches,
-    pub log: LogUse,
+    pub log: LogStats,
     /// Bytes that count against `memory_limit`, the option `memory=`.
     pub memory_bytes: u64,
     pub memory_limit: u64,
@@ -361,11 +361,11 @@ pub struct Schedule {
 #[serde(default)]
 pub struct Caches {
     /// Decrypted pieces of file data.
-    pub cells: CacheUse,
+    pub cells: CacheStats,
     /// Opened heads of data pages.
-    pub heads: CacheUse,
+    pub heads: CacheStats,
     /// Nodes of trees.
-    pub nodes: CacheUse,
+    pub nodes: CacheStats,
 }
 
 /// The name of the socket of a mounted archive. It says where the archive is and not which: a backup, or what a server shows, has the id of its

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::error::{Error, LogUse};
+use crate::error::{Error, LogStats};
 
 fn name() -> SocketName {
     SocketName::of_address("https://example.com/a.lbx".as_ref())
@@ -318,7 +318,7 @@ fn what_an_older_daemon_says_is_understood() {
         "options":"rw","generation":3,"dirty_bytes":0}"#;
     let Response::Status(status) = serde_json::from_str(line).unwrap() else { panic!("no status") };
     assert_eq!((status.generation, status.since, status.file_bytes, status.mount_namespace), (3, 0, None, 0));
-    assert_eq!(status.log, LogUse::default());
+    assert_eq!(status.log, LogStats::default());
     assert_eq!((status.snapshots, status.newest_snapshot, status.schedule), (None, None, None));
     let line = r#"{"response":"failed","message":"request not understood: unknown variant `snapshot-list`"}"#;
     let response: Response = serde_json::from_str(line).unwrap();

@@ -1,14 +1,15 @@
-//! The two implementations of AES-256 behind one interface: aws-lc-rs, and pure Rust for the portable build and as a cross-check.
+//! AES-256 engines behind one interface: aws-lc-rs, and pure Rust for the portable build and as a
+//! cross-check.
 
 /// Length of a tag.
 pub const TAG: usize = 16;
 pub(super) const IV: usize = 12;
 
-/// What XAES needs: AES-256 on single blocks for the derivation, AES-256-GCM for the messages.
+/// Primitives for XAES: AES-256 on single blocks for the derivation, AES-256-GCM for the messages.
 pub(super) trait Engine {
-    /// An expanded AES-256 key for encrypting blocks; zeroized when dropped.
+    /// Expanded AES-256 key for encrypting blocks; zeroized on drop.
     type Block;
-    /// An AES-256-GCM key; zeroized when dropped.
+    /// AES-256-GCM key; zeroized on drop.
     type Gcm;
 
     fn block(key: &[u8; 32]) -> Self::Block;
@@ -16,7 +17,7 @@ pub(super) trait Engine {
     fn encrypt(block: &Self::Block, data: &mut [u8; 32]);
     fn gcm(key: &[u8; 32]) -> Self::Gcm;
     fn seal(gcm: &Self::Gcm, iv: &[u8; IV], aad: &[u8], data: &mut [u8]) -> [u8; TAG];
-    /// False when the tag is wrong; `data` is then unspecified.
+    /// Decrypts in place. Returns false when the tag is wrong; `data` is then unspecified.
     fn open(gcm: &Self::Gcm, iv: &[u8; IV], aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> bool;
 }
 
@@ -36,8 +37,9 @@ pub(super) mod system {
 
     pub(in crate::crypto) struct System;
 
-    // The library fails only for a key of another length than the algorithm's, for ECB input that is no multiple of a
-    // block, and for messages beyond 64 GiB (never here: a page has at most 256 KiB). The types exclude the first two.
+    // The library fails only for a key length other than the algorithm's, for ECB input that is not
+    // a multiple of a block, and for messages beyond 64 GiB (a page has at most 256 KiB). The types
+    // exclude the first two.
     const FITS: &str = "lengths are fixed by types";
 
     impl Engine for System {

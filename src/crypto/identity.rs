@@ -1,4 +1,5 @@
-//! Age recipients and identities: wraps a key-encryption key to a recipient, and finds it again with identities (specification 3.7).
+//! Age recipients and identities: wraps a key-encryption key for a recipient and unwraps it with
+//! identities (specification 3.7).
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -10,25 +11,26 @@ use zeroize::Zeroizing;
 use super::secret::{Passphrase, SecretKey};
 use crate::error::{Error, Refusal, Result};
 
-/// Most bytes of a file with identities.
-const MOST_IDENTITY_BYTES: usize = 1 << 20;
-/// Most identities that are tried on each slot.
-const MOST_IDENTITIES: usize = 64;
+/// Maximum size of an identity file in bytes.
+const MAX_IDENTITY_BYTES: usize = 1 << 20;
+/// Maximum number of identities tried per slot.
+const MAX_IDENTITIES: usize = 64;
 
-/// How the public keys of SSH begin.
+/// Prefixes of SSH public keys.
 const PUBLIC_KEYS: [&str; 3] = ["ssh-", "ecdsa-", "sk-"];
 
-/// What a plugin or a protected identity asks its user, answered by the program. None: nobody can be asked.
+/// Prompts of plugins and protected identities, implemented by the calling program. `None` means
+/// that no user can be prompted.
 pub trait Prompts: Send + Sync {
     fn message(&self, text: &str);
     fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool>;
-    /// Input that others may see.
+    /// Prompts with visible input.
     fn public(&self, question: &str) -> Option<String>;
-    /// Input without echo.
+    /// Prompts without echo.
     fn secret(&self, question: &str) -> Option<Passphrase>;
 }
 
-/// Answers nothing.
+/// Rejects all prompts.
 pub struct NoPrompts;
 
 impl Prompts for NoPrompts {
@@ -47,11 +49,12 @@ impl Prompts for NoPrompts {
     }
 }
 
-/// [`Prompts`] as the age crate calls them; what a plugin says is made harmless for a terminal first.
+/// Adapter from [`Prompts`] to the callbacks of the age crate; sanitizes plugin messages for the
+/// terminal.
 #[derive(Clone)]
-struct Asker(Arc<dyn Prompts>);
+struct AgeCallbacks(Arc<dyn Prompts>);
 
-impl Callbacks for Asker {
+impl Callbacks for AgeCallbacks {
     fn display_message(&self, message: &str) {
         self.0.message(&printable(message));
     }
@@ -73,12 +76,12 @@ fn secret_string(passphrase: &Passphrase) -> Option<SecretString> {
     Some(SecretString::from(std::str::from_utf8(passphrase.bytes()).ok()?.to_owned()))
 }
 
-/// One line without control characters.
+/// Returns the text as one line without control characters.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect::<String>().trim().to_owned()
 }
 
-/// Identities that are tried on age slots.
+/// Identities to try on age slots.
 #[derive(Default)]
 pub struct Identities {
     all: Vec<Box<dyn age::Identity + Send + Sync>>,
@@ -89,19 +92,21 @@ impl Identities {
         self.all.is_empty()
     }
 
-    /// Adds what an identity file holds: lines of `AGE-SECRET-KEY-1...` and `AGE-PLUGIN-...`, or one OpenSSH private key, whose passphrase
-    /// `prompts` is asked for. `name` is for messages only.
+    /// Adds the identities of a file: lines of `AGE-SECRET-KEY-1...` and `AGE-PLUGIN-...`, or one
+    /// OpenSSH private key, whose passphrase is requested through `prompts`. `name` is for messages
+    /// only.
     ///
     /// # Errors
-    /// `Invalid` for anything else, a missing plugin and a wrong passphrase; nothing of the content is quoted.
+    /// `Invalid` for any other content, a missing plugin and a wrong passphrase; the content is not
+    /// quoted.
     pub fn add(&mut self, content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Result<()> {
-        if content.len() > MOST_IDENTITY_BYTES {
+        if content.len() > MAX_IDENTITY_BYTES {
             return Err(Error::invalid(format!("{name}: an identity file has at most 1 MiB")));
         }
         if content.starts_with(b"age-encryption.org/") || content.starts_with(b"-----BEGIN AGE") {
             return Err(Error::Refused(Refusal::EncryptedIdentity { name: name.to_owned() }));
         }
-        if let Some(what) = public(content) {
+        if let Some(what) = public_key_reason(content) {
             return Err(Error::invalid(format!("{name}: {what}")));
         }
         if content.trim_ascii_start().starts_with(b"-----BEGIN") {
@@ -109,26 +114,27 @@ impl Identities {
         } else {
             let file = IdentityFile::from_buffer(content)
                 .map_err(|_| Error::invalid(format!("{name}: it has a line that is no age identity")))?;
-            let identities = file.with_callbacks(Asker(prompts.clone())).into_identities();
+            let identities = file.with_callbacks(AgeCallbacks(prompts.clone())).into_identities();
             self.all.extend(identities.map_err(|error| Error::invalid(format!("{name}: {}", reason(&error))))?);
         }
         match self.all.len() {
             0 => Err(Error::invalid(format!("{name}: no identity is in it"))),
-            1..=MOST_IDENTITIES => Ok(()),
-            count => Err(Error::invalid(format!("{name}: {count} identities are too many, at most {MOST_IDENTITIES}"))),
+            1..=MAX_IDENTITIES => Ok(()),
+            count => Err(Error::invalid(format!("{name}: {count} identities are too many, at most {MAX_IDENTITIES}"))),
         }
     }
 
-    /// The key-encryption key in `file`; None when no identity fits.
+    /// Returns the key-encryption key in an age file; `None` when no identity matches.
     ///
     /// # Errors
-    /// `Invalid` when an identity or a plugin fails, `Damaged` when the file is none that [`seal`] makes.
+    /// `Invalid` when an identity or a plugin fails, `Damaged` when the file was not created by
+    /// [`Recipient::seal`].
     pub(crate) fn open(&self, file: &[u8]) -> Result<Option<SecretKey>> {
         let damaged = || Error::damaged("key slot: its age file does not open");
         let decryptor = Decryptor::new_buffered(file).map_err(|_| damaged())?;
         let mut failed = None;
         for identity in &self.all {
-            // Each by itself: one that fails must not keep the next from being tried.
+            // One at a time: a failing identity must not prevent the next attempt.
             let Ok(decryptor) = Decryptor::new_buffered(file) else { break };
             match decryptor.decrypt(std::iter::once(&**identity as &dyn age::Identity)) {
                 Ok(reader) => return read_key(reader).map(Some).ok_or_else(damaged),
@@ -143,12 +149,12 @@ impl Identities {
     }
 }
 
-/// Whether a file that is given as identities has the public half of a key, which is no secret and opens nothing.
-pub fn is_public(content: &[u8]) -> bool {
-    public(content).is_some()
+/// Returns whether an identity file contains a public key, which is not secret and opens nothing.
+pub fn is_public_key(content: &[u8]) -> bool {
+    public_key_reason(content).is_some()
 }
 
-fn public(content: &[u8]) -> Option<&'static str> {
+fn public_key_reason(content: &[u8]) -> Option<&'static str> {
     let mut lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"))?;
     if first.starts_with(b"age1") {
@@ -160,7 +166,7 @@ fn public(content: &[u8]) -> Option<&'static str> {
         .then_some("it is a public key, which opens nothing: give the private one")
 }
 
-/// Whether an age file is sealed to an SSH key, which its header tells everybody.
+/// Returns whether an age file is sealed to an SSH key, as its plaintext header shows.
 pub(crate) fn is_for_ssh(file: &[u8]) -> bool {
     let mut lines = file.split(|&byte| byte == b'\n');
     lines.nth(1).is_some_and(|stanza| stanza.starts_with(b"-> ssh-"))
@@ -169,7 +175,7 @@ pub(crate) fn is_for_ssh(file: &[u8]) -> bool {
 fn read_key(mut reader: impl Read) -> Option<SecretKey> {
     let mut key = Zeroizing::new([0; 32]);
     reader.read_exact(&mut *key).ok()?;
-    // The last piece is authenticated when its end is reached.
+    // The last chunk is authenticated when its end is reached.
     (reader.read(&mut [0]).ok()? == 0).then(|| SecretKey::new(*key))
 }
 
@@ -178,10 +184,10 @@ fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Resul
         .map_err(|_| Error::invalid(format!("{name}: it is no OpenSSH private key")))?;
     match identity {
         ssh::Identity::Unencrypted(_) => Ok(identity),
-        // Now, once: the crate would ask for every line of every slot.
+        // Decrypted once here: the crate would prompt for every line of every slot.
         ssh::Identity::Encrypted(key) => {
-            let asked = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
-            let passphrase = asked.as_ref().and_then(secret_string);
+            let answer = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
+            let passphrase = answer.as_ref().and_then(secret_string);
             let passphrase = passphrase.ok_or_else(|| {
                 Error::invalid(format!(
                     "{name}: the SSH key is protected, and nobody could be asked for its passphrase"
@@ -197,7 +203,7 @@ fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Resul
     }
 }
 
-/// Whom a slot is sealed to.
+/// Recipient that a slot is sealed to.
 pub struct Recipient {
     kind: Kind,
     text: String,
@@ -212,11 +218,13 @@ enum Kind {
 }
 
 impl Recipient {
+    /// Parses a recipient.
+    ///
     /// # Errors
-    /// `Invalid` saying what can be a recipient; secrets that are given by mistake are not quoted.
+    /// `Invalid` with the accepted kinds; secrets passed by mistake are not quoted.
     pub fn parse(text: &str) -> Result<Recipient> {
         let text = text.trim();
-        // In either case of letters, as identities are read.
+        // Case-insensitive, like identities.
         let begins = |prefix: &str| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
         if begins("AGE-SECRET-KEY-") || begins("AGE-PLUGIN-") {
             return Err(Error::invalid(
@@ -251,17 +259,18 @@ impl Recipient {
         Ok(Recipient { kind, text: text.to_owned() })
     }
 
-    /// As it is stored, without a comment.
+    /// Returns the stored form, without a comment.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether somebody who knows the recipient sees in a copy of the archive that it may open it.
-    pub fn shows(&self) -> bool {
+    /// Returns whether an attacker who knows the recipient can tell from a copy of the archive that
+    /// it may open it.
+    pub fn is_identifiable(&self) -> bool {
         !matches!(self.kind, Kind::X25519(_))
     }
 
-    /// An age file with `key`.
+    /// Seals `key` into an age file.
     ///
     /// # Errors
     /// `Invalid` when a plugin is missing or fails.
@@ -274,7 +283,7 @@ impl Recipient {
             Kind::Ssh(recipient) => seal_to(&**recipient, key),
             Kind::Plugin(recipient) => {
                 let all = std::slice::from_ref(recipient);
-                plugin::RecipientPluginV1::new(recipient.plugin(), all, &[], Asker(prompts.clone()))
+                plugin::RecipientPluginV1::new(recipient.plugin(), all, &[], AgeCallbacks(prompts.clone()))
                     .map_err(EncryptError::PluginResolve)
                     .and_then(|plugin| seal_to(&plugin, key))
             }
@@ -304,7 +313,7 @@ fn ssh_recipient(text: &str) -> Result<Recipient> {
     }
 }
 
-/// One sentence, in the program's words: the crate's are several lines.
+/// Returns a one-line reason; the crate's messages have several lines.
 fn reason(error: &DecryptError) -> String {
     match error {
         DecryptError::PluginResolve(error) => missing(error),

@@ -1,4 +1,5 @@
-//! HKDF-SHA-256 with labels, HMAC and SHA-256 over headers, and Argon2id with clamped parameters.
+//! Key derivation: HKDF-SHA-256 with labels, HMAC and SHA-256 for headers, X25519, and Argon2id
+//! with bounded parameters.
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use hkdf::Hkdf;
@@ -20,44 +21,46 @@ pub struct KdfCost {
 }
 
 impl KdfCost {
-    /// The least that `create` writes: RFC 9106's second choice.
+    /// Minimum cost that `create` writes: the second choice of RFC 9106.
     pub const FLOOR: KdfCost = KdfCost { memory_kib: 64 * 1024, passes: 3, lanes: 1 };
-    /// For tests only: as cheap as the reader's bound allows.
+    /// Minimum cost that the reader accepts; for tests only.
     pub const TEST: KdfCost = KdfCost { memory_kib: 8, passes: 1, lanes: 1 };
 }
 
-// The reader's bounds, specification 3.2.
-const LEAST_KIB_PER_LANE: u32 = 8;
-const MOST_KIB: u32 = 4 * 1024 * 1024;
-const MOST_PASSES: u32 = 64;
-const MOST_LANES: u32 = 16;
+// Bounds of the reader, specification 3.2.
+const MIN_KIB_PER_LANE: u32 = 8;
+const MAX_KIB: u32 = 4 * 1024 * 1024;
+const MAX_PASSES: u32 = 64;
+const MAX_LANES: u32 = 16;
 
-/// What `create` chooses at most, whatever the machine: the archive must open on a smaller one.
-const CALIBRATED_KIB: u32 = 1024 * 1024;
+/// Maximum memory that `create` chooses on any machine: the archive must open on a smaller one.
+const MAX_CALIBRATED_KIB: u32 = 1024 * 1024;
 
-/// HKDF-SHA-256 with `salt`, info `label`, 32 bytes.
+/// Derives 32 bytes by HKDF-SHA-256 with `salt` and info `label`.
 pub fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
     hkdf_with(key, salt, label.as_bytes())
 }
 
-/// The same with any bytes as info.
+/// Like [`hkdf`], with arbitrary bytes as info.
 pub fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
     let mut out = Zeroizing::new([0; 32]);
-    // HKDF refuses only outputs beyond 255 times the hash's 32 bytes.
+    // HKDF fails only for outputs beyond 255 times the hash's 32 bytes.
     Hkdf::<Sha256>::new(Some(salt), key.bytes()).expand(info, &mut *out).expect("32 bytes are one hash");
     SecretKey::new(*out)
 }
 
-/// Argon2id v1.3, 32 bytes. Bounds are checked before anything is allocated: memory 8 KiB x lanes..=4 GiB, passes 1..=64, lanes 1..=16.
+/// Derives 32 bytes by Argon2id v1.3. Checks the bounds before any allocation: memory 8 KiB x
+/// lanes..=4 GiB, passes 1..=64, lanes 1..=16.
 ///
 /// # Errors
-/// `Damaged` naming the bound for parameters out of bounds, `Invalid` when the machine has not the memory.
+/// `Damaged` with the violated bound, `Invalid` when the machine lacks the memory.
 pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Result<SecretKey> {
-    check(cost)?;
+    check_cost(cost)?;
     let refused = |error: argon2::Error| Error::invalid(format!("argon2id: {error}"));
     let params = Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(refused)?;
     let count = params.block_count();
-    // Allocated here so that a machine without the memory gets an error, and so that the blocks can be zeroized.
+    // Allocated here so that a machine without the memory gets an error, and so that the blocks can
+    // be zeroized.
     let mut memory: Vec<Block> = Vec::new();
     if memory.try_reserve_exact(count).is_err() {
         return Err(Error::invalid(format!("not enough memory for argon2id: memory_kib={}", cost.memory_kib)));
@@ -71,29 +74,31 @@ pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Resu
     Ok(SecretKey::new(*out))
 }
 
-/// Whether the format allows these parameters.
+/// Checks the parameters against the bounds of the format.
 ///
 /// # Errors
-/// `Damaged` naming the bound.
-pub fn check(cost: KdfCost) -> Result<()> {
+/// `Damaged` with the violated bound.
+pub fn check_cost(cost: KdfCost) -> Result<()> {
     let bound = |name: &str, value: u32, least: u32, most: u32| {
         if (least..=most).contains(&value) {
             return Ok(());
         }
         Err(Error::damaged(format!("argon2id {name} out of bounds: {value} is not in {least}..={most}")))
     };
-    bound("lanes", cost.lanes, 1, MOST_LANES)?;
-    bound("passes", cost.passes, 1, MOST_PASSES)?;
-    bound("memory_kib", cost.memory_kib, LEAST_KIB_PER_LANE * cost.lanes, MOST_KIB)
+    bound("lanes", cost.lanes, 1, MAX_LANES)?;
+    bound("passes", cost.passes, 1, MAX_PASSES)?;
+    bound("memory_kib", cost.memory_kib, MIN_KIB_PER_LANE * cost.lanes, MAX_KIB)
 }
 
-/// A cost that takes about `millis` on this machine, never under [`KdfCost::FLOOR`], never above 1 GiB or `memory_limit_kib`
-/// (the caller passes half of the machine's memory). `measure` runs one derivation and returns its milliseconds.
+/// Returns a cost that takes about `millis` on this machine, at least [`KdfCost::FLOOR`], at most 1
+/// GiB and `memory_limit_kib` (the caller passes half of the machine's memory). `measure` runs one
+/// derivation and returns its milliseconds.
 ///
-/// Memory is doubled first, as it is what an attacker's hardware lacks most, until a derivation takes more than half of the
-/// time or the limit is reached; passes fill the rest.
+/// Memory is doubled first, because memory is the scarcest resource of an attacker's hardware,
+/// until a derivation takes more than half of the time or the limit is reached. Passes fill the
+/// rest.
 pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(KdfCost) -> u64) -> KdfCost {
-    let limit = memory_limit_kib.min(CALIBRATED_KIB);
+    let limit = memory_limit_kib.min(MAX_CALIBRATED_KIB);
     let mut cost = KdfCost::FLOOR;
     let mut taken = measure(cost).max(1);
     while taken <= millis / 2 && cost.memory_kib <= limit / 2 {
@@ -101,12 +106,12 @@ pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(Kdf
         taken = measure(cost).max(1);
     }
     let passes = u64::from(cost.passes).saturating_mul(millis) / taken;
-    cost.passes = passes.clamp(KdfCost::FLOOR.passes.into(), MOST_PASSES.into()) as u32;
+    cost.passes = passes.clamp(KdfCost::FLOOR.passes.into(), MAX_PASSES.into()) as u32;
     cost
 }
 
 pub fn hmac_sha256(key: &SecretKey, data: &[u8]) -> [u8; 32] {
-    // HMAC takes keys of any length.
+    // HMAC accepts keys of any length.
     let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key.bytes()).expect("any length is a key");
     mac.update(data);
     mac.finalize().into_bytes().into()
@@ -116,21 +121,20 @@ pub fn sha256(data: &[u8]) -> [u8; 32] {
     Sha256::digest(data).into()
 }
 
-/// Constant-time comparison.
-pub fn equal(a: &[u8], b: &[u8]) -> bool {
+pub fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
-/// Public half of the re-wrap key pair whose secret is `secret` (X25519, clamped).
+/// Returns the public half of the re-wrap key pair with this secret (X25519, clamped).
 pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
     PublicKey::from(&StaticSecret::from(*secret.bytes())).to_bytes()
 }
 
-/// X25519 of a secret and somebody's public half.
+/// Computes the X25519 shared secret of a secret and a peer's public half.
 ///
 /// # Errors
-/// `Damaged` for a public half of low order, which would give a result that everybody knows.
-pub fn agree(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
+/// `Damaged` for a public half of low order, whose shared secret would be publicly known.
+pub fn x25519_shared(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
     let shared = StaticSecret::from(*secret.bytes()).diffie_hellman(&PublicKey::from(*public));
     if !shared.was_contributory() {
         return Err(Error::damaged("key slot: the public half is none"));
@@ -149,7 +153,8 @@ mod tests {
     #[test]
     fn hashes_and_macs_as_published() {
         assert_eq!(hex(&sha256(b"abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        // RFC 4231 case 1 has the 20-byte key 0b..; zeros up to the block length do not change an HMAC key.
+        // RFC 4231 case 1 has the 20-byte key 0b..; zeros up to the block length do not change an
+        // HMAC key.
         let mut key = [0; 32];
         key[..20].fill(0x0b);
         let mac = hmac_sha256(&SecretKey::new(key), b"Hi There");
@@ -178,15 +183,16 @@ mod tests {
     #[test]
     fn both_sides_agree_and_a_point_of_low_order_is_refused() {
         let (one, other) = (SecretKey::new([3; 32]), SecretKey::new([5; 32]));
-        let shared = agree(&one, &rewrap_public(&other)).unwrap();
-        assert_eq!(shared.bytes(), agree(&other, &rewrap_public(&one)).unwrap().bytes());
+        let shared = x25519_shared(&one, &rewrap_public(&other)).unwrap();
+        assert_eq!(shared.bytes(), x25519_shared(&other, &rewrap_public(&one)).unwrap().bytes());
         let mut low = [0; 32];
-        assert!(matches!(agree(&one, &low), Err(Error::Damaged(_))));
+        assert!(matches!(x25519_shared(&one, &low), Err(Error::Damaged(_))));
         low[0] = 1;
-        assert!(matches!(agree(&one, &low), Err(Error::Damaged(_))));
+        assert!(matches!(x25519_shared(&one, &low), Err(Error::Damaged(_))));
     }
 
-    /// RFC 9106, section 5.3: with secret and associated data, which a slot has none of. It proves the library.
+    /// RFC 9106, section 5.3, with secret and associated data, which slots do not use. It tests the
+    /// library.
     #[test]
     fn argon2id_agrees_with_rfc_9106() {
         let mut params = argon2::ParamsBuilder::new();
@@ -199,7 +205,8 @@ mod tests {
         assert_eq!(hex(&out), "0d640df58d78766c08c037a34a8b53c9d01ef0452d75b65eb52520e96b01e659");
     }
 
-    /// What a slot derives, computed with another implementation (the Python package `cryptography`, which calls OpenSSL).
+    /// Key of a slot, computed with another implementation (the Python package `cryptography`,
+    /// which calls OpenSSL).
     #[test]
     fn a_slot_derives_what_another_implementation_does() {
         let cost = KdfCost { memory_kib: 64, passes: 3, lanes: 4 };
@@ -207,7 +214,8 @@ mod tests {
         assert_eq!(hex(kek.bytes()), "c87dac0ed6ac676171b33f6b5842f904410b32cb99e040895795058efb4d1b97");
     }
 
-    /// The published cases of RFC 5869 have keys of other lengths than ours, so this one was computed with the Python package as well.
+    /// The published cases of RFC 5869 have other key lengths, so this one was also computed with
+    /// the Python package.
     #[test]
     fn hkdf_agrees_with_another_implementation() {
         let derived = hkdf(&SecretKey::new([0x0b; 32]), &[0xa5; 16], "lockbox/v1/slot/wrap");
@@ -235,7 +243,7 @@ mod tests {
             (KdfCost { memory_kib: 7, ..test }, "memory_kib"),
             (KdfCost { memory_kib: 31, lanes: 4, ..test }, "memory_kib"),
             (KdfCost { memory_kib: u32::MAX, ..test }, "memory_kib"),
-            (KdfCost { memory_kib: MOST_KIB + 1, ..test }, "memory_kib"),
+            (KdfCost { memory_kib: MAX_KIB + 1, ..test }, "memory_kib"),
             (KdfCost { passes: 0, ..test }, "passes"),
             (KdfCost { passes: 65, ..test }, "passes"),
             (KdfCost { lanes: 0, ..test }, "lanes"),
@@ -255,21 +263,21 @@ mod tests {
                 u64::from(cost.memory_kib) / 1024 * u64::from(cost.passes) * 1000 / mib_passes_per_second
             }
         };
-        // Slow: the floor whatever it takes.
+        // Slow machine: the floor, however long it takes.
         assert_eq!(calibrate(1000, 8 << 20, speed(100)), KdfCost::FLOOR);
-        // Middling: 512 MiB x 3 take 0.75 s, 4 passes a second.
+        // Medium machine: 512 MiB x 3 take 0.75 s, 4 passes a second.
         assert_eq!(calibrate(1000, 8 << 20, speed(2048)), KdfCost { memory_kib: 512 << 10, passes: 4, lanes: 1 });
-        // Fast: 1 GiB is the end of memory.
+        // Fast machine: 1 GiB is the memory limit.
         assert_eq!(calibrate(1000, 8 << 20, speed(20 << 10)), KdfCost { memory_kib: 1 << 20, passes: 20, lanes: 1 });
-        // Little memory: passes only.
+        // Little memory: only passes grow.
         assert_eq!(calibrate(1000, 100 << 10, speed(640)), KdfCost { memory_kib: 64 << 10, passes: 10, lanes: 1 });
-        // A clock that tells nothing.
-        assert_eq!(calibrate(1000, 8 << 20, |_| 0), KdfCost { memory_kib: 1 << 20, passes: MOST_PASSES, lanes: 1 });
+        // A clock that does not advance.
+        assert_eq!(calibrate(1000, 8 << 20, |_| 0), KdfCost { memory_kib: 1 << 20, passes: MAX_PASSES, lanes: 1 });
     }
 
     #[test]
     fn comparison_sees_length_and_content() {
-        assert!(equal(b"abc", b"abc"));
-        assert!(!equal(b"abc", b"abd") && !equal(b"abc", b"ab"));
+        assert!(constant_time_eq(b"abc", b"abc"));
+        assert!(!constant_time_eq(b"abc", b"abd") && !constant_time_eq(b"abc", b"ab"));
     }
 }

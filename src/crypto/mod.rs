@@ -1,16 +1,14 @@
-//! AEAD, key derivation, key wrapping and the types that hold secrets; knows nothing of archives.
+//! AEAD, key derivation, key wrapping and types for secrets; independent of archives.
 
 pub mod aead;
+pub(crate) mod diceware;
 mod engine;
 pub mod identity;
 pub mod kdf;
-mod key_file;
 mod recovery;
 pub mod secret;
-pub(crate) mod words;
 pub mod wrap;
 
 pub use identity::{Identities, NoPrompts, Prompts};
-pub use key_file::KeyFile;
 pub use recovery::RecoveryCode;
-pub use secret::{Passphrase, SecretKey};
+pub use secret::{KeyFile, Passphrase, SecretKey};

@@ -1,4 +1,5 @@
-//! Recovery codes: 128 random bits as digits, in groups that each show a typing error (specification 3.6).
+//! Recovery codes: 128 random bits as digits, in groups that each detect typing errors
+//! (specification 3.6).
 
 use zeroize::Zeroizing;
 
@@ -7,22 +8,23 @@ use super::secret::SecretKey;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 
-/// Bytes of a code.
+/// Length of a code in bytes.
 const BYTES: usize = 16;
-/// Groups with two bytes of the code each.
+/// Groups that carry two bytes of the code each.
 const VALUES: usize = BYTES / 2;
-/// All groups: the last one checks the others together.
+/// Number of groups; the last one is a checksum of the others.
 const GROUPS: usize = VALUES + 1;
-/// Digits of a group.
+/// Digits per group.
 const DIGITS: usize = 6;
-/// A group is a 16-bit number times this: one wrong digit, or two neighbours swapped, never gives a multiple again.
+/// Factor of a group: a 16-bit number times 11. One wrong digit or two swapped neighbours never
+/// give another multiple.
 const FACTOR: u32 = 11;
 
-/// A code that was generated, or typed without an error.
+/// Generated or correctly typed recovery code.
 pub struct RecoveryCode(Zeroizing<[u8; BYTES]>);
 
 impl RecoveryCode {
-    /// A new one.
+    /// Generates a code.
     ///
     /// # Errors
     /// `Io` when the system has no randomness.
@@ -32,7 +34,7 @@ impl RecoveryCode {
         Ok(RecoveryCode(bytes))
     }
 
-    /// Nine groups of six digits with dashes between.
+    /// Formats the code as nine groups of six digits separated by dashes.
     pub fn text(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(GROUPS * (DIGITS + 1)));
         let check = self.check();
@@ -52,10 +54,10 @@ impl RecoveryCode {
         text
     }
 
-    /// Reads what was typed: spaces, dashes and line ends count for nothing, O is 0, I and l are 1.
+    /// Parses typed input: ignores spaces, dashes and line ends, reads O as 0, and I and l as 1.
     ///
     /// # Errors
-    /// `Invalid` naming what is wrong and in which group, without quoting it.
+    /// `Invalid` with the error and its group, without quoting the input.
     pub fn parse(typed: &[u8]) -> Result<RecoveryCode> {
         let digits = digits(typed)?;
         if digits.len() != GROUPS * DIGITS {
@@ -85,13 +87,15 @@ impl RecoveryCode {
         Ok(code)
     }
 
-    /// Whether somebody typed a code, or meant to: nine groups of six digits, whatever stands between them.
-    pub fn is_meant_by(typed: &[u8]) -> bool {
+    /// Returns whether the input looks like a recovery code: nine groups of six digits with any
+    /// separators.
+    pub fn is_code_like(typed: &[u8]) -> bool {
         let digits = typed.iter().filter(|byte| byte.is_ascii_digit() || b"OoIl".contains(byte)).count();
         (50..=58).contains(&digits) && typed.iter().all(|byte| byte.is_ascii_digit() || b"OoIl- \t\r\n".contains(byte))
     }
 
-    /// The first 16 bits of a hash with a label of its own; whoever has the code can make it, nobody else sees it.
+    /// Returns the first 16 bits of a hash with its own label; only holders of the code can compute
+    /// or see it.
     fn check(&self) -> u16 {
         let mut labelled = Zeroizing::new(b"lockbox recovery code".to_vec());
         labelled.reserve_exact(BYTES);
@@ -100,7 +104,7 @@ impl RecoveryCode {
         u16::from_le_bytes([hash[0], hash[1]])
     }
 
-    /// The code followed by zeros, as key material.
+    /// Returns the code followed by zeros, as key material.
     pub(crate) fn material(&self) -> SecretKey {
         let mut key = Zeroizing::new([0; 32]);
         key[..BYTES].copy_from_slice(&*self.0);
@@ -110,14 +114,14 @@ impl RecoveryCode {
 
 fn digits(typed: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
     let text = std::str::from_utf8(typed).map_err(|_| Error::invalid("a recovery code consists of digits"))?;
-    // Longer than any code with any spacing: allocated once, so that no copy is left behind.
+    // Longer than any code with any spacing: allocated once, so that no copy is left in memory.
     let mut digits = Zeroizing::new(Vec::with_capacity(typed.len()));
     for typed in text.chars() {
         match typed {
             '0'..='9' => digits.push(typed as u8 - b'0'),
             'o' | 'O' => digits.push(0),
             'i' | 'I' | 'l' | 'L' => digits.push(1),
-            // Dashes of every kind: office programs replace them.
+            // All kinds of dashes: office programs replace them.
             '-' | '_' | '.' | ',' | '\u{2010}'..='\u{2015}' | '\u{2212}' => {}
             space if space.is_whitespace() => {}
             _ => return Err(Error::invalid("a recovery code consists of digits")),
@@ -133,11 +137,11 @@ mod tests {
     #[test]
     fn a_code_is_recognised_by_its_look() {
         let code = ["012345"; 9];
-        assert!(RecoveryCode::is_meant_by(code.join("-").as_bytes()));
-        assert!(RecoveryCode::is_meant_by(code.join(" ").as_bytes()));
-        assert!(RecoveryCode::is_meant_by(format!("{}1234O", code[1..].join("")).as_bytes()));
+        assert!(RecoveryCode::is_code_like(code.join("-").as_bytes()));
+        assert!(RecoveryCode::is_code_like(code.join(" ").as_bytes()));
+        assert!(RecoveryCode::is_code_like(format!("{}1234O", code[1..].join("")).as_bytes()));
         for other in ["", "correct horse", "0123456789", &"1".repeat(80), &format!("{}x", code.join("-"))] {
-            assert!(!RecoveryCode::is_meant_by(other.as_bytes()), "{other}");
+            assert!(!RecoveryCode::is_code_like(other.as_bytes()), "{other}");
         }
     }
     use crate::env::SeededEnvironment;
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_read_back_however_it_is_spaced() {
+    fn a_formatted_code_parses_with_any_spacing() {
         let text = code().text();
         assert_eq!((text.len(), text.matches('-').count()), (62, 8));
         let same = |typed: &str| assert_eq!(*RecoveryCode::parse(typed.as_bytes()).unwrap().0, *code().0);
@@ -190,7 +194,7 @@ mod tests {
         assert!(refusal("").contains("0 were given"));
         assert_eq!(refusal("correct horse"), "invalid argument: a recovery code consists of digits");
         assert!(RecoveryCode::parse(&[0xff]).is_err());
-        // 65,536 x 11 is a multiple that no group can be.
+        // 65,536 x 11 is a multiple, but not a valid group.
         assert!(refusal(&format!("720896{}", &text[6..])).contains("group 1"));
     }
 }

@@ -1,8 +1,13 @@
-//! Types for secrets: zeroized when dropped, no Debug, no Clone.
+//! Types for secrets: keys, passphrases and key files. Zeroized on drop, without Debug and Clone.
 
+use std::io::{self, Read};
+
+use sha2::{Digest, Sha256};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-/// A 256-bit key.
+use crate::error::{Error, Result};
+
+/// 256-bit key.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct SecretKey([u8; 32]);
 
@@ -16,7 +21,7 @@ impl SecretKey {
     }
 }
 
-/// A passphrase as typed, without its line end.
+/// Passphrase as typed, without the line end.
 pub struct Passphrase(Zeroizing<Vec<u8>>);
 
 impl Passphrase {
@@ -32,5 +37,84 @@ impl Passphrase {
 impl From<Zeroizing<Vec<u8>>> for Passphrase {
     fn from(bytes: Zeroizing<Vec<u8>>) -> Passphrase {
         Passphrase(bytes)
+    }
+}
+
+/// Secret of a key-file slot: the SHA-256 of the whole file.
+pub struct KeyFile(SecretKey);
+
+impl KeyFile {
+    /// Minimum size in bytes: a key file alone is derived without stretching, so it must be
+    /// unguessable.
+    pub const MIN_BYTES: u64 = 32;
+    /// Maximum size in bytes: a larger file is a mistake, such as a device or the archive itself.
+    pub const MAX_BYTES: u64 = 64 << 20;
+
+    /// Reads and hashes the source to its end.
+    ///
+    /// # Errors
+    /// `Invalid` for fewer than [`KeyFile::MIN_BYTES`] or more than [`KeyFile::MAX_BYTES`] bytes
+    /// and for one byte repeated, `Io` of the source.
+    pub fn read(mut source: impl Read) -> Result<KeyFile> {
+        let mut hash = Sha256::new();
+        let mut buffer = Zeroizing::new(vec![0; 64 << 10]);
+        let (mut length, mut first, mut varied) = (0u64, None, false);
+        loop {
+            let part = match source.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => &buffer[..count],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(Error::io("cannot read the key file", e)),
+            };
+            length += part.len() as u64;
+            if length > KeyFile::MAX_BYTES {
+                return Err(Error::invalid("the key file is too large: at most 64 MiB"));
+            }
+            let first = *first.get_or_insert(part[0]);
+            varied |= part.iter().any(|&byte| byte != first);
+            hash.update(part);
+        }
+        if length < KeyFile::MIN_BYTES {
+            return Err(Error::invalid(format!(
+                "the key file is too short: bytes={length} least={}",
+                KeyFile::MIN_BYTES
+            )));
+        }
+        if !varied {
+            return Err(Error::invalid("the key file is one byte repeated: make one of 64 random bytes"));
+        }
+        Ok(KeyFile(SecretKey::new(hash.finalize().into())))
+    }
+
+    pub(crate) fn digest(&self) -> &SecretKey {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<KeyFile> {
+        KeyFile::read(bytes)
+    }
+
+    #[test]
+    fn the_whole_file_counts() {
+        let mut bytes: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+        let digest = *read(&bytes).unwrap().digest().bytes();
+        assert_eq!(digest, super::super::kdf::sha256(&bytes));
+        *bytes.last_mut().unwrap() ^= 1;
+        assert_ne!(*read(&bytes).unwrap().digest().bytes(), digest);
+    }
+
+    #[test]
+    fn guessable_and_mistaken_files_are_refused() {
+        let refusal = |result: Result<KeyFile>| result.err().unwrap().to_string();
+        assert!(refusal(read(b"")).contains("too short"));
+        assert!(refusal(read(&[0, 1].repeat(15))).contains("too short"));
+        assert!(read(&[0, 1].repeat(16)).is_ok());
+        assert!(refusal(read(&[7; 100_000])).contains("one byte repeated"));
+        assert!(refusal(KeyFile::read(io::repeat(7))).contains("too large"));
     }
 }

@@ -1,4 +1,5 @@
-//! Wrapping a volume key under a key-encryption key, with a commitment (specification 3.2, sealed part; 4.2, rows "slot").
+//! Volume key wrapping under a key-encryption key, with a key commitment (specification 3.2, sealed
+//! part; 4.2, rows "slot").
 
 use zeroize::Zeroizing;
 
@@ -14,20 +15,20 @@ pub const WRAPPED: usize = 528;
 const PLAIN: usize = WRAPPED - TAG;
 /// Longest label in bytes.
 const MAX_LABEL: usize = 255;
-/// Where the label starts: volume key 32, public half 32, time 12, zero 2, label length 2.
+/// Offset of the label: after volume key 32, public half 32, time 12, zero 2, label length 2.
 const LABEL: usize = 80;
 
-/// What the sealed part of a slot holds.
+/// Content of the sealed part of a slot.
 pub struct SlotSecret {
     pub volume_key: SecretKey,
     pub rewrap_public: [u8; 32],
     pub created_seconds: i64,
     pub created_nanos: u32,
-    /// At most 255 bytes; [`wrap`] cuts a longer one.
+    /// Label of at most 255 bytes; [`wrap`] truncates a longer one.
     pub label: String,
 }
 
-/// Commitment of a KEK: HKDF(KEK, `lockbox/v1/slot/commit`).
+/// Returns the commitment of a KEK: HKDF(KEK, `lockbox/v1/slot/commit`).
 pub fn commitment(kek: &SecretKey, archive: &[u8; 16]) -> [u8; 32] {
     *hkdf(kek, archive, "lockbox/v1/slot/commit").bytes()
 }
@@ -36,10 +37,11 @@ fn wrapping_key(kek: &SecretKey, archive: &[u8; 16]) -> XaesKey {
     XaesKey::new(&hkdf(kek, archive, "lockbox/v1/slot/wrap"))
 }
 
-/// Seals the slot secret; `aad` is built by the caller from the clear part of the slot.
+/// Seals the slot secret; the caller builds `aad` from the clear part of the slot.
 pub fn wrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], secret: &SlotSecret) -> Vec<u8> {
     let label = &secret.label.as_bytes()[..secret.label.floor_char_boundary(MAX_LABEL)];
-    // The plaintext is sealed where it stands, so no copy of the volume key is left; a panic in between aborts.
+    // The plaintext is sealed in place, so no copy of the volume key is left; a panic in between
+    // aborts.
     let mut out = vec![0; WRAPPED];
     out[..32].copy_from_slice(secret.volume_key.bytes());
     out[32..64].copy_from_slice(&secret.rewrap_public);
@@ -52,8 +54,10 @@ pub fn wrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], s
     out
 }
 
+/// Opens the sealed part of a slot.
+///
 /// # Errors
-/// `Damaged` when the seal does not open although the commitment did match.
+/// `Damaged` when the seal does not open although the commitment matched.
 pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], sealed: &[u8]) -> Result<SlotSecret> {
     let malformed = |what: &str| Error::damaged(format!("key slot: {what}"));
     let Some((sealed, tag)) = sealed.split_last_chunk::<TAG>() else { return Err(malformed("sealed part is short")) };
@@ -87,10 +91,11 @@ pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8],
     })
 }
 
-/// Length of a sealed volume key alone with its tag.
+/// Length of a sealed volume key with its tag.
 pub const WRAPPED_KEY: usize = 32 + TAG;
 
-/// Seals the volume key alone: what holders of it may know of the slot is sealed under it (see [`seal_description`]).
+/// Seals the volume key alone; the slot's description is sealed under the volume key (see
+/// [`seal_description`]).
 pub fn wrap_key(
     kek: &SecretKey,
     archive: &[u8; 16],
@@ -105,8 +110,10 @@ pub fn wrap_key(
     out
 }
 
+/// Opens a sealed volume key.
+///
 /// # Errors
-/// `Damaged` when the seal does not open although the commitment did match.
+/// `Damaged` when the seal does not open although the commitment matched.
 pub fn unwrap_key(
     kek: &SecretKey,
     archive: &[u8; 16],
@@ -128,7 +135,7 @@ fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
     XaesKey::new(&hkdf(volume_key, archive, "lockbox/v1/slot/description"))
 }
 
-/// Seals `plain` in place and gives the tag.
+/// Seals `plain` in place and returns the tag.
 pub fn seal_description(
     volume_key: &SecretKey,
     archive: &[u8; 16],
@@ -139,7 +146,8 @@ pub fn seal_description(
     description_key(volume_key, archive).seal(nonce, aad, plain)
 }
 
-/// Opens in place; None when there is no description, which looks like any other random bytes.
+/// Opens a description in place; `None` when there is none, which is indistinguishable from random
+/// bytes.
 pub fn open_description(
     volume_key: &SecretKey,
     archive: &[u8; 16],

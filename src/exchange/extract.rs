@@ -19,7 +19,7 @@ use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
-use crate::storage::{Identity, host_call};
+use crate::storage::{FileIdentity, host_call};
 
 /// Bytes read from the archive and written to the host at once.
 const PIECE: usize = 1 << 20;
@@ -169,9 +169,9 @@ struct Extract<'a> {
     report: ExtractReport,
     tally: Tally,
     /// A file with several names: the path of its first copy below the stage, which one it is, and the names still to come.
-    links: HashMap<Ino, (Vec<u8>, Identity, u32)>,
+    links: HashMap<Ino, (Vec<u8>, FileIdentity, u32)>,
     /// Directories whose mode would keep their owner out: they get it when everything is in place.
-    closed: Vec<(Vec<u8>, Identity, Attributes)>,
+    closed: Vec<(Vec<u8>, FileIdentity, Attributes)>,
     /// The path below the stage being made.
     path: Vec<u8>,
     /// What was read of a file, on its way to the host.
@@ -284,7 +284,7 @@ impl<'a> Extract<'a> {
         Ok(())
     }
 
-    fn file(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Identity> {
+    fn file(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<FileIdentity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))?;
         if let Err(error) = self.content(&host, attributes) {
@@ -346,7 +346,7 @@ impl<'a> Extract<'a> {
     }
 
     /// Symbolic links, FIFOs, sockets and devices, which are not opened; `user.` attributes such objects do not have.
-    fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<Identity> {
+    fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<FileIdentity> {
         let held = make_special(at, name, attributes, || self.fs.read_link(attributes.ino))?;
         match attributes.mode & mode::TYPE {
             mode::SYMLINK => self.report.copied.symlinks += 1,

@@ -1,50 +1,51 @@
-//! Ids, units, geometry and limits that every layer shares (specification sections 1, 2, 5.2 and 6).
+//! Ids, units, geometry and limits shared by all layers (specification sections 1, 2, 5.2 and 6).
 
 pub use crate::error::Timestamp;
 
-/// Bytes of a block, the unit of allocation.
+/// Block size in bytes, the unit of allocation.
 pub const BLOCK: u64 = 4096;
-/// The version that this program writes and reads.
+/// Format version that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
-/// Header blocks of one copy: framing and 32 slots.
+/// Blocks of one header copy: framing and 32 slots.
 pub const HEADER_BLOCKS: u64 = 33;
-/// Key slots of a header.
+/// Number of key slots in a header.
 pub const KEY_SLOTS: usize = 32;
 /// First block of each header copy.
 pub const HEADER_START: [u64; 2] = [0, 320];
 /// First block of each ring area.
 pub const RING_START: [u64; 2] = [33, 353];
-/// Slots of the whole ring.
+/// Number of slots in the whole ring.
 pub const RING_SLOTS: u64 = 64;
-/// Blocks of an archive without any page.
+/// Blocks of an archive without pages.
 pub const MIN_BLOCKS: u64 = 385;
 /// Block ranges `[start, end)` that never belong to a page.
 pub const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
-/// The blocks `[start, end)` of the log, in archives that have one.
+/// Block range `[start, end)` of the log, in archives that have one.
 pub const LOG: (u64, u64) = (65, 320);
-/// [`RESERVED`] of archives that have a log: header, ring and log lie side by side.
+/// [`RESERVED`] for archives with a log: header, ring and log are adjacent.
 const RESERVED_WITH_LOG: [(u64, u64); 1] = [(0, 385)];
-/// Bytes of a page that are neither body nor head and cells: nonce 24, prologue 48 + 16, tag of body or head 16.
+/// Bytes of a page outside body, or head and cells: nonce 24, prologue 48 + 16, tag of body or head
+/// 16.
 pub const PAGE_OVERHEAD: usize = 104;
-/// Longest page in blocks.
+/// Maximum length of a page in blocks.
 pub const MAX_PAGE_BLOCKS: u64 = 64;
-/// Plain file data of one page, at most.
+/// Maximum plain file data of one page in bytes.
 pub const MAX_DATA: usize = 128 * 1024;
 /// Blocks of a raw node.
 pub const NODE_BLOCKS: u64 = 4;
-/// Greatest level of a node.
+/// Maximum level of a node.
 pub const MAX_LEVEL: u8 = 15;
-/// Longest encoded node.
+/// Maximum length of an encoded node in bytes.
 pub const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
-/// Longest value of a leaf entry.
+/// Maximum length of a leaf entry's value in bytes.
 pub const MAX_VALUE: usize = 3500;
-/// Blocks that one space-map value describes.
+/// Blocks covered by one space map value.
 pub const REGION_BLOCKS: u64 = 8192;
-/// Greatest inode number: the upper 16 bits of the kernel's number name the view.
+/// Maximum inode number: the upper 16 bits of the kernel's inode number identify the view.
 pub const MAX_INO: u64 = (1 << 48) - 1;
-/// No file reaches beyond this offset: the greatest `off_t`.
+/// Maximum file offset: that of `off_t`.
 pub const MAX_OFFSET: u64 = i64::MAX as u64;
-/// Longest name of a directory entry, an xattr or a snapshot.
+/// Maximum length in bytes of the name of a directory entry, an xattr or a snapshot.
 pub const MAX_NAME: usize = 255;
 
 /// Number of a commit, from 1; 0 means "none".
@@ -56,18 +57,19 @@ impl Generation {
         Generation(self.0 + 1)
     }
 
-    /// Ring slot index of this generation's record, 0..64.
+    /// Returns the ring slot of this generation's record, 0..64.
     pub fn slot(self) -> u64 {
         32 * (self.0 & 1) + (self.0 >> 1) % 32
     }
 }
 
-/// Block ranges `[start, end)` that never belong to a page of an archive with a log, or of one without.
+/// Returns the block ranges `[start, end)` that never belong to a page, depending on whether the
+/// archive has a log.
 pub fn reserved(has_log: bool) -> &'static [(u64, u64)] {
     if has_log { &RESERVED_WITH_LOG } else { &RESERVED }
 }
 
-/// Block address of the ring slot with this index.
+/// Returns the block address of a ring slot.
 pub fn slot_block(slot: u64) -> u64 {
     RING_START[(slot / 32) as usize] + slot % 32
 }
@@ -76,7 +78,7 @@ pub fn slot_block(slot: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 
-/// The root directory.
+/// Inode number of the root directory.
 pub const ROOT_INO: Ino = Ino(1);
 
 /// 128-bit authentication tag of a page body or record.
@@ -88,7 +90,7 @@ pub type ArchiveId = [u8; 16];
 /// Random id of a writing session.
 pub type SessionId = [u8; 16];
 
-/// A run of blocks: address (48 bits) and length in blocks (16 bits).
+/// Run of blocks: address (48 bits) and length in blocks (16 bits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
     pub address: u64,
@@ -120,18 +122,18 @@ impl Run {
         self.blocks * BLOCK
     }
 
-    /// Whether every block may belong to a page of a file of `total` blocks.
+    /// Returns whether every block may belong to a page of a file of `total` blocks.
     pub fn is_page_space(self, total: u64) -> bool {
         self.blocks > 0 && self.blocks <= MAX_PAGE_BLOCKS && self.end() <= total && self.avoids(&RESERVED)
     }
 
-    /// Whether it touches none of these block ranges.
+    /// Returns whether the run overlaps none of these block ranges.
     pub fn avoids(self, ranges: &[(u64, u64)]) -> bool {
         ranges.iter().all(|&(start, end)| self.end() <= start || self.address >= end)
     }
 }
 
-/// Where a page is and the tag that it must have; `run.blocks == 0` is null.
+/// Location and expected tag of a page; `run.blocks == 0` is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pointer {
     pub run: Run,
@@ -157,14 +159,14 @@ pub struct Key {
 
 impl Key {
     pub const MIN: Key = Key { object: 0, kind: 0, sub: 0 };
-    /// Only an upper fence, never an entry.
+    /// Greatest key; only an upper fence, never an entry.
     pub const MAX: Key = Key { object: u64::MAX, kind: u8::MAX, sub: u64::MAX };
 
     pub const fn new(object: u64, kind: u8, sub: u64) -> Key {
         Key { object, kind, sub }
     }
 
-    /// The least key behind this one.
+    /// Returns the least key after this one.
     pub fn next(self) -> Option<Key> {
         if let Some(sub) = self.sub.checked_add(1) {
             return Some(Key { sub, ..self });

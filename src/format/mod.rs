@@ -1,4 +1,5 @@
-//! Bytes <-> values of the archive format; mirrors `format-spec/format.md` chapter by chapter. Total decoders, no I/O.
+//! Archive format: total decoders and encoders, without I/O. Mirrors `format-spec/format.md`
+//! chapter by chapter.
 
 pub mod data_head;
 pub mod header;
@@ -7,12 +8,11 @@ pub mod key_slot;
 pub mod log;
 pub mod node;
 pub mod page;
-pub mod reader;
 pub mod record;
 pub mod space;
 pub mod values;
 
-mod fixed;
+mod codec;
 #[cfg(test)]
 pub(crate) mod strategies;
 #[cfg(test)]

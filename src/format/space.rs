@@ -1,27 +1,29 @@
-//! Specification section 9.3: the space map's values as bytes.
+//! Encoding of space map values (specification 9.3).
 
-use super::fixed::{exactly, u16_at};
+use super::codec::{exact_array, u16_at};
 use super::ids::REGION_BLOCKS;
 use crate::error::{Error, Result};
 
-/// Words of a region's bitmap; bit i of the region is bit `i % 64` of word `i / 64`, set when the block belongs to a page.
+/// Words of a region's bitmap. Bit i of the region is bit `i % 64` of word `i / 64`, set when the
+/// block belongs to a page.
 pub const REGION_WORDS: usize = REGION_BLOCKS as usize / 64;
 
-/// One bit per block of a region.
+/// Bitmap of a region, one bit per block.
 pub type RegionBits = [u64; REGION_WORDS];
 
 const BITMAP: u8 = 0;
 const RUNS: u8 = 1;
 const BITMAP_BYTES: usize = REGION_BLOCKS as usize / 8;
-/// Bytes of one run: first block and length.
+/// Encoded length of a run in bytes: first block and length.
 const RUN: usize = 4;
-/// Above this many runs the bitmap is shorter: 3 + 4 x 255 < 1,025 <= 3 + 4 x 256.
-const MOST_RUNS: usize = (1 + BITMAP_BYTES - 3) / RUN;
+/// Maximum number of runs for which the list is shorter than the bitmap: 3 + 4 x 255 < 1,025 <= 3 +
+/// 4 x 256.
+const MAX_RUNS: usize = (1 + BITMAP_BYTES - 3) / RUN;
 
-/// The shorter of the two encodings.
+/// Encodes a bitmap in the shorter of the two forms.
 pub fn encode(bits: &RegionBits) -> Vec<u8> {
-    let count = Runs { bits, at: 0 }.take(MOST_RUNS + 1).count();
-    if count > MOST_RUNS {
+    let count = Runs { bits, at: 0 }.take(MAX_RUNS + 1).count();
+    if count > MAX_RUNS {
         let mut out = Vec::with_capacity(1 + BITMAP_BYTES);
         out.push(BITMAP);
         // Little-endian words put block i into bit i mod 8 of byte i / 8.
@@ -39,11 +41,12 @@ pub fn encode(bits: &RegionBits) -> Vec<u8> {
 }
 
 /// # Errors
-/// `Damaged` for an unknown encoding, another length, runs out of order, empty or beyond the region.
+/// `Damaged` for an unknown encoding, another length, or runs out of order, empty or beyond the
+/// region.
 pub fn decode(value: &[u8]) -> Result<Box<RegionBits>> {
     match value.split_first() {
         Some((&BITMAP, bitmap)) => {
-            let bitmap: &[u8; BITMAP_BYTES] = exactly(bitmap, "space bitmap")?;
+            let bitmap: &[u8; BITMAP_BYTES] = exact_array(bitmap, "space bitmap")?;
             let mut bits = Box::new([0; REGION_WORDS]);
             for (word, bytes) in bits.iter_mut().zip(bitmap.as_chunks().0) {
                 *word = u64::from_le_bytes(*bytes);
@@ -76,7 +79,7 @@ fn decode_runs(bytes: &[u8]) -> Result<Box<RegionBits>> {
     Ok(bits)
 }
 
-/// Sets the bits `first..end`, at least one, word by word.
+/// Sets the non-empty range `first..end` word by word.
 fn set(bits: &mut RegionBits, first: usize, end: usize) {
     let (from, to) = (first / 64, (end - 1) / 64);
     for (index, word) in bits.iter_mut().enumerate().take(to + 1).skip(from) {
@@ -86,14 +89,15 @@ fn set(bits: &mut RegionBits, first: usize, end: usize) {
     }
 }
 
-/// The maximal runs of set bits as (first, length), ascending.
+/// Iterator over the maximal runs of set bits as (first, length), ascending.
 struct Runs<'a> {
     bits: &'a RegionBits,
     at: usize,
 }
 
 impl Runs<'_> {
-    /// The first block from `at` on whose bit differs from `value`, or the end of the region.
+    /// Returns the first block from `at` on whose bit differs from `value`, or the end of the
+    /// region.
     fn next_unlike(&self, at: usize, value: bool) -> usize {
         let flip = if value { u64::MAX } else { 0 };
         let mut keep = u64::MAX << (at % 64);

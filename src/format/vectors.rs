@@ -12,7 +12,7 @@ use super::key_slot::{Description, KeySlot, Rewrap};
 use super::log::{ENTRY_HEAD, EntryHead, LogEntry, LogMark};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;
-use super::record::{CommitRecord, DeltaList, Origin, Root};
+use super::record::{BackupOrigin, CommitRecord, DeltaList, Root};
 use super::values::{
     DeadValue, Extent, HistoryValue, InodeValue, ListEntry, ReferenceValue, SnapshotValue, decode_index, decode_list,
     decode_xattrs, encode_index, encode_list, encode_xattrs,
@@ -20,14 +20,14 @@ use super::values::{
 use super::{data_head, header, node, space};
 use crate::error::{Error, Result};
 
-/// What a structure says and how it encodes again.
+/// JSON form of a decoded structure, and its bytes when encoded again.
 type Rendered = (Value, Vec<u8>);
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Groups of hexadecimal digits; `hh*n` repeats one byte.
+/// Decodes groups of hexadecimal digits; `hh*n` repeats one byte.
 fn unhex(text: &str) -> Vec<u8> {
     let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
     let mut out = Vec::new();
@@ -67,7 +67,8 @@ fn of_runs(runs: &[Run]) -> Value {
     runs.iter().map(|run| json!([run.address, run.blocks])).collect()
 }
 
-/// The bytes as an array; a vector of another length is refused before a decoder of fixed arrays is asked.
+/// Returns the bytes as an array; a vector of another length is refused before a decoder of fixed
+/// arrays runs.
 fn fixed<const N: usize>(bytes: &[u8]) -> Result<[u8; N]> {
     bytes.try_into().map_err(|_| Error::damaged("wrong length"))
 }
@@ -184,7 +185,7 @@ fn record(bytes: &[u8]) -> Result<Rendered> {
     Ok((value, it.encode()))
 }
 
-fn of_origin(it: &Origin) -> Value {
+fn of_origin(it: &BackupOrigin) -> Value {
     json!({
         "session": hex(&it.session), "first": it.first.0, "generation": it.generation.0, "tag": hex(&it.tag),
         "time": of_time(it.time),
@@ -195,7 +196,7 @@ fn of_mark(it: &LogMark) -> Value {
     json!({"generation": it.generation.0, "tag": hex(&it.record), "number": it.number, "entry_tag": hex(&it.entry)})
 }
 
-/// Head and body, one behind the other.
+/// Decodes head and body, concatenated.
 fn log_entry(bytes: &[u8]) -> Result<Rendered> {
     let (head, body) = bytes.split_at(ENTRY_HEAD.min(bytes.len()));
     let head = EntryHead::decode(head)?;
@@ -270,7 +271,7 @@ fn description(bytes: &[u8]) -> Result<Rendered> {
     Ok((value, it.encode()?.to_vec()))
 }
 
-/// Decodes `bytes` as the named structure; `vector` has what a reader knows from elsewhere.
+/// Decodes `bytes` as the named structure; `vector` has further inputs of the reader.
 fn render(structure: &str, bytes: &[u8], vector: &Value) -> Result<Rendered> {
     match structure {
         "pointer" => Pointer::decode(&fixed(bytes)?).map(|it| (of_pointer(&it), it.encode().to_vec())),
@@ -328,7 +329,7 @@ fn verdict(error: &Error) -> &'static str {
     }
 }
 
-/// Runs one file; answers how many vectors it held.
+/// Runs one file; returns its number of vectors.
 fn run_file(file: &Value) -> usize {
     let structure = file["structure"].as_str().unwrap();
     let mut names = BTreeSet::new();

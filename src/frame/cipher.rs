@@ -1,10 +1,11 @@
-//! Seals plain pages and opens sealed ones: prologue, body or head, and cells, each bound to its place (specification 4.2 and 5).
+//! Page encryption: seals and opens prologue, body or head, and cells, each bound to its location
+//! (specification 4.2 and 5).
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::compression::decompress;
-use super::{Content, PlainPage};
+use super::{PageContent, PlainPage};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
@@ -15,48 +16,49 @@ use crate::format::page::{PROLOGUE, PageKind, Prologue};
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, Generation, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag};
 
-/// First byte of the sealed body or head: nonce, sealed prologue, its tag.
+/// Offset of the sealed body or head: after nonce, sealed prologue and its tag.
 const MAIN: usize = NONCE + PROLOGUE + TAG;
 
 /// Seals and opens the pages and commit records of one archive.
 pub(crate) struct PageCipher {
     pages: XaesKey,
     records: XaesKey,
-    /// None for an archive without a log.
+    /// Key of the log; `None` for an archive without a log.
     log: Option<XaesKey>,
     archive: ArchiveId,
     environment: Arc<dyn Environment>,
 }
 
-/// A page ready to be written at `run`.
+/// Sealed page ready to be written at `run`.
 pub(crate) struct SealedPage {
     pub pointer: Pointer,
     pub bytes: Vec<u8>,
 }
 
-/// An opened and authenticated page.
+/// Decrypted and authenticated page.
 pub(crate) struct OpenedPage {
     pub prologue: Prologue,
-    /// The page as it was read, opened in place, or a decompressed node.
+    /// Page as read and decrypted in place, or a decompressed node.
     buffer: Vec<u8>,
     body: Range<usize>,
     table: Option<CellTable>,
 }
 
 impl OpenedPage {
-    /// The body without padding and, for nodes, decompressed; of a data page all cells as they are stored.
+    /// Returns the body without padding, decompressed for nodes; for a data page all cells as
+    /// stored.
     pub(crate) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
 
-    /// The body in a vector of its own; moves it to the front of the buffer.
+    /// Returns the body as a vector by moving it to the front of the buffer.
     pub(crate) fn into_body(mut self) -> Vec<u8> {
         self.buffer.truncate(self.body.end);
         self.buffer.drain(..self.body.start);
         self.buffer
     }
 
-    /// The head of a data page.
+    /// Returns the head of a data page.
     ///
     /// # Errors
     /// `Damaged` for a page of another kind.
@@ -64,7 +66,7 @@ impl OpenedPage {
         self.table.as_ref().ok_or_else(|| Error::damaged("page holds no file data"))
     }
 
-    /// The plain bytes of one cell.
+    /// Returns the plain bytes of one cell.
     pub(crate) fn read_cell(&self, cell: usize) -> Result<Vec<u8>> {
         let missing = || Error::damaged(format!("data page has no cell {cell}"));
         let entry = self.table()?.cells.get(cell).ok_or_else(missing)?;
@@ -75,7 +77,7 @@ impl OpenedPage {
     }
 }
 
-/// Fills `out`, which has the cell's plain length, from its opened bytes.
+/// Decompresses the decrypted bytes of a cell into `out`, which has the cell's plain length.
 pub(crate) fn plain_cell(cell: &Cell, stored: &[u8], out: &mut [u8]) -> Result<()> {
     if out.len() != cell.plain_length as usize || stored.len() != cell.stored as usize {
         return Err(Error::damaged(format!("cell has another length: stored={} plain={}", stored.len(), out.len())));
@@ -87,48 +89,50 @@ pub(crate) fn plain_cell(cell: &Cell, stored: &[u8], out: &mut [u8]) -> Result<(
     decompress(stored, out).map_err(|error| Error::damaged(format!("a cell does not decompress: {error}")))
 }
 
-/// What opening cells of a data page takes. It was bound to the page by the pointer's tag, and names the tag of every cell.
+/// Authenticated head of a data page, needed to open its cells. The pointer's tag binds it to the
+/// page, and it contains the tag of every cell.
 pub(crate) struct DataHead {
     nonce: [u8; NONCE],
     prologue: [u8; PROLOGUE],
-    /// Without its items, which readers of files do not need.
+    /// Cell table without packed items, which file reads do not need.
     pub(crate) table: CellTable,
-    /// First byte of the cells within the page.
+    /// Offset of the first cell within the page.
     first: usize,
 }
 
 impl DataHead {
-    /// Where `cells` (not empty) lie within the page.
+    /// Returns the byte range of `cells` (not empty) within the page.
     pub(crate) fn stored_range(&self, cells: &Range<usize>) -> Range<usize> {
         let (start, last) = (self.table.cells[cells.start], self.table.cells[cells.end - 1]);
         self.first + start.at as usize..self.first + (last.at + last.stored) as usize
     }
 
-    /// Bytes that it takes in memory.
+    /// Returns the memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<DataHead>() + self.table.cells.len() * size_of::<Cell>()
     }
 }
 
-/// A page of which the prologue is opened and agrees with the pointer.
-pub(crate) struct BegunPage {
+/// Start of a page: the decrypted prologue, verified against the pointer.
+pub(crate) struct PageStart {
     prologue: Prologue,
     plain: [u8; PROLOGUE],
     key: PageKey,
 }
 
-impl BegunPage {
+impl PageStart {
     pub(crate) fn kind(&self) -> PageKind {
         self.prologue.kind
     }
 
-    /// Bytes of the page that hold nonce, prologue, body or head and all of their tags.
+    /// Returns the offset after the body or head and its tag.
     pub(crate) fn main_end(&self) -> usize {
         MAIN + self.prologue.main_length() + TAG
     }
 }
 
-/// label || version u32 || archive id || block address u64 || prologue plaintext (48, but not for the prologue itself) || cell u8 (for cells).
+/// Associated data: label || version u32 || archive id || block address u64 || prologue plaintext
+/// (48, except for the prologue itself) || cell u8 (for cells).
 struct Aad {
     bytes: [u8; 96],
     length: usize,
@@ -138,25 +142,25 @@ impl Aad {
     fn of_prologue(archive: &ArchiveId, address: u64) -> Aad {
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(b"lockbox/v1/prologue");
-        aad.put_place(archive, address);
+        aad.put_location(archive, address);
         aad
     }
 
-    /// Of the message that the pointer's tag authenticates.
+    /// Builds the associated data of the message that the pointer's tag authenticates.
     fn of_main(kind: PageKind, archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
         let data = matches!(kind, PageKind::Data | PageKind::Packed);
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(if data { b"lockbox/v1/head" } else { b"lockbox/v1/body" });
-        aad.put_place(archive, address);
+        aad.put_location(archive, address);
         aad.put(prologue);
         aad
     }
 
-    /// Of cell 0; `set_cell` makes it that of another.
+    /// Builds the associated data of cell 0; `set_cell` changes the cell number.
     fn of_cells(archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(b"lockbox/v1/cell");
-        aad.put_place(archive, address);
+        aad.put_location(archive, address);
         aad.put(prologue);
         aad.put(&[0]);
         aad
@@ -171,8 +175,8 @@ impl Aad {
         self.length += part.len();
     }
 
-    fn put_place(&mut self, archive: &ArchiveId, address: u64) {
-        put_place(&mut self.bytes[self.length..], archive, address);
+    fn put_location(&mut self, archive: &ArchiveId, address: u64) {
+        put_location(&mut self.bytes[self.length..], archive, address);
         self.length += PLACE;
     }
 
@@ -181,17 +185,17 @@ impl Aad {
     }
 }
 
-/// Bytes of version, archive and block address.
+/// Length of version, archive id and block address in bytes.
 const PLACE: usize = 28;
 
-/// Puts version u32 || archive id || block address u64 at the beginning of `out`.
-pub(super) fn put_place(out: &mut [u8], archive: &ArchiveId, address: u64) {
+/// Writes version u32 || archive id || block address u64 to the start of `out`.
+pub(super) fn put_location(out: &mut [u8], archive: &ArchiveId, address: u64) {
     out[..4].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     out[4..20].copy_from_slice(archive);
     out[20..PLACE].copy_from_slice(&address.to_le_bytes());
 }
 
-/// `lockbox/v1/commit` || version u32 || archive id || slot index u8.
+/// Builds `lockbox/v1/commit` || version u32 || archive id || slot index u8.
 fn record_aad(archive: &ArchiveId, slot: u64) -> [u8; 38] {
     let mut aad = [0; 38];
     aad[..17].copy_from_slice(b"lockbox/v1/commit");
@@ -201,7 +205,7 @@ fn record_aad(archive: &ArchiveId, slot: u64) -> [u8; 38] {
     aad
 }
 
-/// Copies a fixed field out of a buffer that is known to hold it.
+/// Copies a fixed-size field from a buffer known to contain it.
 pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
@@ -209,7 +213,7 @@ pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 impl PageCipher {
-    /// Of an archive that has a log, or has none; `volume_key` is only used to derive keys.
+    /// Derives the keys of an archive; `volume_key` is not kept.
     pub(crate) fn new(
         volume_key: &SecretKey,
         archive: ArchiveId,
@@ -225,12 +229,12 @@ impl PageCipher {
         }
     }
 
-    /// Of the same archive, that turned out to have no log.
+    /// Drops the log key, for an archive that has no log.
     pub(crate) fn without_log(self) -> PageCipher {
         PageCipher { log: None, ..self }
     }
 
-    /// The key of the log's entries; None for an archive without a log.
+    /// Returns the key of log entries; `None` for an archive without a log.
     pub(super) fn log(&self) -> Option<&XaesKey> {
         self.log.as_ref()
     }
@@ -249,7 +253,7 @@ impl PageCipher {
         Ok(nonce)
     }
 
-    /// Seals `page` for the blocks `run` (exactly `page.blocks()` long) under a fresh random nonce.
+    /// Seals `page` for the blocks `run` (exactly `page.blocks()` long) under a new random nonce.
     ///
     /// # Errors
     /// `Io` when there is no randomness.
@@ -279,8 +283,8 @@ impl PageCipher {
         bytes.extend_from_slice(&tag);
         let end = MAIN + prologue.main_length();
         match &page.content {
-            Content::Body(body) => bytes.extend_from_slice(body),
-            Content::Cells { cell_log2, cells, items } => {
+            PageContent::Body(body) => bytes.extend_from_slice(body),
+            PageContent::Cells { cell_log2, cells, items } => {
                 bytes.resize(end + TAG, 0); // room for the head, which is sealed last: it names the cells' tags
                 let mut aad = Aad::of_cells(&self.archive, run.address, &plain);
                 let mut entries = Vec::with_capacity(cells.len());
@@ -307,21 +311,25 @@ impl PageCipher {
     /// Opens the prologue in the first 88 bytes or more of a page and compares it with the pointer.
     ///
     /// # Errors
-    /// `Damaged("page failed authentication: block=.. generation=..")`, or naming the field that differs from the pointer.
-    pub(crate) fn begin(&self, pointer: &Pointer, bytes: &[u8]) -> Result<BegunPage> {
+    /// `Damaged("page failed authentication: block=.. generation=..")`, or naming the field that
+    /// differs from the pointer.
+    pub(crate) fn open_start(&self, pointer: &Pointer, bytes: &[u8]) -> Result<PageStart> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
-        let begun = self.begin_at(address, bytes, |_| failed(pointer))?;
-        if u64::from(begun.prologue.blocks) != blocks {
-            return Err(Error::damaged(format!("page has {} blocks, not {blocks}: {place}", begun.prologue.blocks)));
+        let page_start = self.open_start_at(address, bytes, |_| authentication_error(pointer))?;
+        if u64::from(page_start.prologue.blocks) != blocks {
+            return Err(Error::damaged(format!(
+                "page has {} blocks, not {blocks}: {place}",
+                page_start.prologue.blocks
+            )));
         }
-        if begun.prologue.generation != pointer.generation {
-            return Err(Error::damaged(format!("page is of generation {}: {place}", begun.prologue.generation.0)));
+        if page_start.prologue.generation != pointer.generation {
+            return Err(Error::damaged(format!("page is of generation {}: {place}", page_start.prologue.generation.0)));
         }
-        Ok(begun)
+        Ok(page_start)
     }
 
-    fn begin_at(&self, address: u64, bytes: &[u8], failed: impl Fn(Error) -> Error) -> Result<BegunPage> {
+    fn open_start_at(&self, address: u64, bytes: &[u8], failed: impl Fn(Error) -> Error) -> Result<PageStart> {
         if bytes.len() < MAIN {
             return Err(Error::damaged(format!("no room for a page: block={address}")));
         }
@@ -329,12 +337,13 @@ impl PageCipher {
         let mut plain: [u8; PROLOGUE] = field(bytes, NONCE);
         let tag = field(bytes, NONCE + PROLOGUE);
         key.open_prologue(Aad::of_prologue(&self.archive, address).bytes(), &mut plain, &tag).map_err(failed)?;
-        Ok(BegunPage { prologue: Prologue::decode(&plain)?, plain, key })
+        Ok(PageStart { prologue: Prologue::decode(&plain)?, plain, key })
     }
 
-    /// Opens body or head in place; `bytes` begins with the page and reaches at least to `begun.main_end()`.
-    fn open_main<'a>(&self, pointer: &Pointer, begun: &BegunPage, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
-        let end = begun.main_end() - TAG;
+    /// Opens body or head in place; `bytes` starts with the page and reaches at least to
+    /// `page_start.main_end()`.
+    fn open_main<'a>(&self, pointer: &Pointer, page_start: &PageStart, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
+        let end = page_start.main_end() - TAG;
         let tag: Tag = field(bytes, end);
         if tag != pointer.tag {
             let Run { address, .. } = pointer.run;
@@ -343,40 +352,48 @@ impl PageCipher {
                 pointer.generation.0
             )));
         }
-        let aad = Aad::of_main(begun.prologue.kind, &self.archive, pointer.run.address, &begun.plain);
+        let aad = Aad::of_main(page_start.prologue.kind, &self.archive, pointer.run.address, &page_start.plain);
         let main = &mut bytes[MAIN..end];
-        begun.key.open_body(aad.bytes(), main, &tag).map_err(|_| failed(pointer))?;
+        page_start.key.open_body(aad.bytes(), main, &tag).map_err(|_| authentication_error(pointer))?;
         Ok(main)
     }
 
-    /// Opens the head of a data page in place; `bytes` holds the page's first `begun.main_end()` bytes.
+    /// Opens the head of a data page in place; `bytes` holds the page's first
+    /// `page_start.main_end()` bytes.
     ///
     /// # Errors
-    /// `Damaged` when it fails authentication, is not of a data page, or its fields do not fit.
-    pub(crate) fn open_head(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<DataHead> {
-        if !begun.prologue.has_cells() {
-            return Err(wrong_kind(pointer));
+    /// `Damaged` when it fails authentication, the page is not a data page, or fields are
+    /// inconsistent.
+    pub(crate) fn open_head(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<DataHead> {
+        if !page_start.prologue.has_cells() {
+            return Err(wrong_kind_error(pointer));
         }
-        if bytes.len() < begun.main_end() {
+        if bytes.len() < page_start.main_end() {
             return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
         }
         let nonce = field(bytes, 0);
-        let mut table = self.open_table(pointer, begun, bytes)?;
+        let mut table = self.open_table(pointer, page_start, bytes)?;
         table.items = Vec::new();
-        Ok(DataHead { nonce, prologue: begun.plain, table, first: begun.main_end() })
+        Ok(DataHead { nonce, prologue: page_start.plain, table, first: page_start.main_end() })
     }
 
-    /// What lies in a packed page, from its first `begun.main_end()` bytes; nothing for a page of another kind.
-    pub(crate) fn open_items(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<Vec<PackedItem>> {
-        if bytes.len() < begun.main_end() {
+    /// Returns the items of a packed page, from its first `page_start.main_end()` bytes; empty for
+    /// a page of another kind.
+    pub(crate) fn open_items(
+        &self,
+        pointer: &Pointer,
+        page_start: &PageStart,
+        bytes: &mut [u8],
+    ) -> Result<Vec<PackedItem>> {
+        if bytes.len() < page_start.main_end() {
             return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
         }
-        Ok(self.open_table(pointer, begun, bytes)?.items)
+        Ok(self.open_table(pointer, page_start, bytes)?.items)
     }
 
-    fn open_table(&self, pointer: &Pointer, begun: &BegunPage, bytes: &mut [u8]) -> Result<CellTable> {
-        let prologue = begun.prologue;
-        let head = self.open_main(pointer, begun, bytes)?;
+    fn open_table(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<CellTable> {
+        let prologue = page_start.prologue;
+        let head = self.open_main(pointer, page_start, bytes)?;
         let table = decode_cell_table(head, prologue.stored_length, prologue.plain_length)?;
         if (prologue.kind == PageKind::Packed) == table.items.is_empty() {
             return Err(Error::damaged(format!("page has items of another kind: block={}", pointer.run.address)));
@@ -384,7 +401,7 @@ impl PageCipher {
         Ok(table)
     }
 
-    /// Opens consecutive cells in place: `bytes` is what `head.stored_range(cells)` says.
+    /// Opens consecutive cells in place; `bytes` has the range `head.stored_range(cells)`.
     ///
     /// # Errors
     /// `Damaged` when one fails authentication; its bytes are then zeroed.
@@ -427,10 +444,11 @@ impl PageCipher {
         Ok(())
     }
 
-    /// Opens a whole page read from `pointer.run`, padding and every cell included, and checks it against the pointer.
+    /// Opens a whole page read from `pointer.run`, including padding and every cell, and verifies
+    /// it against the pointer.
     ///
     /// # Errors
-    /// As [`PageCipher::begin`].
+    /// Same as [`PageCipher::open_start`].
     pub(crate) fn open(&self, pointer: &Pointer, mut bytes: Vec<u8>) -> Result<OpenedPage> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
@@ -438,16 +456,16 @@ impl PageCipher {
         if length as u64 != pointer.run.bytes() || length <= PAGE_OVERHEAD {
             return Err(Error::damaged(format!("page has {length} bytes instead of {blocks} blocks: {place}")));
         }
-        let begun = self.begin(pointer, &bytes)?;
-        let prologue = begun.prologue;
+        let page_start = self.open_start(pointer, &bytes)?;
+        let prologue = page_start.prologue;
         if prologue.has_cells() {
-            let table = self.open_table(pointer, &begun, &mut bytes)?;
-            let first = begun.main_end();
+            let table = self.open_table(pointer, &page_start, &mut bytes)?;
+            let first = page_start.main_end();
             let cells = 0..table.cells.len();
-            self.open_cells_with(&begun.key, pointer, &begun.plain, &table, cells, &mut bytes[first..])?;
+            self.open_cells_with(&page_start.key, pointer, &page_start.plain, &table, cells, &mut bytes[first..])?;
             return Ok(OpenedPage { prologue, buffer: bytes, body: first..length, table: Some(table) });
         }
-        let body = self.open_main(pointer, &begun, &mut bytes)?;
+        let body = self.open_main(pointer, &page_start, &mut bytes)?;
         let (stored, padding) = body.split_at_checked(prologue.stored_length as usize).ok_or_else(|| {
             Error::damaged(format!("stored length {} exceeds the page: {place}", prologue.stored_length))
         })?;
@@ -468,12 +486,14 @@ impl PageCipher {
         Ok(OpenedPage { prologue, body: 0..buffer.len(), buffer, table: None })
     }
 
-    /// Opens only the prologue of a page that may start at `address`; for scanners. `first_block` has at least 88 bytes.
+    /// Opens only the prologue of a page that may start at `address`; for scanners. `first_block`
+    /// has at least 88 bytes.
     pub(crate) fn open_prologue(&self, address: u64, first_block: &[u8]) -> Result<Prologue> {
-        self.begin_at(address, first_block, |error| error).map(|begun| begun.prologue)
+        self.open_start_at(address, first_block, |error| error).map(|page_start| page_start.prologue)
     }
 
-    /// Seals a record's 4,056 plain bytes for ring slot `slot`; returns the 4,096 bytes and the tag.
+    /// Seals a record's 4,056 plain bytes for ring slot `slot`; returns the 4,096 bytes and the
+    /// tag.
     pub(crate) fn seal_record(&self, slot: u64, plain: Vec<u8>) -> Result<(Vec<u8>, Tag)> {
         if plain.len() != RECORD_PLAIN {
             return Err(Error::invalid(format!("commit record of {} bytes", plain.len())));
@@ -487,7 +507,8 @@ impl PageCipher {
         Ok((bytes, tag))
     }
 
-    /// Opens the content of ring slot `slot`; None when it is not authentic (random, torn, of another place).
+    /// Opens the content of ring slot `slot`; `None` when it is not authentic (random, torn, or
+    /// from another location).
     pub(crate) fn open_record(&self, slot: u64, bytes: &[u8]) -> Option<(Vec<u8>, Tag)> {
         if bytes.len() != BLOCK as usize {
             return None;
@@ -499,17 +520,18 @@ impl PageCipher {
     }
 }
 
-fn failed(pointer: &Pointer) -> Error {
+fn authentication_error(pointer: &Pointer) -> Error {
     let Run { address, .. } = pointer.run;
     Error::damaged(format!("page failed authentication: block={address} generation={}", pointer.generation.0))
 }
 
-/// The tag by which a pointer names the page that begins with this prologue, as it stands in `bytes`; for scanners, who have no pointer.
+/// Returns the unverified tag that a pointer to the page with this prologue would have; for
+/// scanners, which have no pointer.
 pub(crate) fn claimed_tag(prologue: &Prologue, bytes: &[u8]) -> Option<Tag> {
     bytes.get(MAIN + prologue.main_length()..)?.first_chunk().copied()
 }
 
-pub(crate) fn wrong_kind(pointer: &Pointer) -> Error {
+pub(crate) fn wrong_kind_error(pointer: &Pointer) -> Error {
     let Run { address, .. } = pointer.run;
     Error::damaged(format!("page of another kind: block={address} generation={}", pointer.generation.0))
 }

@@ -1,4 +1,4 @@
-//! zstd on cells and nodes: contexts of each thread, how hard to try, and bounded output.
+//! zstd compression of cells and nodes: thread-local contexts, effort levels and bounded output.
 
 use std::cell::RefCell;
 use std::io;
@@ -6,16 +6,18 @@ use std::io;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::find_frame_compressed_size;
 
-/// Bytes that tell whether compression can pay. A tenth of the time of a cell, and enough for zstd to find repetitions.
+/// Sample size in bytes that decides whether compression can pay: a tenth of the time of a cell,
+/// and enough for zstd to find repetitions.
 const PROBE: usize = 4096;
 
-/// How hard a page is compressed.
+/// Compression effort for a page.
 #[derive(Clone, Copy)]
 pub(super) enum Effort {
-    /// zstd's fastest regular level. Source text here: 4.74 fold at 400 MB/s (level 3: 4.93 at 342, level -3: 3.56 at 495).
+    /// zstd's fastest regular level. Source text here: 4.74 fold at 400 MB/s (level 3: 4.93 at 342,
+    /// level -3: 3.56 at 495).
     Regular,
-    /// Without entropy coding of literals, for data whose repetitions are all there is to gain. Half noise, half zeros here: 1.98 fold at
-    /// 2,070 MB/s (level 1: as small, at 789).
+    /// Without entropy coding of literals, for data that shrinks by repetitions only. Half noise,
+    /// half zeros here: 1.98 fold at 2,070 MB/s (level 1: as small, at 789).
     Fast,
 }
 
@@ -29,31 +31,35 @@ impl Effort {
 }
 
 thread_local! {
-    // Contexts are some hundred KiB and dear to set up: one of each for every thread that seals or opens.
+    // Contexts take some hundred KiB and are expensive to set up: one of each per thread that seals
+    // or opens.
     static COMPRESSORS: RefCell<[Option<Compressor<'static>>; 2]> = const { RefCell::new([None, None]) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// The compressed bytes when they are at most `most`, else None: compression is an economy, so its failure is no error.
+/// Returns the compressed bytes if there are at most `most`. `None` otherwise, and on failure,
+/// because compression is optional.
 pub(super) fn compress(data: &[u8], most: usize, effort: Effort) -> Option<Vec<u8>> {
     COMPRESSORS.with_borrow_mut(|slots| {
         let slot = &mut slots[effort as usize];
         if slot.is_none() {
             *slot = Compressor::new(effort.level()).ok();
         }
-        // zstd stops when the buffer is full, so the rest of what does not shrink is not tried.
+        // zstd stops when the buffer is full, so no time is spent on the rest of incompressible
+        // data.
         let mut out = Vec::with_capacity(most);
         slot.as_mut()?.compress_to_buffer(data, &mut out).ok()?;
         (out.len() <= most).then_some(out)
     })
 }
 
-/// A frame of the kind that others skip begins with one of sixteen numbers.
+/// First magic number of the sixteen of skippable frames.
 const SKIPPABLE: u32 = 0x184D_2A50;
 
-/// Decompresses one frame, which must fill `out` exactly and have nothing before or behind it; nothing is allocated from what the data say.
+/// Decompresses one frame, which must fill `out` exactly, with no bytes before or after it.
+/// Allocates nothing based on the data.
 pub(super) fn decompress(data: &[u8], out: &mut [u8]) -> io::Result<()> {
-    // The library takes several frames for one, and passes by those that are to be skipped.
+    // The library accepts concatenated frames and ignores skippable ones.
     let magic = data.first_chunk::<4>().map_or(SKIPPABLE, |magic| u32::from_le_bytes(*magic));
     if magic & !15 == SKIPPABLE || !matches!(find_frame_compressed_size(data), Ok(length) if length == data.len()) {
         return Err(io::Error::other("not one frame"));
@@ -68,8 +74,9 @@ pub(super) fn decompress(data: &[u8], out: &mut [u8]) -> io::Result<()> {
     })
 }
 
-/// How hard to try: not at all when no sample from the middle or the head shrinks. The head alone misleads: archives of compressed files and
-/// media begin with a header that shrinks, or the other way round.
+/// Chooses the effort from samples; `None` when neither the middle nor the head shrinks. The head
+/// alone misleads: compressed archives and media start with a header that shrinks, or the other way
+/// round.
 pub(super) fn probe(data: &[u8]) -> Option<Effort> {
     let size = |sample: &[u8], effort| compress(sample, sample.len() - 1, effort).map(|smaller| smaller.len());
     if data.len() <= 2 * PROBE {
@@ -88,7 +95,7 @@ pub(super) fn probe(data: &[u8]) -> Option<Effort> {
 mod tests {
     use super::*;
 
-    /// Specification 5.1: what the library takes beyond that, another implementation need not.
+    /// Specification 5.1: other implementations need not accept more than this.
     #[test]
     fn what_is_decompressed_is_one_frame_and_nothing_beside_it() {
         let frame = |data: &[u8]| zstd::bulk::compress(data, 1).unwrap();

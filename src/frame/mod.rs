@@ -1,14 +1,14 @@
-//! Turns nodes and file data into pages before sealing: what is compressed, how cells are cut, how many blocks a page takes.
+//! Page layout before sealing: compression, division into cells, and number of blocks.
 
 mod cipher;
 mod compression;
-mod entry;
+mod log_entry;
 
 use std::borrow::Cow;
 
-pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind};
+pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind_error};
 use compression::{Effort, compress, probe};
-pub(crate) use entry::BegunEntry;
+pub(crate) use log_entry::EntryStart;
 
 use crate::format::data_head::{PackedItem, head_length};
 use crate::format::page::PageKind;
@@ -19,45 +19,49 @@ pub(crate) const CELL_LOG2: u8 = 14;
 
 const CELL: usize = 1 << CELL_LOG2;
 
-/// Plain data that fits four blocks raw: what overhead and head leave. A page of n * `GROUP_DATA` bytes fits n such groups too: it has one
-/// fixed part instead of n, and at most n times the cells of one group, since `GROUP_DATA` is below their size.
+/// Plain data that fits four blocks uncompressed, after overhead and head. A page of n *
+/// `GROUP_DATA` bytes also fits n such groups: it has one fixed part instead of n, and at most n
+/// times the cells of one group, since `GROUP_DATA` is smaller than a cell.
 pub(crate) const GROUP_DATA: usize =
     4 * BLOCK as usize - PAGE_OVERHEAD - head_length((4 * BLOCK as usize).div_ceil(CELL), 0);
 
-/// A frame before sealing and what the prologue will say of it.
+/// Plain page content and the fields of its prologue.
 pub(crate) struct PlainPage<'a> {
     pub kind: PageKind,
     pub compressed: bool,
     pub plain_length: u32,
     pub owner: u64,
     pub position: u64,
-    pub content: Content<'a>,
+    pub content: PageContent<'a>,
 }
 
-/// What is sealed behind the prologue.
-pub(crate) enum Content<'a> {
-    /// Of nodes and delta lists, without padding.
+/// Content after the prologue.
+pub(crate) enum PageContent<'a> {
+    /// Body of a node or delta list, without padding.
     Body(Vec<u8>),
-    /// Of data pages: (stored bytes, raw), and what names their parts.
+    /// Cells of a data page as (stored bytes, raw), and the items that describe their parts.
     Cells { cell_log2: u8, cells: Vec<(Cow<'a, [u8]>, bool)>, items: Vec<PackedItem> },
 }
 
 impl PlainPage<'_> {
-    /// Bytes of the body, or of all cells.
+    /// Returns the bytes of the body, or of all cells.
     pub(crate) fn stored_length(&self) -> usize {
         match &self.content {
-            Content::Body(body) => body.len(),
-            Content::Cells { cells, .. } => cells.iter().map(|(stored, _)| stored.len()).sum(),
+            PageContent::Body(body) => body.len(),
+            PageContent::Cells { cells, .. } => cells.iter().map(|(stored, _)| stored.len()).sum(),
         }
     }
 
-    /// Blocks that the sealed page takes.
+    /// Returns the number of blocks of the sealed page.
     pub(crate) fn blocks(&self) -> u64 {
         match (&self.content, self.kind, self.compressed) {
-            // Specification 6.1: a node page is raw in 4 blocks or compressed in fewer, however small the node is.
+            // Specification 6.1: a node page is raw in 4 blocks or compressed in fewer, even if the
+            // node is small.
             (_, PageKind::Node, false) => NODE_BLOCKS,
-            (Content::Body(body), ..) => blocks_of(body.len()),
-            (Content::Cells { cells, items, .. }, ..) => data_blocks(self.stored_length(), cells.len(), items.len()),
+            (PageContent::Body(body), ..) => blocks_of(body.len()),
+            (PageContent::Cells { cells, items, .. }, ..) => {
+                data_blocks(self.stored_length(), cells.len(), items.len())
+            }
         }
     }
 }
@@ -66,56 +70,57 @@ fn blocks_of(bytes: usize) -> u64 {
     ((bytes + PAGE_OVERHEAD) as u64).div_ceil(BLOCK)
 }
 
-/// Blocks of a data page whose cells take `stored` bytes.
+/// Returns the number of blocks of a data page whose cells take `stored` bytes.
 fn data_blocks(stored: usize, cells: usize, items: usize) -> u64 {
     blocks_of(head_length(cells, items) + stored)
 }
 
-/// A node's page: raw, or one zstd frame when that saves a block.
+/// Creates a node page: raw, or one zstd frame if that saves a block.
 pub(crate) fn node_page(tree: u8, level: u8, encoded: Vec<u8>) -> PlainPage<'static> {
     let plain_length = encoded.len() as u32;
     let most = NODE_CAPACITY - BLOCK as usize;
-    // A commit compresses every node that changed while somebody waits for it. In most nodes the tags are what does not shrink, so that coding
-    // the rest well saves no block: a leaf of extents takes 2 at 19 us as at 36 (level 1), one of names 2 at 18 as at 29; of all kinds only a
-    // full internal node takes one more (3 at 25 us, 2 at 40).
+    // A commit compresses every changed node while its callers wait. In most nodes the tags are the
+    // incompressible part, so better coding of the rest saves no block: a leaf of extents takes 2
+    // blocks at 19 us as at 36 (level 1), one of names 2 at 18 as at 29. Only a full internal node
+    // takes one more (3 at 25 us, 2 at 40).
     let (compressed, body) = match compress(&encoded, most, Effort::Fast) {
         Some(smaller) => (true, smaller),
         None => (false, encoded),
     };
-    let content = Content::Body(body);
+    let content = PageContent::Body(body);
     PlainPage { kind: PageKind::Node, compressed, plain_length, owner: tree.into(), position: level.into(), content }
 }
 
-/// A data page of `data` (1..=128 KiB) at `offset` of inode `ino`, compressed cell by cell when `compress` and a probe says that it pays
-/// (at least one block is saved).
+/// Creates a data page of `data` (1..=128 KiB) at `offset` of inode `ino`. Compresses it cell by
+/// cell if `compress` is set and a probe shows that at least one block is saved.
 pub(crate) fn data_page(ino: u64, offset: u64, data: &[u8], compress: bool) -> PlainPage<'_> {
-    let content = cut(data, Vec::new(), compress);
+    let content = split_cells(data, Vec::new(), compress);
     let plain_length = data.len() as u32;
     PlainPage { kind: PageKind::Data, compressed: false, plain_length, owner: ino, position: offset, content }
 }
 
-/// A packed page; `items` name the parts of `data`.
+/// Creates a packed page; `items` describe the parts of `data`.
 pub(crate) fn packed_page<'a>(data: &'a [u8], items: &[PackedItem], compress: bool) -> PlainPage<'a> {
-    let content = cut(data, items.to_vec(), compress);
+    let content = split_cells(data, items.to_vec(), compress);
     let plain_length = data.len() as u32;
     PlainPage { kind: PageKind::Packed, compressed: false, plain_length, owner: 0, position: 0, content }
 }
 
-/// A delta list page.
+/// Creates a delta list page.
 pub(crate) fn delta_page(encoded: Vec<u8>) -> PlainPage<'static> {
     let plain_length = encoded.len() as u32;
-    let content = Content::Body(encoded);
+    let content = PageContent::Body(encoded);
     PlainPage { kind: PageKind::DeltaList, compressed: false, plain_length, owner: 0, position: 0, content }
 }
 
-/// Cuts data into cells and compresses those that gain by it.
-fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> Content<'_> {
+/// Divides data into cells and compresses those that benefit.
+fn split_cells(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> PageContent<'_> {
     debug_assert!(!data.is_empty() && data.len() <= MAX_DATA);
     let cell_log2 = CELL_LOG2;
     let count = data.len().div_ceil(CELL);
     let raw_blocks = data_blocks(data.len(), count, items.len());
     let compressed = |effort: Effort| {
-        // A cell that shrinks by less than a sixteenth is not worth decompressing at each read.
+        // A cell that shrinks by less than a sixteenth is not worth decompressing on every read.
         let smaller = |cell: &[u8]| compress(cell, cell.len() - cell.len() / 16, effort);
         let cells: Vec<(Cow<'_, [u8]>, bool)> = data.chunks(CELL).map(|cell| choose(cell, smaller(cell))).collect();
         let stored = cells.iter().map(|(bytes, _)| bytes.len()).sum();
@@ -123,21 +128,22 @@ fn cut(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> Content<'_>
     };
     if compress_cells && raw_blocks > 1 {
         if data.len() <= 2 * BLOCK as usize {
-            // The pages of small overwrites, one at least for each: when the quick way leaves one block, nothing leaves fewer.
+            // Pages of small overwrites take at least one block: if fast compression reaches one
+            // block, no other is better.
             let (blocks, cells) = compressed(Effort::Fast);
             if blocks == 1 {
-                return Content::Cells { cell_log2, cells, items };
+                return PageContent::Cells { cell_log2, cells, items };
             }
         }
         if let Some(effort) = probe(data) {
             let (blocks, cells) = compressed(effort);
             if blocks < raw_blocks {
-                return Content::Cells { cell_log2, cells, items };
+                return PageContent::Cells { cell_log2, cells, items };
             }
         }
     }
     let cells = data.chunks(CELL).map(|cell| (Cow::Borrowed(cell), true)).collect();
-    Content::Cells { cell_log2, cells, items }
+    PageContent::Cells { cell_log2, cells, items }
 }
 
 fn choose(cell: &[u8], smaller: Option<Vec<u8>>) -> (Cow<'_, [u8]>, bool) {
@@ -147,7 +153,7 @@ fn choose(cell: &[u8], smaller: Option<Vec<u8>>) -> (Cow<'_, [u8]>, bool) {
     }
 }
 
-/// Upper bound of the blocks of a data page of `length` plain bytes, stored raw.
+/// Returns the maximum number of blocks of a data page of `length` plain bytes, stored raw.
 #[cfg(test)]
 pub(crate) fn worst_case_blocks(length: usize) -> u64 {
     data_blocks(length, length.div_ceil(CELL), 0)

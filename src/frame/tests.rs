@@ -62,8 +62,8 @@ fn table_of(page: &PlainPage<'_>) -> CellTable {
 
 /// Opens the head from as many of the page's bytes as it needs.
 fn head_of(cipher: &PageCipher, pointer: &Pointer, bytes: &[u8]) -> Result<DataHead> {
-    let begun = cipher.begin(pointer, bytes)?;
-    cipher.open_head(pointer, &begun, &mut bytes[..begun.main_end()].to_vec())
+    let page_start = cipher.open_start(pointer, bytes)?;
+    cipher.open_head(pointer, &page_start, &mut bytes[..page_start.main_end()].to_vec())
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn an_authentic_page_that_the_pointer_does_not_mean_is_refused() {
     let sealed = seal_at(&cipher, &page, 400);
     let stale = Pointer { generation: Generation(18), ..sealed.pointer };
     assert_eq!(damage(cipher.open(&stale, sealed.bytes.clone())), "page is of generation 17: block=400 generation=18");
-    // Sealed again for the same place and generation: only the tag differs.
+    // Sealed again for the same address and generation: only the tag differs.
     let again = seal_at(&cipher, &page, 400);
     assert!(damage(cipher.open(&sealed.pointer, again.bytes)).starts_with("page has another tag"));
     let longer = Pointer { run: Run::new(400, 2), ..sealed.pointer };
@@ -217,7 +217,7 @@ fn the_page_space_is_used_to_the_last_byte() {
     assert_eq!(short.blocks(), NODE_BLOCKS);
 }
 
-/// Behind `allocator::groups_for`: whole or cut into groups, raw data fits the groups promised for it.
+/// See `allocator::groups_for`: raw data fits its reserved groups, whole or divided into groups.
 #[test]
 fn a_page_of_any_length_fits_the_groups_promised_for_it() {
     assert_eq!(worst_case_blocks(GROUP_DATA), 4);
@@ -230,7 +230,7 @@ fn a_page_of_any_length_fits_the_groups_promised_for_it() {
 #[test]
 fn a_cell_never_decompresses_to_more_than_it_says() {
     let page = data_page(9, 0, &[0; CELL], true);
-    let Content::Cells { cells, .. } = &page.content else { panic!("no cells") };
+    let PageContent::Cells { cells, .. } = &page.content else { panic!("no cells") };
     let mut entry = table_of(&page).cells[0];
     assert!(!entry.raw);
     let mut out = vec![1; CELL];
@@ -280,19 +280,20 @@ fn a_cell_of_another_place_or_version_is_refused() {
     let (one, two) = (seal_at(&cipher, &one, 400), seal_at(&cipher, &two, 400));
     let head = head_of(&cipher, &one.pointer, &one.bytes).unwrap();
     let (first, second) = (head.stored_range(&(0..1)), head.stored_range(&(1..2)));
-    // Two cells of one page change places.
+    // Swap two cells of one page.
     let mut swapped = one.bytes.clone();
     swapped[first.clone()].copy_from_slice(&one.bytes[second.clone()]);
     swapped[second.clone()].copy_from_slice(&one.bytes[first.clone()]);
     assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut swapped[first.clone()].to_vec()).is_err());
     damage(cipher.open(&one.pointer, swapped));
-    // The same cell of another version of the page, of the same content, address and generation.
+    // The same cell of another version of the page, with the same content, address and generation.
     let mut mixed = one.bytes.clone();
     mixed[second.clone()].copy_from_slice(&two.bytes[second.clone()]);
     assert!(cipher.open_cells(&one.pointer, &head, 1..2, &mut mixed[second.clone()].to_vec()).is_err());
     assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut mixed[first].to_vec()).is_ok());
     damage(cipher.open(&one.pointer, mixed));
-    // Everything but the nonce and prologue of another version, with the tag that the pointer expects.
+    // Everything except nonce and prologue from another version, with the tag that the pointer
+    // expects.
     let start = NONCE + 48 + TAG;
     damage(cipher.open(&one.pointer, [&one.bytes[..start], &two.bytes[start..]].concat()));
     damage(cipher.open(&two.pointer, [&one.bytes[..start], &two.bytes[start..]].concat()));
@@ -302,16 +303,16 @@ fn a_cell_of_another_place_or_version_is_refused() {
 fn every_flipped_bit_up_to_the_cells_is_refused_by_the_head_alone() {
     let cipher = cipher();
     let sealed = seal_at(&cipher, &data_page(9, 0, &noise(5000), false), 400);
-    let end = cipher.begin(&sealed.pointer, &sealed.bytes).unwrap().main_end();
+    let end = cipher.open_start(&sealed.pointer, &sealed.bytes).unwrap().main_end();
     assert_eq!(end, 8192 - 5000, "the head's padding fills the page");
     for bit in 0..end * 8 {
         let mut bytes = sealed.bytes[..end].to_vec();
         bytes[bit / 8] ^= 1 << (bit % 8);
         assert!(head_of(&cipher, &sealed.pointer, &bytes).is_err(), "bit={bit}");
     }
-    let begun = cipher.begin(&sealed.pointer, &sealed.bytes).unwrap();
-    assert!(cipher.open_head(&sealed.pointer, &begun, &mut sealed.bytes[..end - 1].to_vec()).is_err());
+    let page_start = cipher.open_start(&sealed.pointer, &sealed.bytes).unwrap();
+    assert!(cipher.open_head(&sealed.pointer, &page_start, &mut sealed.bytes[..end - 1].to_vec()).is_err());
     let list = seal_at(&cipher, &delta_page(noise(5000)), 400);
-    let begun = cipher.begin(&list.pointer, &list.bytes).unwrap();
-    assert!(cipher.open_head(&list.pointer, &begun, &mut list.bytes.clone()).is_err(), "no data page");
+    let page_start = cipher.open_start(&list.pointer, &list.bytes).unwrap();
+    assert!(cipher.open_head(&list.pointer, &page_start, &mut list.bytes.clone()).is_err(), "no data page");
 }

@@ -1,4 +1,5 @@
-//! Runs `format-spec/vectors/seal.json`: keys, slots, headers, pages and records sealed by another implementation.
+//! Runs `format-spec/vectors/seal.json`: keys, slots, headers, pages and records sealed by another
+//! implementation.
 
 use std::fs;
 use std::path::Path;
@@ -156,7 +157,7 @@ fn records_open_in_their_slot_only() {
     }
 }
 
-/// Head and body of the entry in `bytes`, and its tag; None when a seal does not open.
+/// Opens the entry in `bytes`; returns head, body and tag, or `None` when a seal does not open.
 fn opened_entry(seals: &Seals, vector: &Value) -> Result<Option<(EntryHead, LogEntry, Tag)>> {
     let (block, bytes) = (number(&vector["block"]), unhex(&vector["bytes"]));
     let Some(begun) = seals.cipher().open_entry_head(block, &bytes)? else { return Ok(None) };

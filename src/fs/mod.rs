@@ -74,7 +74,7 @@ impl FileSystem {
         name_key: [u8; 16],
         options: FsOptions,
     ) -> Result<Arc<FileSystem>> {
-        let ahead = volume.is_far().then(Ahead::default);
+        let ahead = volume.is_remote().then(Ahead::default);
         let staging = Arc::new(Staging::new(volume.clone()));
         let write_out = Arc::new(WriteOut::new(volume.clone(), staging.clone(), options));
         let fs = Arc::new(FileSystem {

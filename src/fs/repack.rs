@@ -261,7 +261,7 @@ impl Repack {
         if moved.is_empty() {
             return Ok(());
         }
-        self.volume.bound_unsynced()?;
+        self.volume.limit_unsynced()?;
         let mut written = written.sorted();
         // An extent goes; for each piece one comes, with a reference count.
         let records = 4 * moved.len() as u64 + written.pieces().len() as u64 * extents::RECORDS_PER_PIECE;

@@ -1,6 +1,6 @@
 //! The vocabulary of the file system: attributes, requests and entries, free of kernel types.
 
-use crate::error::{CacheUse, LogUse, SnapshotUse};
+use crate::error::{CacheStats, LogStats, SnapshotStats};
 use crate::format::{Ino, Timestamp};
 
 /// File type and permission bits as in POSIX `st_mode`.
@@ -139,18 +139,18 @@ pub struct Statistics {
 #[derive(Clone, Debug)]
 pub struct Usage {
     /// Decrypted pieces of file data.
-    pub cells: CacheUse,
+    pub cells: CacheStats,
     /// Opened heads of data pages.
-    pub heads: CacheUse,
+    pub heads: CacheStats,
     /// Nodes of trees.
-    pub nodes: CacheUse,
+    pub nodes: CacheStats,
     /// What no commit has begun to make durable.
     pub dirty_bytes: u64,
     /// What of it a power cut would take; 0 when the log has the rest.
     pub volatile_bytes: u64,
-    pub log: LogUse,
+    pub log: LogStats,
     /// None when nobody has looked, or who looked found damage.
-    pub snapshots: Option<SnapshotUse>,
+    pub snapshots: Option<SnapshotStats>,
     /// The part of the space map that is loaded.
     pub map_bytes: u64,
     /// Length of the archive's file and what of it is in use; None while the space map is busy.

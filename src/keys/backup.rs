@@ -9,12 +9,12 @@ use super::seen::{self, Looked};
 use super::vouch::{self, Current};
 use super::{Witness, slots};
 use crate::crypto::SecretKey;
-use crate::crypto::kdf::equal;
+use crate::crypto::kdf::constant_time_eq;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing, HEADER_BYTES};
 use crate::frame::PageCipher;
-use crate::storage::{LockMode, Site, Storage};
+use crate::storage::{ArchiveSource, LockMode, Storage};
 use crate::txn;
 
 /// What a restored header is.
@@ -30,7 +30,7 @@ pub struct Restored {
 ///
 /// # Errors
 /// As [`super::kinds`].
-pub fn backup_header<'a>(site: impl Into<Site<'a>>) -> Result<Vec<u8>> {
+pub fn backup_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<u8>> {
     let header = read_header(site)?;
     Ok(header.copy_bytes().to_vec())
 }
@@ -40,7 +40,11 @@ pub fn backup_header<'a>(site: impl Into<Site<'a>>) -> Result<Vec<u8>> {
 /// # Errors
 /// `Invalid` for what is no backup or one of another archive, `Older` when the archive's keys were changed since and that is not accepted
 /// (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
-pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &KeyAccess<'_>) -> Result<Restored> {
+pub fn restore_header<'a>(
+    site: impl Into<ArchiveSource<'a>>,
+    backup: &[u8],
+    access: &KeyAccess<'_>,
+) -> Result<Restored> {
     let storage = site.into().open(LockMode::Exclusive)?;
     let backup = read_backup(backup)?;
     let mine = backup.framing().clone();
@@ -109,7 +113,7 @@ fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
     if found.archive != mine.archive {
         return Some(Error::invalid("the header backup is of another archive"));
     }
-    (!equal(&found.commitment, &mine.commitment)).then(|| {
+    (!constant_time_eq(&found.commitment, &mine.commitment)).then(|| {
         Error::invalid(
             "the header backup is from before the archive was given a new volume key: it opens older copies only",
         )

@@ -9,13 +9,13 @@ use super::unlock::{UnlockedKey, open_header};
 use super::vouch::{Current, check_age, vouch};
 use super::{SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
-use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, words};
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, diceware};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
-use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
+use crate::format::key_slot::{Description, MAX_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
-use crate::storage::{LockMode, Site, Storage};
+use crate::storage::{ArchiveSource, LockMode, Storage};
 
 /// What opens the archive for a change of its keys, and what that may cost.
 pub struct KeyAccess<'a> {
@@ -129,7 +129,7 @@ pub fn new_recovery_code() -> Result<RecoveryCode> {
 /// # Errors
 /// `Io` when the system has no randomness.
 pub fn new_passphrase() -> Result<zeroize::Zeroizing<String>> {
-    words::passphrase(&SystemEnvironment)
+    diceware::generate_passphrase(&SystemEnvironment)
 }
 
 /// Random content for a key file.
@@ -146,7 +146,7 @@ pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
 ///
 /// # Errors
 /// As [`super::unlock_with`]; `Older` for a header that was put back, unless accepted.
-pub fn list_all<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
+pub fn list_all<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
     let site = site.into();
     let header = read_header(site)?;
     let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
@@ -159,7 +159,7 @@ pub fn list_all<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result
 ///
 /// # Errors
 /// As [`list_all`].
-pub fn list<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
+pub fn list<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
     let site = site.into();
     let (header, opened) = open_header(site, access.secrets, &access.limits)?;
     check_age(site, &header, &opened, &access.seen)?;
@@ -170,7 +170,7 @@ pub fn list<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>) -> Result<Vec
 ///
 /// # Errors
 /// As [`super::identify`]; `Damaged` for the key of another archive, `WrongKey` for one from before its keys were changed.
-pub fn list_unlocked<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey) -> Result<Vec<KeyInfo>> {
+pub fn list_unlocked<'a>(site: impl Into<ArchiveSource<'a>>, key: &UnlockedKey) -> Result<Vec<KeyInfo>> {
     let header = read_header(site)?;
     header.authenticate(&key.volume_key)?;
     Ok(listed(&header, &key.volume_key, &[]))
@@ -181,7 +181,12 @@ pub fn list_unlocked<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey) -> Result
 /// # Errors
 /// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` for a label in use or too long and when all
 /// slots are taken.
-pub fn add<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, new: &NewKey<'_>, label: &str) -> Result<u8> {
+pub fn add<'a>(
+    site: impl Into<ArchiveSource<'a>>,
+    access: &KeyAccess<'_>,
+    new: &NewKey<'_>,
+    label: &str,
+) -> Result<u8> {
     let change = Change::begin(site.into(), access)?;
     change.check_label(label)?;
     change.fill_empty(new, label)
@@ -191,7 +196,7 @@ pub fn add<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, new: &NewKey<'
 ///
 /// # Errors
 /// As [`add`]; `Invalid` for the last slot that this program can open.
-pub fn remove<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
+pub fn remove<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
     let change = Change::begin(site.into(), access)?;
     let keys = change.keys();
     let slot = name.find(&keys)?;
@@ -214,7 +219,7 @@ pub fn remove<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, name: &KeyN
 /// # Errors
 /// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
 pub fn change_passphrase<'a>(
-    site: impl Into<Site<'a>>,
+    site: impl Into<ArchiveSource<'a>>,
     access: &KeyAccess<'_>,
     new: &Passphrase,
     kdf: KdfCost,
@@ -241,7 +246,7 @@ pub fn change_passphrase<'a>(
 /// # Errors
 /// As [`add`]; `Invalid` when there are several passphrase slots and none is named.
 pub fn set_passphrase<'a>(
-    site: impl Into<Site<'a>>,
+    site: impl Into<ArchiveSource<'a>>,
     access: &KeyAccess<'_>,
     name: Option<&KeyName>,
     new: &Passphrase,
@@ -292,14 +297,14 @@ struct Change {
 }
 
 impl Change {
-    fn begin(site: Site<'_>, access: &KeyAccess<'_>) -> Result<Change> {
+    fn begin(site: ArchiveSource<'_>, access: &KeyAccess<'_>) -> Result<Change> {
         Change::begin_with(site, access, |header| {
             slots::unlock(header, access.secrets, &access.limits).map(|opened| vec![opened])
         })
     }
 
     fn begin_with(
-        site: Site<'_>,
+        site: ArchiveSource<'_>,
         access: &KeyAccess<'_>,
         unlock: impl FnOnce(&Header) -> Result<Vec<OpenedSlot>>,
     ) -> Result<Change> {
@@ -344,8 +349,8 @@ impl Change {
     }
 
     fn check_label(&self, label: &str) -> Result<()> {
-        if label.len() > MOST_LABEL {
-            return Err(Error::invalid(format!("the label is too long: bytes={} most={MOST_LABEL}", label.len())));
+        if label.len() > MAX_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MAX_LABEL}", label.len())));
         }
         if label.chars().any(char::is_control) {
             return Err(Error::invalid("a label has no control characters"));

@@ -6,16 +6,16 @@ use std::path::Path;
 
 use super::header::Header;
 use crate::error::{Error, Result};
-use crate::storage::{Site, Storage};
+use crate::storage::{ArchiveSource, Storage};
 
 /// The header of the archive there, whoever has it open.
 ///
 /// # Errors
 /// As [`Header::read`], and `NotArchive` for what is no regular file.
-pub(crate) fn read_header<'a>(site: impl Into<Site<'a>>) -> Result<Header> {
+pub(crate) fn read_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Header> {
     match site.into() {
-        Site::File(path) => Header::read(&HeaderFile::open(path)?),
-        Site::Opened(storage) => Header::read(&**storage),
+        ArchiveSource::File(path) => Header::read(&HeaderFile::open(path)?),
+        ArchiveSource::Storage(storage) => Header::read(&**storage),
     }
 }
 

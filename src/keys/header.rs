@@ -13,7 +13,7 @@
 //!     a header gives it another number.
 
 use crate::crypto::SecretKey;
-use crate::crypto::kdf::{equal, hkdf, hmac_sha256, sha256};
+use crate::crypto::kdf::{constant_time_eq, hkdf, hmac_sha256, sha256};
 use crate::error::{Error, Result};
 use crate::format::header::{self, Framing, HEADER_BYTES, ParsedHeader};
 use crate::format::{ArchiveId, BLOCK, HEADER_START, KEY_SLOTS, MIN_BLOCKS};
@@ -140,7 +140,7 @@ impl Header {
         self.check_commitment(volume_key)?;
         let framing = self.framing();
         let mac = mac(volume_key, &framing.archive, &self.parsed.bytes);
-        if !equal(&mac, &framing.mac) {
+        if !constant_time_eq(&mac, &framing.mac) {
             return Err(Error::damaged(format!("header failed authentication: copy={}", framing.copy)));
         }
         Ok(())
@@ -149,7 +149,7 @@ impl Header {
     /// Whether this is the key of the archive, however the rest of the header was altered.
     pub(crate) fn check_commitment(&self, volume_key: &SecretKey) -> Result<()> {
         let framing = self.framing();
-        if !equal(&commitment(volume_key, &framing.archive), &framing.commitment) {
+        if !constant_time_eq(&commitment(volume_key, &framing.archive), &framing.commitment) {
             return Err(Error::damaged("the header does not belong to this volume key"));
         }
         Ok(())
@@ -193,7 +193,8 @@ impl Header {
         match &self.other {
             Some(Ok(other)) => {
                 let number = other.framing.sequence;
-                let is_authentic = || equal(&mac(volume_key, &used.archive, &other.bytes), &other.framing.mac);
+                let is_authentic =
+                    || constant_time_eq(&mac(volume_key, &used.archive, &other.bytes), &other.framing.mac);
                 Ok(copy == 1 && (recorded..used.sequence).contains(&number) && is_authentic())
             }
             Some(Err(Error::Damaged(_))) => {
@@ -375,7 +376,7 @@ pub(crate) fn check_known(storage: &dyn Storage, archive: &ArchiveId, volume_key
         let bytes = copy_bytes(storage, length, copy)?;
         let Ok(whole) = <&[u8; HEADER_BYTES]>::try_from(&bytes[..]) else { continue };
         if let Err(error @ Error::UnsupportedVersion(_)) = header::decode(whole, copy)
-            && equal(&mac(volume_key, archive, whole), &header::mac_of(whole))
+            && constant_time_eq(&mac(volume_key, archive, whole), &header::mac_of(whole))
         {
             return Err(error);
         }

@@ -9,7 +9,7 @@ use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
-use crate::storage::{LockMode, Site, Storage};
+use crate::storage::{ArchiveSource, LockMode, Storage};
 
 /// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
 pub struct UnlockedKey {
@@ -76,7 +76,11 @@ impl UnlockedKey {
 /// # Errors
 /// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
 /// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
-pub fn unlock_with<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+pub fn unlock_with<'a>(
+    site: impl Into<ArchiveSource<'a>>,
+    secrets: &Secrets,
+    limits: &UnlockLimits,
+) -> Result<UnlockedKey> {
     let (header, opened) = open_header(site, secrets, limits)?;
     let by_recipient = slots::is_recipient(&header, opened.slot);
     Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key, by_recipient })
@@ -87,7 +91,7 @@ pub fn unlock_with<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: &Un
 /// # Errors
 /// As [`unlock_with`].
 pub(crate) fn open_header<'a>(
-    site: impl Into<Site<'a>>,
+    site: impl Into<ArchiveSource<'a>>,
     secrets: &Secrets,
     limits: &UnlockLimits,
 ) -> Result<(Header, OpenedSlot)> {
@@ -103,7 +107,7 @@ pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
 }
 
 /// Number and kind of each key slot in use, readable without a key: tells what to ask for.
-pub fn kinds<'a>(site: impl Into<Site<'a>>) -> Result<Vec<(u8, KeyKind)>> {
+pub fn kinds<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<(u8, KeyKind)>> {
     Ok(slots::kinds(&read_header(site)?))
 }
 
@@ -111,7 +115,7 @@ pub fn kinds<'a>(site: impl Into<Site<'a>>) -> Result<Vec<(u8, KeyKind)>> {
 ///
 /// # Errors
 /// As [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
-fn check_key(site: Site<'_>, key: &UnlockedKey) -> Result<()> {
+fn check_key(site: ArchiveSource<'_>, key: &UnlockedKey) -> Result<()> {
     let header = read_header(site)?;
     if header.framing().archive != key.archive {
         return Err(Error::WrongKey);
@@ -120,24 +124,28 @@ fn check_key(site: Site<'_>, key: &UnlockedKey) -> Result<()> {
 }
 
 /// The key that was kept somewhere as these bytes, if it is still the archive's.
-pub fn accept_kept<'a>(site: impl Into<Site<'a>>, kept: &[u8]) -> Option<UnlockedKey> {
+pub fn accept_kept<'a>(site: impl Into<ArchiveSource<'a>>, kept: &[u8]) -> Option<UnlockedKey> {
     let key = UnlockedKey::from_bytes(kept).ok()?;
     check_key(site.into(), &key).ok().map(|()| key)
 }
 
 /// Whether a key slot wants a key file and a passphrase together. A header that cannot be read wants nothing.
-pub fn wants_both<'a>(site: impl Into<Site<'a>>) -> bool {
+pub fn wants_both<'a>(site: impl Into<ArchiveSource<'a>>) -> bool {
     let kinds = kinds(site).unwrap_or_default();
     kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
 }
 
 /// The archive's id, readable without a key.
-pub fn identify<'a>(site: impl Into<Site<'a>>) -> Result<ArchiveId> {
+pub fn identify<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<ArchiveId> {
     Ok(read_header(site)?.framing().archive)
 }
 
 /// Like [`unlock_with`] for an archive that may be truncated or whose newer header copy may be forged.
-pub fn unlock_damaged<'a>(site: impl Into<Site<'a>>, secrets: &Secrets, limits: &UnlockLimits) -> Result<UnlockedKey> {
+pub fn unlock_damaged<'a>(
+    site: impl Into<ArchiveSource<'a>>,
+    secrets: &Secrets,
+    limits: &UnlockLimits,
+) -> Result<UnlockedKey> {
     let storage = site.into().open(LockMode::Shared)?;
     let mut failed = None;
     for header in Header::salvage(&*storage)? {

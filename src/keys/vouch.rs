@@ -12,7 +12,7 @@ use crate::env::SystemEnvironment;
 use crate::error::Result;
 use crate::format::header::Framing;
 use crate::frame::PageCipher;
-use crate::storage::{LockMode, Site, Storage};
+use crate::storage::{ArchiveSource, LockMode, Storage};
 use crate::txn::{self, Volume};
 
 /// With less memory than this the caches of the layers have nothing to work in; a change of the header needs no more.
@@ -53,7 +53,12 @@ impl Current {
 ///
 /// # Errors
 /// `Replaced` and `Older` unless accepted.
-pub(crate) fn check_age(site: Site<'_>, header: &Header, opened: &OpenedSlot, seen: &SeenOptions) -> Result<()> {
+pub(crate) fn check_age(
+    site: ArchiveSource<'_>,
+    header: &Header,
+    opened: &OpenedSlot,
+    seen: &SeenOptions,
+) -> Result<()> {
     let (sequence, volume_key) = (header.framing().sequence, &opened.volume_key);
     let looked = Looked::at(seen, volume_key, &header.framing().archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(header, opened.slot));
@@ -128,7 +133,11 @@ pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &S
 ///
 /// # Errors
 /// As of opening the archive for writing.
-pub fn repair_header<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
+pub fn repair_header<'a>(
+    site: impl Into<ArchiveSource<'a>>,
+    key: &UnlockedKey,
+    seen: &SeenOptions,
+) -> Result<Option<String>> {
     let storage = site.into().open(LockMode::Exclusive)?;
     let mut header = key.read_header(&*storage)?;
     Current::look(storage.clone(), &header, &key.volume_key, seen, key.by_recipient)?;

@@ -1,8 +1,9 @@
-//! A sharded cache with a byte budget: of decompressed cells and opened heads here, of decoded nodes in `btree`.
+//! Sharded cache with a byte budget, for decompressed cells and decrypted heads, and for decoded
+//! nodes in `btree`.
 //!
-//! What goes when there is no room is decided by second chance (the CLOCK of Corbató, 1968): in the order in which they came, but what was used since it was looked at
-//! last comes to the end of the order. A list of least recent use would write to two neighbours whenever something is found, which among many entries is
-//! waiting for memory twice.
+//! Eviction is second chance (CLOCK; Corbató, 1968): entries are examined in insertion order, and
+//! an entry used since its last examination moves to the end. An LRU list would write to two
+//! neighbours on every hit, which with many entries means two cache misses.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -10,17 +11,18 @@ use std::hash::Hash;
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
-use crate::error::CacheUse;
+use crate::error::CacheStats;
 use crate::format::Pointer;
 
-/// Shards, each with its own lock: several times the threads that serve requests.
+/// Shards with separate locks: several times the number of threads that serve requests.
 const SHARDS: usize = 16;
-/// Bytes counted for an entry beside its content: key, order, allocation headers.
+/// Bytes counted per entry in addition to its value: key, order and allocation headers.
 const ENTRY_OVERHEAD: usize = 128;
 
-/// A page, or a part of one. The whole pointer is the key: an address may be reused, and one with another tag names another page.
+/// Cache key: a page or part of one. The whole pointer is the key, because an address may be
+/// reused; the tag then differs.
 pub(crate) trait CacheKey: Copy + Eq + Hash {
-    /// What differs among the keys in use at a time.
+    /// Returns the part of the key that differs most among live keys; input of the shard hash.
     fn place(&self) -> u64;
 }
 
@@ -45,28 +47,29 @@ impl CacheKey for u32 {
 struct Entry<V> {
     value: V,
     bytes: usize,
-    /// Of its place in the order.
+    /// Stamp of the entry's current position in `order`.
     stamp: u64,
-    /// Since its place was looked at last.
+    /// Set by a hit, cleared when the entry is examined for eviction.
     used: bool,
 }
 
 struct Shard<K, V> {
     entries: HashMap<K, Entry<V>, RandomState>,
-    /// Each entry once with its stamp, and some that are gone.
+    /// Every entry once, with its stamp, plus some stale positions.
     order: VecDeque<(K, u64)>,
     stamps: u64,
     bytes: usize,
-    /// Counted under the lock that is held anyway.
+    /// Counters are updated under the shard lock, which is held anyway.
     hits: u64,
     misses: u64,
 }
 
-/// What of the order is gone may be as many as the entries and so many more.
-const GONE: usize = 32;
+/// Stale positions allowed in `order` in addition to the number of live entries.
+const MAX_STALE: usize = 32;
 
 impl<K: CacheKey, V> Shard<K, V> {
-    /// Takes out of the order what was used longest ago, about; None when nothing is left.
+    /// Evicts the entry that was used least recently, approximately. `None` when the shard is
+    /// empty.
     fn pop(&mut self) -> Option<V> {
         while let Some((key, stamp)) = self.order.pop_front() {
             let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.stamp == stamp) else { continue };
@@ -89,7 +92,7 @@ impl<K: CacheKey, V> Shard<K, V> {
         self.stamps += 1;
         self.bytes += bytes;
         self.entries.insert(key, Entry { value, bytes, stamp: self.stamps, used: false });
-        if self.order.len() >= 2 * self.entries.len() + GONE {
+        if self.order.len() >= 2 * self.entries.len() + MAX_STALE {
             let entries = &self.entries;
             self.order.retain(|(key, stamp)| entries.get(key).is_some_and(|entry| entry.stamp == *stamp));
         }
@@ -97,22 +100,23 @@ impl<K: CacheKey, V> Shard<K, V> {
     }
 }
 
-/// The values that were used last, about. Its locks are leaves: nothing else is locked, read or written while one is held.
-pub(crate) struct Cache<K, V> {
+/// Cache of recently used values. Its locks are leaves: no other lock or I/O happens under them.
+pub(crate) struct ShardedCache<K, V> {
     shards: [Mutex<Shard<K, V>>; SHARDS],
     shard_budget: usize,
 }
 
-impl<K: CacheKey, V: Clone> Cache<K, V> {
-    /// `budget` in bytes.
-    pub(crate) fn new(budget: usize) -> Cache<K, V> {
+impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
+    /// Creates a cache of `budget` bytes.
+    pub(crate) fn new(budget: usize) -> ShardedCache<K, V> {
         let shard =
             || Shard { entries: HashMap::default(), order: VecDeque::new(), stamps: 0, bytes: 0, hits: 0, misses: 0 };
-        Cache { shards: std::array::from_fn(|_| Mutex::new(shard())), shard_budget: budget / SHARDS }
+        ShardedCache { shards: std::array::from_fn(|_| Mutex::new(shard())), shard_budget: budget / SHARDS }
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
-        // Fibonacci hashing: addresses are often multiples of a page's blocks, so their low bits alone would share few shards.
+        // Fibonacci hashing: addresses are often multiples of a page size, so the low bits alone
+        // would use few shards.
         let hash = key.place().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         &self.shards[hash as usize % SHARDS]
     }
@@ -128,23 +132,23 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
         found
     }
 
-    /// Whether it is there; counted neither as found nor as used.
+    /// Returns whether `key` is cached, without counting a hit or marking the entry as used.
     pub(crate) fn has(&self, key: &K) -> bool {
         self.shard(key).lock().entries.contains_key(key)
     }
 
-    /// Keeps `value`, which takes `bytes` of memory, unless it alone is more than the budget.
+    /// Inserts `value` of `bytes` bytes, unless it exceeds the budget of a shard by itself.
     pub(crate) fn put(&self, key: K, value: V, bytes: usize) {
         let bytes = bytes + ENTRY_OVERHEAD;
-        // Freed behind the lock.
-        let mut gone = Vec::new();
+        // Freed after the lock is released.
+        let mut evicted = Vec::new();
         let mut shard = self.shard(&key).lock();
-        gone.extend(shard.remove(&key));
+        evicted.extend(shard.remove(&key));
         if bytes <= self.shard_budget {
-            // Before it comes: what is new is not the first to go.
+            // Evict before inserting, so that the new entry is not the first to be evicted.
             while shard.bytes + bytes > self.shard_budget {
                 let Some(old) = shard.pop() else { break };
-                gone.push(old);
+                evicted.push(old);
             }
             shard.insert(key, value, bytes);
         }
@@ -152,11 +156,11 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
     }
 
     pub(crate) fn forget(&self, key: &K) {
-        let gone = self.shard(key).lock().remove(key);
-        drop(gone);
+        let evicted = self.shard(key).lock().remove(key);
+        drop(evicted);
     }
 
-    /// Forgets everything.
+    /// Drops all entries.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -166,9 +170,9 @@ impl<K: CacheKey, V: Clone> Cache<K, V> {
         }
     }
 
-    /// What is held now, and how often something was found since the start.
-    pub(crate) fn usage(&self) -> CacheUse {
-        self.shards.iter().map(|shard| shard.lock()).fold(CacheUse::default(), |sum, shard| CacheUse {
+    /// Returns current size, and hits and misses since creation.
+    pub(crate) fn usage(&self) -> CacheStats {
+        self.shards.iter().map(|shard| shard.lock()).fold(CacheStats::default(), |sum, shard| CacheStats {
             bytes: sum.bytes + shard.bytes as u64,
             hits: sum.hits + shard.hits,
             misses: sum.misses + shard.misses,
@@ -188,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_budget_bounds_the_cache_and_the_last_used_stay() {
-        let cache = Cache::new(SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
+        let cache = ShardedCache::new(SHARDS * 4 * (1000 + ENTRY_OVERHEAD));
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         for n in 0..10_000 {
             cache.put(page(n), n, 1000);
@@ -205,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_again_stays_when_others_come_and_go() {
-        let cache = Cache::new(SHARDS * 8 * (1000 + ENTRY_OVERHEAD));
+    fn used_entries_survive_eviction() {
+        let cache = ShardedCache::new(SHARDS * 8 * (1000 + ENTRY_OVERHEAD));
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         cache.put(page(0), 0, 1000);
         for n in 1..10_000 {
@@ -217,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_and_put_again_has_one_place_in_the_order() {
-        let cache = Cache::new(1 << 20);
+    fn a_reinserted_entry_has_one_position() {
+        let cache = ShardedCache::new(1 << 20);
         let page = |n: u64| Pointer { run: Run::new(n, 1), generation: Generation(1), tag: [0; 16] };
         for round in 0..1_000 {
             for n in 0..10 {
@@ -228,7 +232,7 @@ mod tests {
         }
         for shard in &cache.shards {
             let shard = shard.lock();
-            assert!(shard.order.len() <= 2 * 10 + GONE + 1, "{}", shard.order.len());
+            assert!(shard.order.len() <= 2 * 10 + MAX_STALE + 1, "{}", shard.order.len());
             let current =
                 shard.order.iter().filter(|(key, stamp)| shard.entries.get(key).is_some_and(|e| e.stamp == *stamp));
             assert_eq!(current.count(), shard.entries.len());
@@ -237,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_the_budget_is_not_kept_and_takes_nothing_else_with_it() {
-        let cache = Cache::new(SHARDS * 2000);
+    fn an_entry_over_budget_is_not_cached_and_evicts_nothing() {
+        let cache = ShardedCache::new(SHARDS * 2000);
         cache.put(1u32, 1, 100);
         cache.put(1u32, 2, 200);
         assert_eq!((cache.get(&1), cache.bytes()), (Some(2), 200 + ENTRY_OVERHEAD));
@@ -251,7 +255,7 @@ mod tests {
 
     #[test]
     fn another_page_at_the_same_address_is_another_entry() {
-        let cache = Cache::new(1 << 20);
+        let cache = ShardedCache::new(1 << 20);
         let mut page = Pointer { run: Run::new(500, 1), generation: Generation(1), tag: [1; 16] };
         cache.put((page, 0), 1, 10);
         page.tag = [2; 16];

@@ -1,64 +1,70 @@
-//! Pages by pointer: reads through bounded caches of cells and heads, write-once pages, the commit ring, barriers, the latch and the space map.
+//! Page I/O by pointer: cached reads, write-once pages, commit ring, barriers, sticky write error
+//! and
+//! space map.
 
-mod buffers;
+mod buffer_pool;
 mod cache;
 mod data;
-mod latch;
-mod log;
-mod ring;
+mod journal;
 pub(crate) mod space;
-mod unsynced;
+mod sticky_error;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use buffers::Buffers;
-pub(crate) use cache::Cache;
-pub(crate) use latch::Latch;
-pub(crate) use ring::AuthenticRecord;
+use parking_lot::Mutex;
 
-use unsynced::Unsynced;
+pub(crate) use buffer_pool::BufferPool;
+pub(crate) use cache::ShardedCache;
+pub(crate) use journal::AuthenticRecord;
+pub(crate) use sticky_error::StickyError;
 
 use crate::env::Environment;
-use crate::error::{CacheUse, Error, Result};
+use crate::error::{CacheStats, Error, Result};
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Generation, Pointer, Run, reserved};
-use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind};
+use crate::frame::{DataHead, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind_error};
 use crate::storage::Storage;
+
+/// Unsynced bytes, excluding batches in flight, that an fsync of a small file may have to wait for.
+const UNSYNCED_LIMIT: u64 = 16 << 20;
 
 /// Reads and writes the pages of one open archive.
 pub(crate) struct Pager {
     storage: Arc<dyn Storage>,
     cipher: Arc<PageCipher>,
-    /// Decompressed cells of which a part was read, by page and number.
-    cells: Cache<(Pointer, u32), Arc<Vec<u8>>>,
-    heads: Cache<Pointer, Arc<DataHead>>,
-    /// Sealed bytes of pages that were read, and the place where they are opened.
-    scratch: Buffers,
-    /// For callers that read file data again and again.
-    reads: Buffers,
-    latch: Latch,
-    unsynced: Unsynced,
+    /// Decompressed cells of which only a part was read, by page and cell number.
+    cells: ShardedCache<(Pointer, u32), Arc<Vec<u8>>>,
+    heads: ShardedCache<Pointer, Arc<DataHead>>,
+    /// Buffers for sealed bytes, which are decrypted in place.
+    scratch: BufferPool,
+    /// Buffers that callers reuse for file data.
+    reads: BufferPool,
+    sticky_error: StickyError,
+    unsynced: UnsyncedBytes,
 }
 
 impl Pager {
-    /// `cache_bytes` bounds what is kept of data pages: decompressed cells, and a quarter of it heads.
+    /// Creates a pager; `cache_bytes` bounds its caches: three quarters for decompressed cells, one
+    /// quarter for heads.
     pub(crate) fn new(storage: Arc<dyn Storage>, cipher: impl Into<Arc<PageCipher>>, cache_bytes: usize) -> Pager {
         let heads = cache_bytes / 4;
         Pager {
             storage,
             cipher: cipher.into(),
-            cells: Cache::new(cache_bytes - heads),
-            heads: Cache::new(heads),
-            scratch: Buffers::default(),
-            reads: Buffers::default(),
-            latch: Latch::default(),
-            unsynced: Unsynced::default(),
+            cells: ShardedCache::new(cache_bytes - heads),
+            heads: ShardedCache::new(heads),
+            scratch: BufferPool::default(),
+            reads: BufferPool::default(),
+            sticky_error: StickyError::default(),
+            unsynced: UnsyncedBytes::default(),
         }
     }
 
-    /// Of what is written beside an archive, such as a backup: whoever meets its failure is told, and no log, which is that of the archive.
-    pub(crate) fn quiet(self) -> Pager {
-        Pager { latch: Latch::quiet(), ..self }
+    /// Turns off the log line of the first failure. For storage other than the archive, such as a
+    /// backup: its caller reports the failure, and the log is that of the archive.
+    pub(crate) fn without_error_log(self) -> Pager {
+        Pager { sticky_error: StickyError::without_log(), ..self }
     }
 
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
@@ -69,70 +75,72 @@ impl Pager {
         &self.cipher
     }
 
-    /// Block ranges that no page of this archive touches.
+    /// Returns the block ranges that no page of this archive touches.
     pub(crate) fn reserved(&self) -> &'static [(u64, u64)] {
         reserved(self.cipher.has_log())
     }
 
-    /// Only a hostile holder of the key can have sealed a pointer into header, ring or log; behind the end of a truncated file lies damage.
-    fn check_place(&self, pointer: &Pointer) -> Result<()> {
+    /// Rejects pointers into header, ring or log: only a malicious key holder can have sealed one.
+    /// A pointer past the end of a truncated file is damage and fails in the read.
+    fn check_address(&self, pointer: &Pointer) -> Result<()> {
         if pointer.run.is_page_space(u64::MAX) && pointer.run.avoids(self.reserved()) {
             return Ok(());
         }
         Err(Error::damaged(format!("page lies in header, ring or log: block={}", pointer.run.address)))
     }
 
-    pub(crate) fn latch(&self) -> &Latch {
-        &self.latch
+    pub(crate) fn sticky_error(&self) -> &StickyError {
+        &self.sticky_error
     }
 
-    /// What the caches of cells and of heads hold and how often they had what was asked for.
-    pub(crate) fn cache_use(&self) -> (CacheUse, CacheUse) {
+    /// Returns the statistics of the cell cache and the head cache.
+    pub(crate) fn cache_use(&self) -> (CacheStats, CacheStats) {
         (self.cells.usage(), self.heads.usage())
     }
 
-    /// Forgets what was decrypted of data pages.
-    pub(crate) fn forget_data(&self) {
+    /// Drops all decrypted content of data pages.
+    pub(crate) fn clear_data_caches(&self) {
         self.cells.clear();
         self.heads.clear();
         self.wipe_buffers();
     }
 
-    /// The buffers for callers that read file data.
-    pub(crate) fn reads(&self) -> &Buffers {
+    pub(crate) fn read_buffers(&self) -> &BufferPool {
         &self.reads
     }
 
-    /// Wipes the remains of reads.
+    /// Wipes buffers that hold content of earlier reads.
     pub(crate) fn wipe_buffers(&self) {
         self.scratch.wipe();
         self.reads.wipe();
     }
 
-    /// Reads, opens and checks one page of the kind that the caller expects.
+    /// Reads, decrypts and verifies one page of the expected kind.
     pub(crate) fn read_page(&self, pointer: &Pointer, kind: PageKind) -> Result<OpenedPage> {
         let opened = self.open_page(pointer)?;
         if opened.prologue.kind != kind {
-            return Err(wrong_kind(pointer));
+            return Err(wrong_kind_error(pointer));
         }
         Ok(opened)
     }
 
-    /// Reads and opens a page of any kind, whole: padding and every cell are verified.
+    /// Reads and decrypts a whole page of any kind; verifies padding and every cell.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
-        self.check_place(pointer)?;
-        self.once_more(pointer, || {
+        self.check_address(pointer)?;
+        self.retry_evicted(pointer, || {
             let mut bytes = vec![0; (pointer.run.blocks * BLOCK) as usize];
             self.storage.read_at(pointer.run.offset(), &mut bytes)?;
             self.cipher.open(pointer, bytes)
         })
     }
 
-    /// Reads a page again, when it is not as it should be, from where it lies: of an archive of another machine what is kept here may be of another history of it, as when its
-    /// store was set back to an older state and written on, or the file of a web server was replaced within the second that its tag tells.
-    fn once_more<T>(&self, pointer: &Pointer, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+    /// Retries a failed read once from the origin of a remote archive. The locally cached copy may
+    /// belong to another history of the archive: its store may have been reset to an older state
+    /// and written on, or the file on a web server may have been replaced within the one-second
+    /// resolution of its tag.
+    fn retry_evicted<T>(&self, pointer: &Pointer, mut read: impl FnMut() -> Result<T>) -> Result<T> {
         match read() {
-            Err(Error::Damaged(_)) if self.is_far() => {
+            Err(Error::Damaged(_)) if self.is_remote() => {
                 self.storage.evict(pointer.run.offset(), pointer.run.bytes())?;
                 read()
             }
@@ -145,22 +153,24 @@ impl Pager {
         self.cipher.seal(page, run, generation)
     }
 
-    /// Writes a sealed page of file data ahead of the commit that names it; see [`Self::write_page`].
-    pub(crate) fn write_ahead(&self, page: &SealedPage) -> Result<()> {
+    /// Writes a sealed page of file data before the commit that references it, and counts its bytes
+    /// as unsynced; see [`Self::write_page`].
+    pub(crate) fn write_data_page(&self, page: &SealedPage) -> Result<()> {
         self.write_page(page)?;
         self.unsynced.count(page.pointer.run.bytes());
         Ok(())
     }
 
-    /// Writes a sealed page to its (reserved) blocks; a failure latches, but for want of space.
+    /// Writes a sealed page to its reserved blocks. Any failure except `NoSpace` sets the sticky
+    /// error.
     pub(crate) fn write_page(&self, page: &SealedPage) -> Result<()> {
         self.write(page.pointer.run.offset(), &page.bytes, "writing a page")
     }
 
-    /// Writes once more when the host says that it is full, since it had allocated these blocks;
-    /// where that is no promise the ballast gives it the room (STORAGE-6).
+    /// Writes once more when the host reports a full disk, although it had allocated these blocks.
+    /// Where allocation is no guarantee, cutting the ballast frees space for the retry (STORAGE-6).
     fn write(&self, at: u64, bytes: &[u8], doing: &str) -> Result<()> {
-        self.latch.check()?;
+        self.sticky_error.check()?;
         let written = match self.storage.write_at(at, bytes) {
             Err(Error::NoSpace(reason)) => {
                 tracing::warn!("the host refused a write into blocks that it had allocated: {reason}");
@@ -171,48 +181,86 @@ impl Pager {
         };
         written.map_err(|error| match error {
             Error::NoSpace(_) => error,
-            error => self.latch.set(doing, error),
+            error => self.sticky_error.record(doing, error),
         })
     }
 
-    /// Overwrites blocks with random bytes. Where each barrier is a whole they become a hole, which is no write in parts there: nothing is sent to say nothing.
-    fn blank(&self, start: u64, blocks: u64, environment: &dyn Environment, doing: &str) -> Result<()> {
-        if self.storage.ordered() {
-            self.latch.check()?;
+    /// Overwrites blocks with random bytes. On storage with atomic barriers (STORAGE-4) the blocks
+    /// are punched instead, which sends no data.
+    fn erase_blocks(&self, start: u64, blocks: u64, environment: &dyn Environment, doing: &str) -> Result<()> {
+        if self.storage.has_atomic_barrier() {
+            self.sticky_error.check()?;
             let punched = self.storage.punch(start * BLOCK, blocks * BLOCK);
-            return punched.map_err(|error| self.latch.set(doing, error));
+            return punched.map_err(|error| self.sticky_error.record(doing, error));
         }
         let mut noise = vec![0; (blocks * BLOCK) as usize];
         environment.fill_random(&mut noise)?;
         self.write(start * BLOCK, &noise, doing)
     }
 
-    /// Waits until everything written before is on the medium; a failure latches.
+    /// Waits until all earlier writes are durable; a failure sets the sticky error.
     pub(crate) fn barrier(&self) -> Result<()> {
         self.unsynced.reset();
-        self.latch.check()?;
-        self.storage.barrier().map_err(|e| self.latch.set("making writes durable", e))
+        self.sticky_error.check()?;
+        self.storage.barrier().map_err(|e| self.sticky_error.record("making writes durable", e))
     }
 
-    /// Bounds what the next barrier has to wait for, if need be with an early one.
-    pub(crate) fn bound_unsynced(&self) -> Result<()> {
-        if self.storage.ordered() {
-            // What is written ahead is on its way already, and a barrier would name it.
+    /// Issues an early barrier when the next one would have too much to wait for.
+    pub(crate) fn limit_unsynced(&self) -> Result<()> {
+        if self.storage.has_atomic_barrier() {
+            // Written-ahead pages are already in flight, and a barrier would reference them.
             return Ok(());
         }
-        self.unsynced.bound(|| self.barrier())
+        self.unsynced.limit(|| self.barrier())
     }
 
-    /// Fails when another program cut, replaced or removed the file: what is written to it from then on would be lost, or hide the damage.
-    pub(crate) fn check_host(&self) -> Result<()> {
-        match self.storage.still_there() {
+    /// Checks that the archive's file was not truncated, replaced or removed. Otherwise later
+    /// writes would be lost or would hide the damage.
+    pub(crate) fn check_identity(&self) -> Result<()> {
+        match self.storage.check_identity() {
             Err(Error::Damaged(reason)) => Err(Error::Damaged(reason)),
-            // That nobody can tell at this moment is no reason to stop.
+            // A failure to examine the file is no reason to stop.
             Err(error) => {
                 tracing::warn!("the archive's file cannot be examined: {error}");
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
+    }
+}
+
+/// Bytes written since the last barrier. Limits what the next barrier has to wait for, so that an
+/// fsync of one file never waits for gigabytes of another.
+///
+/// Writers only count; [`UnsyncedBytes::limit`] alone may wait for the medium. Writers of file data
+/// call it after the last use of their pages. A commit therefore never waits for an early barrier
+/// while it blocks other writers: its flush waits for pages in flight and issues its own barriers.
+#[derive(Default)]
+struct UnsyncedBytes {
+    bytes: AtomicU64,
+    /// Held by the writer that issues an early barrier.
+    early: Mutex<()>,
+}
+
+impl UnsyncedBytes {
+    /// Resets the count before a barrier that covers all counted bytes.
+    fn reset(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts written bytes of file data.
+    fn count(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Issues an early barrier when the limit is exceeded.
+    fn limit(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
+        let sum = self.bytes.load(Ordering::Relaxed);
+        if sum < UNSYNCED_LIMIT {
+            return Ok(());
+        }
+        // One thread waits for the medium; the others continue until twice the limit.
+        let guard = if sum < 2 * UNSYNCED_LIMIT { self.early.try_lock() } else { Some(self.early.lock()) };
+        if guard.is_some() && self.bytes.load(Ordering::Relaxed) >= UNSYNCED_LIMIT { barrier() } else { Ok(()) }
     }
 }

@@ -27,7 +27,7 @@ use crate::format::page::{PageKind, Prologue};
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Ino, Key, Pointer, RING_SLOTS, Run, Tag, TreeId, slot_block};
 use crate::frame::OpenedPage;
-use crate::pager::{Cache, Pager};
+use crate::pager::{Pager, ShardedCache};
 
 /// Bytes of leaves that are kept.
 const KEPT: usize = 4 << 20;
@@ -99,7 +99,7 @@ pub(super) struct LeafIndex {
     leaves: Vec<Node>,
     /// A binary tree over `leaves`: the greatest upper fence below each of its nodes, for searches of overlaps.
     greatest: Vec<Key>,
-    cache: Cache<u32, Arc<Vec<u8>>>,
+    cache: ShardedCache<u32, Arc<Vec<u8>>>,
     /// Numbers of all inodes that a leaf has a record of, ascending.
     pub(super) inodes: Vec<u64>,
     /// Of the inodes that no leaf has a record of.
@@ -191,7 +191,7 @@ impl LeafIndex {
             pager,
             leaves: Vec::new(),
             greatest: Vec::new(),
-            cache: Cache::new(KEPT),
+            cache: ShardedCache::new(KEPT),
             inodes: Vec::new(),
             data: found.data,
             pages: found.pages,

@@ -30,7 +30,7 @@ use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
-use crate::storage::{LockMode, Site, Storage};
+use crate::storage::{ArchiveSource, LockMode, Storage};
 use asked::Asked;
 
 /// Decompressed file data kept while pages are read.
@@ -178,7 +178,7 @@ impl RescueReport {
 /// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything, requests that fail where the archive is elsewhere; `Refused` and `Damaged` when there is no snapshot of the
 /// name, or none is known. All other damage is no error: it is reported.
 pub fn rescue<'a>(
-    site: impl Into<Site<'a>>,
+    site: impl Into<ArchiveSource<'a>>,
     key: &UnlockedKey,
     options: &RescueOptions,
     item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
@@ -189,7 +189,7 @@ pub fn rescue<'a>(
     let environment = Arc::new(SystemEnvironment);
     // Whether there is a log shows in its entries.
     let cipher = PageCipher::new(&key.volume_key, key.archive, true, environment.clone());
-    if matches!(site, Site::File(_)) {
+    if matches!(site, ArchiveSource::File(_)) {
         return rescue_from(storage, cipher, &*environment, options, item, progress);
     }
     let asked = Arc::new(Asked::of(storage));

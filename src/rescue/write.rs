@@ -16,7 +16,7 @@ use crate::exchange::write_all;
 use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;
 use crate::pager::Pager;
-use crate::storage::{Identity, host_call};
+use crate::storage::{FileIdentity, host_call};
 
 /// Name of what is being made in the stage.
 const UNFINISHED: &[u8] = b"unfinished";
@@ -40,7 +40,7 @@ pub(super) struct Made {
     pub(super) bytes: u64,
     pub(super) metadata: Result<()>,
     /// None for a device that is left out.
-    pub(super) identity: Option<Identity>,
+    pub(super) identity: Option<FileIdentity>,
 }
 
 /// Makes a file, link or special file under its name.

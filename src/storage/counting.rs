@@ -1,4 +1,4 @@
-//! A storage of tests that counts what is read of it, and what it was told of reads to come.
+//! Test storage that counts reads and records prefetch hints.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,20 +10,21 @@ use super::{MemoryStorage, Storage};
 use crate::error::Result;
 use crate::format::{BLOCK, RESERVED};
 
-/// `memory`, with its reads counted. What goes to `memory` itself is not.
+/// Wrapper of `memory` that counts reads; direct access to `memory` is not counted.
 #[derive(Default)]
 pub(crate) struct CountingStorage {
     pub(crate) memory: MemoryStorage,
-    /// As a storage of another machine.
-    far: bool,
+    /// Set to act as remote storage.
+    is_remote: bool,
     requests: AtomicU64,
     bytes: AtomicU64,
-    /// Requests for what was not named before, but for headers and rings, which come with an archive's start.
+    /// Read requests without a preceding hint, except header and ring, which are part of the
+    /// archive's start.
     unexpected: AtomicU64,
     blocks: Mutex<BTreeMap<u64, u64>>,
     hints: Mutex<Vec<Range<u64>>>,
-    /// What reads see of it until something is evicted.
-    kept: Mutex<Option<MemoryStorage>>,
+    /// Snapshot that reads see until the next eviction.
+    frozen: Mutex<Option<MemoryStorage>>,
 }
 
 impl CountingStorage {
@@ -31,32 +32,33 @@ impl CountingStorage {
         CountingStorage { memory: MemoryStorage::from_contents(bytes), ..CountingStorage::default() }
     }
 
-    /// The same as a storage of another machine, or not.
-    pub(crate) fn at(far: bool) -> CountingStorage {
-        CountingStorage { far, ..CountingStorage::default() }
+    /// Creates a storage that acts as remote or local.
+    pub(crate) fn new(is_remote: bool) -> CountingStorage {
+        CountingStorage { is_remote, ..CountingStorage::default() }
     }
 
-    /// From now on what is there now is read, whatever is written, until something is evicted.
-    pub(crate) fn keep(&self) {
-        *self.kept.lock() = Some(MemoryStorage::from_contents(self.memory.contents()));
+    /// Freezes the content that reads see until the next eviction, regardless of writes.
+    pub(crate) fn freeze(&self) {
+        *self.frozen.lock() = Some(MemoryStorage::from_contents(self.memory.contents()));
     }
 
-    /// (requests, bytes) since the last call.
+    /// Returns (requests, bytes) since the last call.
     pub(crate) fn take(&self) -> (u64, u64) {
         (self.requests.swap(0, Ordering::Relaxed), self.bytes.swap(0, Ordering::Relaxed))
     }
 
-    /// The same requests, as far as nothing that was named since the last call of [`CountingStorage::take_hints`] had all of what they asked for.
+    /// Returns the requests since the last call that no single hint since the last
+    /// [`CountingStorage::take_hints`] covered completely.
     pub(crate) fn take_unexpected(&self) -> u64 {
         self.unexpected.swap(0, Ordering::Relaxed)
     }
 
-    /// How often each block was read since the last call.
+    /// Returns the number of reads of each block since the last call.
     pub(crate) fn take_blocks(&self) -> BTreeMap<u64, u64> {
         std::mem::take(&mut self.blocks.lock())
     }
 
-    /// Ranges that [`Storage::will_need`] named since the last call.
+    /// Returns the ranges hinted by [`Storage::will_need`] since the last call.
     pub(crate) fn take_hints(&self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.hints.lock())
     }
@@ -79,11 +81,11 @@ impl Storage for CountingStorage {
         let mut blocks = self.blocks.lock();
         touched.for_each(|block| *blocks.entry(block).or_default() += 1);
         drop(blocks);
-        self.kept.lock().as_ref().unwrap_or(&self.memory).read_at(offset, out)
+        self.frozen.lock().as_ref().unwrap_or(&self.memory).read_at(offset, out)
     }
 
-    fn is_far(&self) -> bool {
-        self.far
+    fn is_remote(&self) -> bool {
+        self.is_remote
     }
 
     fn will_need(&self, offset: u64, length: u64) {
@@ -111,7 +113,7 @@ impl Storage for CountingStorage {
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
-        *self.kept.lock() = None;
+        *self.frozen.lock() = None;
         self.memory.evict(offset, length)
     }
 

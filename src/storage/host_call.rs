@@ -1,16 +1,16 @@
-//! Host calls that a signal can interrupt (EINTR), each repeated until it returns anything else.
+//! Interruptible host calls, repeated after EINTR.
 //!
 //! # Why a repeated fsync loses nothing
-//! After a failed fsync(2) no second one may be believed: the host reports a lost write once, and
-//! may then call its page clean. EINTR is no such report. It says that the call ended before it was
-//! done; Linux keeps the error of a failed write-back with the file (EIO, ENOSPC, EDQUOT) until an
-//! fsync(2) of the same descriptor returns it, and file systems with a write-back that itself is
-//! interrupted (NFS, SMB) leave the page dirty. So the call that follows does the rest of the work
-//! or returns the error, and every error but EINTR is returned at once. (A FUSE host that answers a
-//! WRITE with EINTR and forgets it would deceive this, as one that answers 0 would.)
+//! After a failed fsync(2) a second one cannot be trusted: the host reports a lost write once, and
+//! may then mark its page as clean. EINTR is not such a report: it means that the call ended early.
+//! Linux keeps the error of a failed writeback with the file (EIO, ENOSPC, EDQUOT) until an
+//! fsync(2) of the same descriptor returns it, and file systems on which writeback itself can be
+//! interrupted (NFS, SMB) leave the page dirty. So the repeated call does the remaining work or
+//! returns the error, and every error except EINTR is returned at once. (A FUSE host that replies
+//! EINTR to a WRITE and drops it would break this, like one that replies 0.)
 //!
 //! The methods of [`std::fs::File`] (`sync_all`, `sync_data`, `set_len`, `open`) repeat themselves.
-//! All other calls of the host go through here: `clippy.toml` refuses the bare calls.
+//! All other interruptible host calls go through this module: `clippy.toml` forbids the bare calls.
 #![expect(clippy::disallowed_methods, reason = "the place that repeats them")]
 
 use std::os::fd::AsFd;
@@ -23,8 +23,8 @@ pub fn sync(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::fsync(&file))
 }
 
-/// Makes the names of a directory durable. File systems without the notion (some network and FUSE
-/// ones) answer EINVAL; there is nothing to wait for.
+/// Makes the names of a directory durable. Some network and FUSE file systems without directory
+/// sync return EINVAL, which is ignored.
 pub fn sync_directory(directory: impl AsFd) -> Result<()> {
     match sync(directory) {
         Err(Errno::INVAL) => Ok(()),
@@ -32,12 +32,12 @@ pub fn sync_directory(directory: impl AsFd) -> Result<()> {
     }
 }
 
-/// Makes the content of a file durable, and its length.
+/// Makes content and length of a file durable.
 pub fn sync_data(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::fdatasync(&file))
 }
 
-/// Makes the whole file system of a file durable.
+/// Syncs the whole file system of a file.
 pub fn sync_file_system(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::syncfs(&file))
 }
@@ -47,7 +47,7 @@ pub fn set_length(file: impl AsFd, length: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::ftruncate(&file, length))
 }
 
-/// Allocates, punches or zeroes a range, as `flags` say.
+/// Allocates, punches or zeroes a range, depending on `flags`.
 pub fn allocate(file: impl AsFd, flags: FallocateFlags, offset: u64, length: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::fallocate(&file, flags, offset, length))
 }

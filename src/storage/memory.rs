@@ -1,26 +1,26 @@
-//! An archive in memory, for tests and benchmarks: a barrier does nothing, holes are known per block.
+//! In-memory storage for tests and benchmarks: barriers do nothing, holes are tracked per block.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::image::Image;
-use super::{Storage, Successor, end_of};
+use super::sparse_image::SparseImage;
+use super::{Replacement, Storage, end_of};
 use crate::error::Result;
 
-/// A sparse file's content; optionally bounded, so that a full disk can be played.
+/// Sparse in-memory file with an optional capacity to simulate a full disk.
 pub(crate) struct MemoryStorage {
     state: RwLock<State>,
 }
 
 #[derive(Clone)]
 struct State {
-    image: Image,
+    image: SparseImage,
     capacity: Option<u64>,
 }
 
-/// The blocks are shared until one side writes.
+/// Blocks are shared until one side writes.
 impl Clone for MemoryStorage {
     fn clone(&self) -> Self {
         MemoryStorage { state: RwLock::new(self.state.read().clone()) }
@@ -29,26 +29,27 @@ impl Clone for MemoryStorage {
 
 impl MemoryStorage {
     pub(crate) fn new() -> MemoryStorage {
-        MemoryStorage { state: RwLock::new(State { image: Image::default(), capacity: None }) }
+        MemoryStorage { state: RwLock::new(State { image: SparseImage::default(), capacity: None }) }
     }
 
-    /// Host capacity in bytes of allocated blocks; growth by writing, allocation and writes into holes beyond it answer NoSpace.
+    /// Sets the host capacity in bytes of allocated blocks. Growth, allocation and writes into
+    /// holes beyond it fail with `NoSpace`.
     pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.write().capacity = bytes;
     }
 
-    /// Bytes of the blocks that are allocated.
+    /// Returns the bytes of allocated blocks.
     pub(crate) fn allocated(&self) -> u64 {
         self.state.read().image.allocated()
     }
 
-    /// A copy of the content, as somebody who copies the file would get it.
+    /// Returns a copy of the content, with holes as zeros.
     pub(crate) fn contents(&self) -> Vec<u8> {
         self.state.read().image.to_bytes()
     }
 
     pub(crate) fn from_contents(bytes: Vec<u8>) -> MemoryStorage {
-        MemoryStorage { state: RwLock::new(State { image: Image::from_bytes(&bytes), capacity: None }) }
+        MemoryStorage { state: RwLock::new(State { image: SparseImage::from_bytes(&bytes), capacity: None }) }
     }
 }
 
@@ -110,8 +111,8 @@ impl Storage for MemoryStorage {
         Ok(self.state.read().image.next_data(offset))
     }
 
-    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
-        Ok(Box::new(Next { place: self, fresh: Arc::default() }))
+    fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
+        Ok(Box::new(MemoryReplacement { place: self, fresh: Arc::default() }))
     }
 
     fn read_only(&self) -> bool {
@@ -119,13 +120,13 @@ impl Storage for MemoryStorage {
     }
 }
 
-/// What is to take a storage's place.
-struct Next<'a> {
+/// Replacement of an in-memory storage.
+struct MemoryReplacement<'a> {
     place: &'a MemoryStorage,
     fresh: Arc<MemoryStorage>,
 }
 
-impl Successor for Next<'_> {
+impl Replacement for MemoryReplacement<'_> {
     fn storage(&self) -> Arc<dyn Storage> {
         self.fresh.clone()
     }

@@ -1,169 +1,231 @@
-//! Where an archive's bytes are: one trait, and the file, memory and crash-simulating implementations, and that of another process; and names of the host's files.
+//! Storage trait with file, in-memory, crash-simulating and IPC implementations; and names of host
+//! files.
 
 #[cfg(test)]
 mod counting;
-mod entry;
 mod file;
 pub mod host_call;
-#[cfg(any(test, fuzzing))]
-mod image;
-pub mod lent;
+mod host_entry;
+pub mod ipc;
 #[cfg(any(test, fuzzing))]
 mod memory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod simulated;
-mod site;
+#[cfg(any(test, fuzzing))]
+mod sparse_image;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;
-pub use entry::{HostEntry, Identity, names, rename_to_free_name};
 pub use file::{FileStorage, LockMode};
-pub use lent::{Borrowed, lend};
+pub use host_entry::{FileIdentity, HostEntry, names, rename_to_free_name};
+pub use ipc::{IpcStorage, serve_storage};
 #[cfg(any(test, fuzzing))]
 pub(crate) use memory::MemoryStorage;
-pub use site::Site;
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// Bytes of the ballast: the blocks that are kept for deletes and commits (1 MiB) may all be
-/// overwritten once, and 256 records or small entries of the log.
+/// Bytes of the ballast: enough to overwrite once all blocks reserved for deletes and commits (1
+/// MiB), and 256 records or small log entries.
 pub(crate) const BALLAST: u64 = 2 << 20;
 
-/// A growable array of bytes with barriers. All methods may be called from several threads at once.
+/// Growable byte array with barriers. All methods may be called from several threads at once.
 ///
 /// # Contract
-/// STORAGE-1  `write_at`, `punch`, `allocate` and `set_len` may reach the medium in any order, in parts of 512 bytes, or not at all,
-///     until a `barrier` that was called after them has returned `Ok`.
-/// STORAGE-2  After a failed `barrier` nothing is known about any write since the last good one; the caller latches.
-/// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the medium; after `barrier` and `evict` it reads the medium.
-/// STORAGE-4  Where [`Storage::ordered`] says so, everything between two barriers reaches the medium with the second one, all of it at once or nothing, in the
-///     order of the barriers; what no barrier covered dies with the process. A barrier that fails may have been carried out all the same, as a whole.
-/// STORAGE-5  What is written into a [`Successor`] is seen by nobody who looks at this storage until its `publish`, which makes all of it durable in the place of
-///     what is here, at once. Without that, or when it fails, here is what was here; one that fails may have been carried out all the same, as a whole. Afterwards this
-///     storage is only read, and shows what it showed.
-/// STORAGE-6  After `keep_ballast`, where overwriting takes room, the host has allocated
-///     [`BALLAST`] bytes that nothing is ever written to, or `cut_ballast` was called since, or the
-///     host had no room for them. They lie on the medium and outlive the process. Growth takes none
-///     of them: it is refused while they do not fit behind the new end.
+/// STORAGE-1  `write_at`, `punch`, `allocate` and `set_len` may reach the medium in any order, in
+///     parts of 512 bytes, or not at all, until a `barrier` called after them has returned `Ok`.
+/// STORAGE-2  After a failed `barrier` the state of all writes since the last successful one is
+///     unknown; the caller rejects further writes (sticky error).
+/// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the
+///     medium; after `barrier` and `evict` it reads the medium.
+/// STORAGE-4  If [`Storage::has_atomic_barrier`] holds, all writes between two barriers reach the
+///     medium with the second one, atomically and in the order of the barriers. Writes not covered
+///     by a barrier are lost when the process ends. A barrier that fails may still have taken
+///     effect, as a whole.
+/// STORAGE-5  Writes to a [`Replacement`] are invisible to readers of this storage until its
+///     `publish`, which durably and atomically replaces the content of this storage. Without
+///     `publish`, or if it fails, the old content remains; a `publish` that fails may still have
+///     taken effect, as a whole. Afterwards this storage is only read, and still shows the old
+///     content.
+/// STORAGE-6  After `keep_ballast`, where overwriting needs new space, the host has allocated
+///     [`BALLAST`] bytes that are never written, unless `cut_ballast` was called since or the host
+///     had no space for them. They are on the medium and outlive the process. Growth does not use
+///     them: it fails when they do not fit after the new end.
 pub trait Storage: Send + Sync {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> Result<u64>;
 
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Fills `out` from `offset`; `Damaged("archive is truncated ...")` when the storage ends before.
+    /// Fills `out` from `offset`.
+    ///
+    /// # Errors
+    /// `Damaged("archive is truncated ...")` when the storage ends before.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()>;
 
-    /// Says that the range is about to be read, so that the medium can fetch it while others are read. A hint: nothing waits for it, nothing
-    /// fails by it, and what is then read is read and verified all the same.
+    /// Hints that the range will be read soon, so that the medium can prefetch it. Never blocks or
+    /// fails, and does not replace the read or its verification.
     fn will_need(&self, _offset: u64, _length: u64) {}
 
-    /// Whether a read takes a way to another machine and back, so that it pays to ask for much that is likely to be read.
-    fn is_far(&self) -> bool {
+    /// Returns whether a read costs a network round trip, so that prefetching pays.
+    fn is_remote(&self) -> bool {
         false
     }
 
-    /// Writes all of `data`, growing the storage when needed.
+    /// Writes all of `data`, growing the storage if needed.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
 
-    /// Makes the range really allocated on the host (zeros where it was a hole), growing the storage when needed.
-    /// `NoSpace` when the host is full; then nothing changed that matters.
+    /// Allocates the range on the host (holes read as zeros), growing the storage if needed.
+    ///
+    /// # Errors
+    /// `NoSpace` when the host is full; the content is then unchanged.
     fn allocate(&self, offset: u64, length: u64) -> Result<()>;
 
-    /// Keeps room for overwriting allocated ranges, where that takes room (STORAGE-6). Other
-    /// storages keep nothing.
+    /// Allocates the ballast on storage where overwriting needs new space (STORAGE-6); otherwise
+    /// does nothing.
     fn keep_ballast(&self) {}
 
-    /// Gives that room back to the host, which may give it to the first program that asks; answers
-    /// whether there was any.
+    /// Returns the ballast to the host, where other programs may take the space; returns whether
+    /// there was any.
     fn cut_ballast(&self) -> bool {
         false
     }
 
-    /// Gives the range back to the host; it reads as zeros. `Unsupported` where the host refuses.
+    /// Deallocates the range, which then reads as zeros.
+    ///
+    /// # Errors
+    /// `Unsupported` where the host refuses.
     fn punch(&self, offset: u64, length: u64) -> Result<()>;
 
     fn set_len(&self, length: u64) -> Result<()>;
 
-    /// Returns when everything before it is on the medium.
+    /// Waits until all earlier writes are durable.
     fn barrier(&self) -> Result<()>;
 
-    /// Whether STORAGE-4 holds. Then one barrier makes durable what elsewhere takes two, no record is ever found that names what is not there, and nothing has to
-    /// be overwritten to be gone: whoever writes there may leave out what only a torn write makes necessary.
-    fn ordered(&self) -> bool {
+    /// Returns whether STORAGE-4 holds. Then one barrier does the work of two, no recovered record
+    /// names missing pages, and freed data need not be overwritten: the caller may skip every
+    /// measure against torn writes.
+    fn has_atomic_barrier(&self) -> bool {
         false
     }
 
-    /// Drops cached copies of the range, which must have been covered by a barrier, so that the next read comes from the medium.
+    /// Drops cached copies of the range, which must be covered by a barrier, so that the next read
+    /// comes from the medium.
     fn evict(&self, offset: u64, length: u64) -> Result<()>;
 
-    /// The next range at or behind `offset` that holds data as the host sees it (SEEK_DATA), or None.
-    /// A host without the notion answers with the whole rest.
+    /// Returns the next range at or after `offset` that holds data (SEEK_DATA), or `None`. Hosts
+    /// without holes return the whole rest.
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>>;
 
-    /// Bytes that the host has really allocated, as far as it tells; without holes the length.
+    /// Returns the bytes allocated on the host if known, otherwise the length.
     fn allocated(&self) -> Result<u64> {
         self.len()
     }
 
-    /// Checks that the file still has a name and at least the length seen last: that what is written now can be found later.
+    /// Checks that the file still has a name and at least its known length, so that new writes can
+    /// be found later.
     ///
     /// # Errors
-    /// `Damaged` when it was cut, removed or replaced; any other when the host does not tell.
-    fn still_there(&self) -> Result<()> {
+    /// `Damaged` when it was truncated, removed or replaced; other errors when the host cannot
+    /// tell.
+    fn check_identity(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether the file has no name any more: its content is lost when it is closed. A reader
-    /// of a file that was replaced loses nothing.
-    fn is_nameless(&self) -> bool {
+    /// Returns whether the file has no name any more: its content is lost on close. Does not hold
+    /// for a read-only replaced file, of which nothing is lost.
+    fn is_unlinked(&self) -> bool {
         false
     }
 
-    /// Bytes that barriers covered and that this host alone has, of an archive that is elsewhere: who opens it there does not find them, and nobody is to be told that
-    /// they were there.
+    /// Returns the bytes of a remote archive that barriers covered but that exist on this host
+    /// only. Other clients do not find them, so their commit must not be recorded as seen.
     ///
     /// # Errors
-    /// When nobody tells.
-    fn kept_back(&self) -> Result<u64> {
+    /// When the count cannot be determined.
+    fn pending_upload_bytes(&self) -> Result<u64> {
         Ok(0)
     }
 
-    /// Begins what is to take the place of all that is here: an empty storage beside this one, which nobody writes to meanwhile.
+    /// Creates an empty [`Replacement`] for the whole content of this storage; no writes to this
+    /// storage may happen until it is published or dropped.
     ///
     /// # Errors
-    /// `Unsupported` where that is no matter of the storage, as of a file, which another one can take the name of.
-    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+    /// `Unsupported` where the storage has no such operation, as for a file, which is replaced by
+    /// rename.
+    fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
         Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
     }
 
-    /// The uid that owns the file, as it is open; None when it is not a file of this host.
+    /// Returns the uid of the open file's owner; `None` for storage that is not a host file.
     fn owner(&self) -> Result<Option<u32>> {
         Ok(None)
     }
 
-    /// Whether writes are refused by the way it was opened.
+    /// Returns whether it was opened read-only.
     fn read_only(&self) -> bool;
 }
 
-/// What is being written to take the place of all that a storage has (STORAGE-5). Dropped before [`Successor::publish`], it goes.
-pub trait Successor {
-    /// Where it is written. A barrier there makes nothing durable.
+/// New content that replaces the whole content of a storage (STORAGE-5). Discarded when dropped
+/// before [`Replacement::publish`].
+pub trait Replacement {
+    /// Returns the storage for the new content. Its barriers make nothing durable.
     fn storage(&self) -> Arc<dyn Storage>;
 
-    /// Puts it in the place of what is there.
+    /// Replaces the old content.
     ///
     /// # Errors
-    /// As of a barrier.
+    /// Same as a barrier.
     fn publish(self: Box<Self>) -> Result<()>;
 }
 
-/// End of a range, which the host counts in signed 64 bits.
+/// Source of an archive to open.
+#[derive(Clone, Copy)]
+pub enum ArchiveSource<'a> {
+    /// Host file; it is opened and locked when the archive is opened.
+    File(&'a Path),
+    /// Opened storage, such as a remote archive. The caller ensures that there is no other writer,
+    /// or that one is detected.
+    Storage(&'a Arc<dyn Storage>),
+}
+
+impl ArchiveSource<'_> {
+    /// Returns the storage; a file is opened and locked.
+    ///
+    /// # Errors
+    /// Same as [`FileStorage::open`].
+    pub(crate) fn open(self, mode: LockMode) -> Result<Arc<dyn Storage>> {
+        Ok(match self {
+            ArchiveSource::File(path) => Arc::new(FileStorage::open(path, mode)?),
+            ArchiveSource::Storage(storage) => Arc::clone(storage),
+        })
+    }
+}
+
+impl<'a> From<&'a Path> for ArchiveSource<'a> {
+    fn from(path: &'a Path) -> ArchiveSource<'a> {
+        ArchiveSource::File(path)
+    }
+}
+
+impl<'a> From<&'a PathBuf> for ArchiveSource<'a> {
+    fn from(path: &'a PathBuf) -> ArchiveSource<'a> {
+        ArchiveSource::File(path)
+    }
+}
+
+impl<'a> From<&'a Arc<dyn Storage>> for ArchiveSource<'a> {
+    fn from(storage: &'a Arc<dyn Storage>) -> ArchiveSource<'a> {
+        ArchiveSource::Storage(storage)
+    }
+}
+
+/// Returns the end of a range, checked against the host's signed 64-bit offsets.
 fn end_of(offset: u64, length: u64) -> Result<u64> {
     match offset.checked_add(length) {
         Some(end) if end <= i64::MAX as u64 => Ok(end),
@@ -171,7 +233,7 @@ fn end_of(offset: u64, length: u64) -> Result<u64> {
     }
 }
 
-/// The storage ends before what an authentic structure or the layout says must be there.
+/// Error for a storage that is shorter than an authentic structure or the layout requires.
 fn truncated(length: u64, needed: u64) -> Error {
     Error::damaged(format!("archive is truncated: length={length} needed={needed}"))
 }

@@ -485,11 +485,11 @@ impl Auditor<'_> {
         // What a record says to be free, and what the old map says of itself, is free only where no tree has a page.
         let (allocator, durable, total) = (self.allocator, self.medium.versions.durable(), self.allocator.total());
         let free = |run: &Run| in_space(*run, total, &self.medium.pager) && !census.uses(*run);
-        allocator.recover_waiting(durable.generation, durable.freed.iter().copied().filter(free).collect());
-        allocator.recover_waiting(durable.generation, old.into_iter().filter(free).collect());
+        allocator.recover_pending_frees(durable.generation, durable.freed.iter().copied().filter(free).collect());
+        allocator.recover_pending_frees(durable.generation, old.into_iter().filter(free).collect());
         // The newest record still names them, and the next opening verifies them: list pages above all.
         let listed = durable.allocated.iter().map(|(run, _)| *run).filter(free);
-        allocator.recover_waiting(durable.generation, listed.collect());
+        allocator.recover_pending_frees(durable.generation, listed.collect());
         let used = |number| census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
         allocator.rebuild(census.used_blocks, used)
     }

@@ -45,7 +45,7 @@ impl Operation<'_> {
         self.count(logged);
         let mut damage = Vec::new();
         for (key, value) in &logged.records {
-            match self.trees.live.lay(self.store, &mut self.live_edits, *key, value.as_deref()) {
+            match self.trees.live.overlay(self.store, &mut self.live_edits, *key, value.as_deref()) {
                 Err(Error::Damaged(reason)) => damage.push(reason),
                 laid => laid?,
             }

@@ -126,7 +126,7 @@ fn open_listed(pager: &Pager, run: Run, tag: Tag, bytes: Vec<u8>) -> Result<()> 
 /// Specification 10.1; `seen` is a record that somebody remembers as durable (LINEAGE-2).
 pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Result<Recovered> {
     // STORAGE-4: the newest record is there with all that it names, or it is damage. No other one takes its place, and its pages are read when somebody wants them.
-    let together = pager.storage().ordered();
+    let together = pager.storage().has_atomic_barrier();
     if writable && !together {
         pager.storage().barrier()?;
         for slot in 0..RING_SLOTS {
@@ -219,7 +219,7 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
         return Ok(false);
     }
     let generation = record.record.generation;
-    Ok(pager.read_log(generation, record.tag, u32::MAX, generation)?.begun)
+    Ok(pager.read_log(generation, record.tag, u32::MAX, generation)?.has_entries)
 }
 
 /// What the log says beyond a record, and up to which entry.
@@ -251,7 +251,7 @@ fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writabl
             None => Ok(Said::default()),
         };
     }
-    if writable && !pager.storage().ordered() {
+    if writable && !pager.storage().has_atomic_barrier() {
         pager.evict_log()?;
     }
     let (generation, tag) = record.pending.map_or((record.generation, chosen.tag), |log| (log.generation, log.record));
@@ -393,7 +393,7 @@ impl Recovered {
                 // Never makes anything outside of the page space free.
                 let total = allocator.total();
                 freed.retain(|run| in_space(*run, total, pager));
-                allocator.recover_waiting(record.generation, freed);
+                allocator.recover_pending_frees(record.generation, freed);
             }
         }
         Ok(true)

@@ -189,7 +189,7 @@ impl Shortage {
                 match reclaimer.step() {
                     Ok(true) => reclaimed = true,
                     Ok(false) => break,
-                    Err(error @ Error::Latched(_)) => return Err(error),
+                    Err(error @ Error::WriteFailed(_)) => return Err(error),
                     // It stays queued, and background work tells.
                     Err(error) => {
                         tracing::debug!(%error, "what was deleted could not be reclaimed for want of room");
@@ -222,7 +222,7 @@ impl Shortage {
             }
             was_held |= held;
             std::thread::sleep(PAUSE);
-            self.allocator.release_waiting();
+            self.allocator.release_pending_frees();
             if enough()? || (held && self.await_reclaim(enough)?) {
                 return Ok(true);
             }

@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
 use crate::btree::Tree;
-use crate::format::record::{CommitRecord, Origin};
+use crate::format::record::{BackupOrigin, CommitRecord};
 use crate::format::{Generation, TreeId};
 
 /// The trees that operations change; the space tree belongs to commits alone.
@@ -42,7 +42,7 @@ pub(crate) struct Counters {
     pub(crate) newest_snapshot: Generation,
     pub(crate) newest_snapshot_id: u64,
     /// What the content of a backup is that of; only who brings a backup up to date goes on with it.
-    pub(crate) origin: Option<Origin>,
+    pub(crate) origin: Option<BackupOrigin>,
 }
 
 /// One published version; holding it pins every block that it can see.

@@ -2,7 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use crate::btree::{DifferenceVisitor, Differences, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree};
+use crate::btree::{
+    DifferenceVisitor, DifferenceWalk, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree,
+};
 use crate::error::Result;
 use crate::format::{Generation, Key};
 
@@ -53,8 +55,8 @@ impl<'a> View<'a> {
     }
 
     /// Has the nodes in which these ranges lie asked for together, on another machine: see [`Tree::foresee`].
-    pub(crate) fn foresee(&self, ranges: &[(Key, Key)]) -> Result<()> {
-        self.tree.foresee(self.store, ranges)
+    pub(crate) fn prefetch(&self, ranges: &[(Key, Key)]) -> Result<()> {
+        self.tree.prefetch(self.store, ranges)
     }
 
     /// The same in pieces; without an older version every record of this one.
@@ -82,7 +84,7 @@ pub(crate) struct Difference {
 
 /// A walk over what differs between two versions, in ascending order of the keys.
 pub(crate) struct Differing<'a> {
-    walk: Differences<'a>,
+    walk: DifferenceWalk<'a>,
     store: &'a NodeStore,
 }
 
@@ -90,7 +92,7 @@ impl Differing<'_> {
     /// Up to `most` further records; fewer only at the end.
     pub(crate) fn batch(&mut self, most: usize) -> Result<Vec<Difference>> {
         let mut batch = Vec::new();
-        self.walk.go_on(self.store, &mut |key, old, new| {
+        self.walk.resume(self.store, &mut |key, old, new| {
             batch.push(Difference { key, old: old.map(<[u8]>::to_vec), new: new.map(<[u8]>::to_vec) });
             Ok(if batch.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::format::log::{LogEntry, LogPiece};
 use crate::format::record::CommitRecord;
 use crate::format::{Generation, Run, Tag};
-use crate::pager::space::Keep;
+use crate::pager::space::Headroom;
 
 /// Estimated bytes of a dirty node in memory: encoded form, entries, allocation headers.
 const DIRTY_NODE_BYTES: u64 = 24 * 1024;
@@ -226,7 +226,7 @@ impl OpenTransaction<'_> {
             return Ok(());
         }
         let dirtied = operation.dirtied();
-        let keep = if operation.of_commit { Keep::Nothing } else { keep_of(essential) };
+        let keep = if operation.of_commit { Headroom::Nothing } else { keep_of(essential) };
         if dirtied <= 0 {
             allocator.unreserve(dirtied.unsigned_abs());
         } else {

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::format::header::recognize;
-use lockbox::storage::Site;
+use lockbox::storage::ArchiveSource;
 use lockbox_host::elsewhere::{self, Place, Remote};
 
 use super::{Finding, State};
@@ -42,7 +42,7 @@ pub(super) fn findings(address: &Path, how: &Remote) -> Result<Vec<Finding>, Fai
 fn archive(address: &Path, how: &Remote) -> Finding {
     const NAME: &str = "archive";
     let opened = Place::at(address, &how.without_cache()).and_then(|place| {
-        let Site::Opened(storage) = place.site() else { return Err(Error::invalid("that is no address")) };
+        let ArchiveSource::Storage(storage) = place.site() else { return Err(Error::invalid("that is no address")) };
         let length = storage.len()?;
         let mut begin = [0; BEGIN];
         let begin = &mut begin[..BEGIN.min(usize::try_from(length).unwrap_or(BEGIN))];

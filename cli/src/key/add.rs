@@ -109,7 +109,7 @@ impl Args {
         let prompts = Asker::<Lockbox>::prompts(&Sources::default());
         let given = self.change.key.unlock.given(place)?;
         tell(self.add(place, given, &NewKey::Recipient(recipient, &prompts))?)?;
-        if recipient.shows() {
+        if recipient.is_identifiable() {
             output::complain(
                 "note: who knows this recipient can tell from a copy of the archive that it may open it; only X25519 recipients hide that",
             );

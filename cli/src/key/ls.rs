@@ -1,6 +1,6 @@
 //! `lockbox key ls` and `lockbox key test`: which keys there are, and which of them a secret is.
 use lockbox::keys::{self, KeyAccess, KeyInfo};
-use lockbox::storage::Site;
+use lockbox::storage::ArchiveSource;
 use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of, row};
@@ -52,7 +52,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-type Lister = fn(Site<'_>, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInfo>>;
+type Lister = fn(ArchiveSource<'_>, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyInfo>>;
 
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
     let place = opening::place(&args.archive, &args.remote)?;

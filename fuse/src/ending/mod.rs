@@ -134,7 +134,7 @@ impl End {
     /// Returns whether the archive's file has no name any more: its content is lost when this mount
     /// ends.
     fn is_last_copy(&self) -> bool {
-        self.slot.lock().as_ref().is_some_and(Archive::is_nameless)
+        self.slot.lock().as_ref().is_some_and(Archive::is_unlinked)
     }
 
     /// Nobody is left who waits for a store's word.
@@ -152,7 +152,7 @@ impl End {
         let archive = self.slot.lock().take();
         let closed = match archive {
             Some(archive) if loops_ended => archive.close_telling(),
-            Some(archive) => archive.file_system().make_durable().and_then(|()| archive.kept_back()),
+            Some(archive) => archive.file_system().make_durable().and_then(|()| archive.pending_upload_bytes()),
             None => Ok(0),
         };
         if let Some(elsewhere) = &self.elsewhere {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lockbox::Result;
 use lockbox::control::Traffic;
-use lockbox::storage::{Site, Storage};
+use lockbox::storage::{ArchiveSource, Storage};
 use lockbox_terminal::quantity;
 use serde::{Deserialize, Serialize};
 
@@ -170,7 +170,7 @@ impl Place {
 
     /// Whether the archive could be changed there: a single file of a server cannot.
     pub fn can_be_changed(&self) -> bool {
-        self.elsewhere.as_ref().is_none_or(|storage| storage.ordered())
+        self.elsewhere.as_ref().is_none_or(|storage| storage.has_atomic_barrier())
     }
 
     /// What was asked of the server, where a process of its own asks.
@@ -183,8 +183,8 @@ impl Place {
         &self.path
     }
 
-    pub fn site(&self) -> Site<'_> {
-        self.elsewhere.as_ref().map_or(Site::File(&self.path), Site::Opened)
+    pub fn site(&self) -> ArchiveSource<'_> {
+        self.elsewhere.as_ref().map_or(ArchiveSource::File(&self.path), ArchiveSource::Storage)
     }
 
     pub fn is_elsewhere(&self) -> bool {

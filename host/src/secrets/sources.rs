@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lockbox::crypto::identity::is_public;
+use lockbox::crypto::identity::is_public_key;
 
 use super::Bytes;
 use super::error::Result;
@@ -107,7 +107,7 @@ impl Sources {
         // The public half of a key may be read by others, and to protect it is no help: whoever tries it says what it is. A pipe would be waited for.
         let public = || {
             let content = path.is_file().then(|| read::file(path, &IDENTITY, Privacy::Waived).ok()).flatten();
-            content.filter(|content| is_public(content))
+            content.filter(|content| is_public_key(content))
         };
         private.or_else(|error| public().ok_or(error))
     }

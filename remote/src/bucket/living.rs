@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::{Storage, Successor};
+use lockbox::storage::{Replacement, Storage};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
@@ -174,7 +174,7 @@ struct Next<'a> {
     named: bool,
 }
 
-impl Successor for Next<'_> {
+impl Replacement for Next<'_> {
     fn storage(&self) -> Arc<dyn Storage> {
         self.staged.clone()
     }
@@ -211,7 +211,7 @@ impl Storage for Living {
         self.staged.read_at(offset, out)
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -256,7 +256,7 @@ impl Storage for Living {
         Ok(())
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         true
     }
 
@@ -274,12 +274,12 @@ impl Storage for Living {
         self.staged.allocated()
     }
 
-    fn kept_back(&self) -> Result<u64> {
+    fn pending_upload_bytes(&self) -> Result<u64> {
         Ok(self.unsent())
     }
 
     /// LIVING-5
-    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+    fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
         // What was written here goes with what is here, and not as what nobody names.
         self.barrier()?;
         let session = self.session.lock();

@@ -14,7 +14,7 @@ use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::ArchiveId;
 use crate::keys::header::{self, Header};
-use crate::storage::{Borrowed, FileStorage, HostEntry, Storage};
+use crate::storage::{FileStorage, HostEntry, IpcStorage, Storage};
 
 /// What the name of an unfinished file says.
 const UNFINISHED: &str = "backup";
@@ -105,7 +105,7 @@ impl Destination {
         let socket = UnixStream::from(file);
         // Who lends it waits for a network, but not for ever: a mount that is to end waits for this.
         socket.set_read_timeout(Some(LENT)).and_then(|()| socket.set_write_timeout(Some(LENT))).map_err(failed)?;
-        Ok(Arc::new(Borrowed::new(vec![socket], true)?))
+        Ok(Arc::new(IpcStorage::new(vec![socket], true)?))
     }
 
     /// A new file for what goes into a pipe; it is removed when the answer is dropped, and what killed runs left of such files is removed now.
@@ -147,7 +147,7 @@ impl Destination {
     /// `InUse`.
     pub fn check(&self) -> Result<()> {
         let Some(old) = &self.old else { return Ok(()) };
-        match self.entry.is(&**old.storage()) {
+        match self.entry.refers_to(&**old.storage()) {
             Ok(true) => Ok(()),
             _ => Err(Error::InUse(format!(
                 "the file that was brought up to date has not the name {} any more",

@@ -9,7 +9,7 @@
 //!     all the rest is durable, and gets its name after that. In an existing one the pages go where its durable record has free space, and all records
 //!     change in one operation, so in one commit (ORIGIN-3).
 //! BACKUP-4  What was there already is found by what cannot have changed: the moment comes from the origin of the file (it is in its line), so below nodes
-//!     that are no newer than the origin all is as it was (`btree/changed.rs`), where all commits since count on from it (ORIGIN-2), and an extent that was born no later names the same bytes (EXTENT-2:
+//!     that are no newer than the origin all is as it was (`btree/difference.rs`), where all commits since count on from it (ORIGIN-2), and an extent that was born no later names the same bytes (EXTENT-2:
 //!     each new extent is born in its own transaction). Where the line cannot be proved, or too much has changed for one commit, everything is copied.
 //! BACKUP-5  A file that is no backup of this archive, or that has what the archive lacks, stays as it is.
 //!
@@ -29,13 +29,13 @@ use super::{Archive, OpenOptions};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::Framing;
-use crate::format::record::Origin;
+use crate::format::record::BackupOrigin;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Generation, Key, kind};
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
 use crate::keys::{SeenOptions, UnlockedKey};
-use crate::storage::{Site, Storage};
+use crate::storage::{ArchiveSource, Storage};
 use crate::txn::{Descent, Pinned, Volume};
 
 /// For the backup's own nodes and caches.
@@ -86,7 +86,11 @@ impl Archive {
     ///
     /// # Errors
     /// As [`Archive::open_seen`].
-    pub fn open_for_backup<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, seen: &SeenOptions) -> Result<Archive> {
+    pub fn open_for_backup<'a>(
+        site: impl Into<ArchiveSource<'a>>,
+        key: &UnlockedKey,
+        seen: &SeenOptions,
+    ) -> Result<Archive> {
         let site = site.into();
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let archive = Archive::open_seen(site, key, &options, seen)?;
@@ -135,7 +139,7 @@ impl BackupSource {
         &self.fs.volume
     }
 
-    fn origin(&self) -> &Origin {
+    fn origin(&self) -> &BackupOrigin {
         self.pinned.origin()
     }
 
@@ -154,7 +158,7 @@ impl BackupSource {
     }
 
     fn backed_up(&self, whole: bool, copied_bytes: u64) -> BackedUp {
-        let Origin { time, generation, .. } = *self.origin();
+        let BackupOrigin { time, generation, .. } = *self.origin();
         BackedUp { time, generation, whole, copied_bytes }
     }
 
@@ -275,7 +279,7 @@ fn cut_part_of_block(file: &dyn Storage) {
 fn in_backup(error: Error) -> Error {
     match error {
         Error::Damaged(detail) => Error::Refused(Refusal::DamagedBackup { detail }),
-        Error::Latched(detail) => Error::Refused(Refusal::FailedBackup { detail }),
+        Error::WriteFailed(detail) => Error::Refused(Refusal::FailedBackup { detail }),
         Error::Io { context, source } => {
             Error::Refused(Refusal::FailedBackup { detail: format!("{context}: {source}") })
         }
@@ -286,7 +290,7 @@ fn in_backup(error: Error) -> Error {
 /// What an existing file is to a source.
 enum Examined {
     /// A backup of it, of this origin; with the copies of the header that it is to have.
-    Next(Origin, [Vec<u8>; 2]),
+    Next(BackupOrigin, [Vec<u8>; 2]),
     /// Perhaps one.
     Whole,
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{BackupStep, BackupWatch, batch, extent, in_backup};
 use crate::archive::compact::pages::Pages;
 use crate::error::{Error, Result};
-use crate::format::record::Origin;
+use crate::format::record::BackupOrigin;
 use crate::format::values::Extent;
 use crate::format::{Generation, Key, Pointer, kind};
 use crate::txn::{Pinned, Volume};
@@ -42,7 +42,7 @@ struct Change {
 pub(super) fn prepare(
     from: &Volume,
     pinned: &Pinned,
-    base: &Origin,
+    base: &BackupOrigin,
     backup: &Volume,
     watch: &mut BackupWatch<'_>,
 ) -> Result<Option<Prepared>> {
@@ -56,13 +56,13 @@ pub(super) fn prepare(
         if !fits {
             return Ok(());
         }
-        theirs.foresee(ranges).map_err(in_backup)?;
+        theirs.prefetch(ranges).map_err(in_backup)?;
         for (lower, upper) in ranges {
             let mut walk = Pair { at: *lower, upper: *upper, ours: &ours, theirs: &theirs };
             while fits && let Some((new, old)) = walk.next()? {
                 // What is behind this part of a long one.
                 if walk.at < walk.upper {
-                    theirs.foresee(&[(walk.at, walk.upper)]).map_err(in_backup)?;
+                    theirs.prefetch(&[(walk.at, walk.upper)]).map_err(in_backup)?;
                 }
                 prepared.compare(new, old, base.generation)?;
                 fits = prepared.changes.len() <= MOST_RECORDS && prepared.bytes <= MOST_BYTES;

@@ -40,7 +40,7 @@ use crate::fs::FileSystem;
 use crate::keys::header::{self, Header, Slots};
 use crate::keys::seen::Looked;
 use crate::keys::{SeenOptions, UnlockedKey, Witness};
-use crate::storage::{FileStorage, Site, Storage};
+use crate::storage::{ArchiveSource, FileStorage, Storage};
 use crate::txn::{self, Descent, Mark, Volume};
 
 /// What the name of an unfinished file says.
@@ -96,7 +96,7 @@ impl Archive {
     /// `Replaced`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that
     /// nothing can take the place of.
     pub fn compact<'a>(
-        site: impl Into<Site<'a>>,
+        site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &CompactOptions,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
@@ -130,15 +130,15 @@ pub(super) fn with_log(framing: &Framing) -> Framing {
 
 /// Writes the content into a new archive that `prepare` describes, once the archive may be used, and puts that in the old one's place.
 pub(super) fn rewrite(
-    site: Site<'_>,
+    site: ArchiveSource<'_>,
     key: &UnlockedKey,
     options: &CompactOptions,
     prepare: Prepare<'_>,
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     match site {
-        Site::File(path) => rewrite_file(path, key, options, prepare, step),
-        Site::Opened(storage) => rewrite_storage(storage, key, options, prepare, step),
+        ArchiveSource::File(path) => rewrite_file(path, key, options, prepare, step),
+        ArchiveSource::Storage(storage) => rewrite_storage(storage, key, options, prepare, step),
     }
 }
 
@@ -204,7 +204,7 @@ fn rewrite_storage(
     }
     before.settle()?;
     let target = prepare(&before.header, key)?;
-    let next = storage.succeed()?;
+    let next = storage.begin_replace()?;
     step(CompactStep::Created)?;
     let new = before.copy(next.storage(), &target, false, step)?;
     step(CompactStep::Prepared)?;

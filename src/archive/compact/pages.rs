@@ -11,7 +11,7 @@ use crate::format::data_head::{Cell, PackedItem};
 use crate::format::page::PageKind;
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, Pointer};
-use crate::frame::{self, Content, OpenedPage, PlainPage};
+use crate::frame::{self, OpenedPage, PageContent, PlainPage};
 use crate::fs::ranges::join;
 use crate::txn::{State, Volume};
 
@@ -150,7 +150,7 @@ fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
         plain_length: prologue.plain_length,
         owner: prologue.owner,
         position: prologue.position,
-        content: Content::Cells { cell_log2, cells, items: table.items.clone() },
+        content: PageContent::Cells { cell_log2, cells, items: table.items.clone() },
     })
 }
 

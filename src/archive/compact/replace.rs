@@ -2,7 +2,7 @@
 //!
 //! Root may do this in a directory that belongs to somebody else, who can exchange what any name there means at any moment. So nothing is
 //! done to what a path names: both files are open, owner, mode and attributes go from descriptor to descriptor, and names are looked up in the
-//! directory that was opened once (`storage/entry.rs`).
+//! directory that was opened once (`storage/host_entry.rs`).
 //!
 //! The last step is the only one that a name decides. A rename after comparing would still let what was put in the new file's place
 //! between the two calls take the place of the archive, which would be lost. So the two names are exchanged, at one moment, which loses nothing
@@ -143,7 +143,7 @@ pub(in crate::archive) fn remove_leftovers(
             continue;
         }
         let shown = display(name.as_bytes());
-        let Ok(entry) = entry.beside(name) else { continue };
+        let Ok(entry) = entry.sibling(name) else { continue };
         let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
             Ok(left) => Arc::new(left),
             // Another run is about it.
@@ -172,7 +172,7 @@ impl Beside {
         environment.fill_random(&mut random)?;
         let mut name = prefix(entry, what);
         name.extend_from_slice(format!("{:016x}", u64::from_le_bytes(random)).as_bytes());
-        let beside = entry.beside(std::ffi::OsStr::from_bytes(&name).to_owned());
+        let beside = entry.sibling(std::ffi::OsStr::from_bytes(&name).to_owned());
         let entry = beside.map_err(|e| Error::io(format!("writing beside {}", entry.path().display()), e))?;
         let storage = Arc::new(FileStorage::create(&entry)?);
         Ok(Beside { storage, entry, finished: std::cell::Cell::new(false) })
@@ -254,7 +254,7 @@ impl Beside {
     /// `InUse` when one of the names is another file's: then each name means what it meant before. When the names were exchanged and cannot be
     /// looked at, that is what the error says.
     pub(in crate::archive) fn replace(&self, old: &Old) -> Result<Option<Left>> {
-        self.replace_looking(old, &mut |entry, file| entry.is(file))
+        self.replace_looking(old, &mut |entry, file| entry.refers_to(file))
     }
 
     /// `is` says whether a name is that of a file.
@@ -407,7 +407,7 @@ mod tests {
             let beside = place.beside();
             let mut looks = 0;
             let replaced = beside.replace_looking(&place.old, &mut |entry, file| {
-                let found = entry.is(file);
+                let found = entry.refers_to(file);
                 looks += 1;
                 if looks == 2 {
                     let entry = if swapped == "new" { &beside.entry } else { &place.old.entry };
@@ -432,7 +432,7 @@ mod tests {
         let mut looks = 0;
         let replaced = place.beside().replace_looking(&place.old, &mut |entry, file| {
             looks += 1;
-            if looks >= look { Err(io::Error::other("no answer")) } else { entry.is(file) }
+            if looks >= look { Err(io::Error::other("no answer")) } else { entry.refers_to(file) }
         });
         (replaced, place)
     }

@@ -21,7 +21,7 @@ use crate::format::{
     ArchiveId, BLOCK, Generation, Key, LOG, MIN_BLOCKS, NODE_CAPACITY, Pointer, REGION_BLOCKS, RING_SLOTS, ROOT_INO,
     Run, Tag, Timestamp, TreeId, kind, slot_block, space,
 };
-use crate::frame::{Content, PageCipher, PlainPage};
+use crate::frame::{PageCipher, PageContent, PlainPage};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
 use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
@@ -272,7 +272,7 @@ impl Forge {
     fn node(&mut self, tree: TreeId, level: u8, body: Vec<u8>) -> Pointer {
         let plain_length = body.len() as u32;
         let owner = tree as u64;
-        let content = Content::Body(body);
+        let content = PageContent::Body(body);
         let kind = PageKind::Node;
         let page = PlainPage { kind, compressed: false, plain_length, owner, position: level.into(), content };
         self.page(page)

@@ -11,7 +11,7 @@ use crate::format::data_head::PackedItem;
 use crate::format::page::PageKind;
 use crate::format::record::DeltaList;
 use crate::format::{BLOCK, Generation, Ino, NODE_CAPACITY, Run, node};
-use crate::frame::{Content, PageCipher, PlainPage};
+use crate::frame::{PageCipher, PageContent, PlainPage};
 use crate::pager::Pager;
 use crate::storage::{MemoryStorage, Storage};
 
@@ -38,7 +38,7 @@ pub(in crate::archive::fuzzing) fn plain_page(data: &[u8]) -> Option<PlainPage<'
     let (owner, position) = (u64::from_le_bytes(filled(&head[8..16])), u64::from_le_bytes(filled(&head[16..24])));
     let compressed = head[1] & 1 == 1;
     let content = match kind {
-        PageKind::Node | PageKind::DeltaList => Content::Body(rest[..rest.len().min(NODE_CAPACITY)].to_vec()),
+        PageKind::Node | PageKind::DeltaList => PageContent::Body(rest[..rest.len().min(NODE_CAPACITY)].to_vec()),
         PageKind::Data | PageKind::Packed => {
             // The encoder takes what a head can say; what it cannot is the business of the target `head`.
             let count = usize::from(head[2]) % 32 + 1;
@@ -50,10 +50,10 @@ pub(in crate::archive::fuzzing) fn plain_page(data: &[u8]) -> Option<PlainPage<'
                 start: plain_length / 4 * u32::from(n),
                 length: plain_length / 4,
             });
-            Content::Cells { cell_log2: 12 + head[1] / 4 % 6, cells, items: items.collect() }
+            PageContent::Cells { cell_log2: 12 + head[1] / 4 % 6, cells, items: items.collect() }
         }
     };
-    if let Content::Cells { cells, .. } = &content
+    if let PageContent::Cells { cells, .. } = &content
         && cells.is_empty()
     {
         return None;

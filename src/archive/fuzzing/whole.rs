@@ -16,7 +16,7 @@ use crate::exchange::{Alone, Restore, compare};
 use crate::format::log::{DroppedRange, LogMark, LogPiece};
 use crate::format::values::{Extent, is_valid_name};
 use crate::format::{BLOCK, Generation, HEADER_BLOCKS, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
-use crate::frame::{Content, PageCipher};
+use crate::frame::{PageCipher, PageContent};
 use crate::fs::{FileSystem, KeptSnapshot, RenameMode, SetAttributes, XattrMode, mode};
 use crate::rescue::{RescueOptions, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
@@ -181,8 +181,8 @@ fn forged(data: &[u8]) -> Vec<u8> {
         forge.on_page = Some(Box::new(move |page| {
             for (_, at, bytes) in nodes.iter().filter(|(number, ..)| *number == count) {
                 match &mut page.content {
-                    Content::Body(body) => overwrite(body, *at, bytes),
-                    Content::Cells { .. } => {}
+                    PageContent::Body(body) => overwrite(body, *at, bytes),
+                    PageContent::Cells { .. } => {}
                 }
             }
             count += 1;

@@ -11,7 +11,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::ROOT_INO;
 use crate::keys::header::Header;
 use crate::storage::Storage;
-use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 
 #[test]
 fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
@@ -69,7 +69,7 @@ fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
     for plan in plans() {
         let there = || SimulatedStorage::from_contents(&bytes);
         next += failing(plan, &there, &|file| later.bring_up_to_date(file, &mut on).map(drop));
-        if plan.class != Class::Read {
+        if plan.class != FaultClass::Read {
             whole += failing(plan, &SimulatedStorage::new, &|file| later.fill(file, &mut on).map(drop));
         }
     }

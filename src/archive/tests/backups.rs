@@ -142,7 +142,7 @@ fn the_nodes_of_a_backup_elsewhere_are_named_before_they_are_read() {
     }
     let moment = source(&fs, &storage);
     let measured = |far: bool| {
-        let there = Arc::new(CountingStorage::at(far));
+        let there = Arc::new(CountingStorage::new(far));
         there.write_at(0, &file.contents()).unwrap();
         moment.bring_up_to_date(&(there.clone() as Arc<dyn Storage>), &mut on).unwrap().unwrap();
         let unexpected = there.take_unexpected();

@@ -15,7 +15,7 @@ use crate::exchange::{
 };
 use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem, MAX_SMALL_FILE};
-use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
 const DIRECTORIES: usize = 4;
@@ -81,7 +81,7 @@ fn no_file_is_missing_of_which_nothing_is_told() {
             memory.contents()
         });
         let fs = open_on(storage.clone(), false, 2).unwrap();
-        storage.inject(Some(FaultPlan { class: Class::Allocate, count, fault: Fault::Eio, lasting }));
+        storage.inject(Some(FaultPlan { class: FaultClass::Allocate, count, fault: Fault::Eio, lasting }));
         let report = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
         met += storage.injected();
         storage.inject(None);

@@ -556,7 +556,7 @@ fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it()
                     Ok(_) => {}
                     Err(Error::NoSpace(_)) => assert_eq!(plan.fault, Fault::NoSpace, "{plan:?}"),
                     Err(Error::Io { .. }) => assert_ne!(plan.fault, Fault::NoSpace, "{plan:?}"),
-                    Err(Error::Latched(_)) => assert!(latched && !is_full_host(plan), "{plan:?}"),
+                    Err(Error::WriteFailed(_)) => assert!(latched && !is_full_host(plan), "{plan:?}"),
                     Err(error) => panic!("{plan:?}: {error}"),
                 }
                 assert!(is_met || ended.is_ok(), "{ended:?}");

@@ -12,7 +12,7 @@ use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::ROOT_INO;
 use crate::fs::FileSystem;
-use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
 /// How many turns are passed over between two that are tried; `FAULTS=all` tries each.
@@ -23,18 +23,18 @@ pub(super) fn stride(usually: usize) -> usize {
 /// Every fault of a class of operations that a host may show, once and from then on.
 pub(super) fn plans() -> impl Iterator<Item = FaultPlan> {
     let faults = [
-        (Class::Write, Fault::Eio),
-        (Class::Write, Fault::Short),
-        (Class::Write, Fault::NoSpace),
-        (Class::Barrier, Fault::Eio),
-        (Class::Barrier, Fault::NoSpace),
-        (Class::Room, Fault::NoSpace),
-        (Class::Allocate, Fault::Eio),
-        (Class::Allocate, Fault::NoSpace),
-        (Class::Punch, Fault::Eio),
-        (Class::SetLen, Fault::Eio),
-        (Class::SetLen, Fault::NoSpace),
-        (Class::Read, Fault::Eio),
+        (FaultClass::Write, Fault::Eio),
+        (FaultClass::Write, Fault::Short),
+        (FaultClass::Write, Fault::NoSpace),
+        (FaultClass::Barrier, Fault::Eio),
+        (FaultClass::Barrier, Fault::NoSpace),
+        (FaultClass::Room, Fault::NoSpace),
+        (FaultClass::Allocate, Fault::Eio),
+        (FaultClass::Allocate, Fault::NoSpace),
+        (FaultClass::Punch, Fault::Eio),
+        (FaultClass::SetLen, Fault::Eio),
+        (FaultClass::SetLen, Fault::NoSpace),
+        (FaultClass::Read, Fault::Eio),
     ];
     let both = |(class, fault)| [false, true].map(|lasting| FaultPlan { class, count: 0, fault, lasting });
     faults.into_iter().flat_map(both)
@@ -42,7 +42,7 @@ pub(super) fn plans() -> impl Iterator<Item = FaultPlan> {
 
 /// Whether a host that is full, and takes back nothing that it gave, is all that the plan says.
 pub(super) fn is_full_host(plan: FaultPlan) -> bool {
-    plan.fault == Fault::NoSpace && !matches!(plan.class, Class::Write | Class::Barrier)
+    plan.fault == Fault::NoSpace && !matches!(plan.class, FaultClass::Write | FaultClass::Barrier)
 }
 
 type Kept = BTreeMap<Vec<u8>, Expected>;
@@ -192,7 +192,7 @@ fn judge_error(work: &Work, plan: FaultPlan, error: &Error, latched: bool) {
             assert!(!(work.frees && is_full_host(plan)), "a full host stops what gives room back: {error}");
         }
         Error::Io { .. } => assert_ne!(plan.fault, Fault::NoSpace, "{error}"),
-        Error::Latched(_) => assert!(latched && !is_full_host(plan), "{error}"),
+        Error::WriteFailed(_) => assert!(latched && !is_full_host(plan), "{error}"),
         error => panic!("{error}"),
     }
 }
@@ -215,7 +215,7 @@ fn turn(world: &World, work: &Work, plan: FaultPlan) -> bool {
     storage.inject(None);
     let latched = fs.volume.latched().is_some();
     match &done {
-        Ok(()) => assert!(!latched || plan.class != Class::Read),
+        Ok(()) => assert!(!latched || plan.class != FaultClass::Read),
         Err(error) if met => judge_error(work, plan, error, latched),
         Err(error) => panic!("it failed by itself: {error}"),
     }

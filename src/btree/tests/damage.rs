@@ -1,4 +1,4 @@
-//! Authentic pages in the wrong place are damage (TREE-4), cached or not.
+//! Authentic pages in a wrong place are reported as damage (TREE-4), cached or not.
 
 use super::*;
 use crate::format::node::{self, NodeEntries, NodeHead};
@@ -44,7 +44,7 @@ fn put_leaf(medium: &Medium, pointer: &Pointer, count: usize, change: impl FnOnc
     medium.pages.lock().insert(*pointer, node::encode_leaf(&view.head, entries.into_iter()));
 }
 
-/// Every way to reach the damaged node says so and names block and generation.
+/// Asserts that every path to the damaged node fails with its block and generation.
 #[track_caller]
 fn assert_damaged(store: &NodeStore, tree: TreeId, root: &Root, detail: &str) {
     let tree = Tree::from_root(tree, root);
@@ -157,12 +157,13 @@ fn an_empty_root_leaf_of_another_writer_is_an_empty_tree() {
     assert_eq!((edits.superseded.len(), edits.dirtied), (1, 0));
 }
 
-/// What cannot be laid is lost with its leaf, for good; all else is laid, whatever its neighbours are (LOG-6).
+/// A record that cannot be applied is lost permanently with its leaf; all other records are
+/// applied, whatever the state of their neighbours (LOG-6).
 #[test]
 fn a_record_laid_on_a_damaged_leaf_is_never_seen_as_it_was() {
     let (medium, root, children) = stored_tree();
     let before = Tree::from_root(TreeId::Live, &root);
-    // Of the middle leaf, and of both beside it, all keys.
+    // All keys of the middle leaf and of its neighbours.
     let last = children[1].0.object..children[2].0.object;
     let lost = children[1].1;
     let page = medium.pages.lock().remove(&lost).unwrap();
@@ -172,10 +173,10 @@ fn a_record_laid_on_a_damaged_leaf_is_never_seen_as_it_was() {
     for sub in 0..40 {
         let key = Key::new(sub, 1, 0);
         let value = (sub % 2 == 0 && sub > last.end).then_some(&[8; 10][..]);
-        let laid = tree.lay(&store, &mut edits, key, value);
+        let laid = tree.overlay(&store, &mut edits, key, value);
         assert_eq!(matches!(laid, Err(Error::Damaged(_))), last.contains(&sub), "{sub}: {laid:?}");
     }
-    // The medium thinks better of it.
+    // The medium can read the page again.
     medium.pages.lock().insert(lost, page);
     for sub in 0..40 {
         let got = tree.get(&store, Key::new(sub, 1, 0), |value| Ok(value.to_vec()));

@@ -1,4 +1,5 @@
-//! Two versions of a tree compared node by node: the result is that of two full scans, and what they share is not read.
+//! Differences of two tree versions: the result equals that of two full scans, and shared nodes are
+//! not read.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,14 +18,14 @@ fn found(store: &NodeStore, older: &Tree, newer: &Tree) -> Differing {
     found
 }
 
-/// What two full scans tell.
+/// Returns the differences found by two full scans.
 fn expected(older: &Content, newer: &Content) -> Differing {
     let keys: std::collections::BTreeSet<Key> = older.keys().chain(newer.keys()).copied().collect();
     let both = keys.into_iter().map(|key| (key, older.get(&key).cloned(), newer.get(&key).cloned()));
     both.filter(|(_, old, new)| old != new).collect()
 }
 
-/// Counts the pages that are read.
+/// Counter of page reads.
 struct Counted {
     medium: Arc<Medium>,
     reads: AtomicUsize,
@@ -37,7 +38,7 @@ impl NodePages for Counted {
     }
 }
 
-/// Pages of the two trees that the other one has not.
+/// Returns the number of pages that only one of the two trees has.
 fn unshared(store: &NodeStore, older: &Tree, newer: &Tree) -> usize {
     let (older, newer) = (pages_of(store, older), pages_of(store, newer));
     older.symmetric_difference(&newer).count()
@@ -64,7 +65,7 @@ impl World {
         let mut edits = Edits::new(Generation(self.generation));
         let start = self.random.below(3000);
         for n in 0..times {
-            // Runs of neighbours split and empty whole nodes; others are anywhere.
+            // Runs of adjacent keys split and empty whole nodes; the other keys are random.
             let object = if times > 40 && n % 2 == 0 { start + n / 2 } else { self.random.below(3000) };
             let key = Key::new(object, self.random.below(3) as u8, self.random.below(2));
             if self.random.below(10) < removing {
@@ -85,7 +86,7 @@ impl World {
     }
 }
 
-/// In descending order, each at or before the key, and between neighbours lies what one leaf has.
+/// Fences come in descending order, each at or before the key, one leaf apart.
 #[test]
 fn fences_lead_back_without_reading_a_leaf() {
     let mut world = World::new(11);
@@ -94,7 +95,7 @@ fn fences_lead_back_without_reading_a_leaf() {
     let root = world.medium.flush(&world.store, &world.tree, generation);
     let tree = Tree::from_root(TreeId::Live, &root);
     let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
-    let store = NodeStore::over(Arc::clone(&counted) as Arc<dyn NodePages>, 8 << 20);
+    let store = NodeStore::from_pages(Arc::clone(&counted) as Arc<dyn NodePages>, 8 << 20);
     let fences = |key| {
         let mut fences = Vec::new();
         tree.fences_before(&store, key, &mut |fence| {
@@ -142,7 +143,7 @@ fn differences_are_those_of_two_full_scans() {
             };
             world.change(times, removing);
             let tree = match round % 3 {
-                // In memory alone, and also with nodes that are stored and not yet forgotten.
+                // In memory only, and also with nodes that are stored and not yet dropped.
                 0 => world.tree.clone(),
                 1 => {
                     let kept = world.tree.clone();
@@ -162,7 +163,7 @@ fn differences_are_those_of_two_full_scans() {
 }
 
 #[test]
-fn what_two_versions_share_is_not_read() {
+fn shared_nodes_are_not_read() {
     for number in Seed::choose(1..6) {
         let _seed = Seed(number);
         let mut world = World::new(number);
@@ -173,13 +174,13 @@ fn what_two_versions_share_is_not_read() {
             let after = world.commit();
             let differing = unshared(&world.store, &before, &after);
             let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
-            let store = NodeStore::over(counted.clone(), 0);
+            let store = NodeStore::from_pages(counted.clone(), 0);
             assert!(found(&store, &before, &after) == expected(&content, &world.content));
             let reads = counted.reads.load(Ordering::Relaxed);
-            // No page that both have is opened, and of the others none twice.
+            // No shared page is opened, and no other one twice.
             assert!(reads <= differing, "{times} changes: {reads} reads, {differing} pages differ");
             let counted = Arc::new(Counted { medium: world.medium.clone(), reads: AtomicUsize::new(0) });
-            assert_eq!(found(&NodeStore::over(counted.clone(), 0), &after, &after), []);
+            assert_eq!(found(&NodeStore::from_pages(counted.clone(), 0), &after, &after), []);
             assert_eq!(counted.reads.load(Ordering::Relaxed), 0);
         }
         let all = pages_of(&world.store, &before).len();
@@ -187,7 +188,7 @@ fn what_two_versions_share_is_not_read() {
     }
 }
 
-/// Whoever stops after each few keys is told of each once, whichever side has it.
+/// A caller that stops after every few keys gets each difference once, from either side.
 #[test]
 fn a_walk_that_was_stopped_goes_on_where_it_was() {
     for number in Seed::choose(1..4) {
@@ -206,7 +207,7 @@ fn a_walk_that_was_stopped_goes_on_where_it_was() {
             let mut found = Differing::new();
             loop {
                 let (before, most) = (found.len(), 1 + world.random.below(5) as usize);
-                walk.go_on(&world.store, &mut |key, old, new| {
+                walk.resume(&world.store, &mut |key, old, new| {
                     found.push((key, old.map(<[u8]>::to_vec), new.map(<[u8]>::to_vec)));
                     let enough = found.len() - before == most;
                     Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })

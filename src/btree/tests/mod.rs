@@ -1,4 +1,4 @@
-//! What the tests of the trees share: a medium in memory, seeded randomness and the check of a tree's structure.
+//! Shared test support: a medium in memory, seeded randomness and a check of a tree's structure.
 
 mod damage;
 mod difference;
@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::cache::NodePages;
 use super::node::Body;
+use super::node_store::NodePages;
 use super::*;
 use crate::error::Error;
 use crate::format::{NODE_CAPACITY, Run};
 
 type Content = BTreeMap<Key, Vec<u8>>;
 
-/// Pages that were ever written, by pointer.
+/// All pages ever written, by pointer.
 #[derive(Default)]
 struct Medium {
     pages: Mutex<HashMap<Pointer, Vec<u8>>>,
@@ -44,9 +44,9 @@ impl Medium {
         pointer
     }
 
-    /// A store that has cached nothing yet.
+    /// Creates a store with an empty cache.
     fn cold(self: &Arc<Medium>, budget: usize) -> NodeStore {
-        NodeStore::over(Arc::clone(self) as Arc<dyn NodePages>, budget)
+        NodeStore::from_pages(Arc::clone(self) as Arc<dyn NodePages>, budget)
     }
 
     fn flush(&self, store: &NodeStore, tree: &Tree, generation: Generation) -> Root {
@@ -77,7 +77,7 @@ impl Random {
     }
 }
 
-/// Names the seed of a test that fails; `SEED` replays one.
+/// Prints the seed of a failing test; `SEED` replays one.
 struct Seed(u64);
 
 impl Seed {
@@ -121,7 +121,7 @@ fn pages_of(store: &NodeStore, tree: &Tree) -> HashSet<Pointer> {
     pages
 }
 
-/// Checks TREE-5 and that every fence is what the parent says, in resident nodes as in stored ones.
+/// Checks TREE-5 and that every fence matches the parent, in resident and stored nodes.
 fn check_structure(store: &NodeStore, tree: &Tree) {
     let Some(root) = &tree.root else { return };
     check_node(store, root, Bounds::root(tree.id as u8, tree.level));
@@ -150,7 +150,7 @@ fn check_node(store: &NodeStore, child: &Child, bounds: Bounds) {
     .unwrap();
 }
 
-/// Memory holds only what no commit has written.
+/// Asserts that memory holds only nodes that no commit has written.
 fn assert_settled(child: &Child) {
     let Child::Resident(node) = child else { return };
     assert!(node.stored.get().is_none(), "settled");

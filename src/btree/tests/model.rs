@@ -1,4 +1,5 @@
-//! Model test against BTreeMap: random operations, versions that stay pinned, commits in flight, and the account of pages.
+//! Model test against BTreeMap: random operations, pinned versions, commits in flight, and
+//! accounting of pages.
 
 use super::*;
 
@@ -14,7 +15,7 @@ struct Shape {
     budget: usize,
 }
 
-/// A version that a commit is writing.
+/// Version that a commit is writing.
 struct Flight {
     tree: Tree,
     content: Content,
@@ -35,7 +36,7 @@ struct World {
     dirtied: i64,
     flight: Option<Flight>,
     pinned: Vec<(Tree, Content)>,
-    /// Pages of the last committed root, by the account of what was written and superseded.
+    /// Pages of the last committed root, computed from written and superseded pages.
     live: HashSet<Pointer>,
     highest: u8,
     ascending: u64,
@@ -69,7 +70,7 @@ impl World {
                 self.ascending += 1;
                 Key::new(objects, 7, self.ascending)
             }
-            // A key that is there, or the next one.
+            // An existing key, or the next one.
             1 => {
                 let probe = Key::new(self.random.below(objects), 0, 0);
                 self.content.range(probe..).next().map_or(probe, |entry| *entry.0)
@@ -97,7 +98,7 @@ impl World {
         }
     }
 
-    /// One operation on a working copy: published, or dropped half way.
+    /// Runs one operation on a working copy, which is published or dropped half way.
     fn operate(&mut self) {
         let (mut tree, mut content) = (self.tree.clone(), self.content.clone());
         let mut edits = Edits::new(self.generation);
@@ -143,7 +144,7 @@ impl World {
         assert!(edits.dirtied - before <= bound, "worst case");
     }
 
-    /// The same answers from the root and from where the search before ended.
+    /// Compares searches from the root with searches from the finger.
     fn search(&mut self) {
         let finger = Finger::default();
         let owned = |key: Key, value: &[u8]| Ok((key, value.to_vec()));
@@ -153,7 +154,7 @@ impl World {
             assert_eq!(self.tree.get(&self.store, key, |value| Ok(value.to_vec())).unwrap().as_ref(), expected);
             let near = self.tree.get_near(&self.store, &finger, key, |value| Ok(value.to_vec())).unwrap();
             assert_eq!(near.as_ref(), expected);
-            // The key before may be in the leaf before.
+            // The previous key may be in the previous leaf.
             for key in [Key { sub: key.sub.saturating_sub(1), ..key }, key] {
                 let expected = self.content.range(..=key).next_back();
                 let floor = self.tree.floor(&self.store, key, owned).unwrap();
@@ -180,7 +181,7 @@ impl World {
         }
     }
 
-    /// A commit begins: what was published is frozen, edits continue in the next transaction.
+    /// Begins a commit: the published version is frozen, edits continue in the next transaction.
     fn freeze(&mut self) {
         if self.flight.is_some() {
             return;
@@ -195,7 +196,8 @@ impl World {
         self.generation = self.generation.next();
     }
 
-    /// The commit in flight ends: everything is written, the account of pages is checked, the newest version settles.
+    /// Ends the commit in flight: all nodes are written, the page accounting is checked, and
+    /// written nodes are dropped from the newest version.
     fn land(&mut self) {
         let Some(flight) = self.flight.take() else { return };
         let before = self.medium.pages.lock().len();
@@ -259,7 +261,7 @@ impl World {
         while let Some((tree, content)) = self.pinned.pop() {
             assert!(scan_all(&self.store, &tree) == content, "TREE-1");
         }
-        // The way down to nothing.
+        // Shrinks the tree to nothing.
         let keys: Vec<Key> = self.content.keys().copied().collect();
         let mut edits = Edits::new(self.generation);
         for key in keys {

@@ -1,4 +1,4 @@
-//! Who may change a node in place, what may be inserted, how full nodes are, and what the cache keeps.
+//! Changes of nodes in place, valid values, fill of nodes, and the cache.
 
 use super::*;
 use crate::btree::node::Leaf;
@@ -47,7 +47,7 @@ fn only_a_private_node_changes_in_place() {
     assert_eq!(scan_all(&store, &published).len(), 2, "TREE-1");
     drop(published);
 
-    // Frozen, not yet written, and not shared any more: still not ours to change.
+    // Frozen, not yet written, and no longer shared: still not editable in place.
     let frozen = resident(&tree);
     let mut edits = Edits::new(Generation(2));
     tree.insert(&store, &mut edits, key(4), b"d").unwrap();
@@ -119,13 +119,13 @@ fn removing_most_records_merges_nodes() {
         tree.remove(&store, &mut edits, key(object)).unwrap();
     }
     check_structure(&store, &tree);
-    // 150 records of 119 bytes: two leaves would do, a quarter full each is the least.
+    // 150 records of 119 bytes: two leaves would suffice, and a quarter full is the minimum.
     assert!(leaves_of(&medium, &tree).len() <= 5);
     assert!(edits.superseded.is_empty(), "nothing older was there");
 }
 
 #[test]
-fn what_a_leaf_cannot_hold_is_refused() {
+fn entries_too_large_for_a_leaf_are_refused() {
     let store = Arc::new(Medium::default()).cold(0);
     let mut tree = Tree::empty(TreeId::Live);
     let mut edits = Edits::new(Generation(1));
@@ -163,7 +163,8 @@ fn the_cache_keeps_within_its_budget_and_forgets() {
     assert!(tree.get(&large, key(1), |_| Ok(())).is_err());
 }
 
-/// Three internal nodes with one leaf each, of one record: allowed by the format, though never written here.
+/// Three internal nodes with one leaf each, of one record: allowed by the format, though never
+/// written here.
 fn thin_tree(medium: &Medium) -> Tree {
     let fences = [Key::MIN, key(2), key(3), Key::MAX];
     let head = |level, lower, upper| NodeHead { level, tree: TreeId::Live as u8, lower, upper };

@@ -1,4 +1,5 @@
-//! XAES-256-GCM (C2SP) with a cached AES context, and the messages of a page under a key derived from it (specification 4.2).
+//! XAES-256-GCM (C2SP) with a cached AES context, and the messages of a page under a key derived
+//! from it (specification 4.2).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,15 +11,15 @@ use super::secret::SecretKey;
 use crate::error::{Error, Result};
 
 pub const NONCE: usize = 24;
-/// Cells of one page, at most.
-pub const MOST_CELLS: usize = 32;
+/// Maximum number of cells per page.
+pub const MAX_CELLS: usize = 32;
 
-/// Key of XAES-256-GCM with its AES context and CMAC subkey computed once.
+/// XAES-256-GCM key with AES context and CMAC subkey computed once.
 pub struct XaesKey {
     xaes: Xaes<Native>,
 }
 
-/// AES-256-GCM key of one page; seals each of its messages once: the prologue, the body or head, and cells.
+/// AES-256-GCM key of one page. Seals each of its messages once: prologue, body or head, and cells.
 pub struct PageKey {
     messages: Messages<Native>,
 }
@@ -28,7 +29,8 @@ impl XaesKey {
         XaesKey { xaes: Xaes::new(key.bytes()) }
     }
 
-    /// Seals in place and returns the tag. The nonce must never have sealed anything under this key: draw it at random.
+    /// Seals in place and returns the tag. The nonce must be random, so that it was never used with
+    /// this key.
     pub fn seal(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.xaes.seal(nonce, aad, data)
     }
@@ -41,17 +43,18 @@ impl XaesKey {
         self.xaes.open(nonce, aad, data, tag)
     }
 
-    /// Derives the key of the page with this nonce. The same rule as for [`XaesKey::seal`] holds for the nonce when sealing.
+    /// Derives the key of the page with this nonce. When sealing, the nonce must be random as for
+    /// [`XaesKey::seal`].
     pub fn page_key(&self, nonce: &[u8; NONCE]) -> PageKey {
         PageKey { messages: self.xaes.messages(nonce) }
     }
 }
 
 impl PageKey {
-    /// Message 0: the IV of the nonce.
+    /// Seals message 0 with the IV of the nonce.
     ///
     /// # Panics
-    /// When the message was sealed before: two messages under one key and IV would give both away.
+    /// When the message was sealed before: two messages under one key and IV would reveal both.
     pub fn seal_prologue(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.messages.seal(0, aad, data)
     }
@@ -60,10 +63,11 @@ impl PageKey {
         self.messages.open(0, aad, data, tag)
     }
 
-    /// Message 1, the body, or the head of a data page: the IV of the nonce with 1 xored into its last byte.
+    /// Seals message 1, the body or the head of a data page, with the IV of the nonce and 1 xored
+    /// into its last byte.
     ///
     /// # Panics
-    /// As [`PageKey::seal_prologue`].
+    /// Same as [`PageKey::seal_prologue`].
     pub fn seal_body(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.messages.seal(1, aad, data)
     }
@@ -72,33 +76,36 @@ impl PageKey {
         self.messages.open(1, aad, data, tag)
     }
 
-    /// Message 2 + `cell`: the IV of the nonce with that number xored into its last byte.
+    /// Seals message 2 + `cell`, with the IV of the nonce and that number xored into its last byte.
     ///
     /// # Panics
-    /// As [`PageKey::seal_prologue`], and when `cell` is [`MOST_CELLS`] or more.
+    /// Same as [`PageKey::seal_prologue`], and when `cell` is [`MAX_CELLS`] or more.
     pub fn seal_cell(&self, cell: usize, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.messages.seal(cell_message(cell), aad, data)
     }
 
+    /// Opens a cell in place.
+    ///
     /// # Panics
-    /// When `cell` is [`MOST_CELLS`] or more.
+    /// When `cell` is [`MAX_CELLS`] or more.
     pub fn open_cell(&self, cell: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         self.messages.open(cell_message(cell), aad, data, tag)
     }
 }
 
-/// The key over either engine, so that tests can compare them.
+/// XAES over either engine, so that tests can compare them.
 struct Xaes<E: Engine> {
     block: E::Block,
-    /// CMAC's COMPACT-1, RFC 4493: both derivation messages are whole blocks, so COMPACT-2 is never needed.
+    /// CMAC subkey K1 of RFC 4493. Both derivation messages are whole blocks, so K2 is never
+    /// needed.
     subkey: Zeroizing<[u8; 16]>,
 }
 
-/// A derived key with the IVs of a page.
+/// Derived key with the IVs of a page.
 struct Messages<E: Engine> {
     gcm: E::Gcm,
     iv: [u8; IV],
-    /// Bit i: message i was sealed.
+    /// Bit i is set when message i was sealed.
     sealed: AtomicU64,
 }
 
@@ -116,7 +123,8 @@ impl<E: Engine> Xaes<E> {
         Xaes { block, subkey }
     }
 
-    /// The AES-256-GCM key of a nonce: AES(BULK-1 ^ COMPACT-1) || AES(BULK-2 ^ COMPACT-1), Mi = 00 i 'X' 00 || N[0..12].
+    /// Derives the AES-256-GCM key of a nonce: AES(M1 ^ K1) || AES(M2 ^ K1), Mi = 00 i 'X' 00 ||
+    /// N[0..12].
     fn derive(&self, nonce: &[u8; NONCE]) -> E::Gcm {
         let mut key = Zeroizing::new([0; 32]);
         for (index, half) in key.chunks_exact_mut(16).enumerate() {
@@ -144,7 +152,7 @@ impl<E: Engine> Xaes<E> {
 impl<E: Engine> Messages<E> {
     fn message_iv(&self, message: u8) -> [u8; IV] {
         let mut iv = self.iv;
-        // Xored, not set: otherwise those bits of the nonce could be altered unnoticed.
+        // Xored rather than set: otherwise those bits of the nonce could be altered undetected.
         iv[IV - 1] ^= message;
         iv
     }
@@ -161,7 +169,7 @@ impl<E: Engine> Messages<E> {
 }
 
 fn cell_message(cell: usize) -> u8 {
-    assert!(cell < MOST_CELLS, "a page has at most {MOST_CELLS} cells");
+    assert!(cell < MAX_CELLS, "a page has at most {MAX_CELLS} cells");
     cell as u8 + 2
 }
 

@@ -92,7 +92,7 @@ fn key() -> XaesKey {
 fn the_messages_of_a_page_differ_and_every_bit_of_the_nonce_counts() {
     for nonce in [[1; NONCE], [0xff; NONCE]] {
         let page = key().page_key(&nonce);
-        let mut sealed = vec![[0; 48]; 2 + MOST_CELLS];
+        let mut sealed = vec![[0; 48]; 2 + MAX_CELLS];
         let mut tags = Vec::new();
         for (message, data) in sealed.iter_mut().enumerate() {
             tags.push(match message {
@@ -150,5 +150,5 @@ fn a_page_key_never_seals_a_message_twice() {
 #[test]
 #[should_panic(expected = "at most 32 cells")]
 fn a_page_key_has_no_message_for_a_cell_too_many() {
-    key().page_key(&[1; NONCE]).seal_cell(MOST_CELLS, b"", &mut [0; 16]);
+    key().page_key(&[1; NONCE]).seal_cell(MAX_CELLS, b"", &mut [0; 16]);
 }

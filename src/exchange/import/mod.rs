@@ -23,7 +23,7 @@ use super::{Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
-use crate::storage::Identity;
+use crate::storage::FileIdentity;
 
 /// Bytes read from the host and handed to the archive at once.
 const PIECE: usize = 1 << 20;
@@ -91,7 +91,7 @@ pub struct ImportReport {
 /// more is added; what was added before is whole, and what was on its way is taken back.
 pub fn import(
     fs: &FileSystem,
-    archive: Option<Identity>,
+    archive: Option<FileIdentity>,
     sources: &[PathBuf],
     options: &ImportOptions,
     progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
@@ -126,7 +126,7 @@ struct Import<'a> {
     options: &'a ImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     /// The archive's own file, which cannot be added to itself.
-    archive: Option<Identity>,
+    archive: Option<FileIdentity>,
     report: ImportReport,
     tally: Tally,
     /// Device and inode of a file with several names: its copy and the names still to come, as far as the count of them goes: sources that
@@ -215,7 +215,7 @@ impl Import<'_> {
             return Ok(None);
         }
         self.tally.meet_host(&stat);
-        if Some(Identity::from(&stat)) == self.archive {
+        if Some(FileIdentity::from(&stat)) == self.archive {
             self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
             return Ok(None);
         }
@@ -490,8 +490,8 @@ impl Import<'_> {
 
 /// Whether nothing more can be added, or is to be.
 fn ends_import(error: &Error) -> bool {
-    use Error::{Damaged, Interrupted, Latched, NoSpace, ReadOnly};
-    matches!(error, NoSpace(_) | Latched(_) | ReadOnly(_) | Damaged(_) | Interrupted(_))
+    use Error::{Damaged, Interrupted, NoSpace, ReadOnly, WriteFailed};
+    matches!(error, NoSpace(_) | WriteFailed(_) | ReadOnly(_) | Damaged(_) | Interrupted(_))
 }
 
 /// What an object takes from its host file: a link has no mode of its own.

@@ -22,7 +22,7 @@ use super::host::{descriptor_path, host_error, split_device_number};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::fs::Attributes;
-use crate::storage::{Identity, names, rename_to_free_name};
+use crate::storage::{FileIdentity, names, rename_to_free_name};
 
 /// Opens a directory and never what a symbolic link points to.
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -231,13 +231,13 @@ fn same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// What tells a file that was made from another one in its place.
-pub(crate) fn identity_of(file: impl AsFd) -> Result<Identity> {
-    Identity::of(file).map_err(host_error("cannot examine it"))
+pub(crate) fn identity_of(file: impl AsFd) -> Result<FileIdentity> {
+    FileIdentity::of(file).map_err(host_error("cannot examine it"))
 }
 
 fn is_named(at: &OwnedFd, name: &[u8], file: &OwnedFd) -> bool {
-    let named = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| Identity::from(&stat));
-    named.is_ok_and(|named| Identity::of(file).is_ok_and(|opened| opened == named))
+    let named = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| FileIdentity::from(&stat));
+    named.is_ok_and(|named| FileIdentity::of(file).is_ok_and(|opened| opened == named))
 }
 
 /// Opens a directory that has no entries; None for one that has.
@@ -307,13 +307,13 @@ fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
 }
 
 /// Opens a directory that was made before, again (EXTRACT-1).
-pub(crate) fn open_again(root: &OwnedFd, path: &[u8], made: Identity) -> Result<OwnedFd> {
+pub(crate) fn open_again(root: &OwnedFd, path: &[u8], made: FileIdentity) -> Result<OwnedFd> {
     let directory = open_below(root, path)?;
     if identity_of(&directory)? == made { Ok(directory) } else { Err(exchanged()) }
 }
 
 /// Gives a file that was made before a further name (EXTRACT-1).
-pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: Identity, at: &OwnedFd, name: &[u8]) -> Result<()> {
+pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: FileIdentity, at: &OwnedFd, name: &[u8]) -> Result<()> {
     let failed = host_error("cannot link");
     let (directory, file) = match path.iter().rposition(|&b| b == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exchange::host::{host_error, read_at, timestamps};
 use crate::exchange::walk::join;
 use crate::fs::{Attributes, mode};
-use crate::storage::{Identity, names};
+use crate::storage::{FileIdentity, names};
 
 /// Bytes read from the host at once.
 const PIECE: usize = 256 << 10;
@@ -56,10 +56,10 @@ pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<P
 }
 
 /// What changes when a file or a directory does.
-type Version = (Identity, i64, [(i64, u64); 2]);
+type Version = (FileIdentity, i64, [(i64, u64); 2]);
 
 fn version(stat: &Stat) -> Version {
-    (Identity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
+    (FileIdentity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
 }
 
 fn stat_of(file: &OwnedFd) -> Result<Stat> {

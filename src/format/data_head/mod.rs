@@ -1,28 +1,28 @@
-//! Specification 5.3: the head of a data page, which says where its cells lie and what authenticates each.
+//! Head of a data page: location and tag of its cells (specification 5.3).
 
-use super::fixed::{array_at, u16_at, u32_at, u64_at, zero};
+use super::codec::{array_at, check_zero, u16_at, u32_at, u64_at};
 use super::ids::{BLOCK, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, Tag};
 use crate::error::{Error, Result};
 
-/// Bytes of a head before its cells.
+/// Bytes of a head before its cell entries.
 const FIXED: usize = 8;
-/// Bytes of a cell's entry: stored length and tag.
+/// Length of a cell's entry in bytes: stored length and tag.
 const ENTRY: usize = 20;
-/// Bytes of an encoded packed item.
+/// Length of an encoded packed item in bytes.
 const ITEM: usize = 24;
-/// Cells of one data page, at most: the longest data in the smallest cells.
+/// Maximum number of cells of a data page: the longest data in the smallest cells.
 pub const MAX_CELLS: usize = MAX_DATA / BLOCK as usize;
-/// Items of one packed page, at most.
+/// Maximum number of items of a packed page.
 const MAX_ITEMS: usize = 4096;
-/// In a cell's stored length: the cell is not compressed.
+/// Flag in a cell's stored length: the cell is not compressed.
 const RAW_BIT: u32 = 1 << 31;
 
-/// Bytes that a head takes at least; it is longer where the page is to be filled.
+/// Returns the minimum length of a head in bytes; it is longer where the page must be filled.
 pub const fn head_length(cells: usize, items: usize) -> usize {
     FIXED + ENTRY * cells + ITEM * items
 }
 
-/// One small file's part of a packed page, for `rescue`.
+/// Part of a packed page that belongs to one small file, for `rescue`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedItem {
     pub ino: Ino,
@@ -49,7 +49,7 @@ impl PackedItem {
     }
 }
 
-/// What a head says.
+/// Decoded head of a data page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CellTable {
     pub cell_size: u32,
@@ -58,10 +58,10 @@ pub struct CellTable {
     pub items: Vec<PackedItem>,
 }
 
-/// One independently compressed and sealed piece of a data page.
+/// Independently compressed and sealed piece of a data page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// First stored byte, counted from the first cell's.
+    /// Offset of the stored bytes from the first cell.
     pub at: u32,
     pub stored: u32,
     pub plain_length: u32,
@@ -69,7 +69,7 @@ pub struct Cell {
     pub tag: Tag,
 }
 
-/// A head of `length` bytes, zero-padded, for `cells` of (stored length, raw, tag).
+/// Encodes a head of `length` bytes, zero-padded, for `cells` of (stored length, raw, tag).
 ///
 /// # Panics
 /// When `length` is below [`head_length`].
@@ -96,16 +96,17 @@ pub fn encode_head(cell_log2: u8, cells: &[(u32, bool, Tag)], items: &[PackedIte
     out
 }
 
-/// Decodes the head of a page whose prologue says `stored_length` and `plain_length`.
+/// Decodes the head of a page with `stored_length` and `plain_length` from its prologue.
 ///
 /// # Errors
-/// `Damaged` when counts, lengths or items do not fit; nothing is allocated beyond the counts' bounds (32 cells, 4,096 items).
+/// `Damaged` when counts, lengths or items are inconsistent; allocations are bounded by the counts'
+/// limits (32 cells, 4,096 items).
 pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> Result<CellTable> {
     let Some((fixed, rest)) = head.split_first_chunk::<FIXED>() else {
         return Err(Error::damaged("data head ends early"));
     };
     let (cell_count, log2, item_count) = (usize::from(u16_at(fixed, 0)), fixed[2], usize::from(u16_at(fixed, 4)));
-    zero(&[fixed[3], fixed[6], fixed[7]], "data head")?;
+    check_zero(&[fixed[3], fixed[6], fixed[7]], "data head")?;
     if !(12..=17).contains(&log2) {
         return Err(Error::damaged(format!("data head has a wrong cell size: log2={log2}")));
     }
@@ -128,7 +129,7 @@ pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> 
     let Some((items, padding)) = rest.split_at_checked(ITEM * item_count) else {
         return Err(Error::damaged("data head ends early"));
     };
-    zero(padding, "data head")?;
+    check_zero(padding, "data head")?;
     Ok(CellTable {
         cell_size,
         plain_length,
@@ -137,21 +138,21 @@ pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> 
     })
 }
 
-/// Lays out the cells, which must take exactly `stored_length`.
-fn decode_cells(entries: &[u8], stored_length: u32, cell_size: u32, mut left: u32) -> Result<Vec<Cell>> {
+/// Computes the offsets of the cells, which must fill exactly `stored_length`.
+fn decode_cells(entries: &[u8], stored_length: u32, cell_size: u32, mut remaining: u32) -> Result<Vec<Cell>> {
     let mut cells = Vec::with_capacity(entries.len() / ENTRY);
     let mut at = 0;
     for entry in entries.chunks_exact(ENTRY) {
         let field = u32_at(entry, 0);
         let (raw, stored) = (field & RAW_BIT != 0, field & !RAW_BIT);
-        let plain_length = left.min(cell_size);
+        let plain_length = remaining.min(cell_size);
         let length_fits = if raw { stored == plain_length } else { stored > 0 };
         if !length_fits || stored > stored_length - at {
             return Err(Error::damaged(format!("cell has a wrong length: stored={stored} plain={plain_length}")));
         }
         cells.push(Cell { at, stored, plain_length, raw, tag: array_at(entry, 4) });
         at += stored;
-        left -= plain_length;
+        remaining -= plain_length;
     }
     if at != stored_length {
         return Err(Error::damaged(format!("cells take another length than their page says: {at} {stored_length}")));
@@ -167,7 +168,8 @@ fn decode_items(bytes: &[u8], plain_length: u32) -> Result<Vec<PackedItem>> {
             item.ino.0, item.start, item.length
         )));
     }
-    // `fits` bounded the sums. Writers lay items out in order, so the sort is for damage and strange writers only.
+    // `fits` bounded the sums. Writers store items in order, so the sort is only for damage and
+    // foreign writers.
     let apart = |pair: &[PackedItem]| pair[0].start + pair[0].length <= pair[1].start;
     if !items.windows(2).all(apart) {
         let mut sorted = items.clone();

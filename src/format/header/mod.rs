@@ -1,12 +1,12 @@
-//! Specification section 3: the framing block and the key slots, before anything is unlocked.
+//! Framing block and key slots, as readable before unlocking (specification section 3).
 
 use sha2::{Digest, Sha256};
 
-use super::fixed::{array_at, exactly, put, u16_at, u32_at, u64_at, zero};
+use super::codec::{array_at, check_zero, exact_array, put, u16_at, u32_at, u64_at};
 use super::ids::{ArchiveId, BLOCK, FORMAT_VERSION};
 use crate::error::{Error, Result};
 
-/// Bytes of one header copy: framing and slots.
+/// Length of one header copy in bytes: framing and slots.
 pub const HEADER_BYTES: usize = 33 * 4096;
 /// Kind byte of an empty slot.
 pub const SLOT_EMPTY: u8 = 0;
@@ -32,10 +32,10 @@ const MAC_AT: usize = 4032;
 const CHECKSUM_AT: usize = 4064;
 const FRAMING_END: usize = 4096;
 
-/// The incompatible feature of archives that have a log (section 9.4).
+/// Incompatible feature of archives with a log (section 9.4).
 pub const FEATURE_LOG: u64 = 1;
 
-/// The framing fields of one header copy.
+/// Framing fields of one header copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Framing {
     pub copy: u8,
@@ -48,34 +48,34 @@ pub struct Framing {
     pub mac: [u8; 32],
 }
 
-/// Parsed, with a right checksum, but not authenticated: the MAC needs the volume key.
+/// Parsed header copy with a valid checksum, not authenticated: the MAC needs the volume key.
 #[derive(Clone)]
 pub struct ParsedHeader {
     pub framing: Framing,
-    /// The whole copy, [`HEADER_BYTES`] long; slot `i` is `bytes[(i + 1) * 4096..][..4096]`.
+    /// Whole copy, [`HEADER_BYTES`] long; slot `i` is `bytes[(i + 1) * 4096..][..4096]`.
     pub bytes: Vec<u8>,
 }
 
 impl Framing {
-    /// Whether the archive has a log.
     pub fn has_log(&self) -> bool {
         self.features & FEATURE_LOG != 0
     }
 }
 
 impl ParsedHeader {
-    /// Feature bits without which a program may read but must not write; none is known to version 1.
+    /// Returns the feature bits without which a program may read but must not write; version 1
+    /// knows none.
     pub fn read_only_features(&self) -> u64 {
         u64_at(&self.bytes, READ_ONLY_AT)
     }
 
-    /// Feature bits that a program may ignore.
+    /// Returns the feature bits that a program may ignore.
     pub fn compatible_features(&self) -> u64 {
         u64_at(&self.bytes, COMPATIBLE_AT)
     }
 }
 
-/// Parameters of a passphrase slot that are readable before unlocking.
+/// Parameters of a passphrase slot, readable before unlocking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfParameters {
     pub memory_kib: u32,
@@ -83,7 +83,7 @@ pub struct KdfParameters {
     pub lanes: u32,
 }
 
-/// The clear part of a passphrase slot.
+/// Clear part of a passphrase slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassphraseSlot {
     pub salt: [u8; 32],
@@ -94,7 +94,7 @@ pub struct PassphraseSlot {
     pub sealed: Vec<u8>,
 }
 
-/// Encodes a copy: framing (with `mac` as given) + 32 slot blocks, checksum filled in.
+/// Encodes a copy: framing (with `mac` as given) and 32 slot blocks, with the checksum filled in.
 pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES);
     out.extend_from_slice(&encode_framing(framing));
@@ -106,7 +106,7 @@ pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
     out
 }
 
-/// The framing block, its checksum left zero: that covers the slots as well.
+/// Encodes the framing block with a zero checksum, which also covers the slots.
 pub fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
     let mut out = [0; FRAMING_END];
     put(&mut out, 0, MAGIC);
@@ -122,7 +122,7 @@ pub fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
     out
 }
 
-/// The bytes that the header MAC covers: the copy with MAC and checksum zeroed.
+/// Returns the input of the header MAC: the copy with MAC and checksum zeroed.
 pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
     let mut out = copy_bytes.to_vec();
     if let Some(sums) = out.get_mut(MAC_AT..FRAMING_END) {
@@ -134,12 +134,12 @@ pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
 /// Decodes one copy and verifies its checksum.
 ///
 /// # Errors
-/// `NotArchive` without the magic, `UnsupportedVersion` for another version, suite or unknown incompatible bit (named),
-/// `Damaged` for a wrong checksum or copy number.
+/// `NotArchive` without the magic, `UnsupportedVersion` for another version, suite or unknown
+/// incompatible bit (named), `Damaged` for a wrong checksum or copy number.
 pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
-    // The version comes before the checksum: another version may compute it otherwise.
+    // The version is checked before the checksum: another version may compute it differently.
     recognize(bytes, copy)?;
-    let whole: &[u8; HEADER_BYTES] = exactly(bytes, "header")?;
+    let whole: &[u8; HEADER_BYTES] = exact_array(bytes, "header")?;
     if checksum(whole) != array_at::<32>(whole, CHECKSUM_AT) {
         return Err(Error::damaged(format!("header checksum differs: copy={copy}")));
     }
@@ -147,12 +147,12 @@ pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
     Ok(ParsedHeader { framing, bytes: whole.to_vec() })
 }
 
-/// The MAC that a whole copy has, also one of a feature that this program does not know.
+/// Returns the MAC of a whole copy, including copies with unknown features.
 pub fn mac_of(copy: &[u8; HEADER_BYTES]) -> [u8; 32] {
     array_at(copy, MAC_AT)
 }
 
-/// Whether two whole copies are the same but for the version, and for what tells copies apart.
+/// Returns whether two whole copies are equal except for version and copy number.
 pub fn differ_by_version(one: &[u8], other: &[u8]) -> bool {
     let comparable = |bytes: &[u8]| {
         let mut bytes = mac_input(bytes);
@@ -164,8 +164,8 @@ pub fn differ_by_version(one: &[u8], other: &[u8]) -> bool {
     one.len() == HEADER_BYTES && other.len() == HEADER_BYTES && comparable(one) == comparable(other)
 }
 
-/// Whether the bytes begin as a copy of this version does, as far as they go. What a magic lacks that was cut off in its zeros counts as
-/// zeros; a version that was cut off is none.
+/// Checks that the bytes, possibly truncated, begin like a copy of this version. Truncated zeros of
+/// the magic count as present; a truncated version counts as missing.
 ///
 /// # Errors
 /// `NotArchive` without the magic, `UnsupportedVersion` for another version.
@@ -186,12 +186,13 @@ pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
     Ok(())
 }
 
-/// The fields of a framing block that was recognized; its checksum is the caller's to verify before.
+/// Decodes a framing block accepted by [`recognize`]; the caller verifies its checksum before.
 ///
 /// # Errors
-/// `UnsupportedVersion` for another suite or unknown incompatible bit (named), `Damaged` for another length or copy number.
+/// `UnsupportedVersion` for another suite or unknown incompatible bit (named), `Damaged` for
+/// another length or copy number.
 pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
-    let block: &[u8; FRAMING_END] = exactly(block, "header")?;
+    let block: &[u8; FRAMING_END] = exact_array(block, "header")?;
     let suite = u16_at(block, SUITE_AT);
     if suite != SUITE {
         return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
@@ -205,8 +206,8 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     if block[COPY_AT] != copy {
         return Err(Error::damaged(format!("header copy has a wrong number: copy={copy} found={}", block[COPY_AT])));
     }
-    zero(&block[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
-    zero(&block[ZERO_AT..MAC_AT], "header")?;
+    check_zero(&block[COPY_AT + 1..INCOMPATIBLE_AT], "header")?;
+    check_zero(&block[ZERO_AT..MAC_AT], "header")?;
     Ok(Framing {
         copy,
         features,
@@ -218,10 +219,10 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     })
 }
 
-/// Encodes a passphrase slot block; `padding` fills what is random.
+/// Encodes a passphrase slot block; `padding` fills the random part.
 ///
 /// # Panics
-/// When `slot.sealed` is not 528 bytes long: only a seal of a 512-byte part makes it.
+/// When `slot.sealed` is not 528 bytes long, the sealed length of a 512-byte part.
 pub fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u8; 4096] {
     let mut out = [0; 4096];
     put(&mut out, 0, slot.salt);
@@ -235,13 +236,13 @@ pub fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u
     out
 }
 
-/// Decodes a passphrase slot; whether its parameters are bearable is for the key derivation to judge.
+/// Decodes a passphrase slot; the key derivation checks its parameters against their bounds.
 ///
 /// # Errors
 /// `Damaged` for a block of another length or a reserved field that is not zero.
 pub fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
-    let block: &[u8; BLOCK as usize] = exactly(block, "key slot")?;
-    zero(&block[44..48], "key slot")?;
+    let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
+    check_zero(&block[44..48], "key slot")?;
     Ok(PassphraseSlot {
         salt: array_at(block, 0),
         kdf: KdfParameters { memory_kib: u32_at(block, 32), passes: u32_at(block, 36), lanes: u32_at(block, 40) },
@@ -251,7 +252,7 @@ pub fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
     })
 }
 
-/// SHA-256 over a whole copy as if its checksum field were zero.
+/// Returns the SHA-256 of a whole copy with the checksum field taken as zero.
 fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(&copy_bytes[..CHECKSUM_AT]);

@@ -1,6 +1,7 @@
-//! Key slots of the kinds 2 to 4 and 17 to 19, and the description that every slot may carry (specification 3.3 to 3.5).
+//! Key slots of kinds 2 to 4 and 17 to 19, and the optional description of every slot
+//! (specification 3.3 to 3.5).
 
-use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, zero};
+use super::codec::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at};
 use super::header::{KdfParameters, SLOT_PASSPHRASE};
 use super::ids::{BLOCK, Timestamp};
 use crate::error::{Error, Result};
@@ -11,20 +12,20 @@ pub const SLOT_KEY_FILE: u8 = 2;
 pub const SLOT_RECOVERY: u8 = 3;
 /// Kind byte of a slot sealed to an age recipient.
 pub const SLOT_AGE: u8 = 4;
-/// Added to the kinds 1, 2 and 3 when the volume key is wrapped to the slot's public half.
+/// Added to kinds 1, 2 and 3 when the volume key is wrapped to the slot's public half.
 pub const REWRAPPED: u8 = 16;
 
-/// Bytes of a slot that associated data cover: salt, parameters, lengths and commitment.
+/// Bytes of a slot covered by associated data: salt, parameters, lengths and commitment.
 pub const CLEAR: usize = 80;
-/// Sealed volume key with its tag.
+/// Length of the sealed volume key with its tag.
 pub const SEALED_KEY: usize = 48;
-/// Longest age file in a slot.
-pub const MOST_AGE: usize = DESCRIPTION_AT - AGE_AT;
-/// Longest label in bytes.
-pub const MOST_LABEL: usize = 255;
-/// Plaintext of a description.
+/// Maximum length of an age file in a slot.
+pub const MAX_AGE_FILE: usize = DESCRIPTION_AT - AGE_AT;
+/// Maximum length of a label in bytes.
+pub const MAX_LABEL: usize = 255;
+/// Length of a description's plaintext.
 pub const DESCRIPTION_PLAIN: usize = BLOCK as usize - DESCRIPTION_AT - 24 - 16;
-/// Where a description is: nonce 24, sealed part, tag 16; it ends the slot.
+/// Offset of the description: nonce 24, sealed part, tag 16; it ends the slot.
 pub const DESCRIPTION_AT: usize = 2320;
 
 const KDF_AT: usize = 32;
@@ -36,23 +37,23 @@ const SEALED_AT: usize = 104;
 const EPHEMERAL_AT: usize = 152;
 const AGE_AT: usize = 184;
 
-/// A slot of one of these kinds.
+/// Slot of one of these kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySlot {
     pub salt: [u8; 32],
-    /// With Argon2id: a passphrase takes part.
+    /// Argon2id parameters if a passphrase is used.
     pub kdf: Option<KdfParameters>,
     pub commitment: [u8; 32],
     pub nonce: [u8; 24],
     pub sealed: [u8; SEALED_KEY],
-    /// Random unless the slot is re-wrapped.
+    /// Ephemeral public key of a re-wrapped slot, otherwise random.
     pub ephemeral: [u8; 32],
-    /// Empty unless the kind is age.
+    /// Age file; empty unless the kind is age.
     pub age: Vec<u8>,
 }
 
 impl KeySlot {
-    /// The first [`CLEAR`] bytes of the slot.
+    /// Returns the first [`CLEAR`] bytes of the slot.
     pub fn clear(&self, kind: u8) -> [u8; CLEAR] {
         let mut out = [0; CLEAR];
         put(&mut out, 0, self.salt);
@@ -61,36 +62,37 @@ impl KeySlot {
             put(&mut out, KDF_AT + 4, kdf.passes.to_le_bytes());
             put(&mut out, KDF_AT + 8, kdf.lanes.to_le_bytes());
         }
-        put(&mut out, AGE_LENGTH_AT, (self.age.len() as u16).to_le_bytes()); // at most MOST_AGE
+        put(&mut out, AGE_LENGTH_AT, (self.age.len() as u16).to_le_bytes()); // at most MAX_AGE_FILE
         out[FACTORS_AT] = factors(kind, self.kdf.is_some());
         put(&mut out, COMMITMENT_AT, self.commitment);
         out
     }
 
-    /// Lays the slot over `random`.
+    /// Encodes the slot over `random` bytes.
     ///
     /// # Panics
-    /// When `self.age` is longer than [`MOST_AGE`].
+    /// When `self.age` is longer than [`MAX_AGE_FILE`].
     pub fn encode(&self, kind: u8, random: &[u8; BLOCK as usize]) -> [u8; BLOCK as usize] {
         let mut out = *random;
         put(&mut out, 0, self.clear(kind));
         put(&mut out, NONCE_AT, self.nonce);
         put(&mut out, SEALED_AT, self.sealed);
         put(&mut out, EPHEMERAL_AT, self.ephemeral);
-        assert!(self.age.len() <= MOST_AGE, "an age file that does not fit is refused by whoever made it");
+        assert!(self.age.len() <= MAX_AGE_FILE, "an age file that does not fit is refused by whoever made it");
         out[AGE_AT..AGE_AT + self.age.len()].copy_from_slice(&self.age);
         out
     }
 
     /// # Errors
-    /// `Damaged` for a block of another length, another kind, and lengths or parameters that the kind does not have.
+    /// `Damaged` for a block of another length, another kind, and lengths or parameters that the
+    /// kind does not have.
     pub fn decode(block: &[u8], kind: u8) -> Result<KeySlot> {
-        let block: &[u8; BLOCK as usize] = exactly(block, "key slot")?;
+        let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
         let damaged = |what: &str| Error::damaged(format!("key slot of kind {kind}: {what}"));
         if !is_key_slot(kind) {
             return Err(damaged("unknown kind"));
         }
-        zero(&block[FACTORS_AT + 1..COMMITMENT_AT], "key slot")?;
+        check_zero(&block[FACTORS_AT + 1..COMMITMENT_AT], "key slot")?;
         let derives = block[FACTORS_AT] & PASSPHRASE_FACTOR != 0;
         if block[FACTORS_AT] != factors(kind, derives) {
             return Err(damaged("another combination of secrets"));
@@ -104,7 +106,7 @@ impl KeySlot {
             return Err(damaged("parameters of a derivation that it does not have"));
         }
         let age = usize::from(u16_at(block, AGE_LENGTH_AT));
-        if age > MOST_AGE || (age == 0) != (kind != SLOT_AGE) {
+        if age > MAX_AGE_FILE || (age == 0) != (kind != SLOT_AGE) {
             return Err(damaged("length of the age file out of bounds"));
         }
         Ok(KeySlot {
@@ -121,7 +123,8 @@ impl KeySlot {
 
 const PASSPHRASE_FACTOR: u8 = 2;
 
-/// Which secrets a slot takes: 1 a file, a code or an identity, 2 a passphrase, 3 both.
+/// Returns the secrets that a slot requires: 1 a file, a code or an identity, 2 a passphrase, 3
+/// both.
 fn factors(kind: u8, derives: bool) -> u8 {
     match (kind & !REWRAPPED, derives) {
         (SLOT_PASSPHRASE, _) => PASSPHRASE_FACTOR,
@@ -130,7 +133,7 @@ fn factors(kind: u8, derives: bool) -> u8 {
     }
 }
 
-/// Whether slots of this kind are laid out as [`KeySlot`].
+/// Returns whether slots of this kind have the layout of [`KeySlot`].
 pub fn is_key_slot(kind: u8) -> bool {
     const PASSPHRASE_AGAIN: u8 = SLOT_PASSPHRASE | REWRAPPED;
     const KEY_FILE_AGAIN: u8 = SLOT_KEY_FILE | REWRAPPED;
@@ -138,20 +141,20 @@ pub fn is_key_slot(kind: u8) -> bool {
     matches!(kind, SLOT_KEY_FILE | SLOT_RECOVERY | SLOT_AGE | PASSPHRASE_AGAIN | KEY_FILE_AGAIN | RECOVERY_AGAIN)
 }
 
-/// How to wrap another volume key to a slot without its secret.
+/// Method to wrap another volume key to a slot without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rewrap {
-    /// Public half of the X25519 key pair that the slot's key-encryption key gives.
+    /// Public half of the X25519 key pair derived from the slot's key-encryption key.
     Public([u8; 32]),
-    /// An age recipient.
+    /// Age recipient.
     Recipient(String),
 }
 
-/// What holders of the volume key know of a slot.
+/// Description of a slot, readable with the volume key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     pub created: Timestamp,
-    /// At most [`MOST_LABEL`] bytes.
+    /// Label of at most [`MAX_LABEL`] bytes.
     pub label: String,
     pub rewrap: Rewrap,
 }
@@ -159,7 +162,7 @@ pub struct Description {
 const FORM_PUBLIC: u8 = 1;
 const FORM_TEXT: u8 = 2;
 const FORM_BECH32: u8 = 3;
-/// Before the label: time 12, form, label length, length of the recipient u16.
+/// Bytes before the label: time 12, form, label length, length of the recipient u16.
 const DESCRIPTION_HEAD: usize = 16;
 const BECH32: &[u8; 32] = b"qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 
@@ -177,8 +180,8 @@ impl Description {
             },
         };
         let label = self.label.as_bytes();
-        if label.len() > MOST_LABEL {
-            return Err(Error::invalid(format!("the label is too long: bytes={} most={MOST_LABEL}", label.len())));
+        if label.len() > MAX_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MAX_LABEL}", label.len())));
         }
         let end = DESCRIPTION_HEAD + label.len();
         let length = u16::try_from(length).unwrap_or(u16::MAX);
@@ -194,9 +197,9 @@ impl Description {
     }
 
     /// # Errors
-    /// `Damaged` for anything that [`Description::encode`] does not make.
+    /// `Damaged` for anything that [`Description::encode`] does not produce.
     pub fn decode(plain: &[u8]) -> Result<Description> {
-        let plain: &[u8; DESCRIPTION_PLAIN] = exactly(plain, "description of a key slot")?;
+        let plain: &[u8; DESCRIPTION_PLAIN] = exact_array(plain, "description of a key slot")?;
         let damaged = |what: &str| Error::damaged(format!("description of a key slot: {what}"));
         let created = time_at(plain, 0, "description of a key slot")?;
         let (label, rest) = plain[DESCRIPTION_HEAD..].split_at(usize::from(plain[13]));
@@ -215,9 +218,9 @@ impl Description {
             }
             _ => return Err(damaged("unknown form")),
         };
-        zero(&rest[used..], "description of a key slot")?;
+        check_zero(&rest[used..], "description of a key slot")?;
         let description = Description { created, label, rewrap };
-        // One value has one encoding: a text that could have been packed is refused.
+        // Each value has one encoding: a text that could have been packed is refused.
         if description.encode()? != *plain {
             return Err(damaged("not in its only form"));
         }
@@ -225,8 +228,8 @@ impl Description {
     }
 }
 
-/// A text in Bech32: the part up to its last `1` with its length before it, then 5 bits for each further character, the lowest first.
-/// Gives the number of those characters.
+/// Packs a Bech32 text: the part up to its last `1` with its length before it, then 5 bits for each
+/// further character, lowest first. Returns the number of those characters.
 fn pack(text: &str) -> Option<(usize, Vec<u8>)> {
     let (prefix, data) = text.split_at(text.rfind('1')? + 1);
     let values: Vec<u8> =
@@ -246,7 +249,7 @@ fn pack(text: &str) -> Option<(usize, Vec<u8>)> {
     Some((values.len(), out))
 }
 
-/// The text and how many bytes it took.
+/// Unpacks a text; returns it and the number of bytes consumed.
 fn unpack(packed: &[u8], count: usize) -> Option<(Vec<u8>, usize)> {
     let (&prefix, rest) = packed.split_first()?;
     let (prefix, rest) = rest.split_at_checked(usize::from(prefix))?;

@@ -15,7 +15,7 @@ fn slot(kind: u8, derives: bool) -> KeySlot {
         nonce: [3; 24],
         sealed: [4; SEALED_KEY],
         ephemeral: [5; 32],
-        age: if kind == SLOT_AGE { vec![6; MOST_AGE] } else { Vec::new() },
+        age: if kind == SLOT_AGE { vec![6; MAX_AGE_FILE] } else { Vec::new() },
     }
 }
 
@@ -53,7 +53,7 @@ fn fields_that_a_kind_does_not_have_are_damage() {
         }
     }
     refused(SLOT_AGE, false, &|block| block[44..46].fill(0));
-    refused(SLOT_AGE, false, &|block| put(block, 44, (MOST_AGE as u16 + 1).to_le_bytes()));
+    refused(SLOT_AGE, false, &|block| put(block, 44, (MAX_AGE_FILE as u16 + 1).to_le_bytes()));
     for kind in [0, 1, 5, 16, 20, 255] {
         assert!(KeySlot::decode(&[0; 4096], kind).is_err());
     }
@@ -74,13 +74,13 @@ fn a_description_decodes_to_what_was_encoded() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_descriptions_are_refused() {
     let label = Description { label: "x".repeat(256), ..description(Rewrap::Public([0; 32])) };
     assert!(matches!(label.encode(), Err(Error::Invalid(_))));
     let long = description(Rewrap::Recipient(format!("age1{}", "q".repeat(4000))));
     assert!(matches!(long.encode(), Err(Error::Invalid(_))));
     let longest = Description {
-        label: "x".repeat(MOST_LABEL),
+        label: "x".repeat(MAX_LABEL),
         // The hybrid recipient of most characters: 1,249 bytes.
         ..description(Rewrap::Recipient(format!("age1tagpq1{}", "q".repeat(2005))))
     };

@@ -1,54 +1,55 @@
-//! Entries of the log as bytes: what a commit would make durable, for an fsync that is one write (specification 9.4).
+//! Encoding of log entries, which make changes durable without a commit, so that an fsync is one
+//! write (specification 9.4).
 
-use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
+use super::codec::{ByteReader, array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use super::ids::{BLOCK, Generation, Ino, Key, LOG, MAX_INO, MAX_OFFSET, MAX_VALUE, Tag, Timestamp, kind};
 use super::node::{KEY, key_at, put_key};
-use super::reader::Reader;
 use crate::error::{Error, Result};
 
-/// Bytes of a head.
+/// Length of an entry's head in bytes.
 pub const ENTRY_HEAD: usize = 64;
-/// Bytes of an entry that are not body: nonce 24, head 64 + 16, tag of the body 16.
+/// Bytes of an entry outside its body: nonce 24, head 64 + 16, tag of the body 16.
 pub const ENTRY_OVERHEAD: usize = 120;
-/// Blocks of the log, and of its longest entry.
+/// Blocks of the log, and of its longest possible entry.
 pub const LOG_BLOCKS: u64 = LOG.1 - LOG.0;
 
 const FIXED: usize = 32;
 const RANGE: usize = 24;
 const RECORD: usize = KEY + 2;
 const PIECE: usize = 20;
-/// The length of a record that is gone.
-const GONE: u16 = u16::MAX;
+/// Length value of a removed record.
+const REMOVED: u16 = u16::MAX;
 
-/// A point in the log: everything up to an entry of the record with this generation and tag.
+/// Position in the log: all entries up to number `number` of the record with this generation and
+/// tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogMark {
-    /// Of the record that the entries extend.
+    /// Generation of the record that the entries extend.
     pub generation: Generation,
     pub record: Tag,
-    /// Of the last entry, from 1.
+    /// Number of the last entry, from 1.
     pub number: u32,
     pub entry: Tag,
 }
 
 impl LogMark {
-    /// Whether it is of the log of this record.
+    /// Returns whether the position is in the log of this record.
     pub fn is_of(&self, generation: Generation, record: Tag) -> bool {
         (self.generation, self.record) == (generation, record)
     }
 }
 
-/// What is known of an entry before its body is opened.
+/// Head of an entry, readable before its body is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryHead {
-    /// Of the record that it extends.
+    /// Generation of the record that the entry extends.
     pub generation: Generation,
     pub record: Tag,
-    /// From 1.
+    /// Number of the entry, from 1.
     pub number: u32,
     /// Bytes of the body before its padding.
     pub length: u32,
-    /// Tag of the entry before; zero for the first.
+    /// Tag of the previous entry; zero for the first.
     pub previous: Tag,
     pub time: Timestamp,
     pub blocks: u16,
@@ -62,33 +63,33 @@ pub struct LogPiece {
     pub data: Vec<u8>,
 }
 
-/// Where pieces of earlier entries count no more.
+/// Range in which pieces of earlier entries are void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DroppedRange {
     pub ino: Ino,
     pub start: u64,
-    /// First offset behind it; all bits set for the end of every file.
+    /// First offset after the range; all bits set for the end of every file.
     pub end: u64,
 }
 
-/// What an entry says.
+/// Decoded log entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogEntry {
     pub next_ino: u64,
     pub inodes: u64,
     pub dropped: Vec<DroppedRange>,
-    /// Ascending; None for a record that is gone.
+    /// Records in ascending order; `None` for a removed record.
     pub records: Vec<(Key, Option<Vec<u8>>)>,
-    /// Ascending by inode and offset, disjoint.
+    /// Pieces in ascending order of inode and offset, disjoint.
     pub pieces: Vec<LogPiece>,
 }
 
-/// Blocks of an entry with a body of so many bytes.
+/// Returns the number of blocks of an entry with `body` bytes.
 pub fn entry_blocks(body: usize) -> u64 {
     ((body + ENTRY_OVERHEAD) as u64).div_ceil(BLOCK)
 }
 
-/// Bytes that a body can have in so many blocks.
+/// Returns the maximum length of a body in `blocks` blocks.
 pub fn entry_capacity(blocks: u64) -> usize {
     (blocks * BLOCK) as usize - ENTRY_OVERHEAD
 }
@@ -107,11 +108,11 @@ impl EntryHead {
     }
 
     /// # Errors
-    /// `Damaged` for another length, the number or generation 0, a first entry with one before it, no blocks or more than the log has, a body that they
-    /// cannot hold.
+    /// `Damaged` for another length, number or generation 0, a first entry with a previous tag, no
+    /// blocks or more than the log has, or a body longer than its blocks.
     pub fn decode(bytes: &[u8]) -> Result<EntryHead> {
-        let bytes: &[u8; ENTRY_HEAD] = exactly(bytes, "head of a log entry")?;
-        zero(&bytes[62..], "head of a log entry")?;
+        let bytes: &[u8; ENTRY_HEAD] = exact_array(bytes, "head of a log entry")?;
+        check_zero(&bytes[62..], "head of a log entry")?;
         let head = EntryHead {
             generation: Generation(u64_at(bytes, 0)),
             record: array_at(bytes, 8),
@@ -139,12 +140,12 @@ impl EntryHead {
 }
 
 impl LogEntry {
-    /// Whether there is nothing that would have to be durable.
+    /// Returns whether the entry makes nothing durable.
     pub fn is_empty(&self) -> bool {
         self.dropped.is_empty() && self.records.is_empty() && self.pieces.is_empty()
     }
 
-    /// Bytes of the body.
+    /// Returns the length of the body in bytes.
     pub fn length(&self) -> usize {
         let records = self.records.iter().map(|(_, value)| record_length(value.as_ref().map_or(0, Vec::len)));
         let pieces = self.pieces.iter().map(|piece| piece_length(piece.data.len()));
@@ -163,7 +164,7 @@ impl LogEntry {
         }
         for (key, value) in &self.records {
             put_key(&mut out, *key);
-            let length = value.as_ref().map_or(GONE, |value| value.len() as u16); // values of a tree are shorter
+            let length = value.as_ref().map_or(REMOVED, |value| value.len() as u16); // values of a tree are shorter
             out.extend_from_slice(&length.to_le_bytes());
             out.extend_from_slice(value.as_deref().unwrap_or_default());
         }
@@ -177,17 +178,18 @@ impl LogEntry {
     }
 
     /// # Errors
-    /// `Damaged` for counts that do not fill the bytes, records that tree 1 does not have, and for what is out of its order or bounds.
+    /// `Damaged` for counts that do not fill the bytes, records that tree 1 cannot have, and values
+    /// out of order or bounds.
     pub fn decode(bytes: &[u8]) -> Result<LogEntry> {
-        let mut reader = Reader::new(bytes, "log entry");
+        let mut reader = ByteReader::new(bytes, "log entry");
         let (next_ino, inodes) = (reader.u64()?, reader.u64()?);
         let (dropped, records, pieces) = (reader.u32()?, reader.u32()?, reader.u32()?);
-        reader.zero(4)?;
+        reader.skip_zeros(4)?;
         if next_ino > MAX_INO + 1 {
             return Err(Error::damaged(format!("log entry has a wrong next inode: {next_ino}")));
         }
         let mut entry = LogEntry { next_ino, inodes, ..LogEntry::default() };
-        // Each takes bytes, so a count that is too great ends the reader and not the memory.
+        // Each range takes bytes, so an excessive count exhausts the reader and not the memory.
         for _ in 0..dropped {
             entry.dropped.push(decode_range(&mut reader)?);
         }
@@ -212,23 +214,23 @@ impl LogEntry {
 }
 
 impl LogPiece {
-    /// First offset behind it.
+    /// Returns the first offset after the piece.
     pub fn end(&self) -> u64 {
         self.offset + self.data.len() as u64
     }
 }
 
-/// Bytes that a record with a value of this length takes in an entry.
+/// Returns the encoded length of a record with a value of this length.
 pub fn record_length(value: usize) -> usize {
     RECORD + value
 }
 
-/// Bytes that a piece of this length takes in an entry.
+/// Returns the encoded length of a piece with `data` bytes.
 pub fn piece_length(data: usize) -> usize {
     PIECE + data
 }
 
-fn decode_ino(reader: &mut Reader<'_>) -> Result<Ino> {
+fn decode_ino(reader: &mut ByteReader<'_>) -> Result<Ino> {
     let ino = reader.u64()?;
     if !(1..=MAX_INO).contains(&ino) {
         return Err(Error::damaged(format!("log entry has a wrong inode: {ino}")));
@@ -236,7 +238,7 @@ fn decode_ino(reader: &mut Reader<'_>) -> Result<Ino> {
     Ok(Ino(ino))
 }
 
-fn decode_range(reader: &mut Reader<'_>) -> Result<DroppedRange> {
+fn decode_range(reader: &mut ByteReader<'_>) -> Result<DroppedRange> {
     let range = DroppedRange { ino: decode_ino(reader)?, start: reader.u64()?, end: reader.u64()? };
     if range.start >= range.end {
         return Err(Error::damaged(format!("log entry has an empty range: {}..{}", range.start, range.end)));
@@ -244,7 +246,7 @@ fn decode_range(reader: &mut Reader<'_>) -> Result<DroppedRange> {
     Ok(range)
 }
 
-/// Whether tree 1 has records with this key (specification 6.2); no entry has others.
+/// Returns whether tree 1 has records with this key (specification 6.2); entries contain no others.
 pub fn is_record_of_files(key: Key) -> bool {
     match key.kind {
         kind::INODE | kind::INLINE => key.object != 0 && key.sub == 0,
@@ -254,20 +256,20 @@ pub fn is_record_of_files(key: Key) -> bool {
     }
 }
 
-fn decode_record(reader: &mut Reader<'_>) -> Result<(Key, Option<Vec<u8>>)> {
+fn decode_record(reader: &mut ByteReader<'_>) -> Result<(Key, Option<Vec<u8>>)> {
     let key = key_at(reader.take(KEY)?, 0);
     if !is_record_of_files(key) {
         return Err(Error::damaged(format!("log entry has a record that no tree of files has: kind={}", key.kind)));
     }
     let value = match reader.u16()? {
-        GONE => None,
+        REMOVED => None,
         length if usize::from(length) <= MAX_VALUE => Some(reader.take(length.into())?.to_vec()),
         length => return Err(Error::damaged(format!("log entry has a value of {length} bytes"))),
     };
     Ok((key, value))
 }
 
-fn decode_piece(reader: &mut Reader<'_>) -> Result<LogPiece> {
+fn decode_piece(reader: &mut ByteReader<'_>) -> Result<LogPiece> {
     let (ino, offset, length) = (decode_ino(reader)?, reader.u64()?, reader.u32()?);
     let in_file = offset.checked_add(length.into()).is_some_and(|end| end <= MAX_OFFSET);
     if length == 0 || !in_file {

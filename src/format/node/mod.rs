@@ -1,15 +1,15 @@
-//! Specification section 6.1: nodes of the B+trees as bytes.
+//! Encoding of B+tree nodes (specification 6.1).
 
-use super::fixed::{put, u16_at, u64_at, zero};
+use super::codec::{check_zero, put, u16_at, u64_at};
 use super::ids::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
 use super::page::POINTER;
 use crate::error::{Error, Result};
 
-/// Bytes of an encoded key.
+/// Length of an encoded key in bytes.
 pub const KEY: usize = 17;
 /// Bytes before the first entry.
 pub const NODE_HEAD: usize = 42;
-/// Bytes of a leaf entry beside its value.
+/// Bytes of a leaf entry without its value.
 pub const LEAF_ENTRY: usize = KEY + 2;
 /// Bytes of an internal entry.
 pub const INTERNAL_ENTRY: usize = KEY + 32;
@@ -23,7 +23,7 @@ pub struct NodeHead {
     pub upper: Key,
 }
 
-/// A validated view of an encoded node; entries borrow the bytes.
+/// Validated view of an encoded node; entries borrow the bytes.
 #[derive(Debug)]
 pub struct NodeView<'a> {
     pub head: NodeHead,
@@ -47,7 +47,7 @@ pub fn put_key(out: &mut Vec<u8>, key: Key) {
     out.extend_from_slice(&bytes);
 }
 
-/// The key at a proved offset.
+/// Decodes the key at a verified offset.
 #[inline]
 pub(super) fn key_at(bytes: &[u8], at: usize) -> Key {
     Key { object: u64_at(bytes, at), kind: bytes[at + 8], sub: u64_at(bytes, at + 9) }
@@ -86,8 +86,8 @@ pub fn encode_internal(head: &NodeHead, entries: impl ExactSizeIterator<Item = (
     out
 }
 
-/// Decodes and validates: level, count, ascending keys within the fences, first key of an internal node = lower fence,
-/// value lengths, no null pointer, nothing left over.
+/// Decodes and validates a node: level, count, ascending keys within the fences, first key of an
+/// internal node equal to the lower fence, value lengths, no null pointer, no trailing bytes.
 pub fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
     if bytes.len() > NODE_CAPACITY {
         return Err(Error::damaged(format!("node is too long: bytes={}", bytes.len())));
@@ -95,7 +95,7 @@ pub fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
     let Some((head, rest)) = bytes.split_first_chunk::<NODE_HEAD>() else {
         return Err(Error::damaged("node ends early"));
     };
-    zero(&head[4..8], "node")?;
+    check_zero(&head[4..8], "node")?;
     let count = usize::from(u16_at(head, 2));
     let head = NodeHead { level: head[0], tree: head[1], lower: key_at(head, 8), upper: key_at(head, 25) };
     if head.level > MAX_LEVEL {
@@ -176,7 +176,7 @@ fn decode_internal(head: &NodeHead, count: usize, rest: &[u8]) -> Result<Vec<(Ke
     Ok(entries)
 }
 
-/// Since keys ascend, the last one stands for all.
+/// Checks the upper fence. Keys ascend, so the last one suffices.
 fn below_upper(head: &NodeHead, last: Key) -> Result<()> {
     if last < head.upper { Ok(()) } else { Err(key_order(last)) }
 }

@@ -1,19 +1,19 @@
-//! Specification 5.1 and 5.2: prologue and pointer.
+//! Page prologue and pointer (specification 5.1 and 5.2).
 
+use super::codec::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use super::data_head::head_length;
-use super::fixed::{array_at, put, u16_at, u32_at, u64_at, zero};
 use super::ids::{
     BLOCK, Generation, MAX_DATA, MAX_INO, MAX_LEVEL, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY,
     PAGE_OVERHEAD, Pointer, Run, TreeId,
 };
 use crate::error::{Error, Result};
 
-/// Bytes of the prologue's plaintext.
+/// Length of the prologue's plaintext in bytes.
 pub const PROLOGUE: usize = 48;
-/// Bytes of an encoded pointer.
+/// Length of an encoded pointer in bytes.
 pub const POINTER: usize = 32;
 
-/// What a page holds.
+/// Kind of a page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageKind {
@@ -35,20 +35,20 @@ impl PageKind {
     }
 }
 
-/// The sealed description at the head of a page.
+/// Sealed description at the start of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prologue {
     pub kind: PageKind,
-    /// The whole body is one zstd frame (nodes only).
+    /// Set when the whole body is one zstd frame (nodes only).
     pub compressed: bool,
     pub blocks: u16,
-    /// Bytes of the body before its padding; of a data page those of all cells.
+    /// Bytes of the body before its padding; for a data page the bytes of all cells.
     pub stored_length: u32,
     pub plain_length: u32,
     pub generation: Generation,
-    /// Tree number of a node, inode of a data page, else 0.
+    /// Tree number of a node, inode of a data page, otherwise 0.
     pub owner: u64,
-    /// Level of a node, file offset of a data page, else 0.
+    /// Level of a node, file offset of a data page, otherwise 0.
     pub position: u64,
 }
 
@@ -67,10 +67,11 @@ impl Prologue {
     }
 
     /// # Errors
-    /// `Damaged` for an unknown kind, lengths beyond the page, compression of a kind that has none.
+    /// `Damaged` for an unknown kind, lengths beyond the page, or compression of a kind that has
+    /// none.
     pub fn decode(bytes: &[u8; PROLOGUE]) -> Result<Prologue> {
-        zero(&bytes[12..16], "prologue")?;
-        zero(&bytes[40..48], "prologue")?;
+        check_zero(&bytes[12..16], "prologue")?;
+        check_zero(&bytes[40..48], "prologue")?;
         if bytes[1] > 1 {
             return Err(Error::damaged(format!("prologue has an unknown compression: {}", bytes[1])));
         }
@@ -88,18 +89,20 @@ impl Prologue {
         Ok(prologue)
     }
 
-    /// Whether the page holds file data: a sealed head and cells, each sealed by itself, instead of one sealed body.
+    /// Returns whether the page holds file data: a sealed head and separately sealed cells, instead
+    /// of one sealed body.
     pub fn has_cells(&self) -> bool {
         matches!(self.kind, PageKind::Data | PageKind::Packed)
     }
 
-    /// Bytes of the message that the pointer's tag authenticates: the head of a data page, else the body with its padding.
+    /// Returns the length of the message that the pointer's tag authenticates: the head of a data
+    /// page, otherwise the body with its padding.
     pub fn main_length(&self) -> usize {
         let room = usize::from(self.blocks) * BLOCK as usize - PAGE_OVERHEAD;
         if self.has_cells() { room - self.stored_length as usize } else { room }
     }
 
-    /// The relations between the fields that section 5.1 demands.
+    /// Checks the relations between fields required by section 5.1.
     fn check(&self) -> Result<()> {
         let blocks_fit = match self.kind {
             PageKind::Node if self.compressed => 1..NODE_BLOCKS,
@@ -158,12 +161,12 @@ impl Pointer {
     }
 
     /// # Errors
-    /// `Damaged` for a page of more than 64 blocks, or a null pointer that is not zero throughout.
+    /// `Damaged` for a page of more than 64 blocks, or a null pointer that is not all zero.
     #[inline]
     pub fn decode(bytes: &[u8; POINTER]) -> Result<Pointer> {
         let run = Run::unpack(u64_at(bytes, 0));
         if run.blocks == 0 {
-            zero(bytes, "null pointer")?;
+            check_zero(bytes, "null pointer")?;
             return Ok(Pointer::NULL);
         }
         if run.blocks > MAX_PAGE_BLOCKS {

@@ -1,14 +1,14 @@
-//! Specification section 9: commit records and delta lists as bytes.
+//! Encoding of commit records and delta lists (specification section 9).
 
 use std::ops::{Index, IndexMut};
 
-use super::fixed::{array_at, exactly, put, put_time, time_at, u16_at, u32_at, u64_at, zero};
+use super::codec::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
 use super::log::LogMark;
 use super::page::POINTER;
 use crate::error::{Error, Result};
 
-/// Bytes of a record's plaintext.
+/// Length of a record's plaintext in bytes.
 pub const RECORD_PLAIN: usize = 4056;
 /// Plain bytes left for the allocated (24 each) and freed (8 each) lists.
 pub const RECORD_LISTS: usize = RECORD_PLAIN - LISTS_AT;
@@ -22,9 +22,11 @@ const TWO_BARRIER: u32 = 1;
 const CLOSED: u32 = 2;
 const LOG_PENDING: u32 = 4;
 const BACKUP: u32 = 8;
-/// Bytes of what is said of a log that is pending: generation and tag of the record, number of the last entry, zero, its tag.
+/// Length of the pending log in bytes: generation and tag of the record, number of the last entry,
+/// zero, its tag.
 const PENDING: usize = 48;
-/// Bytes of what a backup says of its origin: session, its first generation, generation, tag, time, zero.
+/// Length of a backup's origin in bytes: session, its first generation, generation, tag, time,
+/// zero.
 const ORIGIN: usize = 64;
 /// Bytes of a delta list before its runs.
 const DELTA_HEAD: usize = POINTER + 8;
@@ -37,7 +39,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// 40 bytes: pointer, level, zero.
+    /// Encodes pointer, level and zeros.
     pub fn encode(&self) -> [u8; 40] {
         let mut out = [0; ROOT];
         put(&mut out, 0, self.pointer.encode());
@@ -48,7 +50,7 @@ impl Root {
     /// # Errors
     /// `Damaged` for a level beyond 15, or above 0 without a page.
     pub fn decode(bytes: &[u8; 40]) -> Result<Root> {
-        zero(&bytes[POINTER + 1..], "root")?;
+        check_zero(&bytes[POINTER + 1..], "root")?;
         let root = Root { pointer: Pointer::decode(&array_at(bytes, 0))?, level: bytes[POINTER] };
         if root.level > MAX_LEVEL || (root.pointer.is_null() && root.level != 0) {
             return Err(Error::damaged(format!("root has a wrong level: {}", root.level)));
@@ -57,7 +59,7 @@ impl Root {
     }
 }
 
-/// The root of each tree.
+/// Roots of all trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Roots([Root; TreeId::ALL.len()]);
 
@@ -75,9 +77,9 @@ impl IndexMut<TreeId> for Roots {
     }
 }
 
-/// The record of the archive whose content a backup shows.
+/// Commit whose content a backup has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct BackupOrigin {
     pub session: SessionId,
     /// First generation of the session.
     pub first: Generation,
@@ -86,7 +88,7 @@ pub struct Origin {
     pub time: Timestamp,
 }
 
-/// Everything that a commit publishes.
+/// Commit record: everything that a commit publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitRecord {
     pub generation: Generation,
@@ -108,28 +110,28 @@ pub struct CommitRecord {
     pub newest_snapshot_id: u64,
     pub checkpoint: Generation,
     pub delta_list: Pointer,
-    /// The entries of an older record that this one does not contain, up to the last one.
+    /// Last entry of an older record's log that this record does not contain.
     pub pending: Option<LogMark>,
-    /// The file is a backup of this moment.
-    pub origin: Option<Origin>,
+    /// Origin of the content, if the file is a backup.
+    pub origin: Option<BackupOrigin>,
     pub allocated: Vec<(Run, Tag)>,
     pub freed: Vec<Run>,
 }
 
 impl CommitRecord {
-    /// Whether both lists fit into a record that has no log pending and is no backup's.
+    /// Returns whether both lists fit into a record without pending log and backup origin.
     pub fn lists_fit(allocated: usize, freed: usize) -> bool {
         allocated * ALLOCATED + freed * FREED <= RECORD_LISTS
     }
 
-    /// Whether its lists fit into it.
+    /// Returns whether the lists fit into this record.
     pub fn fits(&self) -> bool {
-        let behind = Behind { pending: self.pending.is_some(), origin: self.origin.is_some() };
-        Self::lists_fit(self.allocated.len(), self.freed.len() + behind.bytes() / FREED)
+        let trailer = TrailerFlags { pending: self.pending.is_some(), origin: self.origin.is_some() };
+        Self::lists_fit(self.allocated.len(), self.freed.len() + trailer.bytes() / FREED)
     }
 
     /// # Panics
-    /// When the lists do not fit: ask [`CommitRecord::fits`] first.
+    /// When the lists do not fit, see [`CommitRecord::fits`].
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.fits(), "the lists of a record must fit");
         let mut out = vec![0; RECORD_PLAIN];
@@ -195,9 +197,10 @@ impl CommitRecord {
     }
 
     /// # Errors
-    /// `Damaged` for another length, unknown flags, lists beyond the record, runs that no page has.
+    /// `Damaged` for another length, unknown flags, lists beyond the record, or runs that no page
+    /// can have.
     pub fn decode(bytes: &[u8]) -> Result<CommitRecord> {
-        let bytes: &[u8; RECORD_PLAIN] = exactly(bytes, "commit record")?;
+        let bytes: &[u8; RECORD_PLAIN] = exact_array(bytes, "commit record")?;
         let generation = Generation(u64_at(bytes, 0));
         let flags = u32_at(bytes, 68);
         if generation.0 == 0 || flags & !(TWO_BARRIER | CLOSED | LOG_PENDING | BACKUP) != 0 {
@@ -214,9 +217,9 @@ impl CommitRecord {
         for (index, root) in roots.0.iter_mut().enumerate() {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
-        zero(&bytes[380..LISTS_AT], "commit record")?;
-        let behind = Behind { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
-        let (allocated, freed, pending, origin) = decode_lists(bytes, behind)?;
+        check_zero(&bytes[380..LISTS_AT], "commit record")?;
+        let trailer = TrailerFlags { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
+        let (allocated, freed, pending, origin) = decode_lists(bytes, trailer)?;
         Ok(CommitRecord {
             generation,
             previous_tag: array_at(bytes, 8),
@@ -245,38 +248,39 @@ impl CommitRecord {
     }
 }
 
-/// What follows the lists, by the flags.
+/// Presence of the optional parts after the lists.
 #[derive(Clone, Copy)]
-struct Behind {
+struct TrailerFlags {
     pending: bool,
     origin: bool,
 }
 
-impl Behind {
+impl TrailerFlags {
     fn bytes(self) -> usize {
         usize::from(self.pending) * PENDING + usize::from(self.origin) * ORIGIN
     }
 }
 
-/// Pages allocated, runs freed, the log that is pending, and what a backup was made of.
-type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>, Option<Origin>);
+/// Allocated pages, freed runs, pending log, and backup origin.
+type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>, Option<BackupOrigin>);
 
-/// The two lists at the end of a record, and what comes behind them; what follows is zero.
-fn decode_lists(bytes: &[u8; RECORD_PLAIN], behind: Behind) -> Result<Lists> {
+/// Decodes the two lists at the end of a record and the optional parts after them; the rest must be
+/// zero.
+fn decode_lists(bytes: &[u8; RECORD_PLAIN], trailer: TrailerFlags) -> Result<Lists> {
     let (allocated, freed) = (usize::from(u16_at(bytes, 376)), usize::from(u16_at(bytes, 378)));
-    if !CommitRecord::lists_fit(allocated, freed + behind.bytes() / FREED) {
+    if !CommitRecord::lists_fit(allocated, freed + trailer.bytes() / FREED) {
         return Err(Error::damaged(format!(
             "commit record has lists beyond its end: allocated={allocated} freed={freed}"
         )));
     }
-    // Cannot fail: the sum was checked against what follows LISTS_AT.
+    // Cannot fail: the sum was checked against the bytes from LISTS_AT on.
     let (pages, rest) = bytes[LISTS_AT..].split_at(allocated * ALLOCATED);
     let (runs, rest) = rest.split_at(freed * FREED);
-    let (pending, rest) = rest.split_at(usize::from(behind.pending) * PENDING);
-    let (origin, rest) = rest.split_at(usize::from(behind.origin) * ORIGIN);
-    zero(rest, "commit record")?;
-    let pending = behind.pending.then(|| decode_pending(pending)).transpose()?;
-    let origin = behind.origin.then(|| decode_origin(origin)).transpose()?;
+    let (pending, rest) = rest.split_at(usize::from(trailer.pending) * PENDING);
+    let (origin, rest) = rest.split_at(usize::from(trailer.origin) * ORIGIN);
+    check_zero(rest, "commit record")?;
+    let pending = trailer.pending.then(|| decode_pending(pending)).transpose()?;
+    let origin = trailer.origin.then(|| decode_origin(origin)).transpose()?;
     let pages = pages
         .chunks_exact(ALLOCATED)
         .map(|entry| Ok((run_at(entry, MAX_PAGE_BLOCKS)?, array_at(entry, 8))))
@@ -284,9 +288,9 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], behind: Behind) -> Result<Lists> {
     Ok((pages, decode_runs(runs)?, pending, origin))
 }
 
-fn decode_origin(bytes: &[u8]) -> Result<Origin> {
-    zero(&bytes[60..], "commit record")?;
-    let origin = Origin {
+fn decode_origin(bytes: &[u8]) -> Result<BackupOrigin> {
+    check_zero(&bytes[60..], "commit record")?;
+    let origin = BackupOrigin {
         session: array_at(bytes, 0),
         first: Generation(u64_at(bytes, 16)),
         generation: Generation(u64_at(bytes, 24)),
@@ -300,7 +304,7 @@ fn decode_origin(bytes: &[u8]) -> Result<Origin> {
 }
 
 fn decode_pending(bytes: &[u8]) -> Result<LogMark> {
-    zero(&bytes[28..32], "commit record")?;
+    check_zero(&bytes[28..32], "commit record")?;
     let pending = LogMark {
         generation: Generation(u64_at(bytes, 0)),
         record: array_at(bytes, 8),

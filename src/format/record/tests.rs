@@ -75,9 +75,9 @@ fn reserved_bytes_and_unknown_flags_of_a_record_are_refused() {
     assert!(changed(68, &[4]).is_err() && changed(68, &[16]).is_err());
 }
 
-fn origin() -> Origin {
+fn origin() -> BackupOrigin {
     let time = Timestamp { seconds: 1_700_000_000, nanos: 5 };
-    Origin { session: [6; 16], first: Generation(2), generation: Generation(4), tag: [5; 16], time }
+    BackupOrigin { session: [6; 16], first: Generation(2), generation: Generation(4), tag: [5; 16], time }
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_backup_says_of_which_record_it_is_behind_all_else() {
         let mut of_nothing = encoded.clone();
         of_nothing[at + 24..at + 32].fill(0);
         assert!(CommitRecord::decode(&of_nothing).is_err());
-        // Without the flag the bytes are none that may be there.
+        // Without the flag these bytes must be zero.
         let mut unmarked = encoded;
         unmarked[68] &= !8;
         assert!(CommitRecord::decode(&unmarked).is_err());

@@ -1,17 +1,17 @@
-//! Section 7: the two records of a directory entry, by name hash and by sequence number.
+//! Records of a directory entry, by name hash and by sequence number (section 7).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::u64_at;
+use crate::format::codec::u64_at;
 use crate::format::ids::{Ino, MAX_INO, MAX_NAME};
 
-/// Bytes of an index entry beside its name: name length, type, sequence, inode.
+/// Bytes of an index entry without its name: name length, type, sequence, inode.
 const INDEX_HEAD: usize = 18;
-/// Bytes of a list record beside its name: name length, type, inode.
+/// Bytes of a list record without its name: name length, type, inode.
 const LIST_HEAD: usize = 10;
-/// Types are the top four bits of a 16-bit mode.
+/// Maximum type: types are the top four bits of a 16-bit mode.
 const MAX_TYPE: u8 = 15;
 
-/// One entry of a directory-index record.
+/// Entry of a directory-index record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     pub name: Vec<u8>,
@@ -20,7 +20,8 @@ pub struct IndexEntry {
     pub ino: Ino,
 }
 
-/// Whether a directory may have an entry of this name: 1..=255 bytes without NUL and slash, not `.` or `..`.
+/// Returns whether a directory may have an entry of this name: 1..=255 bytes without NUL and slash,
+/// not `.` or `..`.
 pub fn is_valid_name(name: &[u8]) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && name != b"."
@@ -28,7 +29,7 @@ pub fn is_valid_name(name: &[u8]) -> bool {
         && !name.iter().any(|&byte| byte == 0 || byte == b'/')
 }
 
-/// An index entry as it lies in the record.
+/// Index entry that borrows the record.
 struct RawEntry<'a> {
     name: &'a [u8],
     file_type: u8,
@@ -36,7 +37,7 @@ struct RawEntry<'a> {
     ino: Ino,
 }
 
-/// Splits the first entry off.
+/// Splits off the first entry.
 #[inline]
 fn split_entry(value: &[u8]) -> Result<(RawEntry<'_>, &[u8])> {
     let Some((head, rest)) = value.split_first_chunk::<INDEX_HEAD>() else {
@@ -103,7 +104,7 @@ pub fn find_in_index(mut value: &[u8], name: &[u8]) -> Result<Option<(Ino, u8, u
     Ok(None)
 }
 
-/// A directory-list record; the name borrows the value.
+/// Directory-list record; the name borrows the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListEntry<'a> {
     pub name: &'a [u8],

@@ -1,12 +1,12 @@
-//! Section 7.2: the extent value.
+//! Extent value (section 7.2).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::{array_at, exactly, put, u32_at, u64_at, zero};
+use crate::format::codec::{array_at, check_zero, exact_array, put, u32_at, u64_at};
 use crate::format::ids::{Generation, MAX_DATA, Pointer};
 
 const BYTES: usize = 56;
 
-/// Section 7.2.
+/// Extent value (section 7.2): part of a page that holds a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     pub page: Pointer,
@@ -26,10 +26,10 @@ impl Extent {
     }
 
     /// # Errors
-    /// `Damaged` for another length, no page, an empty part or one beyond the longest page.
+    /// `Damaged` for another length, no page, or a part that is empty or exceeds the longest page.
     pub fn decode(value: &[u8]) -> Result<Extent> {
-        let value: &[u8; BYTES] = exactly(value, "extent")?;
-        zero(&value[48..], "extent")?;
+        let value: &[u8; BYTES] = exact_array(value, "extent")?;
+        check_zero(&value[48..], "extent")?;
         let extent = Extent {
             page: Pointer::decode(&array_at(value, 0))?,
             start: u32_at(value, 32),

@@ -1,8 +1,8 @@
-//! Section 8: reference counts, dead lists, snapshots and history.
+//! Reference counts, dead lists, snapshots and history (section 8).
 
 use super::directory::is_valid_name;
 use crate::error::{Error, Result};
-use crate::format::fixed::{array_at, exactly, put, time_at, u32_at, u64_at, zero};
+use crate::format::codec::{array_at, check_zero, exact_array, put, time_at, u32_at, u64_at};
 use crate::format::ids::{Generation, MAX_PAGE_BLOCKS, Run, SessionId, Tag, Timestamp};
 use crate::format::record::Root;
 
@@ -22,9 +22,9 @@ impl ReferenceValue {
     }
 
     /// # Errors
-    /// `Damaged` for another length, an empty run, or a count below 2 (which no record has).
+    /// `Damaged` for another length, an empty run, or a count below 2, which no record has.
     pub fn decode(value: &[u8]) -> Result<ReferenceValue> {
-        let value: &[u8; 8] = exactly(value, "reference count")?;
+        let value: &[u8; 8] = exact_array(value, "reference count")?;
         let reference = ReferenceValue { run_blocks: u32_at(value, 0), count: u32_at(value, 4) };
         if reference.run_blocks == 0 || reference.count < 2 {
             return Err(Error::damaged(format!(
@@ -52,9 +52,9 @@ impl DeadValue {
     }
 
     /// # Errors
-    /// `Damaged` for another length or a run that no page has.
+    /// `Damaged` for another length or a run that no page can have.
     pub fn decode(value: &[u8]) -> Result<DeadValue> {
-        let value: &[u8; 16] = exactly(value, "dead-list entry")?;
+        let value: &[u8; 16] = exact_array(value, "dead-list entry")?;
         let dead = DeadValue { run: Run::unpack(u64_at(value, 0)), born: Generation(u64_at(value, 8)) };
         if dead.run.blocks == 0 || dead.run.blocks > MAX_PAGE_BLOCKS {
             return Err(Error::damaged(format!("dead-list entry has a wrong run: blocks={}", dead.run.blocks)));
@@ -63,7 +63,8 @@ impl DeadValue {
     }
 }
 
-/// Snapshot record; an empty name says that the snapshot is being destroyed and its tree must not be read.
+/// Snapshot record. An empty name means that the snapshot is being destroyed and its tree must not
+/// be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotValue {
     pub generation: Generation,
@@ -92,12 +93,12 @@ impl SnapshotValue {
     }
 
     /// # Errors
-    /// `Damaged` for a wrong length, flags that are not zero, or a name that no directory entry could have.
+    /// `Damaged` for a wrong length, non-zero flags, or a name that no directory entry can have.
     pub fn decode(value: &[u8]) -> Result<SnapshotValue> {
         let Some((head, name)) = value.split_first_chunk::<SNAPSHOT_HEAD>() else {
             return Err(Error::damaged("snapshot ends early"));
         };
-        zero(&head[20..24], "snapshot")?;
+        check_zero(&head[20..24], "snapshot")?;
         if usize::from(head[72]) != name.len() || !(name.is_empty() || is_valid_name(name)) {
             return Err(Error::damaged(format!("snapshot has a wrong name: length={} bytes={}", head[72], name.len())));
         }
@@ -131,7 +132,7 @@ impl HistoryValue {
     /// # Errors
     /// `Damaged` for another length.
     pub fn decode(value: &[u8]) -> Result<HistoryValue> {
-        let value: &[u8; 40] = exactly(value, "history")?;
+        let value: &[u8; 40] = exact_array(value, "history")?;
         Ok(HistoryValue {
             session: array_at(value, 0),
             last: Generation(u64_at(value, 16)),

@@ -1,7 +1,7 @@
-//! Section 7.1: the inode value.
+//! Inode value (section 7.1).
 
 use crate::error::{Error, Result};
-use crate::format::fixed::{exactly, put, put_time, time_at, u32_at, u64_at, zero};
+use crate::format::codec::{check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
 use crate::format::ids::{Ino, MAX_INO, MAX_OFFSET, Timestamp};
 
 /// `InodeValue::trim` of an inode without a trim offset.
@@ -17,7 +17,7 @@ pub mod inode_flags {
 const KNOWN_FLAGS: u32 = inode_flags::HAS_XATTRS | inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
 const BYTES: usize = 144;
 
-/// Section 7.1.
+/// Inode value (section 7.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InodeValue {
     pub mode: u32,
@@ -61,10 +61,11 @@ impl InodeValue {
     }
 
     /// # Errors
-    /// `Damaged` for another length, unknown flags, a size or parent out of bounds, a time beyond its second.
+    /// `Damaged` for another length, unknown flags, a size or parent out of bounds, or a time with
+    /// a full second of nanoseconds.
     pub fn decode(value: &[u8]) -> Result<InodeValue> {
-        let value: &[u8; BYTES] = exactly(value, "inode")?;
-        zero(&value[116..], "inode")?;
+        let value: &[u8; BYTES] = exact_array(value, "inode")?;
+        check_zero(&value[116..], "inode")?;
         let inode = InodeValue {
             mode: u32_at(value, 0),
             uid: u32_at(value, 4),

@@ -1,4 +1,4 @@
-//! Specification sections 7 and 8: the values of tree records as bytes.
+//! Encoding of tree record values (specification sections 7 and 8).
 
 mod directory;
 mod extent;

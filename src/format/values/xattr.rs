@@ -1,19 +1,19 @@
-//! Section 7: the xattr record, values inside it or in pieces of their own.
+//! Xattr record: values stored inline or in separate pieces (section 7).
 
 use crate::error::{Error, Result};
+use crate::format::codec::ByteReader;
 use crate::format::ids::MAX_NAME;
-use crate::format::reader::Reader;
 
-/// Longest value of an attribute.
+/// Maximum length of an attribute value in bytes.
 pub const MAX_XATTR: usize = 65_536;
-/// Bytes of every piece of a long value but the last.
+/// Length of every piece of a long value except the last, in bytes.
 pub const XATTR_PIECE: usize = 3_000;
 
-/// Bytes of an entry beside name and value: name length, flags, value length, piece id.
+/// Bytes of an entry without name and value: name length, flags, value length, piece id.
 const HEAD: usize = 10;
 const IN_PIECES: u8 = 1;
 
-/// One entry of an xattr record; `piece == 0` means the value is here, else in pieces of 3,000 bytes.
+/// Entry of an xattr record. `piece == 0` means an inline value, otherwise pieces of 3,000 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XattrEntry {
     pub name: Vec<u8>,
@@ -42,7 +42,7 @@ pub fn encode_xattrs(entries: &[XattrEntry]) -> Vec<u8> {
 }
 
 pub fn decode_xattrs(value: &[u8]) -> Result<Vec<XattrEntry>> {
-    let mut reader = Reader::new(value, "xattr record");
+    let mut reader = ByteReader::new(value, "xattr record");
     let mut entries = Vec::new();
     while reader.remaining() > 0 {
         let (name_length, flags, length, piece) = (reader.u8()?, reader.u8()?, reader.u32()?, reader.u32()?);

@@ -102,7 +102,7 @@ impl FileSystem {
     fn add_batch(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         match self.try_add(files) {
             Ok(outcomes) => added.extend(outcomes),
-            Err(error @ (Error::Latched(_) | Error::ReadOnly(_) | Error::Damaged(_) | Error::Io { .. })) => {
+            Err(error @ (Error::WriteFailed(_) | Error::ReadOnly(_) | Error::Damaged(_) | Error::Io { .. })) => {
                 return Err(error);
             }
             Err(_) if files.len() > 1 => {
@@ -355,6 +355,6 @@ fn write_pages(
             Ok(written)
         })?;
     parts.into_iter().for_each(|part| written.absorb(part));
-    volume.bound_unsynced()?;
+    volume.limit_unsynced()?;
     Ok(written)
 }

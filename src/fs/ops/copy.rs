@@ -271,7 +271,7 @@ impl FileSystem {
             let mut reserved = self.volume.reserve_data(content.len() as u64, 1)?;
             let compress = compresses(&self.options, inode.flags);
             let mut pages = self.volume.write_data(&mut reserved, file.ino(), 0, &content, compress)?;
-            self.volume.bound_unsynced()?;
+            self.volume.limit_unsynced()?;
             let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
             let moved = self.volume.operate(records, false, |op| {
                 let mut inode = inode::load(op.view(), file.ino())?;

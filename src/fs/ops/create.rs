@@ -112,7 +112,7 @@ impl FileSystem {
             extents::name_pages(op, inode, &mut written)
         })?;
         // It is made; whoever asks for more is told what failed.
-        if let Err(error) = self.volume.bound_unsynced() {
+        if let Err(error) = self.volume.limit_unsynced() {
             tracing::warn!(%error, "what was written could not be made durable early");
         }
         self.finish_change()?;

@@ -265,7 +265,7 @@ impl FileSystem {
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
             pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compress)?);
         }
-        self.volume.bound_unsynced()?;
+        self.volume.limit_unsynced()?;
         Ok(pages)
     }
 }
@@ -319,7 +319,7 @@ pub(super) fn read_published(
         (from, to, mapped.extent.start + (from - mapped.offset) as u32)
     };
     if !is_expected {
-        volume.expect_data(found.iter().map(|mapped| {
+        volume.prefetch_data(found.iter().map(|mapped| {
             let (from, to, start) = part(mapped);
             (&mapped.extent.page, start, (to - from) as u32)
         }));
@@ -347,7 +347,7 @@ fn expect(volume: &Volume, view: View<'_>, ino: Ino, inode: &InodeValue, range: 
         pages.push(mapped.extent.page);
         Ok(ControlFlow::Continue(()))
     })?;
-    volume.expect_pages(pages.iter());
+    volume.prefetch_pages(pages.iter());
     Ok(())
 }
 

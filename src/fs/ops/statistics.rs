@@ -47,7 +47,7 @@ impl FileSystem {
         let blocks = self.volume.blocks();
         let layout: u64 = self.volume.reserved_blocks().iter().map(|(start, end)| end - start).sum();
         // What is taken is the archive's word.
-        let used = blocks.taken.saturating_add(blocks.promised).min(MAX_OFFSET / BLOCK) * BLOCK;
+        let used = blocks.used.saturating_add(blocks.reserved).min(MAX_OFFSET / BLOCK) * BLOCK;
         let inside = blocks.total.saturating_mul(BLOCK).saturating_sub(layout * BLOCK + used);
         let allocated = self.volume.allocated_on_host()?;
         let backed = allocated.saturating_sub(layout * BLOCK + used).min(inside);
@@ -58,7 +58,7 @@ impl FileSystem {
         Ok(Statistics {
             total: used.saturating_add(free),
             free,
-            available: writable(free.saturating_sub(blocks.kept * BLOCK + keep)),
+            available: writable(free.saturating_sub(blocks.headroom * BLOCK + keep)),
             // Like f_files of statfs(2): those in use and those that there is room for.
             inodes: inodes.saturating_add(free_inodes),
             free_inodes,

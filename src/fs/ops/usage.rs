@@ -1,6 +1,6 @@
 //! What an open archive holds in memory and on the host, told without waiting for either.
 
-use crate::error::{CacheUse, Result};
+use crate::error::{CacheStats, Result};
 use crate::format::{BLOCK, Ino};
 use crate::fs::{FileSystem, Usage};
 
@@ -19,7 +19,7 @@ impl FileSystem {
             snapshots: self.volume.snapshot_use(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
-            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
+            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.used.saturating_mul(BLOCK)),
             latched: self.volume.latched().map(str::to_owned),
             fallback: self.volume.fallback(),
         }
@@ -59,7 +59,7 @@ impl FileSystem {
 impl Usage {
     /// What counts against the cap of memory, in bytes.
     pub fn memory(&self) -> u64 {
-        let cache = |cache: &CacheUse| cache.bytes;
+        let cache = |cache: &CacheStats| cache.bytes;
         cache(&self.cells) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
     }
 }

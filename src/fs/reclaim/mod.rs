@@ -24,7 +24,7 @@ use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, Reclaimer, Volume};
 use handles::OpenHandles;
-use records::{is_nameless, orphan_key, orphan_step, trim_step};
+use records::{is_unlinked, orphan_key, orphan_step, trim_step};
 
 /// First key of the records of orphans and trims, and the first one behind them.
 const LEFT_OVER: (Key, Key) =
@@ -197,7 +197,7 @@ impl Reclaim {
                     // Nothing of it can go yet, or nothing is left.
                     Ok(false) => break,
                     Ok(true) => {}
-                    Err(error @ Error::Latched(_)) => return Err(error),
+                    Err(error @ Error::WriteFailed(_)) => return Err(error),
                     Err(error) => {
                         tracing::debug!(%error, inode = ino.0, "what was deleted could not be reclaimed");
                         break;
@@ -252,7 +252,7 @@ impl Reclaim {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let inode = inode::find(view, ino)?;
-        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some() && is_nameless(ino, inode.as_ref());
+        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some() && is_unlinked(ino, inode.as_ref());
         let trimmed = inode.is_some_and(|inode| inode.trim != NO_TRIM);
         drop(state);
         if orphan && !self.handles.is_open(ino) {

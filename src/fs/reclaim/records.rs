@@ -82,7 +82,7 @@ pub(super) fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue
 }
 
 /// Whether what an orphan record says can be true: what has names, and the root, is not taken to pieces for it, whoever wrote that.
-pub(super) fn is_nameless(ino: Ino, inode: Option<&InodeValue>) -> bool {
+pub(super) fn is_unlinked(ino: Ino, inode: Option<&InodeValue>) -> bool {
     ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
 }
 

@@ -14,7 +14,7 @@ use crate::storage::CountingStorage;
 fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobody_else_is() {
     const FRAMES: u64 = 160;
     for far in [true, false] {
-        let storage = Arc::new(CountingStorage::at(far));
+        let storage = Arc::new(CountingStorage::new(far));
         let environment = Arc::new(SeededEnvironment::new(77));
         let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
         let file = fs.create_and_open(ROOT_INO, b"file", 0o644, CREATOR).unwrap().ino;
@@ -63,7 +63,7 @@ fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobod
 /// Old pages of which a part stays are read when what was written becomes pages: inside of an fsync, of which each way to another machine is waited for.
 #[test]
 fn what_a_commit_reads_of_old_pages_is_named_as_a_whole_before() {
-    let storage = Arc::new(CountingStorage::at(true));
+    let storage = Arc::new(CountingStorage::new(true));
     let environment = Arc::new(SeededEnvironment::new(79));
     let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
     let file = fs.create_and_open(ROOT_INO, b"file", 0o644, CREATOR).unwrap().ino;

@@ -9,7 +9,7 @@ use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Creator, FileSystem, FsOptions, RenameMode, SetAttributes, XattrMode, mode};
-use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 
 const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
@@ -123,8 +123,8 @@ fn run(plan: FaultPlan) -> bool {
             Err(Error::NotFound | Error::NoAttribute) => {}
             Err(error) => {
                 assert!(storage.injected() > 0, "{name} failed by itself: {error}");
-                let reason = fs.volume.pager().latch().reason().map(str::to_owned);
-                if matches!(error, Error::Latched(_)) {
+                let reason = fs.volume.pager().sticky_error().reason().map(str::to_owned);
+                if matches!(error, Error::WriteFailed(_)) {
                     assert!(latched.is_some(), "{name}: the first caller learns no cause: {error}");
                 }
                 if *kind == Kind::Grows && matches!(error, Error::NoSpace(_)) {
@@ -138,16 +138,17 @@ fn run(plan: FaultPlan) -> bool {
     }
     let met = storage.injected() > 0;
     storage.inject(None);
-    let is_latched = fs.volume.pager().latch().check().is_err();
+    let is_latched = fs.volume.pager().sticky_error().check().is_err();
     assert_eq!(is_latched, latched.is_some(), "a latch that nobody was told about");
-    if met && matches!(plan.class, Class::Barrier) || met && plan.class == Class::Write && plan.fault != Fault::NoSpace
+    if met && matches!(plan.class, FaultClass::Barrier)
+        || met && plan.class == FaultClass::Write && plan.fault != Fault::NoSpace
     {
         assert!(is_latched, "a failed write or barrier has to latch");
     }
-    if plan.class == Class::Write && plan.fault == Fault::NoSpace {
+    if plan.class == FaultClass::Write && plan.fault == Fault::NoSpace {
         assert!(!is_latched, "a refusal for want of space latched");
     }
-    if plan.class == Class::Write && plan.fault == Fault::NoSpace && !plan.lasting {
+    if plan.class == FaultClass::Write && plan.fault == Fault::NoSpace && !plan.lasting {
         assert_eq!(promised, states.len() - 1, "one refusal for want of space was not got over");
     }
     drop(fs);
@@ -171,17 +172,20 @@ fn run(plan: FaultPlan) -> bool {
 
 fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: &Option<String>) {
     // A host that is full is met where the file grows. Where it takes back what it gave, the commit cannot be made.
-    let promise_broken = matches!(plan.class, Class::Write | Class::Barrier);
+    let promise_broken = matches!(plan.class, FaultClass::Write | FaultClass::Barrier);
     if let Some(reason) = latched {
-        assert!(plan.fault != Fault::NoSpace || plan.class == Class::Barrier, "{name}: full host latched: {reason}");
+        assert!(
+            plan.fault != Fault::NoSpace || plan.class == FaultClass::Barrier,
+            "{name}: full host latched: {reason}"
+        );
     }
     match error {
-        Error::Latched(reason) => {
+        Error::WriteFailed(reason) => {
             assert!(latched.as_ref() == Some(reason), "two reasons: {latched:?} and {reason}");
         }
         Error::NoSpace(_) => {
             assert_eq!(plan.fault, Fault::NoSpace, "{name}: {error}");
-            let refusable = kind == Kind::Grows || promise_broken || plan.class == Class::SetLen;
+            let refusable = kind == Kind::Grows || promise_broken || plan.class == FaultClass::SetLen;
             assert!(refusable, "{name} must work on a full host: {error}");
         }
         Error::Io { .. } => assert_ne!(plan.fault, Fault::NoSpace, "{name}: {error}"),
@@ -190,7 +194,7 @@ fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: 
 }
 
 /// Every turn of a class until the script runs through without a fault.
-fn every_turn(class: Class, fault: Fault) {
+fn every_turn(class: FaultClass, fault: Fault) {
     let mut turns = 0;
     for (lasting, has_log) in [(false, false), (true, false), (false, true), (true, true)] {
         HAS_LOG.set(has_log);
@@ -212,46 +216,46 @@ fn every_turn(class: Class, fault: Fault) {
 
 #[test]
 fn a_write_that_fails() {
-    every_turn(Class::Write, Fault::Eio);
+    every_turn(FaultClass::Write, Fault::Eio);
 }
 
 #[test]
 fn a_write_that_is_cut_short() {
-    every_turn(Class::Write, Fault::Short);
+    every_turn(FaultClass::Write, Fault::Short);
 }
 
 /// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning, quotas): once is got over, and from then on every
 /// write of data is refused until a commit cannot be finished.
 #[test]
 fn a_write_to_allocated_blocks_without_space() {
-    every_turn(Class::Write, Fault::NoSpace);
+    every_turn(FaultClass::Write, Fault::NoSpace);
 }
 
 #[test]
 fn a_barrier_that_fails() {
-    every_turn(Class::Barrier, Fault::Eio);
-    every_turn(Class::Barrier, Fault::NoSpace);
+    every_turn(FaultClass::Barrier, Fault::Eio);
+    every_turn(FaultClass::Barrier, Fault::NoSpace);
 }
 
 /// A full host: growth, allocation and punching are refused.
 #[test]
 fn a_host_without_space() {
-    every_turn(Class::Room, Fault::NoSpace);
-    every_turn(Class::Allocate, Fault::NoSpace);
-    every_turn(Class::Punch, Fault::NoSpace);
-    every_turn(Class::SetLen, Fault::NoSpace);
+    every_turn(FaultClass::Room, Fault::NoSpace);
+    every_turn(FaultClass::Allocate, Fault::NoSpace);
+    every_turn(FaultClass::Punch, Fault::NoSpace);
+    every_turn(FaultClass::SetLen, Fault::NoSpace);
 }
 
 #[test]
 fn growth_punching_and_cutting_that_fail() {
-    every_turn(Class::Allocate, Fault::Eio);
-    every_turn(Class::Punch, Fault::Eio);
-    every_turn(Class::SetLen, Fault::Eio);
+    every_turn(FaultClass::Allocate, Fault::Eio);
+    every_turn(FaultClass::Punch, Fault::Eio);
+    every_turn(FaultClass::SetLen, Fault::Eio);
 }
 
 #[test]
 fn a_read_that_fails() {
-    every_turn(Class::Read, Fault::Eio);
+    every_turn(FaultClass::Read, Fault::Eio);
 }
 
 /// Whoever asks first what became of the data learns why it is lost, also when the failure was met in the background; later callers learn that
@@ -260,10 +264,10 @@ fn a_read_that_fails() {
 fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
     let failing = |class| FaultPlan { class, count: 0, fault: Fault::Eio, lasting: false };
     let cases = [
-        ("fsync", Class::Barrier),
-        ("write-out", Class::Write),
-        ("maintain", Class::Barrier),
-        ("write", Class::Barrier),
+        ("fsync", FaultClass::Barrier),
+        ("write-out", FaultClass::Write),
+        ("maintain", FaultClass::Barrier),
+        ("write", FaultClass::Barrier),
     ];
     for (who, class) in cases {
         let environment = Arc::new(SeededEnvironment::new(9));
@@ -288,7 +292,7 @@ fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
             "write" => fs.write(file, 0, &bytes(3, 100)).err(),
             _ => None,
         };
-        assert_eq!(met.is_some(), class == Class::Write || who == "write", "{who}");
+        assert_eq!(met.is_some(), class == FaultClass::Write || who == "write", "{who}");
         let first = met.map_or_else(|| fs.sync(), Err);
         assert_eq!(storage.injected(), 1, "{who}");
         assert!(
@@ -296,9 +300,9 @@ fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
             "{who}: {first:?}"
         );
         for _ in 0..2 {
-            assert!(matches!(fs.sync(), Err(Error::Latched(_))), "{who}");
+            assert!(matches!(fs.sync(), Err(Error::WriteFailed(_))), "{who}");
         }
-        assert!(matches!(create(&fs, b"b"), Err(Error::Latched(_))), "{who}");
+        assert!(matches!(create(&fs, b"b"), Err(Error::WriteFailed(_))), "{who}");
     }
 }
 
@@ -309,12 +313,12 @@ fn callers_that_share_a_failed_commit_all_learn_the_cause() {
     let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(10)), OPTIONS);
     create(&fs, b"a").unwrap();
     let begun: Vec<_> = (0..3).map(|_| fs.begin_sync().unwrap()).collect();
-    storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
     for begun in begun {
         let told = fs.finish_sync(begun);
         assert!(matches!(told, Err(Error::Io { .. })), "{told:?}");
     }
-    assert!(matches!(fs.sync(), Err(Error::Latched(_))));
+    assert!(matches!(fs.sync(), Err(Error::WriteFailed(_))));
 }
 
 /// Long targets are pages, of which so many wait for a barrier that one is made early. Whoever made the link learns of its failure with what
@@ -323,7 +327,7 @@ fn callers_that_share_a_failed_commit_all_learn_the_cause() {
 fn a_long_symlink_that_was_made_is_not_called_failed() {
     let storage = SimulatedStorage::new();
     let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(5)), OPTIONS);
-    storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: true }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Barrier, count: 0, fault: Fault::Eio, lasting: true }));
     // A target of noise takes two blocks, so the bound of 16 MiB is met on the way.
     for number in 0..2100 {
         let name = format!("l{number}");
@@ -342,7 +346,7 @@ fn a_long_symlink_that_was_made_is_not_called_failed() {
 #[test]
 fn creation_with_faults() {
     let mut turns = 0;
-    for class in [Class::Write, Class::Barrier, Class::Allocate, Class::SetLen] {
+    for class in [FaultClass::Write, FaultClass::Barrier, FaultClass::Allocate, FaultClass::SetLen] {
         for fault in [Fault::Eio, Fault::NoSpace] {
             for count in 0.. {
                 let storage = SimulatedStorage::new();
@@ -358,7 +362,7 @@ fn creation_with_faults() {
                     Err(Error::NoSpace(_)) => assert_eq!(fault, Fault::NoSpace),
                     // A second, smaller step of growth may do, and a second attempt of a write.
                     Ok(_) => {
-                        let again = class == Class::Allocate || class == Class::Write && count % 2 == 0;
+                        let again = class == FaultClass::Allocate || class == FaultClass::Write && count % 2 == 0;
                         assert!(again && fault == Fault::NoSpace, "{class:?} {count} was overlooked")
                     }
                     Err(error) => panic!("{class:?} {count}: {error}"),
@@ -387,12 +391,19 @@ fn recovery_with_faults() {
     };
     states.push(before);
     // Stopped in the middle of a commit, with a record whose pages are not all there.
-    storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: true }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Barrier, count: 0, fault: Fault::Eio, lasting: true }));
     fs.sync().unwrap_err();
     drop(fs);
     storage.inject(None);
     let mut turns = 0;
-    for class in [Class::Read, Class::Write, Class::Barrier, Class::Punch, Class::SetLen, Class::Allocate] {
+    for class in [
+        FaultClass::Read,
+        FaultClass::Write,
+        FaultClass::Barrier,
+        FaultClass::Punch,
+        FaultClass::SetLen,
+        FaultClass::Allocate,
+    ] {
         for (fault, lasting) in [(Fault::Eio, false), (Fault::Eio, true), (Fault::NoSpace, true)] {
             for count in 0.. {
                 let crashed = storage.process_death();
@@ -404,7 +415,7 @@ fn recovery_with_faults() {
                 let met = crashed.injected() > 0;
                 crashed.inject(None);
                 match recovered {
-                    Err(Error::Latched(_) | Error::Io { .. } | Error::NoSpace(_)) if met => {}
+                    Err(Error::WriteFailed(_) | Error::Io { .. } | Error::NoSpace(_)) if met => {}
                     Ok(()) => {}
                     Err(error) => panic!("{class:?} {fault:?} {count}: {error}"),
                 }

@@ -48,14 +48,14 @@ fn assert_latched(fs: &FileSystem, ino: Ino, what: &str) {
     let first = fs.write(ino, 0, b"new").and_then(|()| fs.sync());
     let Err(Error::Damaged(cause)) = first else { panic!("an fsync into a lost file succeeded") };
     assert!(cause.contains(what), "{cause}");
-    let Err(Error::Latched(reason)) = fs.sync() else { panic!("an fsync into a lost file succeeded") };
+    let Err(Error::WriteFailed(reason)) = fs.sync() else { panic!("an fsync into a lost file succeeded") };
     assert!(reason.contains(what), "{reason}");
     for _ in 0..2 {
-        assert!(matches!(fs.sync(), Err(Error::Latched(again)) if again == reason));
+        assert!(matches!(fs.sync(), Err(Error::WriteFailed(again)) if again == reason));
         let made = fs.make_node(ROOT_INO, b"more", mode::REGULAR | 0o600, 0, OWNER);
-        assert!(matches!(made, Err(Error::Latched(again)) if again == reason));
+        assert!(matches!(made, Err(Error::WriteFailed(again)) if again == reason));
     }
-    assert!(matches!(fs.maintain(), Err(Error::Latched(again)) if again == reason));
+    assert!(matches!(fs.maintain(), Err(Error::WriteFailed(again)) if again == reason));
     assert!(fs.close().is_err());
 }
 
@@ -104,8 +104,8 @@ fn background_work_notices_that_the_file_was_cut() {
 fn assert_latched_already(fs: &FileSystem, ino: Ino) {
     // Nobody was told before.
     assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::Damaged(_))));
-    assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::Latched(_))));
-    assert!(matches!(fs.sync(), Err(Error::Latched(_))));
+    assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::WriteFailed(_))));
+    assert!(matches!(fs.sync(), Err(Error::WriteFailed(_))));
 }
 
 #[test]

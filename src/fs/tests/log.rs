@@ -11,7 +11,7 @@ use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::Error;
 use crate::format::{BLOCK, Ino, Key, LOG, MIN_BLOCKS, Pointer, ROOT_INO, TreeId, kind, slot_block};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, mode};
-use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
@@ -533,14 +533,14 @@ fn a_refused_entry_is_tried_again_and_a_failed_one_latches() {
     fs.write(ino, 0, &[1; 100]).unwrap();
     // The write, and the second attempt at it.
     // The write, and the second attempt at it; the next one is that of the commit.
-    storage.inject(Some(FaultPlan { class: Class::Write, count: 0, fault: Fault::NoSpace, lasting: false }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Write, count: 0, fault: Fault::NoSpace, lasting: false }));
     fs.sync().unwrap();
     assert_eq!((storage.injected(), generation(&fs)), (1, before), "the second attempt does");
     fs.write(ino, 0, &[2; 100]).unwrap();
     storage.fail_next_barrier();
     let told = fs.sync().unwrap_err();
     assert!(matches!(told, Error::Io { .. }), "{told}");
-    assert!(matches!(fs.sync(), Err(Error::Latched(_))));
+    assert!(matches!(fs.sync(), Err(Error::WriteFailed(_))));
     let back = after_a_cut(&storage, &dice);
     let content = back.read(ino, 0, 100).unwrap();
     assert!(content == [1; 100] || content == [2; 100]);
@@ -578,7 +578,7 @@ fn what_a_failed_flush_took_is_not_called_durable() {
     fs.make_durable().unwrap();
     for count in 0..12 {
         fs.write(ino, 10_000 * count, &[count as u8 + 1; 3000]).unwrap();
-        storage.inject(Some(FaultPlan { class: Class::Change, count, fault: Fault::NoSpace, lasting: true }));
+        storage.inject(Some(FaultPlan { class: FaultClass::Change, count, fault: Fault::NoSpace, lasting: true }));
         let refused = fs.make_durable();
         storage.inject(None);
         if fs.volume.latched().is_some() {

@@ -95,7 +95,7 @@ fn what_was_deleted_and_synced_can_be_written_at_once() {
                 assert!(fs.read(ino, 0, content.len()).unwrap() == content);
                 fs.unlink(ROOT_INO, b"new").unwrap();
             }
-            fs.volume.pager().latch().check().unwrap();
+            fs.volume.pager().sticky_error().check().unwrap();
             assert_sound(&fs);
         }
     }

@@ -53,7 +53,7 @@ pub(super) fn fresh_with(seed: u64, name_key: [u8; 16], options: FsOptions) -> (
 pub(super) fn header_alone() -> Arc<SimulatedStorage> {
     let storage = SimulatedStorage::from_contents(&header_bytes());
     if ORDERED.get() {
-        storage.make_ordered();
+        storage.make_barriers_atomic();
     }
     storage
 }

@@ -131,7 +131,7 @@ impl WriteOut {
         batch.written(plans, pages);
         drop(sealed.parts().1.take());
         // Only now: the flusher of a commit may have waited for the pages (BATCH-2).
-        self.volume.bound_unsynced()?;
+        self.volume.limit_unsynced()?;
         // When this fails the batch stays announced, and the next commit or change of these files lands it.
         self.volume.operate(records, true, |op| batch.land(op))?;
         sealed.drop_published(&self.volume);

@@ -40,7 +40,7 @@ impl Planner<'_> {
     pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<Plan>, UnnamedPages)> {
         let mut plans = Vec::with_capacity(layers.len());
         let mut packer = Packer::new(self.options);
-        if self.volume.is_far() {
+        if self.volume.is_remote() {
             self.expect(layers)?;
         }
         for (ino, layer) in layers {
@@ -79,7 +79,7 @@ impl Planner<'_> {
                 );
             }
         }
-        self.volume.expect_data(expected.iter().map(|(page, start, length)| (page, *start, *length)));
+        self.volume.prefetch_data(expected.iter().map(|(page, start, length)| (page, *start, *length)));
         Ok(())
     }
 

@@ -491,10 +491,10 @@ fn what_is_kept_back_is_not_remembered_before_it_is_there() {
     let before = copy(&storage);
     user.change(&volume);
     volume.commit().unwrap();
-    storage.keep_back(4096);
+    storage.set_pending_upload(4096);
     witness.remember();
     assert!(user.open(&copy(&before)).is_ok(), "others have no more than this");
-    storage.keep_back(0);
+    storage.set_pending_upload(0);
     witness.remember();
     assert!(matches!(user.open(&before).err(), Some(Error::Older(_))));
 }

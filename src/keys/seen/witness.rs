@@ -235,7 +235,7 @@ impl Witness {
             return Ok(());
         }
         // Asked after the point was read: when nothing is kept back now, nothing of it was.
-        if self.volume.kept_back()? > 0 {
+        if self.volume.pending_upload_bytes()? > 0 {
             return Ok(());
         }
         let environment = SystemEnvironment;

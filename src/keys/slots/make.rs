@@ -8,13 +8,13 @@ use super::{
     rewrap_secret,
 };
 use crate::crypto::identity::Recipient;
-use crate::crypto::kdf::{agree, argon2id, rewrap_public};
+use crate::crypto::kdf::{argon2id, rewrap_public, x25519_shared};
 use crate::crypto::wrap::{self, SlotSecret};
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::Environment;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::header::{KdfParameters, PassphraseSlot, encode_passphrase_slot};
-use crate::format::key_slot::{DESCRIPTION_AT, MOST_AGE, SEALED_KEY};
+use crate::format::key_slot::{DESCRIPTION_AT, MAX_AGE_FILE, SEALED_KEY};
 use crate::format::{ArchiveId, BLOCK};
 use crate::keys::header::{Header, SlotBlock};
 
@@ -108,7 +108,7 @@ pub(crate) fn rewrap(
     };
     let secret = SecretKey::new(random(environment)?);
     let ephemeral = rewrap_public(&secret);
-    let kek = agreed_key(&agree(&secret, public)?, address.archive, &ephemeral, public);
+    let kek = agreed_key(&x25519_shared(&secret, public)?, address.archive, &ephemeral, public);
     let blank = Blank { salt, kdf, ephemeral, age: Vec::new() };
     finish(address, old.kind | REWRAPPED, blank, &kek, description, environment)
 }
@@ -148,13 +148,15 @@ fn age_slot(
     for _ in 0..TRIES {
         let kek = SecretKey::new(random(environment)?);
         let age = recipient.seal(&kek, prompts)?;
-        if age.len() <= MOST_AGE {
+        if age.len() <= MAX_AGE_FILE {
             let (salt, ephemeral) = (random(environment)?, random(environment)?);
             let blank = Blank { salt, kdf: None, ephemeral, age };
             return finish(address, SLOT_AGE, blank, &kek, description, environment);
         }
     }
-    Err(Error::invalid(format!("what is sealed to the recipient is too long for a key slot: at most {MOST_AGE} bytes")))
+    Err(Error::invalid(format!(
+        "what is sealed to the recipient is too long for a key slot: at most {MAX_AGE_FILE} bytes"
+    )))
 }
 
 fn passphrase_slot(

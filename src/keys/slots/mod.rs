@@ -11,7 +11,7 @@ pub(crate) use make::{SlotAddress, describe, description, make, rewrap};
 use self::trials::{Price, Trials};
 use super::header::Header;
 use crate::crypto::identity::is_for_ssh;
-use crate::crypto::kdf::{self, KdfCost, agree, argon2id, equal, hkdf, hkdf_with, rewrap_public};
+use crate::crypto::kdf::{self, KdfCost, argon2id, constant_time_eq, hkdf, hkdf_with, rewrap_public, x25519_shared};
 use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{KdfParameters, PassphraseSlot, SLOT_EMPTY, SLOT_PASSPHRASE, decode_passphrase_slot};
@@ -43,7 +43,7 @@ impl Secrets {
                 self.recovery_code = Some(code);
                 None
             }
-            Err(error) => RecoveryCode::is_meant_by(typed.bytes()).then_some(error),
+            Err(error) => RecoveryCode::is_code_like(typed.bytes()).then_some(error),
         };
         self.passphrase = Some(typed);
         mistyped
@@ -192,7 +192,7 @@ impl Candidate {
         let aad = associated_data(b"lockbox/v1/slot", &archive, self.slot, self.kind, &header.slot(self.slot)[..CLEAR]);
         match &self.parsed {
             Parsed::Passphrase(parsed) => {
-                if !equal(&wrap::commitment(&kek, &archive), &parsed.commitment) {
+                if !constant_time_eq(&wrap::commitment(&kek, &archive), &parsed.commitment) {
                     return Ok(None);
                 }
                 let secret = wrap::unwrap(&kek, &archive, &parsed.nonce, &aad, &parsed.sealed)?;
@@ -207,7 +207,7 @@ impl Candidate {
                 if self.kind & REWRAPPED != 0 {
                     kek = received(&kek, &archive, &parsed.ephemeral)?;
                 }
-                if !equal(&wrap::commitment(&kek, &archive), &parsed.commitment) {
+                if !constant_time_eq(&wrap::commitment(&kek, &archive), &parsed.commitment) {
                     return Ok(None);
                 }
                 let volume_key = wrap::unwrap_key(&kek, &archive, &parsed.nonce, &aad, &parsed.sealed)?;
@@ -275,7 +275,7 @@ fn attempts(
     for candidate in candidates {
         if let Some(kdf) = candidate.kdf() {
             // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
-            if let Err(error) = kdf::check(kdf_cost(kdf)) {
+            if let Err(error) = kdf::check_cost(kdf_cost(kdf)) {
                 failure = Some(error);
                 continue;
             }
@@ -402,7 +402,7 @@ fn rewrap_secret(kek: &SecretKey, archive: &ArchiveId) -> SecretKey {
 /// The KEK of a re-wrapped slot, for who has the secret.
 fn received(kek: &SecretKey, archive: &ArchiveId, ephemeral: &[u8; 32]) -> Result<SecretKey> {
     let secret = rewrap_secret(kek, archive);
-    Ok(agreed_key(&agree(&secret, ephemeral)?, archive, ephemeral, &rewrap_public(&secret)))
+    Ok(agreed_key(&x25519_shared(&secret, ephemeral)?, archive, ephemeral, &rewrap_public(&secret)))
 }
 
 fn agreed_key(shared: &SecretKey, archive: &ArchiveId, ephemeral: &[u8; 32], public: &[u8; 32]) -> SecretKey {

@@ -1,14 +1,18 @@
-//! Reads of file data: only the cells that a range touches are read and opened, whole ones straight into the caller's buffer.
+//! File data reads: only cells in the requested range are read; whole ones are decrypted into the
+//! caller's buffer.
 //!
-//! READ-1  Nothing is handed out before its tag was verified: a cell's tag comes from the head, the head's from the pointer.
-//! READ-2  A head in memory is as good as one read again: what a pointer with this tag names never changes.
-//! READ-3  Cells that are wanted whole pass by the cell cache: the kernel keeps them. Of the others the rest is likely to be wanted next.
+//! READ-1  No byte is returned before its tag was verified: a cell's tag comes from the head, the
+//!     head's tag from the pointer.
+//! READ-2  A cached head is equivalent to a reread one: the page that a pointer with this tag names
+//!     never changes.
+//! READ-3  Cells read whole bypass the cell cache, because the kernel caches them. Of partly read
+//!     cells the rest is likely to be read next.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Pager;
-use super::buffers::room;
+use super::buffer_pool::grow_to;
 use crate::error::{Error, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::page::PageKind;
@@ -16,32 +20,33 @@ use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
 use crate::frame::{CELL_LOG2, DataHead, plain_cell};
 
 impl Pager {
-    /// Runs `f` on `length` bytes of any content: stored bytes on their way to the caller, at most
-    /// one page for each read that runs.
+    /// Runs `f` on a scratch slice of `length` bytes of arbitrary content, for stored bytes in
+    /// transit: at most one page per concurrent read.
     fn with_scratch<R>(&self, length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.scratch.with(|buffer| f(room(buffer, length)))
+        self.scratch.with_buffer(|buffer| f(grow_to(buffer, length)))
     }
 
     /// Fills `out` with the plain file bytes from `start` of a data or packed page.
     ///
     /// # Errors
-    /// `Damaged` when a part that is needed fails, or the page has fewer bytes; what `out` then holds is no file data.
+    /// `Damaged` when a needed part fails verification or the page is shorter; `out` then holds no
+    /// file data.
     pub(crate) fn read_data(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
         }
-        self.once_more(pointer, || self.read_cells_of(pointer, start, out))
+        self.retry_evicted(pointer, || self.read_cells_of(pointer, start, out))
     }
 
     fn read_cells_of(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
-        let page = Page::begin(self, pointer, start, out.len() as u32)?;
+        let page = PageReader::open(self, pointer, start, out.len() as u32)?;
         let head = page.head()?;
         let table = &head.table;
-        let (mut at, mut left) = (start as usize, out);
-        if at + left.len() > table.plain_length as usize {
-            return Err(beyond_page(pointer));
+        let (mut at, mut remaining) = (start as usize, out);
+        if at + remaining.len() > table.plain_length as usize {
+            return Err(extent_beyond_page(pointer));
         }
-        let end = at + left.len();
+        let end = at + remaining.len();
         let size = table.cell_size as usize;
         while at < end {
             let (cell, within) = (at / size, at % size);
@@ -56,53 +61,56 @@ impl Pager {
                 0 => (size - within).min(end - at),
                 _ => (wholes * size).min(end - at),
             };
-            let (target, rest) = left.split_at_mut(count);
+            let (target, rest) = remaining.split_at_mut(count);
             if wholes > 0 {
                 page.read_whole(&head, cell..cell + wholes, target)?;
             } else {
                 page.read_part(&head, cell, within, target)?;
             }
             at += count;
-            left = rest;
+            remaining = rest;
         }
         Ok(())
     }
 
-    /// Tells the medium what [`Pager::read_data`] is going to be asked for: pages, each with its first plain byte and their count. Of pages
-    /// whose head is not in memory two places are read one after the other, and of a long range many pages; a disk can fetch them side
-    /// by side, and neighbours in one go. Of the others only what lies on another machine, where several are waited for one after the other.
-    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+    /// Prefetches what [`Pager::read_data`] will read: pages, each with first plain byte and
+    /// length. Pages without a cached head need two dependent reads, and long ranges need many
+    /// pages; a disk can serve these in parallel and merge neighbours. Pages with a cached head are
+    /// prefetched from remote storage only, where several sequential reads would each cost a round
+    /// trip.
+    pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         let mut places: Vec<Range<u64>> = Vec::new();
-        let is_far = self.is_far();
+        let is_remote = self.is_remote();
         let mut parts = parts.peekable();
         let mut is_alone = true;
         while let Some((pointer, start, length)) = parts.next() {
             is_alone &= parts.peek().is_none();
             let begin = pointer.run.offset();
             if self.heads.has(pointer) {
-                if let Some(place) = self.cells_to_read(pointer, start, length).filter(|_| is_far && !is_alone) {
+                if let Some(place) = self.missing_cells(pointer, start, length).filter(|_| is_remote && !is_alone) {
                     places.push(begin + place.start as u64..begin + place.end as u64);
                 }
                 continue;
             }
-            // READ-1 is not touched: a pointer that leads nowhere is refused when it is read.
-            if self.check_place(pointer).is_err() {
+            // READ-1 is unaffected: an invalid pointer is rejected when it is read.
+            if self.check_address(pointer).is_err() {
                 continue;
             }
-            let part = likely_part(pointer.run.bytes(), start, length);
-            // Another machine is asked for both at once.
-            if is_far || part.start <= 2 * BLOCK {
+            let part = estimated_range(pointer.run.bytes(), start, length);
+            // Remote storage gets one request for both.
+            if is_remote || part.start <= 2 * BLOCK {
                 places.push(begin..begin + part.end);
             } else {
                 places.push(begin..begin + BLOCK);
                 places.push(begin + part.start..begin + part.end);
             }
         }
-        self.name(places, 0);
+        self.hint_ranges(places, 0);
     }
 
-    /// Where the cells lie in a page whose head is in memory, unless all of them are, too.
-    fn cells_to_read(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
+    /// Returns the stored range of the cells in a page with a cached head, or `None` when all of
+    /// them are cached.
+    fn missing_cells(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
         let head = self.heads.get(pointer)?;
         let size = head.table.cell_size as usize;
         let end = (start as usize + length as usize).div_ceil(size).min(head.table.cells.len());
@@ -111,17 +119,19 @@ impl Pager {
         (!cells.is_empty() && !is_here).then(|| head.stored_range(&cells))
     }
 
-    /// The same for pages that are likely to be read soon, in any order: neighbours are named together, also with a little between them.
-    pub(crate) fn expect_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
-        let named = pages.filter(|pointer| self.check_place(pointer).is_ok());
+    /// Prefetches pages likely to be read soon, in any order. Merges neighbours, including small
+    /// gaps.
+    pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
+        let named = pages.filter(|pointer| self.check_address(pointer).is_ok());
         let mut places: Vec<Range<u64>> =
             named.map(|pointer| pointer.run.offset()..pointer.run.offset() + pointer.run.bytes()).collect();
         places.sort_unstable_by_key(|place| place.start);
-        self.name(places, BETWEEN);
+        self.hint_ranges(places, PREFETCH_GAP);
     }
 
-    /// Names places to the medium in their order: those together of which one begins in the other, or behind it with so much between them at most.
-    fn name(&self, mut places: Vec<Range<u64>>, between: u64) {
+    /// Passes ranges to the storage in order, merging each with its predecessor if it overlaps or
+    /// starts at most `between` bytes after it.
+    fn hint_ranges(&self, mut places: Vec<Range<u64>>, between: u64) {
         places.dedup_by(|place, before| {
             let is_near = (before.start..=before.end + between).contains(&place.start);
             if is_near {
@@ -134,53 +144,53 @@ impl Pager {
         }
     }
 
-    /// Whether the archive is on another machine.
-    pub(crate) fn is_far(&self) -> bool {
-        self.storage.is_far()
+    pub(crate) fn is_remote(&self) -> bool {
+        self.storage.is_remote()
     }
 
-    /// What lies in a packed page; None when it is a page of another kind.
+    /// Returns the items of a packed page, or `None` for a page of another kind.
     ///
     /// # Errors
-    /// `Damaged` also when something else took the page's place.
+    /// `Damaged` also when other content replaced the page.
     pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
-        self.check_place(pointer)?;
+        self.check_address(pointer)?;
         let offset = pointer.run.offset();
         let mut bytes = vec![0; BLOCK as usize];
         self.storage.read_at(offset, &mut bytes)?;
-        let begun = self.cipher.begin(pointer, &bytes)?;
-        if begun.kind() != PageKind::Packed {
+        let page_start = self.cipher.open_start(pointer, &bytes)?;
+        if page_start.kind() != PageKind::Packed {
             return Ok(None);
         }
-        if begun.main_end() > bytes.len() {
-            bytes = vec![0; begun.main_end()];
+        if page_start.main_end() > bytes.len() {
+            bytes = vec![0; page_start.main_end()];
             self.storage.read_at(offset, &mut bytes)?;
         }
-        self.cipher.open_items(pointer, &begun, &mut bytes).map(Some)
+        self.cipher.open_items(pointer, &page_start, &mut bytes).map(Some)
     }
 }
 
-/// A page that is read.
-struct Page<'a> {
+/// One page being read.
+struct PageReader<'a> {
     pager: &'a Pager,
     pointer: &'a Pointer,
-    /// How it begins, when that came at once.
-    brought: Vec<u8>,
+    /// First bytes of the page, if they were read in one request.
+    prefetched: Vec<u8>,
 }
 
-impl<'a> Page<'a> {
-    /// From another machine's process head and cells come together, unless the head is here, or more lies between them than is wanted: a way
-    /// between two processes costs as much as copying some cells.
-    fn begin(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<Page<'a>> {
-        let mut page = Page { pager, pointer, brought: Vec::new() };
-        if pager.is_far() && !pager.heads.has(pointer) {
-            pager.check_place(pointer)?;
-            let part = likely_part(pointer.run.bytes(), start, length);
+impl<'a> PageReader<'a> {
+    /// Opens a page for reading. On remote storage, reads head and cells in one request, unless the
+    /// head is cached or the gap between them exceeds the requested bytes. An IPC round trip costs
+    /// as much as copying some cells.
+    fn open(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
+        let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
+        if pager.is_remote() && !pager.heads.has(pointer) {
+            pager.check_address(pointer)?;
+            let part = estimated_range(pointer.run.bytes(), start, length);
             if part.start.saturating_sub(BLOCK) <= part.end - part.start {
-                let mut brought = vec![0; part.end.max(BLOCK) as usize];
-                match page.read_stored(0, &mut brought) {
-                    Ok(()) => page.brought = brought,
-                    // What is gone may be nothing that is wanted: its parts tell.
+                let mut prefetched = vec![0; part.end.max(BLOCK) as usize];
+                match page.read_stored(0, &mut prefetched) {
+                    Ok(()) => page.prefetched = prefetched,
+                    // The missing bytes may not be needed; reads of the parts decide.
                     Err(Error::Damaged(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -189,38 +199,38 @@ impl<'a> Page<'a> {
         Ok(page)
     }
 
-    /// Fills `bytes` with those of the page from `at`, as they are stored.
+    /// Fills `bytes` with the page's stored bytes from offset `at`.
     fn read_stored(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
-        match self.brought.get(at..at + bytes.len()) {
-            Some(brought) => bytes.copy_from_slice(brought),
+        match self.prefetched.get(at..at + bytes.len()) {
+            Some(prefetched) => bytes.copy_from_slice(prefetched),
             None => self.pager.storage.read_at(self.pointer.run.offset() + at as u64, bytes)?,
         }
         Ok(())
     }
 
     fn head(&self) -> Result<Arc<DataHead>> {
-        let Page { pager, pointer, .. } = *self;
+        let PageReader { pager, pointer, .. } = *self;
         if let Some(head) = pager.heads.get(pointer) {
             return Ok(head);
         }
-        pager.check_place(pointer)?;
+        pager.check_address(pointer)?;
         let head = pager.with_scratch(BLOCK as usize, |block| {
             self.read_stored(0, block)?;
-            let begun = pager.cipher.begin(pointer, block)?;
-            if begun.main_end() <= block.len() {
-                return pager.cipher.open_head(pointer, &begun, block);
+            let page_start = pager.cipher.open_start(pointer, block)?;
+            if page_start.main_end() <= block.len() {
+                return pager.cipher.open_head(pointer, &page_start, block);
             }
-            // Many packed files: bounded by the length of a page.
-            let mut longer = vec![0; begun.main_end()];
+            // Page with many packed files; bounded by the length of a page.
+            let mut longer = vec![0; page_start.main_end()];
             self.read_stored(0, &mut longer)?;
-            pager.cipher.open_head(pointer, &begun, &mut longer)
+            pager.cipher.open_head(pointer, &page_start, &mut longer)
         })?;
         let head = Arc::new(head);
         pager.heads.put(*pointer, head.clone(), head.bytes());
         Ok(head)
     }
 
-    /// Reads whole cells; raw ones are read and opened where they are wanted.
+    /// Reads whole cells; uncompressed ones are read and decrypted in the output buffer.
     fn read_whole(&self, head: &DataHead, cells: Range<usize>, out: &mut [u8]) -> Result<()> {
         let entries = &head.table.cells[cells.clone()];
         if entries.iter().all(|cell| cell.raw) {
@@ -239,11 +249,11 @@ impl<'a> Page<'a> {
         })
     }
 
-    /// Copies bytes `within..` of one cell, from the cache if it is there.
+    /// Copies bytes from offset `within` of one cell, through the cell cache.
     fn read_part(&self, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
         let part = within..within + out.len();
-        let (kept, key) = (&self.pager.cells, (*self.pointer, cell as u32));
-        if let Some(plain) = kept.get(&key) {
+        let (cache, key) = (&self.pager.cells, (*self.pointer, cell as u32));
+        if let Some(plain) = cache.get(&key) {
             out.copy_from_slice(&plain[part]);
             return Ok(());
         }
@@ -259,23 +269,24 @@ impl<'a> Page<'a> {
         })?;
         out.copy_from_slice(&plain[part]);
         let bytes = plain.len();
-        kept.put(key, Arc::new(plain), bytes);
+        cache.put(key, Arc::new(plain), bytes);
         Ok(())
     }
 
-    /// Reads consecutive cells as they are stored and opens them in place.
+    /// Reads consecutive cells as stored and decrypts them in place.
     fn read_cells(&self, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
         self.read_stored(head.stored_range(&cells).start, bytes)?;
         self.pager.cipher.open_cells(self.pointer, head, cells, bytes)
     }
 }
 
-/// What is rather read along than asked for apart: a node or some.
-const BETWEEN: u64 = 64 << 10;
+/// Largest gap in bytes that is prefetched rather than split into two requests: some nodes.
+const PREFETCH_GAP: u64 = 64 << 10;
 
-/// Where plain bytes probably lie in a page of `bytes`, as far as that can be told without its head: the page is taken for full and its cells for
-/// equally long. Exact for a full page of raw cells; else a block more on both sides.
-fn likely_part(bytes: u64, start: u32, length: u32) -> Range<u64> {
+/// Estimates the stored range of plain bytes in a page of `bytes` bytes without its head, assuming
+/// a full page with cells of equal length. Exact for a full page of raw cells; otherwise padded by
+/// one block on both sides.
+fn estimated_range(bytes: u64, start: u32, length: u32) -> Range<u64> {
     if bytes <= NODE_BLOCKS * BLOCK {
         return 0..bytes; // all of it comes as fast as a part
     }
@@ -288,7 +299,7 @@ fn likely_part(bytes: u64, start: u32, length: u32) -> Range<u64> {
     place(first).saturating_sub(slack).min(to)..to
 }
 
-fn beyond_page(pointer: &Pointer) -> Error {
+fn extent_beyond_page(pointer: &Pointer) -> Error {
     Error::damaged(format!(
         "extent reaches beyond its page: block={} generation={}",
         pointer.run.address, pointer.generation.0

@@ -1,4 +1,4 @@
-//! Reads of any range, what they read of the medium, and what damage they notice.
+//! Reads of arbitrary ranges, the storage reads they cause, and the damage they detect.
 
 use super::*;
 use crate::crypto::SecretKey;
@@ -40,7 +40,7 @@ fn noise(length: usize) -> Vec<u8> {
     out
 }
 
-/// Cells in turn noise and text, so that raw and compressed ones stand beside each other.
+/// Alternating cells of noise and text, so that raw and compressed ones are adjacent.
 fn mixed(length: usize) -> Vec<u8> {
     let mut out = noise(length);
     for (number, cell) in out.chunks_mut(CELL).enumerate() {
@@ -58,7 +58,7 @@ fn read(pager: &Pager, pointer: &Pointer, range: Range<usize>) -> Result<Vec<u8>
 }
 
 fn head(pager: &Pager, pointer: &Pointer) -> Arc<DataHead> {
-    Page::begin(pager, pointer, 0, 0).unwrap().head().unwrap()
+    PageReader::open(pager, pointer, 0, 0).unwrap().head().unwrap()
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_small_read_reads_one_cell_and_the_next_one_of_it_nothing() {
     assert_eq!(storage.take(), (0, 0));
     read(&pager, &pointer, 0..4096).unwrap();
     assert_eq!(storage.take(), (1, CELL as u64), "the head is kept");
-    // Whole cells come with one request, and are not kept.
+    // Whole cells are read with one request and not cached.
     let kept = pager.cells.bytes();
     assert_eq!(read(&pager, &pointer, 0..MAX_DATA).unwrap(), data);
     assert_eq!(storage.take(), (1, MAX_DATA as u64));
@@ -137,11 +137,11 @@ fn a_head_longer_than_a_block_is_read_whole() {
     assert_eq!(read(&pager(&storage, 1 << 20), &pointer, 0..1000).unwrap(), data);
 }
 
-/// Damage is noticed by whoever reads what is damaged, whatever part of the page it hits; the rest stays readable.
+/// Damage is detected by reads of the damaged part, anywhere in the page; the rest stays readable.
 #[test]
 fn a_flipped_bit_is_noticed_where_it_is_read() {
     for far in [false, true] {
-        a_flipped_bit_is_noticed(&Arc::new(CountingStorage::at(far)));
+        a_flipped_bit_is_noticed(&Arc::new(CountingStorage::new(far)));
     }
 }
 
@@ -178,7 +178,7 @@ fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
         flip(storage, at);
     }
     assert_eq!(read(&pager(storage, 1 << 20), &pointer, 0..data.len()).unwrap(), data);
-    // A truncated archive: what is there reads, what is not is damage.
+    // In a truncated archive the remaining pages can be read, and missing ones are damage.
     storage.memory.set_len(end - 4096).unwrap();
     let truncated = pager(storage, 1 << 20);
     assert_eq!(read(&truncated, &pointer, 0..CELL).unwrap(), data[..CELL]);
@@ -186,16 +186,17 @@ fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
     assert!(matches!(truncated.open_page(&pointer), Err(Error::Damaged(_))));
 }
 
-/// What is kept here of an archive of another machine may be of another history of it: a store that was set back and written on has other content at the same places.
+/// Cached data of a remote archive may be of another history: a store that was reset and written on
+/// has other content at the same addresses.
 #[test]
 fn a_page_of_another_machine_that_is_not_as_it_should_be_is_read_from_where_it_lies() {
     let data = noise(3 * CELL);
     for far in [true, false] {
-        let storage = Arc::new(CountingStorage::at(far));
+        let storage = Arc::new(CountingStorage::new(far));
         let pager = pager(&storage, 1 << 20);
         let write_over = |data: &[u8]| {
             write(&pager, &frame::data_page(9, 0, &noise(2 * CELL), true), 400);
-            storage.keep();
+            storage.freeze();
             write(&pager, &frame::data_page(9, 0, data, true), 400)
         };
         let page = write_over(&data);
@@ -236,10 +237,11 @@ fn only_pages_of_file_data_are_read_as_such() {
     assert!(read(&pager, &reserved, 0..10).unwrap_err().to_string().contains("header, ring or log"));
 }
 
-/// Where each way is waited for one page is one request, and of several pages what is not in memory is named although their heads are.
+/// On remote storage one page costs one request; for several pages, missing ones are prefetched
+/// even if their heads are cached.
 #[test]
-fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_are_known() {
-    let storage = Arc::new(CountingStorage::at(true));
+fn remote_pages_are_prefetched_unless_one_request_suffices() {
+    let storage = Arc::new(CountingStorage::new(true));
     let writer = pager(&storage, 1 << 20);
     let pages = [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), at));
     let pager = pager(&storage, 1 << 20);
@@ -248,25 +250,26 @@ fn another_machine_is_told_of_a_page_once_and_of_several_although_their_heads_ar
         page.run.offset() + blocks.start * BLOCK..page.run.offset() + blocks.end * BLOCK
     };
     let cell = CELL as u64 / BLOCK;
-    pager.expect_data([(&pages[0], part, 10)].into_iter());
+    pager.prefetch_data([(&pages[0], part, 10)].into_iter());
     assert_eq!(storage.take_hints(), [place(&pages[0], 0..1 + 6 * cell)]);
     pages.iter().for_each(|page| drop(read(&pager, page, 0..10).unwrap()));
     let both = pages.each_ref().map(|page| (page, part, 10));
-    pager.expect_data(both.into_iter());
+    pager.prefetch_data(both.into_iter());
     assert_eq!(storage.take_hints(), pages.each_ref().map(|page| place(page, 1 + 5 * cell..1 + 6 * cell)));
-    // One is asked for by its reader. What is in memory is not asked for.
-    pager.expect_data([both[1]].into_iter());
+    // A single page is requested by its reader, and cached pages are not requested.
+    pager.prefetch_data([both[1]].into_iter());
     assert_eq!(storage.take_hints(), []);
     read(&pager, &pages[0], part as usize..part as usize + 10).unwrap();
-    pager.expect_data(both.into_iter());
+    pager.prefetch_data(both.into_iter());
     assert_eq!(storage.take_hints(), [place(&pages[1], 1 + 5 * cell..1 + 6 * cell)]);
 }
 
-/// Head and cells of a page nobody has read come at once from another machine, unless most of what lies between them would come for nothing.
+/// Head and cells of an uncached page are read at once from remote storage, unless most bytes
+/// between them would be useless.
 #[test]
 fn another_machine_is_asked_once_for_head_and_cells() {
     for (far, whole) in [(true, 1), (false, 2)] {
-        let storage = Arc::new(CountingStorage::at(far));
+        let storage = Arc::new(CountingStorage::new(far));
         let content = noise(MAX_DATA);
         let page = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &content, true), 400);
         for (part, requests) in [(0..MAX_DATA, whole), (MAX_DATA / 2..MAX_DATA, whole), (5 * CELL..5 * CELL + 10, 2)] {
@@ -274,7 +277,7 @@ fn another_machine_is_asked_once_for_head_and_cells() {
             storage.take();
             assert_eq!(read(&pager, &page, part.clone()).unwrap(), content[part.clone()]);
             assert_eq!(storage.take().0, requests, "{part:?} of a storage that is far: {far}");
-            // The head is known: cells alone.
+            // With a cached head only cells are read.
             let all = read(&pager, &page, 0..MAX_DATA).unwrap();
             assert_eq!((all, storage.take()), (content.clone(), (1, MAX_DATA as u64)));
         }
@@ -282,7 +285,7 @@ fn another_machine_is_asked_once_for_head_and_cells() {
 }
 
 #[test]
-fn a_cold_read_says_first_what_it_will_read() {
+fn a_cold_read_is_prefetched() {
     let storage = storage();
     let writer = pager(&storage, 1 << 20);
     let half: Vec<u8> = noise(MAX_DATA)
@@ -302,7 +305,7 @@ fn a_cold_read_says_first_what_it_will_read() {
         for part in parts {
             let pager = pager(&storage, 1 << 20);
             storage.take();
-            pager.expect_data([(page, part.start as u32, part.len() as u32)].into_iter());
+            pager.prefetch_data([(page, part.start as u32, part.len() as u32)].into_iter());
             assert_eq!(storage.take(), (0, 0), "a hint reads nothing");
             let hinted: Vec<u64> = storage
                 .take_hints()
@@ -319,20 +322,20 @@ fn a_cold_read_says_first_what_it_will_read() {
             if page == &raw {
                 assert_eq!(hinted, wanted, "{part:?}");
             }
-            pager.expect_data([(page, part.start as u32, part.len() as u32)].into_iter());
+            pager.prefetch_data([(page, part.start as u32, part.len() as u32)].into_iter());
             assert_eq!(storage.take_hints(), [], "once the head is known nothing has to be guessed");
         }
     }
-    // Neighbours come in one go, others alone.
+    // Adjacent pages are prefetched together, others alone.
     let next = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), raw.run.end());
     let fresh = pager(&storage, 1 << 20);
-    fresh.expect_data([&raw, &next, &small].map(|page| (page, 0, MAX_DATA as u32)).into_iter());
+    fresh.prefetch_data([&raw, &next, &small].map(|page| (page, 0, MAX_DATA as u32)).into_iter());
     let of = |run: Run| run.offset()..run.offset() + run.bytes();
     assert_eq!(storage.take_hints(), [of(raw.run).start..of(next.run).end, of(small.run)]);
-    // What an extent says may be a lie.
+    // Extents may be forged.
     let pager = pager(&storage, 1 << 20);
     for (start, length) in [(u32::MAX, u32::MAX), (0, 0), (u32::MAX, 0)] {
-        pager.expect_data([(&raw, start, length), (&compressed, start, length)].into_iter());
+        pager.prefetch_data([(&raw, start, length), (&compressed, start, length)].into_iter());
     }
     let beyond = |hint: &Range<u64>| hint.end > compressed.run.offset() + compressed.run.bytes();
     assert!(!storage.take_hints().iter().any(beyond));

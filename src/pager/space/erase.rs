@@ -1,59 +1,61 @@
-//! Free blocks that still hold old ciphertext: swept, erased, and cut off at the tail.
+//! Free blocks that still hold old ciphertext: sweep, erase and truncation of the tail.
 
 use super::region::{Region, any, fill};
-use super::{RESERVE_GROUPS, SpaceMap, parts};
+use super::{RESERVE_GROUPS, SpaceMap, split_by_region};
 use crate::error::Result;
 use crate::format::{MIN_BLOCKS, REGION_BLOCKS, Run};
 
-/// Blocks erased in one step at most: 64 MiB.
+/// Maximum number of blocks erased in one step: 64 MiB.
 const ERASE_STEP: u64 = 16_384;
 
 impl SpaceMap {
-    /// The region that the sweep after an unclean open loads next.
-    pub(crate) fn sweep_next(&self) -> Option<u64> {
+    /// Returns the next region to load in the sweep after an unclean shutdown.
+    pub(crate) fn next_unswept(&self) -> Option<u64> {
         self.sweep.filter(|n| n * REGION_BLOCKS < self.total)
     }
 
-    /// The region was loaded; its dirty blocks need no ageing.
-    pub(crate) fn swept(&mut self, number: u64) {
+    /// Marks a region as swept after it was loaded; its dirty blocks need no ageing.
+    pub(crate) fn mark_swept(&mut self, number: u64) {
         if let Some(region) = self.regions.get_mut(&number) {
             region.aged = region.dirty;
         }
         self.sweep = Some(number + 1).filter(|n| n * REGION_BLOCKS < self.total);
     }
 
-    /// From now on the sweep looks at every region, whatever the last session said.
-    pub(crate) fn sweep_everything(&mut self) {
+    /// Restarts the sweep for all regions, whatever the last session recorded.
+    pub(crate) fn restart_sweep(&mut self) {
         self.sweep = Some(0);
     }
 
-    /// A region in which blocks came free while it was not loaded.
-    pub(crate) fn next_unlooked(&mut self) -> Option<u64> {
+    /// Returns a region in which blocks were freed while it was not loaded.
+    pub(crate) fn next_unscanned(&mut self) -> Option<u64> {
         let total = self.total;
-        // What lies behind the end is gone.
-        while self.unlooked.last().is_some_and(|number| number * REGION_BLOCKS >= total) {
-            self.unlooked.pop_last();
+        // Regions past the end of the file no longer exist.
+        while self.unscanned.last().is_some_and(|number| number * REGION_BLOCKS >= total) {
+            self.unscanned.pop_last();
         }
-        self.unlooked.first().copied()
+        self.unscanned.first().copied()
     }
 
-    /// Whether this many regions are loaded.
-    pub(crate) fn has_loaded(&self, regions: usize) -> bool {
+    /// Returns whether at least `regions` regions are loaded.
+    pub(crate) fn has_loaded_regions(&self, regions: usize) -> bool {
         self.regions.len() >= regions
     }
 
-    /// Moves dirty-free blocks to `erasing` and returns their runs, each with whether it has to stay allocated on the host (then it is to be
-    /// overwritten, not punched). Only blocks that were dirty at the last call already, unless `all`.
-    pub(crate) fn start_erasing(&mut self, all: bool) -> Vec<(Run, bool)> {
+    /// Moves free unerased blocks to `erasing` and returns their runs. The flag of a run is set
+    /// when it must stay allocated on the host: then it is overwritten, otherwise punched. Takes
+    /// only blocks that were already dirty at the previous call, unless `all` is set.
+    pub(crate) fn begin_erase(&mut self, all: bool) -> Vec<(Run, bool)> {
         let mut runs = Vec::new();
         let mut left = ERASE_STEP;
-        // What is being erased cannot be allocated: it may be taken from the reserve for a moment, never from what is promised.
-        let mut spare = self.groups.saturating_sub(self.reserved + self.overhead());
+        // Blocks being erased cannot be allocated. They may come temporarily from the reserve,
+        // never from reserved groups.
+        let mut spare = self.groups.saturating_sub(self.reserved + self.commit_groups());
         let numbers: Vec<u64> = self.regions.keys().copied().collect();
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             for (start, length) in Region::runs(|w| region.dirty[w] & if all { u64::MAX } else { region.aged[w] }) {
-                // The run may break groups at both ends.
+                // A run may break a group at either end.
                 let fits = spare.saturating_sub(1) * 4;
                 let length = length.min(left).min(fits);
                 if length == 0 {
@@ -76,10 +78,10 @@ impl SpaceMap {
         runs
     }
 
-    /// The run is erased; `backed` when it is still allocated on the host.
-    pub(crate) fn erased(&mut self, run: Run, backed: bool) {
+    /// Marks a run as erased; `backed` when it is still allocated on the host.
+    pub(crate) fn finish_erase(&mut self, run: Run, backed: bool) {
         self.erasing -= run.blocks;
-        for (number, start, end) in parts(run) {
+        for (number, start, end) in split_by_region(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.busy, start, end, false);
             fill(&mut region.backed, start, end, backed);
@@ -87,18 +89,18 @@ impl SpaceMap {
         }
     }
 
-    /// The run could not be erased: it is dirty-free again.
-    pub(crate) fn not_erased(&mut self, run: Run) {
-        // Dirty before it is counted as free.
-        for (number, start, end) in parts(run) {
+    /// Returns a run that could not be erased to the free unerased state.
+    pub(crate) fn abort_erase(&mut self, run: Run) {
+        // Mark as dirty before the blocks are counted as free.
+        for (number, start, end) in split_by_region(run) {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             fill(&mut region.dirty, start, end, true);
         }
-        self.erased(run, true);
+        self.finish_erase(run, true);
     }
 
-    /// Overwrites dirty-free blocks one by one while nobody can allocate: what is left to do on a host so full that nothing can be
-    /// taken out of reach for a moment.
+    /// Overwrites free unerased blocks in place while allocation is blocked. Used on a host so full
+    /// that no block can be made temporarily unavailable.
     pub(crate) fn overwrite_dirty(&mut self, overwrite: &mut dyn FnMut(Run) -> Result<()>) -> Result<()> {
         for region in self.regions.values_mut() {
             for (start, length) in Region::runs(|w| region.dirty[w]) {
@@ -110,14 +112,14 @@ impl SpaceMap {
         Ok(())
     }
 
-    /// Whether any dirty-free block is left to erase in loaded regions.
+    /// Returns whether loaded regions have free unerased blocks.
     pub(crate) fn has_dirty(&self) -> bool {
         self.erasing > 0 || self.regions.values().any(|r| r.dirty.iter().any(|w| *w != 0))
     }
 
-    /// The last region that may hold a page and is not loaded, when everything behind it is known to be free: to be loaded before the
-    /// tail is cut.
-    pub(crate) fn unknown_tail(&self) -> Option<u64> {
+    /// Returns the last unloaded region that may hold a page when everything after it is free. It
+    /// must be loaded before the tail is truncated.
+    pub(crate) fn unloaded_tail_region(&self) -> Option<u64> {
         let mut number = self.total.div_ceil(REGION_BLOCKS);
         while number > 0 {
             number -= 1;
@@ -130,8 +132,8 @@ impl SpaceMap {
         None
     }
 
-    /// Cuts free blocks off the end of the map and returns the new length of the file in blocks; the caller truncates the file.
-    /// Keeps the reserve's worth of backed blocks.
+    /// Truncates free blocks at the end of the map and returns the new file length in blocks; the
+    /// caller truncates the file. Keeps enough backed blocks for the reserve.
     pub(crate) fn trim_tail(&mut self) -> u64 {
         let mut end = self.total;
         while end > MIN_BLOCKS {
@@ -147,10 +149,10 @@ impl SpaceMap {
                 None => end = number * REGION_BLOCKS,
             }
         }
-        let keep_groups = self.reserved + self.overhead() + RESERVE_GROUPS;
-        // Cutting may not take what is promised: count the groups behind the cut.
+        let keep_groups = self.reserved + self.commit_groups() + RESERVE_GROUPS;
+        // Truncation must not take reserved groups: count the groups after the cut.
         let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
-        let behind = |map: &SpaceMap, from: u64| -> u64 {
+        let groups_after = |map: &SpaceMap, from: u64| -> u64 {
             map.regions
                 .values()
                 .flat_map(|r| {
@@ -166,7 +168,7 @@ impl SpaceMap {
                 })
                 .sum()
         };
-        let left = self.groups.saturating_sub(behind(self, cut));
+        let left = self.groups.saturating_sub(groups_after(self, cut));
         if left < keep_groups {
             cut = (cut + (keep_groups - left) * 4).min(self.total);
         }

@@ -1,16 +1,17 @@
-//! One region of the space map in memory: which blocks are used, busy, dirty and backed, and runs found among them.
+//! In-memory region of the space map: used, busy, dirty and backed blocks, and searches for runs.
 
 use crate::format::REGION_BLOCKS;
 use crate::format::space::{REGION_WORDS, RegionBits};
 
-/// The lowest bit of every group of four.
+/// Lowest bit of every group of four.
 const GROUP_LOW: u64 = 0x1111_1111_1111_1111;
 
 /// State of the 8,192 blocks of a region.
 ///
-/// A block is *used* when a page of the last durable commit lies there; *busy* when it must not be allocated (used, waiting, in flight,
-/// being erased, reserved by the layout, or behind the end of the file); *dirty* when it is free and holds old ciphertext; *aged* when it
-/// was already dirty at the last tick; *backed* when it is free and the host has allocated it.
+/// A block is *used* when a page of the last durable commit lies there; *busy* when it must not be
+/// allocated (used, pending free, in flight, being erased, reserved by the layout, or past the end
+/// of the file); *dirty* when it is free and holds old ciphertext; *aged* when it was already dirty
+/// at the last tick; *backed* when it is free and the host has allocated it.
 pub(super) struct Region {
     pub(super) number: u64,
     pub(super) used: RegionBits,
@@ -18,16 +19,17 @@ pub(super) struct Region {
     pub(super) dirty: RegionBits,
     pub(super) aged: RegionBits,
     pub(super) backed: RegionBits,
-    /// `used` differs from the checkpoint.
+    /// Set when `used` differs from the checkpoint.
     pub(super) changed: bool,
     /// Free, backed, aligned groups of four blocks.
     pub(super) groups: u64,
     /// Free, backed blocks outside of such groups.
     loose: u64,
-    /// Free, backed blocks that were dirty when last counted: no fewer than there are, since nothing becomes dirty without a count.
+    /// Free, backed blocks that were dirty at the last count. Never too low, since every change to
+    /// dirty is followed by a count.
     recyclable: u64,
-    /// A full host was asked for all holes from here on, and has none of them.
-    pub(super) asked: u64,
+    /// Start of the range in which a full host refused to allocate every hole.
+    pub(super) refused_from: u64,
 }
 
 /// Sets or clears bits `[start, end)`.
@@ -47,7 +49,7 @@ pub(super) fn fill(bits: &mut RegionBits, start: u64, end: u64, value: bool) {
     }
 }
 
-/// Whether any bit of `[start, end)` is set.
+/// Returns whether any bit of `[start, end)` is set.
 pub(super) fn any(bits: &RegionBits, start: u64, end: u64) -> bool {
     (start..end).any(|i| bits[(i / 64) as usize] >> (i % 64) & 1 == 1)
 }
@@ -56,13 +58,13 @@ fn ones(words: &[u64]) -> u64 {
     words.iter().map(|word| u64::from(word.count_ones())).sum()
 }
 
-/// One bit (the lowest of four) for each aligned group of four set bits.
+/// Returns one bit (the lowest of four) for each aligned group of four set bits.
 fn full_groups(word: u64) -> u64 {
     word & (word >> 1) & (word >> 2) & (word >> 3) & GROUP_LOW
 }
 
 impl Region {
-    /// A region with nothing in it but what the layout reserves and what lies behind `total` blocks.
+    /// Creates a region in which only layout areas and blocks from `total` on are busy.
     pub(super) fn new(number: u64, total: u64, reserved: &[(u64, u64)]) -> Region {
         let mut region = Region {
             number,
@@ -75,7 +77,7 @@ impl Region {
             groups: 0,
             loose: 0,
             recyclable: 0,
-            asked: REGION_BLOCKS,
+            refused_from: REGION_BLOCKS,
         };
         let base = number * REGION_BLOCKS;
         for &(start, end) in reserved {
@@ -89,12 +91,11 @@ impl Region {
         region
     }
 
-    /// Blocks in use.
     pub(super) fn count_used(&self) -> u64 {
         ones(&self.used)
     }
 
-    /// Sets or clears what is in use; answers by how many blocks that is more than before.
+    /// Sets or clears used bits; returns the change in the number of used blocks.
     pub(super) fn set_used(&mut self, start: u64, end: u64, used: bool) -> i64 {
         let words = (start / 64) as usize..end.div_ceil(64) as usize;
         let before = ones(&self.used[words.clone()]);
@@ -102,7 +103,7 @@ impl Region {
         ones(&self.used[words]) as i64 - before as i64
     }
 
-    /// The blocks are free no more.
+    /// Marks blocks as busy and clears their free states.
     pub(super) fn occupy(&mut self, start: u64, end: u64) {
         fill(&mut self.busy, start, end, true);
         for free in [&mut self.dirty, &mut self.aged, &mut self.backed] {
@@ -114,7 +115,7 @@ impl Region {
         self.number * REGION_BLOCKS
     }
 
-    /// Recounts after bits changed; answers the difference of groups.
+    /// Recounts after bits changed; returns the change in the number of free groups.
     pub(super) fn recount(&mut self) -> i64 {
         let before = self.groups;
         let (mut groups, mut blocks, mut recyclable) = (0, 0, 0);
@@ -132,10 +133,11 @@ impl Region {
         !self.busy[word] & self.backed[word]
     }
 
-    /// First fit of `blocks` among free backed blocks; among dirty blocks only when `dirty`.
+    /// Finds a first fit of `blocks` free backed blocks; only unerased ones if `dirty`.
     ///
-    /// A run starts where free space starts or at a multiple of four, so that it never breaks more than ceil(blocks / 4) whole groups
-    /// (SPACE-2): where free space starts in the middle of a group, that group is broken already.
+    /// A run starts where free space starts or at a multiple of four, so that it never breaks more
+    /// than ceil(blocks / 4) whole groups (SPACE-2): where free space starts in the middle of a
+    /// group, that group is already broken.
     pub(super) fn find(&self, blocks: u64, dirty: bool) -> Option<u64> {
         let mask = |w: usize| self.available(w) & if dirty { self.dirty[w] } else { u64::MAX };
         if blocks > if dirty { self.recyclable } else { self.loose + 4 * self.groups } {
@@ -150,7 +152,7 @@ impl Region {
         }
         let mut found = None;
         for_each_run(mask, &mut |start, length| {
-            let first = if self.joins(start) { start.next_multiple_of(4) } else { start };
+            let first = if self.breaks_group(start) { start.next_multiple_of(4) } else { start };
             if start + length >= first + blocks {
                 found = Some(first);
             }
@@ -159,24 +161,26 @@ impl Region {
         found
     }
 
-    /// Whether a run that starts there may break a whole group before it: it starts within a group, and not where free space does.
-    fn joins(&self, start: u64) -> bool {
+    /// Returns whether a run from `start` may break an additional whole group: it starts inside a
+    /// group and free space does not start there.
+    fn breaks_group(&self, start: u64) -> bool {
         !start.is_multiple_of(4) && is_available(self, start - 1)
     }
 
-    /// Whether `blocks` free backed blocks lie at `start`, where free space or a group begins, as it does for [`Self::find`].
+    /// Returns whether `blocks` free backed blocks lie at `start`, and free space or a group starts
+    /// there, as for [`Self::find`].
     pub(super) fn fits_at(&self, start: u64, blocks: u64) -> bool {
-        !self.joins(start)
+        !self.breaks_group(start)
             && start + blocks <= REGION_BLOCKS
             && (start..start + blocks).all(|block| is_available(self, block))
     }
 
-    /// Free groups of four that the host has not (wholly) allocated.
+    /// Returns the free groups of four that the host has not completely allocated.
     fn holes(&self, word: usize) -> u64 {
         (full_groups(!self.busy[word]) & !full_groups(self.available(word))) * 0xF
     }
 
-    /// The first run of such groups.
+    /// Returns the first run of holes.
     pub(super) fn first_hole(&self) -> Option<(u64, u64)> {
         let mut found = None;
         for_each_run(|w| self.holes(w), &mut |start, length| {
@@ -186,20 +190,20 @@ impl Region {
         found
     }
 
-    /// The last part of such a run of which the host was not asked.
+    /// Returns the last run of holes that was not yet requested from the host.
     pub(super) fn last_hole(&self) -> Option<(u64, u64)> {
         let mut found = None;
         for_each_run(|w| self.holes(w), &mut |start, length| {
-            let end = (start + length).min(self.asked);
+            let end = (start + length).min(self.refused_from);
             if start < end {
                 found = Some((start, end));
             }
-            start + length < self.asked
+            start + length < self.refused_from
         });
         found
     }
 
-    /// Runs of set bits of `mask`, as (start, length) within the region.
+    /// Returns runs of set bits of `mask` as (start, length) within the region.
     pub(super) fn runs(mask: impl Fn(usize) -> u64) -> Vec<(u64, u64)> {
         let mut runs = Vec::new();
         for_each_run(mask, &mut |start, length| {
@@ -214,14 +218,14 @@ fn is_available(region: &Region, block: u64) -> bool {
     region.available((block / 64) as usize) >> (block % 64) & 1 == 1
 }
 
-/// Calls `f(start, length)` with the maximal runs of set bits, in order, until it says false.
+/// Calls `f(start, length)` for the maximal runs of set bits in order until it returns false.
 fn for_each_run(mask: impl Fn(usize) -> u64, f: &mut dyn FnMut(u64, u64) -> bool) {
     let mut open: Option<(u64, u64)> = None;
     for w in 0..REGION_WORDS {
         let mut word = mask(w);
         let base = w as u64 * 64;
         if let Some((start, length)) = open {
-            // A run that reached the end of the last word goes on, or ends here.
+            // A run that reached the end of the last word continues or ends here.
             let more = u64::from(word.trailing_ones());
             if more == 64 {
                 open = Some((start, length + 64));
@@ -251,7 +255,7 @@ fn for_each_run(mask: impl Fn(usize) -> u64, f: &mut dyn FnMut(u64, u64) -> bool
     }
 }
 
-/// Small pages go into groups that are already broken; `mask` says which blocks of them may be taken.
+/// Finds a place for a small page in broken groups; `mask` selects the blocks that may be taken.
 fn find_in_partial_groups(blocks: u64, available: impl Fn(usize) -> u64, mask: impl Fn(usize) -> u64) -> Option<u64> {
     for w in 0..REGION_WORDS {
         let partial = mask(w) & !(full_groups(available(w)) * 0xF);

@@ -20,7 +20,7 @@ use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
-use crate::storage::Identity;
+use crate::storage::FileIdentity;
 use beside::Special;
 
 /// Names and values.
@@ -40,11 +40,11 @@ pub(super) struct Walk<'a> {
     /// How many there are at most, to tell how far the work is.
     objects: u64,
     /// The first copy of a file with several names: its path, and which one it is.
-    links: HashMap<u64, (Vec<u8>, Identity)>,
+    links: HashMap<u64, (Vec<u8>, FileIdentity)>,
     /// Names of inodes of which nothing but data is left.
     pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
     /// Directories whose mode would keep their owner out: they get it at the end.
-    closed: Vec<(Vec<u8>, Identity, Attributes, Xattrs)>,
+    closed: Vec<(Vec<u8>, FileIdentity, Attributes, Xattrs)>,
     pub(super) path: Vec<u8>,
 }
 
@@ -367,7 +367,7 @@ impl Walk<'_> {
         }
     }
 
-    fn count(&mut self, object: &Object, ino: Ino, identity: Identity) {
+    fn count(&mut self, object: &Object, ino: Ino, identity: FileIdentity) {
         if object.file_type() == mode::REGULAR {
             self.report.files += 1;
         } else {

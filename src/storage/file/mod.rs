@@ -1,7 +1,8 @@
-//! An archive in an ordinary file, locked against other processes.
+//! Archive in an ordinary file, locked against other processes.
 //!
-//! The file's name is looked up in its directory, which is opened once, never again by path: an archive may be mounted over the directory
-//! that holds it, and the daemon, which answers every lookup below its mount, would wait for itself.
+//! The file's directory is opened once, and the name is looked up there, never again by path. The
+//! archive may be mounted over the directory that contains it; a lookup by path would then wait for
+//! the daemon itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,68 +20,70 @@ use nix::unistd::{Whence, lseek};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags};
 use rustix::io::Errno as HostErrno;
 
-use super::{BALLAST, HostEntry, Identity, Storage, end_of, host_call, truncated};
+use super::{BALLAST, FileIdentity, HostEntry, Storage, end_of, host_call, truncated};
 use crate::error::{Error, Result};
 
-/// How a file is locked while it is open.
+/// Lock of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// Reading: several at once.
+    /// Shared lock for reading.
     Shared,
-    /// Writing: alone.
+    /// Exclusive lock for writing.
     Exclusive,
 }
 
-/// How often a path that is being replaced is opened again.
+/// Attempts to open a path that is being replaced.
 const OPEN_ATTEMPTS: usize = 5;
 
-/// Cached copies are dropped in whole pages of the machine; 64 KiB is the largest page of a supported one.
+/// Alignment of cache eviction in bytes: the largest page size of a supported machine.
 const EVICT_ALIGNMENT: u64 = 64 * 1024;
 
 /// File system type that fstatfs(2) returns for btrfs.
 const BTRFS: u64 = 0x9123_683E;
 
-/// The ballast is allocated in pieces of this size, the least by which an archive grows.
-const PIECE: u64 = 1 << 20;
+/// Unit of the ballast allocation in bytes: the minimum growth of an archive.
+const BALLAST_PIECE: u64 = 1 << 20;
 
-/// Zeros are written in pieces of this size where the host cannot allocate.
+/// Source of zeros for hosts that cannot allocate.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// A locked file. The lock belongs to the open file description and ends with it, however the process ends.
+/// Locked host file. The lock belongs to the open file description and ends with it, however the
+/// process ends.
 pub struct FileStorage {
     file: File,
-    /// For messages.
+    /// Path for messages.
     path: PathBuf,
-    /// None where somebody else sees to it.
-    name: Option<Name>,
+    /// Name of the file; `None` when another process checks the name.
+    name: Option<FileName>,
     read_only: bool,
-    /// Length that the file must have at least: the last one set, or a greater one written or seen.
-    least: AtomicU64,
-    /// A ballast is to be kept (STORAGE-6).
+    /// Minimum length that the file must have: the last one set, or a greater one written or seen.
+    min_length: AtomicU64,
+    /// Set when a ballast is to be kept (STORAGE-6).
     ballast: AtomicBool,
 }
 
-/// A file's name, which whatever is mounted over its directory does not hide.
-struct Name {
+/// Name of a file in its opened directory, visible even if the directory is mounted over.
+struct FileName {
     entry: HostEntry,
-    /// None but a link that was there at first is followed: a later one may lead anywhere.
-    how: AtFlags,
+    /// Flags of the lookup: a symbolic link is followed only if it existed at open, since a later
+    /// one may lead anywhere.
+    flags: AtFlags,
 }
 
-impl Name {
-    /// The file need not exist.
-    fn of(entry: HostEntry) -> Name {
+impl FileName {
+    /// Creates the name; the file need not exist.
+    fn of(entry: HostEntry) -> FileName {
         let found = entry.stat(AtFlags::SYMLINK_NOFOLLOW);
         let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);
-        Name { entry, how: if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW } }
+        FileName { entry, flags: if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW } }
     }
 
-    /// Whether it names the file with this metadata now.
+    /// Returns whether the name refers to `file` now.
     ///
     /// # Errors
-    /// `NotFound` when there is no such name.
-    fn names(&self, file: &File) -> io::Result<bool> {
-        Ok(Identity::from(&self.entry.stat(self.how)?) == Identity::of(file)?)
+    /// `NotFound` when the name does not exist.
+    fn refers_to(&self, file: &File) -> io::Result<bool> {
+        Ok(FileIdentity::from(&self.entry.stat(self.flags)?) == FileIdentity::of(file)?)
     }
 }
 
@@ -88,9 +91,9 @@ impl FileStorage {
     /// Creates a new file with mode 0600 (refusing an existing one) and locks it for writing.
     pub fn create(entry: &HostEntry) -> Result<FileStorage> {
         let path = entry.path();
-        // Before there is a file that a failure would leave behind.
+        // Cloned before the file is created, so that a failure leaves no file.
         let name = entry.try_clone().map_err(|source| looking_up(path, source))?;
-        let name = Name { entry: name, how: AtFlags::SYMLINK_NOFOLLOW };
+        let name = FileName { entry: name, flags: AtFlags::SYMLINK_NOFOLLOW };
         let file = entry.create().map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => Error::Io {
                 context: format!("{} exists and is not overwritten", path.display()),
@@ -104,30 +107,32 @@ impl FileStorage {
                 path: path.into(),
                 name: Some(name),
                 read_only: false,
-                least: AtomicU64::new(0),
+                min_length: AtomicU64::new(0),
                 ballast: AtomicBool::new(false),
             }),
-            // Somebody opened the new file at once: it is in their hands.
+            // Another process opened and locked the new file: it now belongs to that process.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
-                // A file that cannot be locked would only stand in the way; failing to remove it changes nothing.
+                // A file that cannot be locked would only be in the way; a failure to remove it
+                // changes nothing.
                 let _ = entry.remove(&file);
                 Err(error)
             }
         }
     }
 
-    /// Opens and locks (open-file-description lock), then checks that the path still names the file.
+    /// Opens and locks a file (open-file-description lock), then checks that the path still names
+    /// it.
     ///
     /// # Errors
-    /// `InUse` when another process holds it in a conflicting way (the message names the process id when the host tells it),
-    /// `NotFound`, `Io`, `NotArchive` when it is no regular file.
+    /// `InUse` when another process holds a conflicting lock (the message names the process id if
+    /// the host reports it), `NotFound`, `Io`, `NotArchive` when it is not a regular file.
     pub fn open(path: &Path, mode: LockMode) -> Result<FileStorage> {
         let path = absolute(path)?;
         FileStorage::open_by(&path, mode, &|| open(&path, mode), &|| HostEntry::of(&path))
     }
 
-    /// The same by the name in a directory that is held open; a link there is not followed.
+    /// Like [`FileStorage::open`], by name in an opened directory; does not follow a link there.
     pub fn open_entry(entry: &HostEntry, mode: LockMode) -> Result<FileStorage> {
         FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &|| entry.try_clone())
     }
@@ -141,18 +146,18 @@ impl FileStorage {
         for _ in 0..OPEN_ATTEMPTS {
             let file = regular(open(), mode, path)?;
             lock(&file, mode, path)?;
-            // Between open and lock somebody may have put another file in place (`compact` does): the lock would be on a
-            // file without a name.
+            // Between open and lock another process may have replaced the file (`compact` does):
+            // the lock would be on a file without a name.
             let opened = metadata(&file, path)?;
-            match name().map(Name::of).and_then(|name| Ok((name.names(&file)?, name))) {
+            match name().map(FileName::of).and_then(|name| Ok((name.refers_to(&file)?, name))) {
                 Ok((true, name)) => {
-                    let least = AtomicU64::new(opened.len());
+                    let min_length = AtomicU64::new(opened.len());
                     return Ok(FileStorage {
                         file,
                         path: path.into(),
                         name: Some(name),
                         read_only: mode == LockMode::Shared,
-                        least,
+                        min_length,
                         ballast: AtomicBool::new(false),
                     });
                 }
@@ -164,7 +169,8 @@ impl FileStorage {
         Err(Error::InUse(format!("{} is being replaced again and again", path.display())))
     }
 
-    /// A file that another process opened, locked and gave to this one; the lock lasts as long as one of the two has it. `path` is for messages.
+    /// Adopts a file that another process opened and locked; the lock lasts until both have closed
+    /// it. `path` is for messages.
     ///
     /// # Errors
     /// `NotArchive` unless it is a regular file, `ReadOnly` when it cannot be written.
@@ -175,21 +181,22 @@ impl FileStorage {
         if !flags.contains(OFlags::RDWR) {
             return Err(Error::ReadOnly(format!("{} was not opened for writing", path.display())));
         }
-        let least = AtomicU64::new(metadata(&file, path)?.len());
+        let min_length = AtomicU64::new(metadata(&file, path)?.len());
         Ok(FileStorage {
             file,
             path: path.into(),
             name: None,
             read_only: false,
-            least,
+            min_length,
             ballast: AtomicBool::new(false),
         })
     }
 
-    /// Whether nobody holds the file in a way that conflicts with `mode`. Somebody may take it right after.
+    /// Returns whether no process holds a lock that conflicts with `mode`. Another process may take
+    /// one right afterwards.
     ///
     /// # Errors
-    /// As [`FileStorage::open`], without `InUse`.
+    /// Same as [`FileStorage::open`], except `InUse`.
     pub fn is_free(path: &Path, mode: LockMode) -> Result<bool> {
         let path = absolute(path)?;
         let file = regular(open(&path, mode), mode, &path)?;
@@ -200,9 +207,10 @@ impl FileStorage {
         }
     }
 
-    /// Writing behind the end of a file that somebody cut would make it long again and hide what is lost. (Half a microsecond.)
-    fn check_uncut(&self) -> Result<()> {
-        check_length(&self.least, &mut || Ok(metadata(&self.file, &self.path)?.len()))
+    /// Checks that no other program truncated the file. Writing past its end would extend it again
+    /// and hide the loss. Takes half a microsecond.
+    fn check_not_truncated(&self) -> Result<()> {
+        check_length(&self.min_length, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
@@ -210,17 +218,18 @@ impl FileStorage {
         move |source| Error::io(context, source.into())
     }
 
-    /// Allocates the ballast behind `end` without making the file longer. Each piece is a request,
-    /// which the host makes an extent of: it gives one back when nothing of it is left, so growth
-    /// by less than a piece, as on a host that is nearly full, costs one.
+    /// Allocates the ballast after `end` without extending the file. Each piece is a separate
+    /// request, which the host turns into an extent. The host frees an extent when no part of it is
+    /// left, so growth by less than a piece, as on an almost full host, costs one piece.
     fn allocate_ballast(&self, end: u64) -> rustix::io::Result<()> {
-        (0..BALLAST / PIECE).try_for_each(|piece| {
-            host_call::allocate(&self.file, FallocateFlags::KEEP_SIZE, end + piece * PIECE, PIECE)
+        (0..BALLAST / BALLAST_PIECE).try_for_each(|piece| {
+            host_call::allocate(&self.file, FallocateFlags::KEEP_SIZE, end + piece * BALLAST_PIECE, BALLAST_PIECE)
         })
     }
 
-    /// Writes zeros behind the end, on hosts that cannot allocate. Holes inside the file stay holes there: they cannot be
-    /// told from data that another thread is just writing, and overwriting that would be worse than a late NoSpace.
+    /// Extends the file with zeros on hosts that cannot allocate. Holes inside the file stay holes:
+    /// they cannot be told from data that another thread is writing, and overwriting that would be
+    /// worse than a late `NoSpace`.
     fn extend_with_zeros(&self, end: u64) -> Result<()> {
         let mut at = self.len()?;
         while at < end {
@@ -232,22 +241,24 @@ impl FileStorage {
     }
 }
 
-/// The bound is read before the length: a file that another thread makes longer between the two is not a cut one. And again when the
-/// length is short: another thread lowers the bound before it cuts the file.
-fn check_length(least: &AtomicU64, look: &mut dyn FnMut() -> Result<u64>) -> Result<()> {
+/// Compares the length with its lower bound. The bound is read first, so that concurrent growth
+/// does not look like a truncation, and read again when the length is short, because another thread
+/// lowers the bound before it truncates the file.
+fn check_length(min_length: &AtomicU64, look: &mut dyn FnMut() -> Result<u64>) -> Result<()> {
     loop {
-        let bound = least.load(Ordering::SeqCst);
+        let bound = min_length.load(Ordering::SeqCst);
         let length = look()?;
         if length >= bound {
             return Ok(());
         }
-        if least.load(Ordering::SeqCst) >= bound {
+        if min_length.load(Ordering::SeqCst) >= bound {
             return Err(truncated(length, bound));
         }
     }
 }
 
-/// Reads until `out` is full or the file ends; answers how much there was. The host may read less than asked for, or be interrupted.
+/// Reads until `out` is full or the file ends; returns the count. Repeats short and interrupted
+/// reads.
 fn read_fully(
     read: &mut dyn FnMut(&mut [u8], u64) -> io::Result<usize>,
     offset: u64,
@@ -265,7 +276,7 @@ fn read_fully(
     Ok(done)
 }
 
-/// Writes all of `data`, however little the host takes at once. A host that takes nothing has failed.
+/// Writes all of `data`, repeating short and interrupted writes; a write of 0 bytes is an error.
 fn write_fully(write: &mut dyn FnMut(&[u8], u64) -> io::Result<usize>, offset: u64, data: &[u8]) -> io::Result<()> {
     let mut done = 0;
     while done < data.len() {
@@ -292,7 +303,8 @@ fn looking_up(path: &Path, source: io::Error) -> Error {
 }
 
 fn open(path: &Path, mode: LockMode) -> io::Result<File> {
-    // O_NONBLOCK: a FIFO or device in place of an archive must be refused, not waited for. It means nothing for files.
+    // O_NONBLOCK: a FIFO or device in place of an archive must be refused without waiting. It has
+    // no effect on files.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     OpenOptions::new().read(true).write(mode == LockMode::Exclusive).custom_flags(flags).open(path)
 }
@@ -308,7 +320,7 @@ fn regular(file: io::Result<File>, mode: LockMode, path: &Path) -> Result<File> 
     if metadata(&file, path)?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
 
-/// The whole file.
+/// Returns the lock range of the whole file.
 fn range(mode: LockMode) -> libc::flock {
     let kind = if mode == LockMode::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
     libc::flock {
@@ -326,8 +338,8 @@ fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
     match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
         Ok(_) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => {
-            // The host tells a process id only of classic locks; a lock of ours shows as -1, and its holder is named by
-            // the control socket.
+            // The host reports a process id only for classic locks; an open-file-description lock
+            // shows as -1, and its holder is named by the control socket.
             let holder = match fcntl(file, FcntlArg::F_OFD_GETLK(&mut range)) {
                 Ok(_) if range.l_type != libc::F_UNLCK as libc::c_short && range.l_pid > 0 => {
                     format!("process {}", range.l_pid)
@@ -352,10 +364,10 @@ impl Storage for FileStorage {
     }
 
     fn len(&self) -> Result<u64> {
-        let before = self.least.load(Ordering::SeqCst);
+        let before = self.min_length.load(Ordering::SeqCst);
         let length = metadata(&self.file, &self.path)?.len();
-        // Not when it was changed meanwhile: what was seen may be the length before a cut of ours.
-        let _ = self.least.compare_exchange(before, before.max(length), Ordering::SeqCst, Ordering::SeqCst);
+        // Skipped after a concurrent change: the length seen may be from before our own truncation.
+        let _ = self.min_length.compare_exchange(before, before.max(length), Ordering::SeqCst, Ordering::SeqCst);
         Ok(length)
     }
 
@@ -372,7 +384,7 @@ impl Storage for FileStorage {
     }
 
     fn will_need(&self, offset: u64, length: u64) {
-        // A length of 0 means "to the end" to the host.
+        // The host takes a length of 0 as "to the end".
         if length == 0 || end_of(offset, length).is_err() {
             return;
         }
@@ -382,24 +394,24 @@ impl Storage for FileStorage {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
-        self.check_uncut()?;
+        self.check_not_truncated()?;
         write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
             Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
         })?;
-        self.least.fetch_max(end, Ordering::SeqCst);
+        self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Where the host cannot allocate, only what lies behind the end becomes real, by writing zeros; nobody else may be
-    /// writing there at the same time.
+    /// Allocates the range. Where the host cannot allocate, only writes zeros past the end; there
+    /// must be no concurrent writes to that part.
     fn allocate(&self, offset: u64, length: u64) -> Result<()> {
         let end = end_of(offset, length)?;
         if length == 0 {
             return Ok(()); // the host answers EINVAL
         }
-        self.check_uncut()?;
+        self.check_not_truncated()?;
         if self.ballast.load(Ordering::Acquire) && end > self.len()? {
-            // Before the growth, which takes what lies behind the end now.
+            // Allocated before the growth, which takes the current ballast.
             self.allocate_ballast(end).map_err(self.failed("keeping a reserve for"))?;
         }
         match host_call::allocate(&self.file, FallocateFlags::empty(), offset, length) {
@@ -407,7 +419,7 @@ impl Storage for FileStorage {
             Err(HostErrno::OPNOTSUPP | HostErrno::NOSYS) => return self.extend_with_zeros(end),
             Err(errno) => return Err(self.failed("allocating space for")(errno)),
         }
-        self.least.fetch_max(end, Ordering::SeqCst);
+        self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 
@@ -427,22 +439,23 @@ impl Storage for FileStorage {
 
     fn set_len(&self, length: u64) -> Result<()> {
         end_of(length, 0)?;
-        self.check_uncut()?;
-        // Before the cut, so that no other thread takes it for somebody else's.
-        self.least.fetch_min(length, Ordering::SeqCst);
+        self.check_not_truncated()?;
+        // Lowered before the truncation, so that other threads do not take it for a foreign one.
+        self.min_length.fetch_min(length, Ordering::SeqCst);
         let set = self.file.set_len(length);
         set.map_err(|source| Error::io(format!("setting the length of {}", self.path.display()), source))?;
-        self.least.store(length, Ordering::SeqCst);
+        self.min_length.store(length, Ordering::SeqCst);
         if self.ballast.load(Ordering::Acquire) {
-            // It was cut with the rest. Without room there is none until the file grows again.
+            // The truncation removed the ballast. If there is no space now, it is missing until the
+            // file grows again.
             let _ = self.allocate_ballast(length);
         }
         Ok(())
     }
 
-    /// On btrfs: a file there is overwritten by writing to other blocks. Other file systems that do
-    /// so (ZFS, bcachefs, XFS after a reflink) allocate nothing behind an end that would help, or
-    /// were not tried.
+    /// Allocates the ballast on btrfs, where overwriting a file writes to other blocks. Other
+    /// copy-on-write file systems (ZFS, bcachefs, XFS after a reflink) allocate nothing useful past
+    /// the end, or were not tried.
     fn keep_ballast(&self) {
         if self.read_only || !rustix::fs::fstatfs(&self.file).is_ok_and(|host| host.f_type as u64 == BTRFS) {
             return;
@@ -455,8 +468,8 @@ impl Storage for FileStorage {
         }
     }
 
-    /// Cuts the blocks that are allocated behind the end by setting the length that it has; there
-    /// are such blocks as long as `blocks` tells of more.
+    /// Frees the blocks allocated past the end by setting the current length again; such blocks
+    /// exist if `blocks` reports more than the length needs.
     fn cut_ballast(&self) -> bool {
         if !self.ballast.load(Ordering::Acquire) {
             return false;
@@ -475,13 +488,14 @@ impl Storage for FileStorage {
     }
 
     fn barrier(&self) -> Result<()> {
-        // Every error is final but EINTR, which is none (see `host_call`): the host reports a lost write once and may then call the page clean.
+        // Every error is final except EINTR (see `host_call`): the host reports a lost write once
+        // and may then mark the page as clean.
         host_call::sync_data(&self.file).map_err(self.failed("syncing"))
     }
 
-    /// What may be trusted: pages that a good barrier covered are clean and are dropped, also such whose write-back failed
-    /// in an earlier process (they are clean but hold what the medium does not). A page that somebody maps or reads at
-    /// this moment may stay, and a host without a cache of its own (tmpfs) has nothing to drop.
+    /// Pages covered by a successful barrier are clean and are dropped, even if their writeback
+    /// failed in an earlier process (they are clean but differ from the medium). A page that is
+    /// mapped or being read may stay, and a host without a page cache (tmpfs) has nothing to drop.
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
         let end = end_of(offset, length)?;
         if length == 0 {
@@ -494,7 +508,8 @@ impl Storage for FileStorage {
             .map_err(self.failed("dropping cached pages of"))
     }
 
-    // Seeking moves the offset of the shared descriptor, which nothing uses: every access names its own offset.
+    // Seeking moves the offset of the shared descriptor, which is not used: every access has an
+    // explicit offset.
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
         end_of(offset, 0)?;
         let start = match lseek(&self.file, offset as libc::off_t, Whence::SeekData) {
@@ -513,8 +528,8 @@ impl Storage for FileStorage {
         }
     }
 
-    fn still_there(&self) -> Result<()> {
-        self.check_uncut()?;
+    fn check_identity(&self) -> Result<()> {
+        self.check_not_truncated()?;
         let opened = metadata(&self.file, &self.path)?;
         let Some(name) = &self.name else {
             return match opened.nlink() {
@@ -522,8 +537,8 @@ impl Storage for FileStorage {
                 _ => Ok(()),
             };
         };
-        match name.names(&self.file) {
-            // Moved away, the file still has a name, and what is written to it can be found.
+        match name.refers_to(&self.file) {
+            // After a rename the file still has a name, and its data can be found.
             Ok(false) if opened.nlink() == 0 => {
                 return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));
             }
@@ -541,9 +556,9 @@ impl Storage for FileStorage {
         Ok(Some(metadata(&self.file, &self.path)?.uid()))
     }
 
-    fn is_nameless(&self) -> bool {
-        // A reader of a file that was replaced, such as a backup that was brought up to date, has nothing of its own.
-        let is_replaced = || self.name.as_ref().is_some_and(|name| name.names(&self.file).is_ok());
+    fn is_unlinked(&self) -> bool {
+        // A reader of a replaced file, such as an updated backup, has no data of its own to lose.
+        let is_replaced = || self.name.as_ref().is_some_and(|name| name.refers_to(&self.file).is_ok());
         metadata(&self.file, &self.path).is_ok_and(|opened| opened.nlink() == 0) && !(self.read_only && is_replaced())
     }
 

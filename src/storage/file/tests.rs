@@ -118,32 +118,32 @@ fn notices_that_the_file_was_removed_or_replaced_or_cut() {
     let (directory, path) = place();
     let storage = create(&path).unwrap();
     storage.write_at(0, &[1; 8192]).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     storage.set_len(4096).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
-    // Nor is the file made long again, which would hide what is lost.
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
+    // The file is not extended either, which would hide the loss.
     for refused in [storage.write_at(4096, &[1]), storage.allocate(0, 8192), storage.set_len(4096)] {
         assert!(matches!(refused, Err(Error::Damaged(_))));
     }
     assert_eq!(storage.len().unwrap(), 100);
     OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
     let aside = directory.path().join("b.lbx");
-    // Moved away it can still be found, whatever lies in its place.
+    // After a rename the file can still be found, whatever replaced it at its path.
     fs::rename(&path, &aside).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::write(&path, [0; 4096]).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::rename(&aside, &path).unwrap();
-    storage.still_there().unwrap();
-    assert!(!storage.is_nameless());
+    storage.check_identity().unwrap();
+    assert!(!storage.is_unlinked());
     fs::write(&aside, [0; 4096]).unwrap();
     fs::rename(&aside, &path).unwrap();
-    assert!(storage.is_nameless());
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(storage.is_unlinked());
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
     fs::remove_file(&path).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
 #[test]
@@ -152,21 +152,21 @@ fn the_name_is_looked_up_where_it_was_whatever_hides_the_path() {
     let (directory, path) = (place.path().join("host"), place.path().join("host/a.lbx"));
     fs::create_dir(&directory).unwrap();
     let storage = create(&path).unwrap();
-    // As a mount over the directory would.
+    // Like a mount over the directory.
     let aside = place.path().join("aside");
     fs::rename(&directory, &aside).unwrap();
     fs::create_dir(&directory).unwrap();
     fs::write(&path, b"what hides it").unwrap();
-    storage.still_there().unwrap();
-    // A link that takes the name later is not followed, since it may lead below the mount.
+    storage.check_identity().unwrap();
+    // A link created at the name later is not followed, since it may point below the mount.
     let elsewhere = place.path().join("elsewhere");
     fs::rename(aside.join("a.lbx"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, aside.join("a.lbx")).unwrap();
-    assert!(!storage.name.as_ref().unwrap().names(&storage.file).unwrap());
-    storage.still_there().unwrap();
+    assert!(!storage.name.as_ref().unwrap().refers_to(&storage.file).unwrap());
+    storage.check_identity().unwrap();
     fs::remove_file(aside.join("a.lbx")).unwrap();
     fs::remove_file(&elsewhere).unwrap();
-    let Err(Error::Damaged(reason)) = storage.still_there() else { panic!("it is gone") };
+    let Err(Error::Damaged(reason)) = storage.check_identity() else { panic!("it is gone") };
     assert!(reason.ends_with("was removed"), "{reason}");
 }
 
@@ -177,12 +177,12 @@ fn a_link_to_the_file_is_followed() {
     let link = place.path().join("link");
     std::os::unix::fs::symlink("a.lbx", &link).unwrap();
     let storage = FileStorage::open(&link, LockMode::Exclusive).unwrap();
-    storage.still_there().unwrap();
+    storage.check_identity().unwrap();
     fs::remove_file(&path).unwrap();
-    assert!(matches!(storage.still_there(), Err(Error::Damaged(_))));
+    assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
-/// A host that takes and gives a few bytes at a time and is interrupted every other time.
+/// A host that transfers a few bytes at a time and is interrupted every other time.
 #[test]
 fn short_and_interrupted_transfers_are_continued() {
     let mut host = Vec::new();
@@ -231,37 +231,37 @@ fn a_transfer_that_fails_in_the_middle_or_makes_no_progress_is_an_error() {
     assert!(read_fully(&mut failing, 0, &mut [0; 4]).is_err());
 }
 
-/// Found by measuring under load: a thread that was interrupted between looking at the file and at what it must have took another thread's
-/// growth for a cut, and the archive became read-only.
+/// Found by measuring under load: a thread interrupted between reading the length and its bound
+/// took another thread's growth for a truncation, and the archive became read-only.
 #[test]
 fn a_file_that_grows_or_is_cut_by_another_thread_meanwhile_is_not_damaged() {
-    let least = AtomicU64::new(100);
+    let min_length = AtomicU64::new(100);
     let mut length = 100;
-    // Grown right after it was looked at.
-    let grown = check_length(&least, &mut || {
+    // Grown right after its length was read.
+    let grown = check_length(&min_length, &mut || {
         let seen = length;
         length += 50;
-        least.fetch_max(length, Ordering::SeqCst);
+        min_length.fetch_max(length, Ordering::SeqCst);
         Ok(seen)
     });
     grown.unwrap();
-    // Cut right before, by us.
+    // Truncated right before, by this process.
     let mut cut = false;
-    let by_us = check_length(&least, &mut || {
+    let by_us = check_length(&min_length, &mut || {
         if !std::mem::replace(&mut cut, true) {
-            least.fetch_min(70, Ordering::SeqCst);
+            min_length.fetch_min(70, Ordering::SeqCst);
         }
         Ok(70)
     });
     by_us.unwrap();
-    // And by somebody else.
-    let error = check_length(&least, &mut || Ok(60)).unwrap_err();
+    // Truncated by another program.
+    let error = check_length(&min_length, &mut || Ok(60)).unwrap_err();
     assert!(matches!(&error, Error::Damaged(text) if text.contains("length=60 needed=70")), "{error}");
 }
 
 /// The same with threads and a real file.
 #[test]
-fn writing_beside_growth_never_finds_the_file_cut() {
+fn concurrent_growth_is_not_reported_as_truncation() {
     let (_directory, path) = place();
     let storage = create(&path).unwrap();
     storage.allocate(0, 4096).unwrap();
@@ -274,7 +274,7 @@ fn writing_beside_growth_never_finds_the_file_cut() {
 }
 
 #[test]
-fn growing_and_shrinking_beside_writers_does_not_look_like_a_cut() {
+fn concurrent_growth_and_shrinking_are_not_reported_as_truncation() {
     const STEP: u64 = 4096;
     let (_directory, path) = place();
     let storage = create(&path).unwrap();
@@ -287,7 +287,7 @@ fn growing_and_shrinking_beside_writers_does_not_look_like_a_cut() {
                 while !stop.load(Ordering::SeqCst) {
                     storage.write_at(at, &[1])?;
                 }
-                storage.still_there()
+                storage.check_identity()
             })
         });
         for round in 0..200 {

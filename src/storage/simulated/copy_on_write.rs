@@ -1,22 +1,22 @@
-//! HOST-6: a host that writes everything to new blocks, so that overwriting takes room until the
-//! next barrier (btrfs, ZFS).
+//! Space accounting of a copy-on-write host (btrfs, ZFS): overwriting needs new space until the
+//! next barrier (HOST-6).
 
 use super::{State, eio};
 use crate::error::{Error, Result};
 use crate::storage::BALLAST;
-use crate::storage::image::HOST_BLOCK;
+use crate::storage::sparse_image::HOST_BLOCK;
 
-/// Room of such a host, in bytes.
+/// Space of a copy-on-write host in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Room {
+pub(super) struct CowSpace {
     free: u64,
-    /// Replaced or given back since the last barrier.
+    /// Bytes replaced or freed since the last barrier.
     pinned: u64,
     ballast: u64,
     keeps: bool,
 }
 
-impl Room {
+impl CowSpace {
     fn take(&mut self, bytes: u64) -> Result<()> {
         self.free = self.free.checked_sub(bytes).ok_or_else(|| {
             Error::NoSpace(format!("simulated host without room to overwrite: free={} needed={bytes}", self.free))
@@ -32,12 +32,12 @@ impl Room {
 }
 
 impl State {
-    /// From now on, or no more.
+    /// Sets the free bytes, or turns copy-on-write off.
     pub(super) fn set_room(&mut self, free: Option<u64>) {
-        self.room = free.map(|free| Room { free, ..self.room.unwrap_or_default() });
+        self.room = free.map(|free| CowSpace { free, ..self.room.unwrap_or_default() });
     }
 
-    /// Takes the room for writing so many bytes there, before anything is written.
+    /// Takes the space for a write before any of it is applied.
     pub(super) fn take_for_write(&mut self, offset: u64, length: u64) -> Result<()> {
         let Some(room) = &mut self.room else { return Ok(()) };
         let blocks = (offset + length).div_ceil(HOST_BLOCK) - offset / HOST_BLOCK;
@@ -72,7 +72,7 @@ impl State {
     pub(super) fn keep_ballast(&mut self) {
         if let Some(room) = &mut self.room {
             room.keeps = true;
-            // Without room there is none.
+            // Without space there is no ballast.
             let _ = room.fill_ballast();
         }
     }

@@ -1,64 +1,66 @@
-//! Faults that a test plans: which operation fails, how, and whether it is the only one.
+//! Planned faults: which operation fails, how, and whether later ones fail too.
 
 use super::{SimulatedStorage, eio};
 use crate::error::{Error, Result};
 
-/// How an injected fault shows.
+/// Effect of an injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Eio,
     NoSpace,
-    /// Half of a write reaches the cache before EIO; anything else just fails.
+    /// Half of a write reaches the cache before EIO; other operations only fail.
     Short,
 }
 
 /// Operations that are counted and may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum FaultClass {
     Read,
     Write,
     Allocate,
     Punch,
     SetLen,
     Barrier,
-    /// All but reads.
+    /// All operations except reads.
     Change,
-    /// What may meet a full host: growth and allocation, and punching, which needs space for the host's own lists.
+    /// Operations that a full host may refuse: growth, allocation, and punching, which needs space
+    /// for the host's extent lists.
     Room,
 }
 
-impl Class {
-    fn covers(self, other: Class) -> bool {
+impl FaultClass {
+    fn covers(self, other: FaultClass) -> bool {
         match self {
-            Class::Change => other != Class::Read,
-            Class::Room => matches!(other, Class::Allocate | Class::Punch),
+            FaultClass::Change => other != FaultClass::Read,
+            FaultClass::Room => matches!(other, FaultClass::Allocate | FaultClass::Punch),
             one => one == other,
         }
     }
 }
 
-/// After `count` operations of the class the next one fails, and with `lasting` all after it.
+/// Fails the next operation of `class` after `count` ones, and with `lasting` all later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FaultPlan {
-    pub(crate) class: Class,
+    pub(crate) class: FaultClass,
     pub(crate) count: u64,
     pub(crate) fault: Fault,
     pub(crate) lasting: bool,
 }
 
 impl SimulatedStorage {
-    /// After `count` more writes, allocations, punches, changes of length and barriers, the next one fails, once.
+    /// Fails once, after `count` more writes, allocations, punches, length changes and barriers.
     pub(crate) fn fail_after(&self, count: u64, fault: Fault) {
-        self.inject(Some(FaultPlan { class: Class::Change, count, fault, lasting: false }));
+        self.inject(Some(FaultPlan { class: FaultClass::Change, count, fault, lasting: false }));
     }
 
-    /// Operations fail as planned from here on; None ends that. A failing barrier acts as in [`SimulatedStorage::fail_next_barrier`], of
-    /// others nothing happens but what [`Fault::Short`] says.
+    /// Sets the fault plan; `None` ends it. A failing barrier acts as in
+    /// [`SimulatedStorage::fail_next_barrier`]; other failing operations have no effect except
+    /// [`Fault::Short`].
     pub(crate) fn inject(&self, plan: Option<FaultPlan>) {
-        self.state.lock().faults = plan.map(Armed::new);
+        self.state.lock().faults = plan.map(ActiveFault::new);
     }
 
-    /// Looks on without meeting planned faults or counting towards them.
+    /// Runs `look` without faults and without counting its operations.
     pub(crate) fn without_faults<R>(&self, look: impl FnOnce() -> R) -> R {
         let faults = self.state.lock().faults.take();
         let seen = look();
@@ -66,23 +68,23 @@ impl SimulatedStorage {
         seen
     }
 
-    /// Operations that failed as planned since the last `inject`.
+    /// Returns the number of operations that failed as planned since the last `inject`.
     pub(crate) fn injected(&self) -> u64 {
-        self.state.lock().faults.as_ref().map_or(0, Armed::failed)
+        self.state.lock().faults.as_ref().map_or(0, ActiveFault::failed)
     }
 }
 
-/// A plan on its way.
+/// Fault plan with its counters.
 #[derive(Clone)]
-pub(super) struct Armed {
+pub(super) struct ActiveFault {
     plan: FaultPlan,
     met: u64,
     failed: u64,
 }
 
-impl Armed {
-    pub(super) fn new(plan: FaultPlan) -> Armed {
-        Armed { plan, met: 0, failed: 0 }
+impl ActiveFault {
+    pub(super) fn new(plan: FaultPlan) -> ActiveFault {
+        ActiveFault { plan, met: 0, failed: 0 }
     }
 
     pub(super) fn failed(&self) -> u64 {
@@ -97,7 +99,7 @@ impl Armed {
         self.plan.fault == Fault::Short
     }
 
-    pub(super) fn meet(&mut self, class: Class) -> Result<()> {
+    pub(super) fn meet(&mut self, class: FaultClass) -> Result<()> {
         if !self.plan.class.covers(class) {
             return Ok(());
         }

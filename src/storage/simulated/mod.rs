@@ -1,15 +1,21 @@
-//! A storage that records every unsynced operation and can crash: drops, tears per 512 bytes and reorders what no barrier covered.
+//! Crash-simulating storage: records unsynced operations; a crash drops, reorders or tears them in
+//! sectors of 512 bytes.
 //!
-//! The medium and the cache of the playing host are kept apart. What this adds to [`MemoryStorage`](super::MemoryStorage):
+//! Medium and host cache are modelled separately. In addition to
+//! [`MemoryStorage`](super::MemoryStorage):
 //!
-//! HOST-1  An operation is pending until a good barrier; a crash keeps any subset of the pending ones, in any order, in parts.
-//! HOST-2  Punches, allocations and changed lengths persist independently of data: each may survive where an earlier write did not.
-//! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is evicted, no later barrier
-//!     brings it to the medium. (That is what ext4 and XFS do after a failed write-back.)
+//! HOST-1  An operation is pending until a successful barrier; a crash keeps any subset of the
+//!     pending ones, in any order, in parts.
+//! HOST-2  Punches, allocations and length changes persist independently of data: each may survive
+//!     where an earlier write did not.
+//! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is
+//!     evicted, and no later barrier writes it to the medium. (ext4 and XFS behave so after a
+//!     failed writeback.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
-//! HOST-5  An ordered one (STORAGE-4) keeps all pending operations or none, and none when the process dies.
-//! HOST-6  One that copies on write takes room for each write, also over what it has allocated, and
-//!         has that of what was replaced or given back again after a barrier (`copy_on_write`).
+//! HOST-5  Storage with atomic barriers (STORAGE-4) keeps all pending operations or none in a
+//!     crash, and none when the process dies.
+//! HOST-6  Copy-on-write storage needs new space for each write, even over allocated ranges; the
+//!     space of replaced or freed blocks is available after a barrier (`copy_on_write`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,7 +24,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::image::{HOST_BLOCK, Image};
+use super::sparse_image::{HOST_BLOCK, SparseImage};
 use super::{Storage, end_of};
 use crate::error::{Error, Result};
 
@@ -26,13 +32,13 @@ mod copy_on_write;
 mod fault;
 mod trace;
 
-pub(crate) use fault::{Class, Fault, FaultPlan};
-pub(crate) use trace::{Replay, Trace};
+pub(crate) use fault::{Fault, FaultClass, FaultPlan};
+pub(crate) use trace::{Trace, TraceReplay};
 
-/// What a medium writes in one piece.
+/// Bytes that a medium writes atomically.
 pub(crate) const SECTOR: u64 = 512;
 
-/// An operation as the storage was asked for it.
+/// Requested operation.
 #[derive(Clone, Debug)]
 pub(crate) enum OpKind {
     Write { offset: u64, data: Arc<[u8]> },
@@ -42,28 +48,29 @@ pub(crate) enum OpKind {
     Barrier,
 }
 
-/// An operation that no barrier covered yet; numbers ascend in the order of the calls.
+/// Operation not covered by a barrier; numbers ascend in call order.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingOp {
     pub(crate) number: u64,
     pub(crate) kind: OpKind,
 }
 
-/// What a crash leaves of a pending operation.
+/// Fate of a pending operation in a crash.
 pub(crate) enum Fate {
     Drop,
     Keep,
-    /// Only the parts for which this says true, counted from 0: sectors of a write, blocks of a punch or allocation.
-    /// A write that grew the storage grows it whole, with zeros for what is lost. A length is one part.
+    /// Keeps only the parts for which the function returns true, counted from 0: sectors of a
+    /// write, blocks of a punch or allocation. A write that grew the storage grows it completely,
+    /// with zeros for lost parts. A length change is one part.
     Torn(Box<dyn Fn(u64) -> bool>),
-    /// As `Torn`, but the other sectors of a write hold garbage.
+    /// Like `Torn`, but lost sectors of a write hold garbage.
     Garbage(Box<dyn Fn(u64) -> bool>),
 }
 
 type Hook = Arc<dyn Fn(&OpKind) + Send + Sync>;
 type ReadFault = Box<dyn Fn(u64, usize) -> bool + Send + Sync>;
 
-/// A sparse file on a host that can lose power.
+/// Sparse file on a host that can lose power.
 pub(crate) struct SimulatedStorage {
     state: Mutex<State>,
     hook: RwLock<Option<Hook>>,
@@ -72,26 +79,26 @@ pub(crate) struct SimulatedStorage {
 
 #[derive(Clone, Default)]
 struct State {
-    medium: Image,
-    /// What reads see: the medium with all pending operations, and the lost blocks as they were written.
-    cache: Image,
+    medium: SparseImage,
+    /// Content that reads see: the medium with all pending operations, and lost blocks as written.
+    cache: SparseImage,
     pending: Vec<PendingOp>,
     /// Blocks that are clean but lost (HOST-3).
     lost: BTreeSet<u64>,
     capacity: Option<u64>,
-    kept_back: u64,
-    /// HOST-5
+    pending_upload_bytes: u64,
+    /// Set for atomic barriers (HOST-5).
     ordered: bool,
     fail_barrier: bool,
-    /// HOST-6
-    room: Option<copy_on_write::Room>,
-    faults: Option<fault::Armed>,
+    /// Space of a copy-on-write host (HOST-6).
+    room: Option<copy_on_write::CowSpace>,
+    faults: Option<fault::ActiveFault>,
     trace: Option<Trace>,
     numbered: u64,
     writes: u64,
     barriers: u64,
-    /// Most bytes of writes that were ever pending at once.
-    most_pending: u64,
+    /// Maximum bytes of writes pending at once.
+    max_pending: u64,
     pending_bytes: u64,
 }
 
@@ -100,17 +107,17 @@ impl SimulatedStorage {
         Self::with_state(State::default())
     }
 
-    /// From now on so many bytes are where nobody else finds them.
-    pub(crate) fn keep_back(&self, bytes: u64) {
-        self.state.lock().kept_back = bytes;
+    /// Sets the bytes reported as pending upload.
+    pub(crate) fn set_pending_upload(&self, bytes: u64) {
+        self.state.lock().pending_upload_bytes = bytes;
     }
 
-    /// Starts with `bytes` on the medium.
+    /// Creates a storage with `bytes` on the medium.
     pub(crate) fn from_contents(bytes: &[u8]) -> Arc<SimulatedStorage> {
-        Self::on_medium(Image::from_bytes(bytes), None, false)
+        Self::on_medium(SparseImage::from_bytes(bytes), None, false)
     }
 
-    fn on_medium(medium: Image, capacity: Option<u64>, ordered: bool) -> Arc<SimulatedStorage> {
+    fn on_medium(medium: SparseImage, capacity: Option<u64>, ordered: bool) -> Arc<SimulatedStorage> {
         Self::with_state(State { cache: medium.clone(), medium, capacity, ordered, ..State::default() })
     }
 
@@ -118,59 +125,61 @@ impl SimulatedStorage {
         Arc::new(SimulatedStorage { state: Mutex::new(state), hook: RwLock::new(None), read_fault: RwLock::new(None) })
     }
 
-    /// Host capacity in bytes of allocated blocks, as [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
+    /// Sets the host capacity in bytes of allocated blocks, like
+    /// [`MemoryStorage::set_capacity`](super::MemoryStorage::set_capacity).
     pub(crate) fn set_capacity(&self, bytes: Option<u64>) {
         self.state.lock().capacity = bytes;
     }
 
-    /// From now on it copies on write (HOST-6), and has so many bytes left; None ends that.
+    /// Makes the host copy-on-write (HOST-6) with `free` bytes left; `None` ends that.
     pub(crate) fn set_room(&self, free: Option<u64>) {
         self.state.lock().set_room(free);
     }
 
-    /// From now on each barrier is a whole (STORAGE-4).
-    pub(crate) fn make_ordered(&self) {
+    /// Makes all following barriers atomic (STORAGE-4).
+    pub(crate) fn make_barriers_atomic(&self) {
         self.state.lock().ordered = true;
     }
 
-    /// Bytes of the blocks that are allocated, as the cache sees it.
+    /// Returns the bytes of allocated blocks in the cache.
     pub(crate) fn allocated(&self) -> u64 {
         self.state.lock().cache.allocated()
     }
 
-    /// What reads see.
+    /// Returns the content that reads see.
     pub(crate) fn contents(&self) -> Vec<u8> {
         self.state.lock().cache.to_bytes()
     }
 
-    /// What a crash that loses everything pending would leave.
+    /// Returns the content after a crash that loses all pending operations.
     pub(crate) fn medium_contents(&self) -> Vec<u8> {
         self.state.lock().medium.to_bytes()
     }
 
-    /// The operations that no barrier covered, in the order of the calls.
+    /// Returns the pending operations in call order.
     pub(crate) fn pending(&self) -> Vec<PendingOp> {
         self.state.lock().pending.clone()
     }
 
-    /// Calls of `write_at` that succeeded.
+    /// Returns the number of successful writes.
     pub(crate) fn writes(&self) -> u64 {
         self.state.lock().writes
     }
 
-    /// Calls of `barrier` that succeeded.
+    /// Returns the number of successful barriers.
     pub(crate) fn barriers(&self) -> u64 {
         self.state.lock().barriers
     }
 
-    /// Loses power: a new storage with the medium and what `choose` keeps of the pending operations, in the order of the calls.
-    /// This one is not changed.
+    /// Simulates a power loss: returns a new storage with the medium and the pending operations
+    /// that `choose` keeps, in call order. Does not change `self`.
     pub(crate) fn crash(&self, choose: &mut dyn FnMut(&PendingOp) -> Fate) -> Arc<SimulatedStorage> {
         let state = self.state.lock();
         Self::after_crash(&state, 0..state.pending.len(), choose)
     }
 
-    /// As [`SimulatedStorage::crash`], but the operations reach the medium in the order of `order`, indices of [`SimulatedStorage::pending`].
+    /// Like [`SimulatedStorage::crash`], but applies the operations in the order of `order`,
+    /// indices of [`SimulatedStorage::pending`].
     pub(crate) fn crash_in_order(
         &self,
         order: &[usize],
@@ -179,8 +188,9 @@ impl SimulatedStorage {
         Self::after_crash(&self.state.lock(), order.iter().copied(), choose)
     }
 
-    /// Loses power at random: every pending operation is dropped, kept or torn on its own, in shuffled order. How many
-    /// survive differs from crash to crash, from none to all, so that "all but one" happens among hundreds, too.
+    /// Simulates a random power loss: every pending operation is dropped, kept or torn
+    /// independently, in shuffled order. The share of survivors varies from none to all, so that
+    /// "all but one" also happens among hundreds.
     pub(crate) fn crash_random(&self, rng: &mut dyn FnMut() -> u64) -> Arc<SimulatedStorage> {
         let state = self.state.lock();
         let mut order: Vec<usize> = (0..state.pending.len()).collect();
@@ -192,7 +202,7 @@ impl SimulatedStorage {
             if rng() % 16 < tearing {
                 let mut bits = [0; 4];
                 bits.fill_with(&mut *rng);
-                // 256 parts are a write of 128 KiB; behind that the pattern repeats.
+                // 256 parts are a write of 128 KiB; longer ones repeat the pattern.
                 Fate::Torn(Box::new(move |part| bits[(part / 64 % 4) as usize] >> (part % 64) & 1 == 1))
             } else if rng() % 16 < survival {
                 Fate::Keep
@@ -208,7 +218,7 @@ impl SimulatedStorage {
         choose: &mut dyn FnMut(&PendingOp) -> Fate,
     ) -> Arc<SimulatedStorage> {
         if state.ordered {
-            // The last barrier was under way, and what it covers is there or not.
+            // A crash during the last barrier: it took effect or not.
             let is_kept = state.pending.first().is_some_and(|op| matches!(choose(op), Fate::Keep));
             let image = if is_kept { &state.cache } else { &state.medium };
             return Self::on_medium(image.clone(), state.capacity, true);
@@ -220,8 +230,9 @@ impl SimulatedStorage {
         Self::on_medium(medium, state.capacity, false)
     }
 
-    /// Kills the process but not the host (HOST-4): a new storage with the same medium, cache and pending operations, so that a
-    /// later crash loses what was never synced. Faults, counters and the hook are gone.
+    /// Simulates the death of the process (HOST-4): returns a new storage with the same medium,
+    /// cache and pending operations, so that a later crash loses unsynced data. Faults, counters
+    /// and the hook are reset.
     pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         let state = self.state.lock().clone();
         if state.ordered {
@@ -230,18 +241,19 @@ impl SimulatedStorage {
         Self::with_state(State { fail_barrier: false, faults: None, trace: None, writes: 0, barriers: 0, ..state })
     }
 
-    /// The next barrier fails with EIO and loses the data written before it (HOST-3); lengths, punches and allocations stay pending.
+    /// Makes the next barrier fail with EIO and lose the data written before it (HOST-3); length
+    /// changes, punches and allocations stay pending.
     pub(crate) fn fail_next_barrier(&self) {
         self.state.lock().fail_barrier = true;
     }
 
-    /// Reads (offset, length) for which `fails` says true answer EIO; None ends that.
+    /// Makes reads (offset, length) fail with EIO if `fails` returns true; `None` ends that.
     pub(crate) fn fail_reads(&self, fails: Option<Box<dyn Fn(u64, usize) -> bool + Send + Sync>>) {
         *self.read_fault.write() = fails;
     }
 
-    /// Calls `hook` before each operation, with no lock held: it may crash this storage. A hook that holds the storage
-    /// strongly keeps it alive for ever.
+    /// Calls `hook` before each operation without holding a lock; it may crash this storage. A hook
+    /// that owns the storage leaks it.
     pub(crate) fn on_op(&self, hook: Box<dyn Fn(&OpKind) + Send + Sync>) {
         *self.hook.write() = Some(hook.into());
     }
@@ -254,8 +266,7 @@ impl SimulatedStorage {
     }
 }
 
-/// Applies the operation whole.
-fn apply(image: &mut Image, op: &OpKind) {
+fn apply(image: &mut SparseImage, op: &OpKind) {
     match op {
         OpKind::Write { offset, data } => image.put(*offset, data),
         OpKind::Punch { offset, length } => image.punch(*offset, *length),
@@ -265,7 +276,7 @@ fn apply(image: &mut Image, op: &OpKind) {
     }
 }
 
-fn apply_fate(image: &mut Image, op: &OpKind, fate: &Fate) {
+fn apply_fate(image: &mut SparseImage, op: &OpKind, fate: &Fate) {
     match fate {
         Fate::Drop => {}
         Fate::Keep => apply(image, op),
@@ -274,7 +285,7 @@ fn apply_fate(image: &mut Image, op: &OpKind, fate: &Fate) {
     }
 }
 
-/// The parts of `offset..offset + length` between multiples of `unit`.
+/// Splits `offset..offset + length` at multiples of `unit`.
 fn parts(offset: u64, length: u64, unit: u64) -> impl Iterator<Item = (u64, Range<u64>)> {
     let end = offset.saturating_add(length);
     let mut start = offset;
@@ -287,7 +298,7 @@ fn parts(offset: u64, length: u64, unit: u64) -> impl Iterator<Item = (u64, Rang
     .map(|(number, part)| (number as u64, part))
 }
 
-fn apply_parts(image: &mut Image, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
+fn apply_parts(image: &mut SparseImage, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
     match op {
         OpKind::Write { offset, data } => {
             let end = offset + data.len() as u64;
@@ -299,7 +310,8 @@ fn apply_parts(image: &mut Image, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
             }
         }
         OpKind::Punch { offset, length } => {
-            // Nothing to punch behind the end; that also bounds the parts of "everything from here on".
+            // Past the end there is nothing to punch; this also bounds the parts of an unlimited
+            // punch.
             let length = (*length).min(image.len().saturating_sub(*offset));
             for (_, part) in parts(*offset, length, HOST_BLOCK).filter(|(number, _)| survives(*number)) {
                 image.punch(part.start, part.end - part.start);
@@ -320,16 +332,16 @@ fn eio(what: &str) -> Error {
 }
 
 impl State {
-    /// Counts an operation that may be told to fail.
-    fn fault(&mut self, class: Class) -> Result<()> {
+    /// Counts an operation and fails it if a fault is due.
+    fn fault(&mut self, class: FaultClass) -> Result<()> {
         match &mut self.faults {
             None => Ok(()),
             Some(armed) => armed.meet(class),
         }
     }
 
-    fn meets_full_host_in_vain(&self, offset: u64, length: u64) -> bool {
-        self.faults.as_ref().is_some_and(fault::Armed::is_full_host)
+    fn fails_on_full_host(&self, offset: u64, length: u64) -> bool {
+        self.faults.as_ref().is_some_and(fault::ActiveFault::is_full_host)
             && self.cache.check_capacity(offset, length, Some(0)).is_ok()
     }
 
@@ -339,18 +351,18 @@ impl State {
         }
         if let OpKind::Write { data, .. } = &kind {
             self.pending_bytes += data.len() as u64;
-            self.most_pending = self.most_pending.max(self.pending_bytes);
+            self.max_pending = self.max_pending.max(self.pending_bytes);
         }
         apply(&mut self.cache, &kind);
         if !self.lost.is_empty() {
-            self.find_again(&kind);
+            self.mark_dirty_again(&kind);
         }
         self.pending.push(PendingOp { number: self.numbered, kind });
         self.numbered += 1;
     }
 
-    /// A lost block that is overwritten or punched whole is dirty again and no more lost.
-    fn find_again(&mut self, kind: &OpKind) {
+    /// Marks lost blocks as dirty again that are completely overwritten or punched.
+    fn mark_dirty_again(&mut self, kind: &OpKind) {
         let (start, end) = match kind {
             OpKind::Write { offset, data } => (*offset, offset + data.len() as u64),
             OpKind::Punch { offset, length } => (*offset, offset.saturating_add(*length)),
@@ -362,7 +374,7 @@ impl State {
 
     fn persist_pending(&mut self) {
         if self.lost.is_empty() {
-            // Everything that the cache shows is now on the medium; sharing its blocks copies none.
+            // The whole cache is now on the medium; shares its blocks without copying.
             self.medium = self.cache.clone();
         } else {
             self.pending.iter().for_each(|op| apply(&mut self.medium, &op.kind));
@@ -374,8 +386,8 @@ impl State {
         }
     }
 
-    /// HOST-3: forgets pending data, not metadata.
-    fn lose(&mut self) {
+    /// Drops pending data but keeps metadata (HOST-3).
+    fn drop_pending_data(&mut self) {
         for op in &self.pending {
             if let OpKind::Write { offset, data } = &op.kind {
                 let end = offset + data.len() as u64;
@@ -383,20 +395,21 @@ impl State {
             }
         }
         self.pending.retain(|op| !matches!(op.kind, OpKind::Write { .. }));
-        // The host still knows the length to which a lost write grew the file.
+        // The host keeps the length to which a lost write grew the file.
         self.pending.push(PendingOp { number: self.numbered, kind: OpKind::SetLen(self.cache.len()) });
         self.numbered += 1;
     }
 
     fn evict(&mut self, offset: u64, end: u64) {
-        let gone: Vec<u64> = self.lost.range(offset / HOST_BLOCK..end.div_ceil(HOST_BLOCK)).copied().collect();
-        if gone.is_empty() {
+        let evicted: Vec<u64> = self.lost.range(offset / HOST_BLOCK..end.div_ceil(HOST_BLOCK)).copied().collect();
+        if evicted.is_empty() {
             return;
         }
-        // Dirty data is never dropped: what was written since the loss is laid over what the medium has.
+        // Dirty data is never dropped: data written since the loss is applied over the medium's
+        // content.
         let mut revealed = self.medium.clone();
         self.pending.iter().for_each(|op| apply(&mut revealed, &op.kind));
-        for block in gone {
+        for block in evicted {
             self.cache.copy_block(block, &revealed);
             self.lost.remove(&block);
         }
@@ -404,8 +417,8 @@ impl State {
 }
 
 impl Storage for SimulatedStorage {
-    fn kept_back(&self) -> Result<u64> {
-        Ok(self.state.lock().kept_back)
+    fn pending_upload_bytes(&self) -> Result<u64> {
+        Ok(self.state.lock().pending_upload_bytes)
     }
 
     fn allocated(&self) -> Result<u64> {
@@ -421,7 +434,7 @@ impl Storage for SimulatedStorage {
             return Err(eio("read error"));
         }
         let mut state = self.state.lock();
-        state.fault(Class::Read)?;
+        state.fault(FaultClass::Read)?;
         state.cache.read(offset, out)
     }
 
@@ -430,9 +443,9 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Write { offset, data: data.into() };
         self.announce(&op);
         let mut state = self.state.lock();
-        if let Err(error) = state.fault(Class::Write) {
-            if state.faults.as_ref().is_some_and(fault::Armed::is_short) {
-                // The host took a part and then refused the rest.
+        if let Err(error) = state.fault(FaultClass::Write) {
+            if state.faults.as_ref().is_some_and(fault::ActiveFault::is_short) {
+                // The host accepted a part and then failed.
                 let part = data.len() / 2;
                 state.perform(OpKind::Write { offset, data: data[..part].into() });
             }
@@ -450,9 +463,9 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Allocate { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        // Where everything is allocated already no host is too full.
-        if !state.meets_full_host_in_vain(offset, length) {
-            state.fault(Class::Allocate)?;
+        // A full host accepts operations on allocated ranges.
+        if !state.fails_on_full_host(offset, length) {
+            state.fault(FaultClass::Allocate)?;
         }
         state.cache.check_capacity(offset, length, state.capacity)?;
         state.take_for_allocation(offset, length)?;
@@ -472,7 +485,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::Punch { offset, length };
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault(Class::Punch)?;
+        state.fault(FaultClass::Punch)?;
         let allocated = state.cache.allocated();
         state.perform(op);
         state.give_back(allocated);
@@ -484,7 +497,7 @@ impl Storage for SimulatedStorage {
         let op = OpKind::SetLen(length);
         self.announce(&op);
         let mut state = self.state.lock();
-        state.fault(Class::SetLen)?;
+        state.fault(FaultClass::SetLen)?;
         let allocated = state.cache.allocated();
         state.perform(op);
         state.give_back(allocated);
@@ -494,7 +507,7 @@ impl Storage for SimulatedStorage {
     fn barrier(&self) -> Result<()> {
         self.announce(&OpKind::Barrier);
         let mut state = self.state.lock();
-        let mut result = state.fault(Class::Barrier);
+        let mut result = state.fault(FaultClass::Barrier);
         if std::mem::take(&mut state.fail_barrier) {
             result = Err(eio("barrier error"));
         }
@@ -504,7 +517,7 @@ impl Storage for SimulatedStorage {
                 state.unpin();
                 state.barriers += 1;
             }
-            Err(_) => state.lose(),
+            Err(_) => state.drop_pending_data(),
         }
         result
     }
@@ -515,7 +528,7 @@ impl Storage for SimulatedStorage {
         Ok(())
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         self.state.lock().ordered
     }
 

@@ -22,7 +22,7 @@ fn drop_all(storage: &SimulatedStorage) -> Arc<SimulatedStorage> {
 }
 
 #[test]
-fn what_a_barrier_covered_survives_and_the_rest_is_up_to_the_crash() {
+fn synced_data_survives_a_crash() {
     let storage = ones();
     storage.write_at(0, &[2; BLOCK]).unwrap();
     storage.write_at(4096, &[3; BLOCK]).unwrap();
@@ -276,7 +276,7 @@ fn a_replay_is_at_every_point_what_the_storage_was() {
     let trace = storage.recorded().unwrap();
     assert!(trace.is_complete() && trace.len() == 6);
     let mut point = trace.replay();
-    // What was pending when recording began comes first.
+    // Operations pending when recording began come first.
     assert!(point.advance());
     for (medium, cache) in mediums.iter().zip(&caches) {
         assert!(point.power_loss(&mut |_| Fate::Drop).contents() == *medium);
@@ -326,24 +326,24 @@ fn a_garbage_sector_is_neither_old_nor_new() {
 #[test]
 fn planned_faults_meet_their_class_once_or_for_good() {
     let storage = ones();
-    let plan = FaultPlan { class: Class::Write, count: 1, fault: Fault::Eio, lasting: false };
+    let plan = FaultPlan { class: FaultClass::Write, count: 1, fault: Fault::Eio, lasting: false };
     storage.inject(Some(plan));
     storage.write_at(0, &[3]).unwrap();
     storage.barrier().unwrap();
     assert!(matches!(storage.write_at(0, &[4]), Err(Error::Io { .. })));
     storage.write_at(0, &[5]).unwrap();
     assert_eq!(storage.injected(), 1);
-    storage.inject(Some(FaultPlan { class: Class::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Room, fault: Fault::NoSpace, lasting: true, ..plan }));
     storage.punch(0, 10).unwrap();
     storage.write_at(0, &[6]).unwrap();
-    // What is allocated already needs no space.
+    // Allocated ranges need no space.
     storage.allocate(4096, 10).unwrap();
     assert!(matches!(storage.allocate(1 << 20, 10), Err(Error::NoSpace(_))));
     assert!(matches!(storage.punch(0, 10), Err(Error::NoSpace(_))));
     storage.inject(Some(FaultPlan { count: 0, fault: Fault::Short, ..plan }));
     assert!(storage.write_at(0, &[7; 10]).is_err());
     assert_eq!((byte(&storage, 4), byte(&storage, 5)), (7, 0));
-    storage.inject(Some(FaultPlan { class: Class::Read, count: 0, fault: Fault::Eio, lasting: false }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Read, count: 0, fault: Fault::Eio, lasting: false }));
     assert!(storage.read_at(0, &mut [0]).is_err());
     assert_eq!(byte(&storage, 0), 7);
 }

@@ -1,16 +1,18 @@
-//! The operations of a run as they were asked for, and a replayer that makes what a crash at any point of it may leave.
+//! Recorded operations of a run, and a replayer that produces the states a crash at any point may
+//! leave.
 //!
-//! An image costs the length of its list of blocks, not its bytes: blocks are shared until one side writes.
+//! An image costs memory for its block list, not its bytes: blocks are shared until one side
+//! writes.
 
 use std::sync::Arc;
 
-use super::super::image::Image;
+use super::super::sparse_image::SparseImage;
 use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts};
 
-/// What a storage was asked for since it began to record; see [`SimulatedStorage::record`].
+/// Operations requested since recording began; see [`SimulatedStorage::record`].
 #[derive(Clone)]
 pub(crate) struct Trace {
-    base: Image,
+    base: SparseImage,
     ops: Vec<OpKind>,
     capacity: Option<u64>,
     ordered: bool,
@@ -19,11 +21,11 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub(super) fn new(base: Image, capacity: Option<u64>, ordered: bool, limit: u64) -> Trace {
+    pub(super) fn new(base: SparseImage, capacity: Option<u64>, ordered: bool, limit: u64) -> Trace {
         Trace { base, ops: Vec::new(), capacity, ordered, left: limit, complete: true }
     }
 
-    /// Keeps the operation unless the memory that recording may take is used up; what was recorded before stays right.
+    /// Records the operation unless the memory limit is reached; earlier operations stay valid.
     pub(super) fn push(&mut self, op: OpKind) {
         let bytes =
             size_of::<OpKind>() as u64 + if let OpKind::Write { data, .. } = &op { data.len() as u64 } else { 0 };
@@ -34,24 +36,25 @@ impl Trace {
         }
     }
 
-    /// Operations recorded.
+    /// Returns the number of recorded operations.
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// Whether nothing was left out for want of memory.
+    /// Returns whether no operation was left out because of the memory limit.
     pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Before the first operation.
-    pub(crate) fn replay(&self) -> Replay<'_> {
-        Replay { trace: self, at: 0, window: 0, medium: self.base.clone() }
+    /// Returns a replay positioned before the first operation.
+    pub(crate) fn replay(&self) -> TraceReplay<'_> {
+        TraceReplay { trace: self, at: 0, window: 0, medium: self.base.clone() }
     }
 }
 
 impl SimulatedStorage {
-    /// Records what is asked for from here on, and what is pending now, in at most `limit` bytes, until [`SimulatedStorage::recorded`].
+    /// Records pending and future operations in at most `limit` bytes, until
+    /// [`SimulatedStorage::recorded`].
     pub(crate) fn record(&self, limit: u64) {
         let state = &mut *self.state.lock();
         let mut trace = Trace::new(state.medium.clone(), state.capacity, state.ordered, limit);
@@ -59,7 +62,7 @@ impl SimulatedStorage {
         state.trace = Some(trace);
     }
 
-    /// Operations recorded so far.
+    /// Returns the number of operations recorded so far.
     pub(crate) fn position(&self) -> usize {
         self.state.lock().trace.as_ref().map_or(0, Trace::len)
     }
@@ -69,45 +72,45 @@ impl SimulatedStorage {
         self.state.lock().trace.take()
     }
 
-    /// Most bytes of writes that were waiting for a barrier at any time.
-    pub(crate) fn most_pending(&self) -> u64 {
-        self.state.lock().most_pending
+    /// Returns the maximum bytes of writes pending at once.
+    pub(crate) fn max_pending(&self) -> u64 {
+        self.state.lock().max_pending
     }
 }
 
-/// A point of a run: so many operations were asked for and returned.
+/// Position in a recorded run.
 #[derive(Clone)]
-pub(crate) struct Replay<'a> {
+pub(crate) struct TraceReplay<'a> {
     trace: &'a Trace,
     at: usize,
-    /// First operation behind the last barrier.
+    /// First operation after the last barrier.
     window: usize,
-    /// As the last barrier left it.
-    medium: Image,
+    /// Medium after the last barrier.
+    medium: SparseImage,
 }
 
-impl<'a> Replay<'a> {
-    /// Operations that returned.
+impl<'a> TraceReplay<'a> {
+    /// Returns the number of completed operations.
     pub(crate) fn position(&self) -> usize {
         self.at
     }
 
-    /// Operations that returned since the last barrier.
+    /// Returns the operations completed since the last barrier.
     pub(crate) fn pending(&self) -> &'a [OpKind] {
         &self.trace.ops[self.window..self.at]
     }
 
-    /// Whether the operation that is asked for next is a barrier.
+    /// Returns whether the next operation is a barrier.
     pub(crate) fn at_barrier(&self) -> bool {
         matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier))
     }
 
-    /// Whether a crash keeps all pending operations or none (HOST-5).
-    pub(crate) fn is_ordered(&self) -> bool {
+    /// Returns whether a crash keeps all pending operations or none (HOST-5).
+    pub(crate) fn has_atomic_barrier(&self) -> bool {
         self.trace.ordered
     }
 
-    /// Goes on by one operation; false at the end.
+    /// Advances by one operation; returns false at the end.
     pub(crate) fn advance(&mut self) -> bool {
         match self.trace.ops.get(self.at) {
             None => return false,
@@ -121,13 +124,13 @@ impl<'a> Replay<'a> {
         true
     }
 
-    /// Power fails: of each pending operation, by its index, the medium gets what `choose` says.
+    /// Simulates a power loss; `choose` decides each pending operation by index.
     pub(crate) fn power_loss(&self, choose: &mut dyn FnMut(usize) -> Fate) -> Arc<SimulatedStorage> {
         let order = 0..self.pending().len();
         self.power_loss_in_order(order, choose)
     }
 
-    /// As [`Replay::power_loss`]; the operations reach the medium in the order of `order`.
+    /// Like [`TraceReplay::power_loss`], but applies the operations in the order of `order`.
     pub(crate) fn power_loss_in_order(
         &self,
         order: impl Iterator<Item = usize>,
@@ -140,20 +143,21 @@ impl<'a> Replay<'a> {
         SimulatedStorage::on_medium(medium, self.trace.capacity, self.trace.ordered)
     }
 
-    /// The process dies: the host's cache has everything, the medium what the last barrier left.
+    /// Simulates the death of the process: the cache has everything, the medium the state of the
+    /// last barrier.
     pub(crate) fn process_death(&self) -> Arc<SimulatedStorage> {
         SimulatedStorage::with_state(self.state())
     }
 
-    /// As [`Replay::process_death`], after the host failed to write its cache back: the data that was pending reads well until it is
-    /// evicted and is lost then.
+    /// Like [`TraceReplay::process_death`], but after a failed writeback of the host: pending data
+    /// can be read until it is evicted, and is then lost.
     pub(crate) fn failed_barrier(&self) -> Arc<SimulatedStorage> {
         let mut state = self.state();
-        state.lose();
+        state.drop_pending_data();
         SimulatedStorage::with_state(state)
     }
 
-    /// Power fails and leaves `tail` behind the end of what all pending operations would have left.
+    /// Simulates a power loss that keeps all pending operations and leaves `tail` after the end.
     pub(crate) fn with_tail(&self, tail: &[u8]) -> Arc<SimulatedStorage> {
         let mut medium = self.medium.clone();
         self.pending().iter().for_each(|op| apply(&mut medium, op));
@@ -174,8 +178,9 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// The parts of a write that `survives` says reach the medium; the others get garbage, as a sector that lost power while it was written.
-pub(super) fn apply_garbage(image: &mut Image, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
+/// Writes the surviving parts to the medium and garbage in place of the others, like sectors that
+/// lost power during the write.
+pub(super) fn apply_garbage(image: &mut SparseImage, op: &OpKind, survives: &dyn Fn(u64) -> bool) {
     apply_parts(image, op, survives);
     let OpKind::Write { offset, data } = op else { return };
     for (number, part) in super::parts(*offset, data.len() as u64, super::SECTOR) {

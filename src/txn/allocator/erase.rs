@@ -18,13 +18,13 @@ impl Allocator {
     /// Loads a region in which blocks came free unseen, so that they are erased with the others; answers whether there is one more. While
     /// memory for regions is short the others wait, at the latest until the end.
     pub(in crate::txn) fn look_step(&self) -> Result<bool> {
-        let next = || self.space.lock().next_unlooked();
+        let next = || self.space.lock().next_unscanned();
         let Some(number) = next() else { return Ok(false) };
         {
             let mut space = self.space.lock();
-            if space.has_loaded(self.region_limit) {
+            if space.has_loaded_regions(self.region_limit) {
                 space.evict(self.region_limit / 2);
-                if space.has_loaded(self.region_limit) {
+                if space.has_loaded_regions(self.region_limit) {
                     return Ok(false);
                 }
             }
@@ -36,18 +36,18 @@ impl Allocator {
     /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
     /// committed.
     pub(in crate::txn) fn sweep_step(&self) -> Result<bool> {
-        let Some(number) = self.space.lock().sweep_next() else { return Ok(false) };
+        let Some(number) = self.space.lock().next_unswept() else { return Ok(false) };
         self.load_region(number)?;
         let mut space = self.space.lock();
-        space.swept(number);
+        space.mark_swept(number);
         // The sweep visits the whole map, which is larger than the memory that it may take.
         space.evict(self.region_limit);
-        Ok(space.sweep_next().is_some())
+        Ok(space.next_unswept().is_some())
     }
 
     /// The sweep looks at every region, whatever the last session said.
-    pub(in crate::txn) fn sweep_everything(&self) {
-        self.space.lock().sweep_everything();
+    pub(in crate::txn) fn restart_sweep(&self) {
+        self.space.lock().restart_sweep();
     }
 
     /// Erases a batch of blocks that were free for a while; the file grows, if it can, until something may be taken out of reach for a moment.
@@ -76,24 +76,24 @@ impl Allocator {
     /// Loads some of the regions in which blocks came free unseen; answers whether there are more.
     fn look_at_some(&self) -> Result<bool> {
         for _ in 0..self.region_limit {
-            let Some(number) = self.space.lock().next_unlooked() else { return Ok(false) };
+            let Some(number) = self.space.lock().next_unscanned() else { return Ok(false) };
             self.load_region(number)?;
         }
-        Ok(self.space.lock().next_unlooked().is_some())
+        Ok(self.space.lock().next_unscanned().is_some())
     }
 
     /// Erases one batch; answers whether there was anything.
     fn erase_step(&self, all: bool) -> Result<bool> {
         let _erasing = self.erasing.lock();
-        let runs = self.space.lock().start_erasing(all);
+        let runs = self.space.lock().begin_erase(all);
         for (index, (run, keep)) in runs.iter().enumerate() {
             match self.erase(*run, *keep) {
-                Ok(backed) => self.space.lock().erased(*run, backed),
+                Ok(backed) => self.space.lock().finish_erase(*run, backed),
                 Err(error) => {
                     // They hold old ciphertext as before, for the next attempt.
                     let mut space = self.space.lock();
                     for (run, _) in &runs[index..] {
-                        space.not_erased(*run);
+                        space.abort_erase(*run);
                     }
                     drop(space);
                     return Err(self.erasing_failed(error));
@@ -105,8 +105,8 @@ impl Allocator {
 
     /// Punches the blocks, or overwrites them where they have to stay allocated or the host refuses. Answers whether they are still allocated.
     fn erase(&self, run: Run, keep: bool) -> Result<bool> {
-        self.medium.pager.latch().check()?;
-        if self.storage().ordered() {
+        self.medium.pager.sticky_error().check()?;
+        if self.storage().has_atomic_barrier() {
             // No host has to keep room for what comes there.
             return self.storage().punch(run.offset(), run.bytes()).map(|()| keep);
         }
@@ -124,14 +124,14 @@ impl Allocator {
 
     fn erasing_failed(&self, error: Error) -> Error {
         match error {
-            Error::NoSpace(_) | Error::Latched(_) => error,
-            error => self.medium.pager.latch().set("erasing freed blocks", error),
+            Error::NoSpace(_) | Error::WriteFailed(_) => error,
+            error => self.medium.pager.sticky_error().record("erasing freed blocks", error),
         }
     }
 
     fn overwrite(&self, run: Run) -> Result<()> {
-        self.medium.pager.latch().check()?;
-        if self.storage().ordered() {
+        self.medium.pager.sticky_error().check()?;
+        if self.storage().has_atomic_barrier() {
             return self.storage().punch(run.offset(), run.bytes());
         }
         let mut at = run.offset();
@@ -149,7 +149,7 @@ impl Allocator {
     /// Loads the regions at the end that may be free, so that they can be cut off.
     pub(in crate::txn) fn load_tail(&self) -> Result<()> {
         loop {
-            let unknown = self.space.lock().unknown_tail();
+            let unknown = self.space.lock().unloaded_tail_region();
             let Some(number) = unknown else { return Ok(()) };
             self.load_region(number)?;
         }

@@ -21,7 +21,7 @@ use crate::format::record::CommitRecord;
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::{BLOCK, Generation, Key, REGION_BLOCKS, Run, TreeId, kind, space};
 use crate::frame::GROUP_DATA;
-use crate::pager::space::{Blocks, Keep, Shortage, SpaceMap};
+use crate::pager::space::{AllocationFailure, BlockCounts, Headroom, SpaceMap};
 use crate::storage::Storage;
 
 /// Greatest address of a block.
@@ -100,8 +100,8 @@ impl Drop for Reservation {
 }
 
 /// What an operation has to leave to others: one that frees room or keeps a promise is essential.
-pub(super) fn keep_of(essential: bool) -> Keep {
-    if essential { Keep::Lists } else { Keep::Reserve }
+pub(super) fn keep_of(essential: bool) -> Headroom {
+    if essential { Headroom::Lists } else { Headroom::Reserve }
 }
 
 /// A checkpoint that is about to be written.
@@ -167,12 +167,12 @@ impl Allocator {
         self.space().1
     }
 
-    pub(super) fn blocks(&self) -> Blocks {
+    pub(super) fn blocks(&self) -> BlockCounts {
         self.space.lock().blocks()
     }
 
     /// The same with the bytes of memory that the map takes, or None while somebody works on it.
-    pub(super) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+    pub(super) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         let space = self.space.try_lock()?;
         Some((space.blocks(), space.memory()))
     }
@@ -189,16 +189,16 @@ impl Allocator {
     // ---- promises (SPACE-2) ----
 
     /// Promises groups of four blocks, loading regions and growing the file as needed; answers whether there are so many.
-    pub(super) fn reserve(&self, groups: u64, keep: Keep) -> Result<bool> {
+    pub(super) fn reserve(&self, groups: u64, keep: Headroom) -> Result<bool> {
         self.bring(|space| space.reserve(groups, keep, self.storage()))
     }
 
     /// Whether so many groups could be promised now, for which regions are loaded and the file grows; nobody is promised any.
-    pub(super) fn has_groups(&self, groups: u64, keep: Keep) -> Result<bool> {
-        self.bring(|space| space.provide(groups, keep, self.storage()))
+    pub(super) fn has_groups(&self, groups: u64, keep: Headroom) -> Result<bool> {
+        self.bring(|space| space.ensure_free(groups, keep, self.storage()))
     }
 
-    fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), Shortage>>) -> Result<bool> {
+    fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), AllocationFailure>>) -> Result<bool> {
         loop {
             let entries = self.list_entries();
             let asked = {
@@ -209,22 +209,22 @@ impl Allocator {
             let shortage = match asked {
                 // The file was cut: nothing more may be promised.
                 Err(error @ Error::Damaged(_)) => {
-                    return Err(self.medium.pager.latch().set("growing the archive", error));
+                    return Err(self.medium.pager.sticky_error().record("growing the archive", error));
                 }
                 Err(Error::NoSpace(_)) => return Ok(false),
                 asked => asked?,
             };
             match shortage {
                 Ok(()) => return Ok(true),
-                Err(Shortage::Load(number)) => self.load_region(number)?,
-                Err(Shortage::Full) => return Ok(false),
+                Err(AllocationFailure::Load(number)) => self.load_region(number)?,
+                Err(AllocationFailure::Full) => return Ok(false),
             }
         }
     }
 
     /// Promises groups that a commit is about to take, if they are there.
     pub(super) fn promise(&self, groups: u64) -> bool {
-        self.space.lock().promise(groups)
+        self.space.lock().try_reserve(groups)
     }
 
     pub(super) fn unreserve(&self, groups: u64) {
@@ -274,16 +274,16 @@ impl Allocator {
     // ---- the way back (TXN-1, SPACE-3) ----
 
     /// Hands freed blocks out again when no commit and no reader needs them.
-    pub(super) fn release_waiting(&self) {
+    pub(super) fn release_pending_frees(&self) {
         let oldest = self.medium.versions.oldest();
         let durable = self.medium.versions.durable().generation;
-        self.space.lock().release_waiting(durable, oldest);
+        self.space.lock().release_pending_frees(durable, oldest);
     }
 
     /// Frees pages that no commit named, and that readers of versions before `sequence` may see.
     pub(super) fn discard(&self, runs: Vec<Run>, sequence: u64) {
         self.space.lock().discard(runs, sequence);
-        self.release_waiting();
+        self.release_pending_frees();
     }
 
     /// Frees pages that no operation named.
@@ -317,7 +317,7 @@ impl Allocator {
         {
             let mut space = self.space.lock();
             space.unreserve(promised);
-            space.committed(record.generation, allocated.into_iter(), freed, sequence);
+            space.apply_commit(record.generation, allocated.into_iter(), freed, sequence);
             space.set_list_entries(0);
         }
         self.medium.versions.set_durable(record);
@@ -325,8 +325,8 @@ impl Allocator {
 
     /// Takes what a checkpoint of all that changed has to write (SPACE-4), if there is room for it: nobody can take that away then.
     pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
-        let Some(promised) = self.space.lock().promise_checkpoint() else { return Ok(None) };
-        let pending = self.space.lock().pending_regions();
+        let Some(promised) = self.space.lock().reserve_checkpoint() else { return Ok(None) };
+        let pending = self.space.lock().unapplied_regions();
         for number in pending {
             self.load_region(number)?;
         }
@@ -375,14 +375,14 @@ impl Allocator {
         let last = known(tree.floor(&self.medium.store, Key::MAX, |key, _| Ok(key.object)))?.flatten();
         let (total, mut numbers) = {
             let space = self.space.lock();
-            (space.total(), BTreeSet::from_iter(space.pending_regions()))
+            (space.total(), BTreeSet::from_iter(space.unapplied_regions()))
         };
         numbers.extend(last.into_iter().chain([total / REGION_BLOCKS]));
         let behind = numbers.range(total / REGION_BLOCKS..).take_while(|number| **number <= MAX_BLOCK / REGION_BLOCKS);
         for number in behind {
             let base = tree.get(&self.medium.store, Key::new(*number, kind::SPACE, 0), space::decode);
             let base = known(base)?.flatten();
-            if let Some(block) = self.space.lock().used_behind_end(*number, base.as_deref()) {
+            if let Some(block) = self.space.lock().first_used_past_end(*number, base.as_deref()) {
                 let text = format!("the commit is of a file of {total} blocks, but a page has block {block}");
                 return Ok(Some(Finding::new(FindingKind::Counter, Severity::Wrong, text).at_block(block)));
             }
@@ -391,8 +391,8 @@ impl Allocator {
     }
 
     /// What the recovered commit freed waits for the next one (TXN-1).
-    pub(super) fn recover_waiting(&self, generation: Generation, freed: Vec<Run>) {
-        self.space.lock().recover_waiting(generation, freed);
+    pub(super) fn recover_pending_frees(&self, generation: Generation, freed: Vec<Run>) {
+        self.space.lock().recover_pending_frees(generation, freed);
     }
 
     /// Gives the map up, to be made anew from what the trees name; answers the tree that it had.
@@ -403,7 +403,7 @@ impl Allocator {
     /// Makes the map anew: `used` tells the blocks of each region that pages take, `used_blocks` in all.
     pub(super) fn rebuild(&self, used_blocks: u64, used: impl Fn(u64) -> RegionBits) -> Result<()> {
         let mut space = self.space.lock();
-        space.drop_pending(used_blocks);
+        space.drop_recovered_lists(used_blocks);
         for number in 0..space.total().div_ceil(REGION_BLOCKS) {
             space.install_rebuilt(number, &used(number), self.storage())?;
         }

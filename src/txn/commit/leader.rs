@@ -13,7 +13,7 @@ use super::joining::Joining;
 use super::nodes::LoggedNodes;
 use super::record::RecordWriter;
 use super::reserved::ReservedPages;
-use crate::error::{Error, LogUse, Result};
+use crate::error::{Error, LogStats, Result};
 use crate::format::{BLOCK, Generation, SessionId};
 use crate::txn::allocator::Allocator;
 use crate::txn::lineage::{Durable, Mark};
@@ -114,7 +114,7 @@ impl Committer {
         if self.read_only {
             return Err(Error::ReadOnly("the archive is opened for reading".into()));
         }
-        self.medium.pager.latch().check()
+        self.medium.pager.sticky_error().check()
     }
 
     /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
@@ -232,7 +232,7 @@ impl Committer {
             // Who waits for changes has none in a commit that was empty and refused: then nothing latched, and nothing is left that was not frozen.
             // (`refused` may tell of an earlier one.)
             let refused = matches!(error, Error::NoSpace(_)) && queue.chain.refused.is_some();
-            if !refused || left || self.medium.pager.latch().reason().is_some() {
+            if !refused || left || self.medium.pager.sticky_error().reason().is_some() {
                 queue.failed = Some((number, error.clone()));
             }
         }
@@ -318,7 +318,7 @@ impl Committer {
             drop(transaction);
             match self.record.write(Purpose::Shorten, chain, frozen) {
                 // One that has to say something of the session before is finished by the next leader.
-                Err(Error::NoSpace(_)) if self.medium.pager.latch().reason().is_none() => return Err(refused),
+                Err(Error::NoSpace(_)) if self.medium.pager.sticky_error().reason().is_none() => return Err(refused),
                 written => written?,
             }
             self.writer.lock().forget_written();
@@ -333,7 +333,7 @@ impl Committer {
         drop(nodes);
         if !transaction.is_changed() && purpose == Purpose::Changes {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
-            self.medium.pager.latch().check()?;
+            self.medium.pager.sticky_error().check()?;
             return Ok(None);
         }
         self.freeze_changes(chain, transaction, true).map(Some)
@@ -365,9 +365,9 @@ impl Committer {
         self.queue.lock().running
     }
 
-    pub(in crate::txn) fn log_use(&self) -> LogUse {
+    pub(in crate::txn) fn log_use(&self) -> LogStats {
         let [entries, bytes] = [&self.logged.0, &self.logged.1].map(|count| count.load(Ordering::Relaxed));
-        LogUse { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
+        LogStats { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
     }
 
     /// The chain as the last leader left it.

@@ -15,7 +15,7 @@ impl Committer {
     /// no room in it, or something changed that no entry has.
     pub(super) fn append(&self, chain: &mut Chain) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };
-        if self.medium.pager.storage().ordered() {
+        if self.medium.pager.storage().has_atomic_barrier() {
             // A commit takes one barrier as well, and an entry would be written twice.
             return Ok(false);
         }
@@ -24,11 +24,11 @@ impl Committer {
             return Ok(false);
         }
         let pager = &self.medium.pager;
-        pager.check_host().map_err(|error| pager.latch().set("writing into the log", error))?;
+        pager.check_identity().map_err(|error| pager.sticky_error().record("writing into the log", error))?;
         let Some(entry) = self.writer.lock().log_entry(entry_capacity(blocks))? else { return Ok(false) };
         if entry.is_empty() {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
-            pager.latch().check()?;
+            pager.sticky_error().check()?;
             return Ok(true);
         }
         // Where there is no room, or the host does not answer, each fsync takes its own commit, which tells what is wrong.

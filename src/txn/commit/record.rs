@@ -54,10 +54,10 @@ impl RecordWriter {
 
     fn attempt(&self, purpose: Purpose, chain: &mut Chain, mut refused: Refused) -> Result<()> {
         let generation = refused.frozen.generation;
-        let latch = self.pages.medium.pager.latch();
+        let sticky_error = self.pages.medium.pager.sticky_error();
         let written = self.try_write(purpose, chain, &mut refused);
         let is_held = match &written {
-            Err(Error::NoSpace(_)) if latch.reason().is_none() => chain.refused != Some(generation),
+            Err(Error::NoSpace(_)) if sticky_error.reason().is_none() => chain.refused != Some(generation),
             _ => false,
         };
         self.writer.set_refused(is_held);
@@ -65,10 +65,10 @@ impl RecordWriter {
             Ok(()) => {
                 // Or it would hold what older readers let go.
                 drop(refused);
-                self.pages.allocator.release_waiting();
+                self.pages.allocator.release_pending_frees();
                 Ok(())
             }
-            Err(Error::NoSpace(reason)) if latch.reason().is_none() => {
+            Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => {
                 if is_held {
                     if !std::mem::replace(&mut refused.is_told, true) {
                         tracing::warn!("a commit waits for room on the host, and is tried again: {reason}");
@@ -77,8 +77,8 @@ impl RecordWriter {
                 }
                 Err(Error::NoSpace(reason))
             }
-            Err(error @ Error::Latched(_)) => Err(error),
-            Err(error) => Err(latch.set("committing", error)),
+            Err(error @ Error::WriteFailed(_)) => Err(error),
+            Err(error) => Err(sticky_error.record("committing", error)),
         }
     }
 
@@ -87,7 +87,7 @@ impl RecordWriter {
         let (generation, empty) = (frozen.generation, frozen.empty);
         let ReservedPages { allocator, medium } = &self.pages;
         let (pager, store) = (&medium.pager, &medium.store);
-        pager.check_host()?;
+        pager.check_identity()?;
         let mut roots = self.write_trees(&frozen.state.trees, generation, &mut frozen.allocated, unwritten)?;
         let (mut allocated, mut freed, mut promised) = (frozen.allocated.clone(), frozen.freed.clone(), frozen.lists);
         freed.extend(lists::pages_of(&frozen.superseded)?);
@@ -120,7 +120,7 @@ impl RecordWriter {
         let mut record = CommitRecord {
             generation,
             // STORAGE-4: record and pages are there together, or neither is.
-            two_barrier: pager.storage().ordered(),
+            two_barrier: pager.storage().has_atomic_barrier(),
             previous_tag: chain.tag,
             session_first,
             closed: purpose == Purpose::Close,
@@ -134,7 +134,7 @@ impl RecordWriter {
         };
         let fits = record.fits();
         let (allocated, freed) = match self.write_record(&mut record, &mut next, &mut promised, fits) {
-            Err(Error::NoSpace(reason)) if pager.latch().reason().is_none() => {
+            Err(Error::NoSpace(reason)) if pager.sticky_error().reason().is_none() => {
                 // No record names the checkpoint and the list pages: they are given back. Those of the trees stay.
                 let lists: &[(Run, Tag)] = if fits { &[] } else { &record.allocated };
                 let made = checkpoint.as_ref().map_or(&[][..], |made| made.allocated.as_slice());
@@ -171,7 +171,7 @@ impl RecordWriter {
         fits: bool,
     ) -> Result<(Vec<Run>, Vec<Run>)> {
         let pager = &self.pages.medium.pager;
-        let together = pager.storage().ordered();
+        let together = pager.storage().has_atomic_barrier();
         // TXN-2
         let listed = if fits {
             if record.closed && !together {

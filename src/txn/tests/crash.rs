@@ -234,9 +234,9 @@ fn a_failed_write_or_barrier_latches_and_loses_nothing_that_was_acknowledged() {
             }
         }
         let Some(error) = failed else { continue };
-        assert!(matches!(error, Error::Latched(_) | Error::Io { .. }), "{error}");
-        if volume.pager().latch().check().is_err() {
-            assert!(matches!(put(&volume, 3, 0, 0, 10), Err(Error::Latched(_))));
+        assert!(matches!(error, Error::WriteFailed(_) | Error::Io { .. }), "{error}");
+        if volume.pager().sticky_error().check().is_err() {
+            assert!(matches!(put(&volume, 3, 0, 0, 10), Err(Error::WriteFailed(_))));
             assert!(volume.close().is_err());
         }
         drop(volume);

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Ino, Run};
 use crate::pager::Pager;
-use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
@@ -41,7 +41,7 @@ fn drain(volume: &Volume, times: u64) {
 
 /// The host takes nothing more.
 fn full() -> FaultPlan {
-    FaultPlan { class: Class::Room, count: 0, fault: Fault::NoSpace, lasting: true }
+    FaultPlan { class: FaultClass::Room, count: 0, fault: Fault::NoSpace, lasting: true }
 }
 
 /// TXN-7, specification 9.3: without room a checkpoint waits as long as the ring lasts, then the records name none; nothing latches, and with
@@ -111,7 +111,7 @@ fn a_long_commit_of_deletes_on_a_full_host_never_latches() {
     let taken = take_promised(&volume, promised);
     volume.commit().unwrap();
     assert!(volume.durable().two_barrier, "the lists fit into the record");
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     volume.allocator().map().discard(taken, 0);
     assert_sound(&volume);
 }
@@ -161,7 +161,7 @@ fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
             }
         }
         println!("{} of {CALLERS} callers led", led.load(Ordering::Relaxed));
-        volume.pager().latch().check().unwrap();
+        volume.pager().sticky_error().check().unwrap();
     }
 }
 
@@ -261,14 +261,14 @@ fn overwriting_in_place_that_is_refused_is_done_later() {
     for _ in 0..3 {
         volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    volume.allocator().release_waiting();
+    volume.allocator().release_pending_frees();
     storage.set_capacity(Some(storage.allocated()));
     let taken = leave_room(&volume, 0);
-    assert!(volume.allocator().map().start_erasing(true).is_empty(), "there is room to erase in the usual way");
-    storage.inject(Some(FaultPlan { class: Class::Write, count: 0, fault: Fault::NoSpace, lasting: true }));
+    assert!(volume.allocator().map().begin_erase(true).is_empty(), "there is room to erase in the usual way");
+    storage.inject(Some(FaultPlan { class: FaultClass::Write, count: 0, fault: Fault::NoSpace, lasting: true }));
     assert!(matches!(volume.erase_all(), Err(Error::NoSpace(_))));
     assert!(storage.injected() > 0);
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     assert!(volume.allocator().map().has_dirty());
     storage.inject(None);
     volume.erase_all().unwrap();
@@ -364,14 +364,14 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
             while volume.committer().waiting_callers() == 0 {
                 std::thread::yield_now();
             }
-            storage.inject(Some(FaultPlan { class: Class::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
+            storage.inject(Some(FaultPlan { class: FaultClass::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
             let mut writer = volume.writer().lock();
             volume.committer().commit_locked(Purpose::Changes, chain, &mut writer)
         });
         assert!(matches!(led, Err(Error::Io { .. })), "{led:?}");
         caller.unwrap().join().unwrap()
     });
-    assert!(matches!(told, Err(Error::Latched(_))), "{told:?}");
+    assert!(matches!(told, Err(Error::WriteFailed(_))), "{told:?}");
 }
 
 /// TXN-2: the record of a commit too long to list its pages is written only behind a barrier that covers them, and acknowledged behind another.

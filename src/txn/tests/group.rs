@@ -126,7 +126,7 @@ fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
         volume.commit().unwrap();
         assert!(!waited.load(Ordering::Relaxed), "a barrier under the writers' lock");
         assert_eq!(storage.barriers() - before, 1, "the commit's own");
-        assert!(storage.most_pending() > BOUND - SLACK + most, "only {} bytes were written", storage.most_pending());
+        assert!(storage.max_pending() > BOUND - SLACK + most, "only {} bytes were written", storage.max_pending());
     }
 }
 
@@ -147,18 +147,18 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
                         let mut room = volume.reserve_data(data.len() as u64, 1).unwrap();
                         let ino = Ino(10 + writer);
                         drop(volume.write_data(&mut room, ino, n << 17, &data, true).unwrap());
-                        volume.bound_unsynced().unwrap();
+                        volume.limit_unsynced().unwrap();
                     }
                 });
             }
         });
-        assert!(storage.most_pending() <= bound, "{writers} writers left {} bytes unsynced", storage.most_pending());
-        assert!(storage.most_pending() > BOUND / 2, "the test wrote too little");
+        assert!(storage.max_pending() <= bound, "{writers} writers left {} bytes unsynced", storage.max_pending());
+        assert!(storage.max_pending() > BOUND / 2, "the test wrote too little");
         let before = storage.barriers();
         put(&volume, 2, round, 1, 3000).unwrap();
         volume.commit().unwrap();
         assert!(storage.barriers() - before <= 2, "the commit of a small file took more than its own barriers");
-        assert!(storage.most_pending() <= bound);
+        assert!(storage.max_pending() <= bound);
     }
     assert_sound(&volume);
 }
@@ -230,7 +230,7 @@ fn what_an_entry_has_can_be_committed_by_a_full_archive() {
     assert!(volume.durable().generation > before);
     // What was promised beyond that came back.
     taken.lock().clear();
-    assert_eq!(volume.blocks().promised, 0);
+    assert_eq!(volume.blocks().reserved, 0);
 }
 
 /// What comes back from the log waits for room that is on its way, and holds what was promised to its nodes when it is laid.
@@ -246,10 +246,10 @@ fn what_is_laid_waits_for_the_room_of_its_nodes() {
         volume.commit().unwrap();
         // What was deleted comes free with the next commit.
         while volume.allocator().reserve(1, keep_of(true)).unwrap() {}
-        let promised = volume.blocks().promised;
+        let promised = volume.blocks().reserved;
         let logged = Logged::of(vec![LogEntry { next_ino: 10, inodes: 1, ..LogEntry::default() }]).unwrap();
         match volume.lay(&logged, 10, &mut |_| Ok(())) {
-            Ok(()) => assert!(volume.blocks().promised >= promised + 20 * 4, "{deleted}"),
+            Ok(()) => assert!(volume.blocks().reserved >= promised + 20 * 4, "{deleted}"),
             Err(Error::NoSpace(_)) => continue,
             Err(error) => panic!("{error}"),
         }

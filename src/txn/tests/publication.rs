@@ -157,9 +157,9 @@ fn name(volume: &Volume, pages: &mut UnnamedPages, files: &[u64]) -> Result<()> 
 fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     let dice = Dice::new(4);
     let volume = create(Arc::new(MemoryStorage::new()), &dice);
-    let before = volume.blocks().taken;
+    let before = volume.blocks().used;
     drop(write(&volume));
-    assert_eq!(volume.blocks().taken, before, "nobody named them");
+    assert_eq!(volume.blocks().used, before, "nobody named them");
     let fail = |pages: &mut UnnamedPages| {
         let failed = volume.operate(8, true, |op| {
             pages.name(op, |_| true)?;
@@ -170,17 +170,17 @@ fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     let mut pages = write(&volume);
     fail(&mut pages);
     drop(pages);
-    assert_eq!(volume.blocks().taken, before, "the operation that named them failed");
+    assert_eq!(volume.blocks().used, before, "the operation that named them failed");
     let mut pages = write(&volume);
     fail(&mut pages);
     // In between one of the files went: its page is named by nobody, and that of another one in part.
     name(&volume, &mut pages, &[3]).unwrap();
     assert_eq!(pages.pieces().len(), 2);
     let held: u64 = pages.pieces()[..1].iter().map(|piece| piece.page.run.blocks).sum();
-    assert_eq!(volume.blocks().taken, before + held);
+    assert_eq!(volume.blocks().used, before + held);
     assert!(!volume.stale_pages().is_empty());
     drop(pages);
-    assert_eq!(volume.blocks().taken, before + held, "what was published is given back by nobody");
+    assert_eq!(volume.blocks().used, before + held, "what was published is given back by nobody");
     volume.commit().unwrap();
     assert_live(&volume, &[((3, 0), (2, 4000))].into());
     assert_sound(&volume);

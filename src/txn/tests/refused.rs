@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::support::*;
 use crate::Error;
-use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{BALLAST, Storage};
 use crate::txn::Volume;
 use crate::txn::commit::{Chain, Purpose};
 
 /// Of writes into blocks that it had allocated the host takes `count` more.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
-    storage.inject(Some(FaultPlan { class: Class::Write, count, fault: Fault::NoSpace, lasting: true }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Write, count, fault: Fault::NoSpace, lasting: true }));
 }
 
 fn put_all(volume: &Arc<Volume>, count: u64, seed: u64, expected: &mut Content) {
@@ -48,7 +48,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
             assert!(volume.is_dirty() && volume.durable().generation == durable);
             assert_live(&open(storage.crash(&mut |_| Fate::Keep), &dice), &before);
         }
-        volume.pager().latch().check().unwrap();
+        volume.pager().sticky_error().check().unwrap();
         storage.inject(None);
         // What comes after it is built on it.
         put(&volume, 2, 0, 77, 3000).unwrap();
@@ -63,7 +63,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         for _ in 0..2 {
             volume.committer().commit_for(Purpose::Drain).unwrap();
         }
-        volume.allocator().release_waiting();
+        volume.allocator().release_pending_frees();
         assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go: {taken}");
         let again = open(storage.crash(&mut |_| Fate::Keep), &dice);
         assert_live(&again, &expected);
@@ -113,7 +113,7 @@ fn a_refused_commit_that_fails_then_latches() {
     storage.inject(None);
     storage.fail_next_barrier();
     assert!(matches!(volume.commit(), Err(Error::Io { .. })));
-    assert!(matches!(volume.commit(), Err(Error::Latched(_))));
+    assert!(matches!(volume.commit(), Err(Error::WriteFailed(_))));
 }
 
 /// Fills a volume on a host that copies on write; answers how many slots it has. Then other programs take what is left.
@@ -129,7 +129,7 @@ fn full_host(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, u64)
         assert!(slots < 1000, "the host is not full");
     }
     volume.commit().unwrap();
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     storage.set_room(Some(BALLAST));
     storage.keep_ballast();
     storage.set_room(Some(0));
@@ -152,7 +152,7 @@ fn an_archive_on_a_full_host_that_copies_on_write_is_emptied_with_its_ballast() 
     volume.commit().unwrap();
     // The deletion is durable. What is left of the ballast need not do for erasing what was deleted, and nothing latches.
     assert!(matches!(volume.close(), Ok(()) | Err(Error::NoSpace(_))));
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     storage.set_room(Some(64 << 20));
     volume.close().unwrap();
     drop(volume);
@@ -173,7 +173,7 @@ fn an_archive_without_ballast_waits_for_room_and_latches_nothing() {
         assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
     }
     assert!(matches!(volume.close(), Err(Error::NoSpace(_))));
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     // Somebody deletes another file.
     storage.set_room(Some(1 << 20));
     volume.commit().unwrap();

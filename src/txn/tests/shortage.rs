@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::support::*;
 use crate::Error;
 use crate::format::Generation;
-use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::commit::{Chain, Purpose};
@@ -18,7 +18,7 @@ const HANGS: Duration = Duration::from_secs(60);
 
 /// Of writes into blocks that it had allocated the host takes `count` more.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
-    storage.inject(Some(FaultPlan { class: Class::Write, count, fault: Fault::NoSpace, lasting: true }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Write, count, fault: Fault::NoSpace, lasting: true }));
 }
 
 /// A volume with twenty extents and what a deleted one left to be let go.
@@ -49,7 +49,7 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
                     Err(Error::NoSpace(_)) => {}
                     drained => assert!(taken > 0 && drained.is_ok(), "{taken} {drained:?}"),
                 }
-                volume.pager().latch().check().unwrap();
+                volume.pager().sticky_error().check().unwrap();
                 // Who has nothing to commit is not told of it.
                 volume.commit().unwrap();
             }
@@ -70,7 +70,7 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
             }
             volume.allocator().map().evict(0);
             assert_sound(&volume);
-            volume.allocator().release_waiting();
+            volume.allocator().release_pending_frees();
             assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go");
             drop(volume);
             let again = open(storage, &dice);
@@ -120,7 +120,7 @@ fn a_commit_for_room_that_is_refused_leaves_the_want_of_room() {
         Err(Error::NoSpace(reason)) => assert!(reason.contains("room for nodes"), "{reason}"),
         done => panic!("{done:?}"),
     }
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     storage.inject(None);
     assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
     assert_live(&volume, &expected);

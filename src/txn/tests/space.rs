@@ -7,7 +7,7 @@ use super::support::*;
 use crate::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, REGION_BLOCKS, Run};
-use crate::storage::simulated::{Class, Fault, FaultPlan, OpKind, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
@@ -107,7 +107,7 @@ fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
     };
     assert!(matches!(refused, Error::NoSpace(_)), "{refused}");
     assert!(slot > 50, "only {slot} pages fit");
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     volume.commit().unwrap();
     assert_live(&volume, &expected);
     // Deletion works on the full archive, and commits make the blocks usable again.
@@ -137,7 +137,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     let mut expected = Content::new();
     for round in 0..3 {
         let room = volume.blocks();
-        let promised = (room.total - room.taken + room.growth - room.kept) * BLOCK;
+        let promised = (room.total - room.used + room.growth - room.headroom) * BLOCK;
         let mut accepted = 0;
         let refused = loop {
             let slot = expected.len() as u64 + 1000 * round;
@@ -148,7 +148,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
             accepted += 32_768;
         };
         assert!(matches!(refused, Error::NoSpace(_)), "{refused}");
-        volume.pager().latch().check().unwrap();
+        volume.pager().sticky_error().check().unwrap();
         volume.commit().unwrap();
         assert!(storage.len().unwrap() <= LIMIT);
         if round == 0 {
@@ -184,19 +184,19 @@ fn blocks_of_pages_that_are_not_committed_are_taken() {
     let volume = create(Arc::new(MemoryStorage::new()), &dice);
     let before = volume.blocks();
     let mut reservation = volume.reserve_data(30_000, 1).unwrap();
-    assert_eq!(volume.blocks().promised, before.promised + 8);
+    assert_eq!(volume.blocks().reserved, before.reserved + 8);
     let pages = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], false).unwrap();
-    assert_eq!(volume.blocks().taken, before.taken + 8);
-    assert_eq!(volume.blocks().promised, before.promised);
+    assert_eq!(volume.blocks().used, before.used + 8);
+    assert_eq!(volume.blocks().reserved, before.reserved);
     drop(pages);
-    assert_eq!(volume.blocks().taken, before.taken);
+    assert_eq!(volume.blocks().used, before.used);
     for slot in 0..50 {
         put(&volume, 2, slot, slot, 30_000).unwrap();
         put(&volume, 2, slot, slot, 3_000).unwrap();
     }
     volume.commit().unwrap();
-    assert_eq!(volume.blocks().taken, volume.space().1);
-    assert_eq!(volume.blocks().promised, 0);
+    assert_eq!(volume.blocks().used, volume.space().1);
+    assert_eq!(volume.blocks().reserved, 0);
 }
 
 /// SPACE-2 under fragmentation: every accepted reservation can be written although no long run is free.
@@ -450,7 +450,7 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
         volume.committer().commit_for(Purpose::Drain).unwrap();
     }
     // What stayed pending would be applied once more to a later state when the region is loaded again.
-    assert!(volume.allocator().map().pending_regions().is_empty());
+    assert!(volume.allocator().map().unapplied_regions().is_empty());
     assert_sound(&volume);
     volume.allocator().map().evict(0);
     assert_sound(&volume);
@@ -475,7 +475,7 @@ fn early_pages_of_a_session_that_never_committed_do_not_survive() {
     let sealed = block(&storage, run);
     drop(volume);
     let volume = open(storage.clone(), &dice);
-    assert!(volume.allocator().map().sweep_next().is_some(), "free blocks are not swept after a crash");
+    assert!(volume.allocator().map().next_unswept().is_some(), "free blocks are not swept after a crash");
     volume.erase_all().unwrap();
     assert_ne!(block(&storage, run), sealed, "ciphertext of a transaction that never committed survived");
     assert_sound(&volume);
@@ -496,11 +496,11 @@ fn erasing_that_is_refused_is_done_later() {
     for _ in 0..3 {
         volume.committer().commit_for(Purpose::Drain).unwrap();
     }
-    volume.allocator().release_waiting();
+    volume.allocator().release_pending_frees();
     for count in 0..2 {
         storage.fail_after(count, Fault::NoSpace);
         let _ = volume.erase_all();
-        volume.pager().latch().check().unwrap();
+        volume.pager().sticky_error().check().unwrap();
     }
     volume.erase_all().unwrap();
     let mut now = vec![0; BLOCK as usize];
@@ -573,7 +573,7 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     }
     let mut space = volume.allocator().map();
     let groups = |space: &mut crate::pager::space::SpaceMap| {
-        let count = (0..).take_while(|_| space.promise(1)).count() as u64;
+        let count = (0..).take_while(|_| space.try_reserve(1)).count() as u64;
         space.unreserve(count);
         count
     };
@@ -642,14 +642,14 @@ fn who_opens_an_archive_on_a_full_host_finds_the_reserve() {
     volume.erase_all().unwrap();
     volume.close().unwrap();
     drop(volume);
-    storage.inject(Some(FaultPlan { class: Class::Room, count: 0, fault: Fault::NoSpace, lasting: true }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Room, count: 0, fault: Fault::NoSpace, lasting: true }));
     let volume = open(storage.clone(), &dice);
     assert!(matches!(put(&volume, 2, 100, 1, 2_000_000), Err(Error::NoSpace(_))));
     for slot in (1..40).step_by(2) {
         assert!(delete(&volume, 2, slot).unwrap());
         volume.commit().unwrap();
     }
-    volume.pager().latch().check().unwrap();
+    volume.pager().sticky_error().check().unwrap();
     assert_sound(&volume);
     volume.close().unwrap();
     drop(volume);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::{OpenOptions, Volume};
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::format::record::{CommitRecord, Origin};
+use crate::format::record::{BackupOrigin, CommitRecord};
 use crate::format::values::{HistoryValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer, TreeId};
 use crate::frame::PageCipher;
@@ -36,7 +36,7 @@ pub(crate) struct Pinned {
     state: Arc<State>,
     /// What a snapshot of it would say.
     content: SnapshotValue,
-    origin: Origin,
+    origin: BackupOrigin,
     /// Its nodes have numbers of their own (ORIGIN-2).
     of_backup: bool,
     /// The sessions before that of the origin.
@@ -44,7 +44,7 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    pub(crate) fn origin(&self) -> &Origin {
+    pub(crate) fn origin(&self) -> &BackupOrigin {
         &self.origin
     }
 
@@ -58,7 +58,7 @@ impl Pinned {
     }
 
     /// Whether all commits since that of `base`, which it comes from, count on from each other: then a node with a number up to that of `base` was there.
-    pub(crate) fn counts_on_since(&self, base: &Origin) -> Result<bool> {
+    pub(crate) fn counts_on_since(&self, base: &BackupOrigin) -> Result<bool> {
         if self.of_backup {
             return Ok(false);
         }
@@ -80,14 +80,14 @@ impl Pinned {
     }
 }
 
-impl From<Origin> for Mark {
-    fn from(origin: Origin) -> Mark {
-        let Origin { session, first, generation, tag, .. } = origin;
+impl From<BackupOrigin> for Mark {
+    fn from(origin: BackupOrigin) -> Mark {
+        let BackupOrigin { session, first, generation, tag, .. } = origin;
         Mark { session, first, generation, tag }
     }
 }
 
-impl Origin {
+impl BackupOrigin {
     /// What a history says of its session.
     pub(super) fn session(&self) -> (Generation, HistoryValue) {
         (self.first, HistoryValue { session: self.session, last: self.generation, last_tag: self.tag })
@@ -96,7 +96,7 @@ impl Origin {
 
 impl Volume {
     /// What it was a backup of when it was opened.
-    pub(crate) fn origin(&self) -> Option<Origin> {
+    pub(crate) fn origin(&self) -> Option<BackupOrigin> {
         self.origin
     }
 
@@ -116,7 +116,7 @@ impl Volume {
         Ok(Pinned { history: self.history_of(&state)?, of_backup: self.origin.is_some(), state, content, origin })
     }
 
-    fn opened(&self) -> Result<(Arc<State>, Origin, Arc<CommitRecord>)> {
+    fn opened(&self) -> Result<(Arc<State>, BackupOrigin, Arc<CommitRecord>)> {
         let mark = self.opened_at().filter(|_| self.unlaid.get().is_none());
         let Some(Mark { session, first, generation, tag }) = mark else {
             return Err(Error::invalid(
@@ -126,10 +126,10 @@ impl Volume {
         let record = self.durable();
         // Of a backup that is copied the origin stays what it was.
         let time = record.origin.map_or(record.time, |origin| origin.time);
-        Ok((self.state(), Origin { session, first, generation, tag, time }, record))
+        Ok((self.state(), BackupOrigin { session, first, generation, tag, time }, record))
     }
 
-    fn committed(&self) -> Result<(Arc<State>, Origin, Arc<CommitRecord>)> {
+    fn committed(&self) -> Result<(Arc<State>, BackupOrigin, Arc<CommitRecord>)> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
         self.committer.as_leader(|chain| {
@@ -139,7 +139,7 @@ impl Volume {
             // When nothing is changed, the newest record of this session says it already.
             self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
             let record = self.durable();
-            let origin = Origin {
+            let origin = BackupOrigin {
                 session: record.session,
                 first: record.session_first,
                 generation: record.generation,
@@ -151,7 +151,7 @@ impl Volume {
         })
     }
 
-    fn remember_pinned(&self, origin: &Origin) {
+    fn remember_pinned(&self, origin: &BackupOrigin) {
         let mut pinned = self.pinned.lock();
         pinned.insert(origin.generation, origin.tag);
         if pinned.len() > MOST_PINNED {
@@ -163,7 +163,7 @@ impl Volume {
     ///
     /// A machine that was set back goes on in one session and gives its numbers again, so of a writer's own session a number alone proves nothing: what this
     /// process pinned is in its line. Of anything else in it, which another machine's reader may have made or this one before it was set back, nothing is known.
-    pub(crate) fn descent_now(&self, origin: &Origin) -> Result<Descent> {
+    pub(crate) fn descent_now(&self, origin: &BackupOrigin) -> Result<Descent> {
         let durable = self.durable();
         if !self.read_only() && (durable.session, durable.session_first) == (origin.session, origin.first) {
             return Ok(match durable.generation.cmp(&origin.generation) {

@@ -24,12 +24,12 @@ use parking_lot::Mutex;
 
 use crate::btree::NodeStore;
 use crate::env::Environment;
-use crate::error::{CacheUse, Error, LogUse, Result, SnapshotUse};
+use crate::error::{CacheStats, Error, LogStats, Result, SnapshotStats};
 use crate::format::log::LogMark;
-use crate::format::record::{CommitRecord, Origin};
+use crate::format::record::{BackupOrigin, CommitRecord};
 use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
-use crate::pager::space::{Blocks, SpaceMap};
+use crate::pager::space::{BlockCounts, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
@@ -79,7 +79,7 @@ pub(crate) struct Volume {
     /// Held by who takes or removes a snapshot, also over commits; whether any may be left whose removal has begun.
     snapshots: Mutex<bool>,
     /// What is told of snapshots to those who must not wait for the host; None before anybody looked.
-    snapshot_use: Mutex<Option<SnapshotUse>>,
+    snapshot_use: Mutex<Option<SnapshotStats>>,
     shortage: Shortage,
     committer: Arc<Committer>,
     writer: Arc<Writer>,
@@ -95,7 +95,7 @@ pub(crate) struct Volume {
     carried: Vec<Option<LogMark>>,
     opened_log: Option<OpenedLog>,
     /// What it was a backup of when it was opened.
-    origin: Option<Origin>,
+    origin: Option<BackupOrigin>,
     /// Next inode number that the archive had when it was opened, before numbers were left out.
     recorded_ino: u64,
     /// What the log says beyond the record that was opened, until it is laid over that.
@@ -210,13 +210,13 @@ impl Volume {
 
     /// Why nothing is written any more.
     pub(crate) fn latched(&self) -> Option<&str> {
-        self.medium.pager.latch().reason()
+        self.medium.pager.sticky_error().reason()
     }
 
     /// What somebody who handed over data, or asked for its durability, is told of an error: a failure that only background work has met so far
     /// is told with its cause.
     pub(crate) fn told(&self, error: Error) -> Error {
-        self.medium.pager.latch().tell(error)
+        self.medium.pager.sticky_error().error_for(error)
     }
 
     // ---- figures ----
@@ -232,12 +232,12 @@ impl Volume {
     }
 
     /// The blocks of the file and what they are taken for, those of the open transaction included.
-    pub(crate) fn blocks(&self) -> Blocks {
+    pub(crate) fn blocks(&self) -> BlockCounts {
         self.allocator.blocks()
     }
 
     /// The same with the bytes of memory that the map takes, or None while somebody works on it.
-    pub(crate) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
+    pub(crate) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         self.allocator.blocks_unless_busy()
     }
 
@@ -257,20 +257,20 @@ impl Volume {
     }
 
     /// What the caches of cells, heads and nodes hold and how often they had what was asked for.
-    pub(crate) fn cache_use(&self) -> [CacheUse; 3] {
+    pub(crate) fn cache_use(&self) -> [CacheStats; 3] {
         let (cells, heads) = self.medium.pager.cache_use();
         [cells, heads, self.medium.store.usage()]
     }
 
     /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
     pub(crate) fn forget_plaintext(&self) {
-        self.medium.pager.forget_data();
+        self.medium.pager.clear_data_caches();
         self.medium.store.clear();
     }
 
     /// Runs `f` with a buffer for file data, which [`Volume::wipe_buffers`] wipes.
     pub(crate) fn with_read_buffer<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-        self.medium.pager.reads().with(f)
+        self.medium.pager.read_buffers().with_buffer(f)
     }
 
     /// Wipes the remains of reads in buffers.
@@ -359,7 +359,7 @@ impl Volume {
     }
 
     /// What this session wrote into the log.
-    pub(crate) fn log_use(&self) -> LogUse {
+    pub(crate) fn log_use(&self) -> LogStats {
         self.committer.log_use()
     }
 
@@ -506,12 +506,15 @@ impl Volume {
     /// an unclean open, goes on with the removal of a snapshot. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.committer.check_writable()?;
-        let latch = self.medium.pager.latch();
-        self.medium.pager.check_host().map_err(|error| latch.set("looking after the archive's file", error))?;
-        self.allocator.release_waiting();
+        let sticky_error = self.medium.pager.sticky_error();
+        self.medium
+            .pager
+            .check_identity()
+            .map_err(|error| sticky_error.record("looking after the archive's file", error))?;
+        self.allocator.release_pending_frees();
         let confirmed = match self.confirm() {
             // Erasing what is free already may give the host the room that the record lacks.
-            Err(Error::NoSpace(reason)) if latch.reason().is_none() => Err(Error::NoSpace(reason)),
+            Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => Err(Error::NoSpace(reason)),
             confirmed => Ok(confirmed?),
         };
         let swept = self.allocator.sweep_step()? | self.allocator.look_step()?;
@@ -549,7 +552,7 @@ impl Volume {
     /// As [`Self::erase_all`], and looks for old ciphertext in all free space, also where no session that is remembered freed anything.
     pub(crate) fn erase_everything(&self) -> Result<()> {
         self.committer.check_writable()?;
-        self.allocator.sweep_everything();
+        self.allocator.restart_sweep();
         self.erase_all()
     }
 
@@ -563,7 +566,7 @@ impl Volume {
             }
             self.committer.commit_for(Purpose::Drain)?;
         }
-        self.allocator.release_waiting();
+        self.allocator.release_pending_frees();
         // What is being erased is out of reach for a moment, so something else has to be there.
         drop(self.shortage.await_operation(0, false)?);
         self.allocator.erase_all()?;
@@ -595,7 +598,7 @@ impl Volume {
         let length = self.allocator.trim_tail();
         let storage = self.medium.pager.storage();
         if storage.len()? > length {
-            if self.durable().total_blocks * BLOCK > length && !storage.ordered() {
+            if self.durable().total_blocks * BLOCK > length && !storage.has_atomic_barrier() {
                 // The file must never be shorter than a record that may be trusted says.
                 self.committer.commit_for(Purpose::Shorten)?;
             }

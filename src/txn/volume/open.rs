@@ -90,7 +90,7 @@ impl Volume {
         record: CommitRecord,
         next_generation: Generation,
     ) -> Result<Arc<Volume>> {
-        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4).quiet());
+        let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4).without_error_log());
         if pager.storage().len()? < record.total_blocks * BLOCK {
             pager.storage().set_len(record.total_blocks * BLOCK)?;
         }
@@ -161,7 +161,7 @@ impl Volume {
         }
         let writable = !options.read_only;
         let pager = Pager::new(storage, cipher, (options.memory / 2) as usize);
-        let pager = Arc::new(if backup_after.is_some() { pager.quiet() } else { pager });
+        let pager = Arc::new(if backup_after.is_some() { pager.without_error_log() } else { pager });
         let mut recovered = recovery::choose(&pager, writable, seen)?;
         let recorded_ino = recovered.next_ino();
         let mut record = recovered.record.clone();

@@ -20,23 +20,23 @@ impl Volume {
     }
 
     /// Tells the medium which parts of pages [`Self::read_data`] is going to be asked for.
-    pub(crate) fn expect_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
-        self.medium.pager.expect_data(parts);
+    pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
+        self.medium.pager.prefetch_data(parts);
     }
 
     /// As [`crate::pager::Pager::expect_pages`].
-    pub(crate) fn expect_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
-        self.medium.pager.expect_pages(pages);
+    pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
+        self.medium.pager.prefetch_pages(pages);
     }
 
     /// Whether the archive is on another machine.
-    pub(crate) fn is_far(&self) -> bool {
-        self.medium.pager.is_far()
+    pub(crate) fn is_remote(&self) -> bool {
+        self.medium.pager.is_remote()
     }
 
     /// Bytes of what is durable that are where nobody else finds them, as of [`crate::storage::Storage::kept_back`].
-    pub(crate) fn kept_back(&self) -> Result<u64> {
-        self.medium.pager.storage().kept_back()
+    pub(crate) fn pending_upload_bytes(&self) -> Result<u64> {
+        self.medium.pager.storage().pending_upload_bytes()
     }
 
     /// The files whose parts lie in a packed page; None when it is a page of another kind.
@@ -52,7 +52,7 @@ impl Volume {
     fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
         let generation = self.medium.versions.open_generation();
         let written = self.medium.pager.seal(page, run, generation).and_then(|sealed| {
-            self.medium.pager.write_ahead(&sealed)?;
+            self.medium.pager.write_data_page(&sealed)?;
             Ok(sealed.pointer)
         });
         if written.is_err() {
@@ -63,8 +63,8 @@ impl Volume {
 
     /// Bounds what the next commit has to wait for, if need be by waiting for the medium. Whoever wrote file data calls it when nobody waits for those
     /// pages.
-    pub(crate) fn bound_unsynced(&self) -> Result<()> {
-        self.medium.pager.bound_unsynced()
+    pub(crate) fn limit_unsynced(&self) -> Result<()> {
+        self.medium.pager.limit_unsynced()
     }
 
     /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation. More than one piece comes back only when free space is in
@@ -135,7 +135,7 @@ impl Volume {
         for _ in 0..ATTEMPTS {
             if let Some(run) = promised.allocate(page.blocks())? {
                 let pointer = self.seal_and_write(page, run)?;
-                return self.bound_unsynced().map(|()| pointer);
+                return self.limit_unsynced().map(|()| pointer);
             }
             more.push(self.reserve_data(MORE, 0)?);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Volume;
 use crate::btree::Tree;
-use crate::error::{Error, Result, SnapshotUse};
+use crate::error::{Error, Result, SnapshotStats};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{Generation, Key, Timestamp, TreeId, kind};
 use crate::txn::commit::Purpose;
@@ -88,7 +88,7 @@ impl Volume {
     pub(crate) fn look_at_snapshots(&self) -> Result<()> {
         let all = self.readable_snapshots()?;
         let newest = all.last().map(|(_, snapshot)| snapshot.time);
-        *self.snapshot_use.lock() = Some(SnapshotUse { count: all.len() as u64, newest });
+        *self.snapshot_use.lock() = Some(SnapshotStats { count: all.len() as u64, newest });
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl Volume {
     }
 
     /// How many snapshots there are, asked of memory alone; None when nobody has looked.
-    pub(crate) fn snapshot_use(&self) -> Option<SnapshotUse> {
+    pub(crate) fn snapshot_use(&self) -> Option<SnapshotStats> {
         *self.snapshot_use.lock()
     }
 

@@ -154,7 +154,7 @@ impl Storage for Staged {
         self.read(offset, out)
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -223,7 +223,7 @@ impl Storage for Staged {
         self.shared.state.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         true
     }
 

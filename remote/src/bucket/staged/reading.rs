@@ -124,9 +124,9 @@ impl Staged {
         let old: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
         let changed = state.changed.overlapping(&blocks);
         let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
-        let is_far = |number: &u64| !state.dirty.contains_key(number) && !state.last.contains_key(number);
+        let is_remote = |number: &u64| !state.dirty.contains_key(number) && !state.last.contains_key(number);
         let new =
-            changed.take(MAX_BLOCKS as usize).filter(is_far).flat_map(|number| state.map.parts(number..number + 1));
+            changed.take(MAX_BLOCKS as usize).filter(is_remote).flat_map(|number| state.map.parts(number..number + 1));
         let is_up = |part: &Entry| part.place.is_some_and(|place| state.object(&place.id).is_none());
         let new: Vec<Entry> = new.filter(is_up).collect();
         let base = state.base.clone();

@@ -62,7 +62,7 @@ fn leave(world: &Arc<World>, place: &Path, base: &[u8]) -> Vec<u8> {
     now[8192..].fill(0xB2);
     living.barrier().unwrap();
     assert!(whole(&living) == now, "what is kept is read");
-    assert!(living.kept_back().unwrap() > 10 << 20);
+    assert!(living.pending_upload_bytes().unwrap() > 10 << 20);
     drop(living);
     now
 }
@@ -84,7 +84,7 @@ fn what_a_store_did_not_take_is_sent_by_the_next_writer_here_before_anything_els
     let next = mounted(&world, place.path()).unwrap();
     assert!(next.notice().is_none());
     assert!(found(&world) == now && whole(&next) == now);
-    assert_eq!(next.kept_back().unwrap(), 0);
+    assert_eq!(next.pending_upload_bytes().unwrap(), 0);
     next.write_at(0, &[7; 4096]).unwrap();
     next.barrier().unwrap();
     drop(next);
@@ -157,7 +157,7 @@ fn who_comes_first_is_never_overtaken_by_what_was_kept() {
         let is_sent = there[4096..] == now[4096..];
         let Ok(next) = next else { continue };
         assert_eq!(next.notice().is_none(), is_sent, "request {end}");
-        assert_eq!(next.kept_back().unwrap(), 0, "what is of another writer's time is told once");
+        assert_eq!(next.pending_upload_bytes().unwrap(), 0, "what is of another writer's time is told once");
         drop(next);
         if !is_sent {
             refused += 1;
@@ -184,7 +184,7 @@ fn what_another_writer_came_before_is_kept_for_who_wrote_it() {
     let there = found(&world);
     let told = overtaken.barrier().unwrap_err();
     assert!(matches!(&told, Error::InUse(why) if why.contains("lockbox remote unsent")), "{told}");
-    assert!(overtaken.kept_back().unwrap() > 0);
+    assert!(overtaken.pending_upload_bytes().unwrap() > 0);
     drop(overtaken);
     assert!(found(&world) == there);
     assert!(read(&world, place.path()).unwrap() == now);
@@ -271,7 +271,7 @@ fn a_commit_that_waits_for_the_store_survives_the_machine() {
         }
         let copy = copied(place.path());
         assert!(matches!(forget(place.path(), NAME), Err(Error::InUse(_))), "it may still be sent");
-        assert_eq!(living.kept_back().unwrap(), 0, "the barrier has not said so");
+        assert_eq!(living.pending_upload_bytes().unwrap(), 0, "the barrier has not said so");
         is_away(&world, false);
         waiting.join().unwrap().unwrap();
         assert!(found(&world) == now);
@@ -293,7 +293,7 @@ fn who_waits_without_end_keeps_nothing_back() {
     living.leave();
     living.write_at(0, &[1; 4096]).unwrap();
     living.barrier().unwrap();
-    assert_eq!(living.kept_back().unwrap(), 0);
+    assert_eq!(living.pending_upload_bytes().unwrap(), 0);
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn what_waits_for_one_archive_is_not_sent_to_another_one_of_its_address() {
     let base = made(&other, 2);
     assert!(read(&other, place.path()).is_err());
     let next = mounted(&other, place.path()).unwrap();
-    assert!(next.notice().is_none() && next.kept_back().unwrap() == 0);
+    assert!(next.notice().is_none() && next.pending_upload_bytes().unwrap() == 0);
     drop(next);
     assert!(found(&other) == base);
     is_away(&world, false);
@@ -465,7 +465,7 @@ fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
         living.leave();
         waiting.join().unwrap().unwrap();
     });
-    assert!(living.kept_back().unwrap() > 0);
+    assert!(living.pending_upload_bytes().unwrap() > 0);
     drop(living);
     assert!(found(&world) == base);
     // It is carried out after all, before or after the next writer sends the same.
@@ -625,7 +625,7 @@ fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
     living.write_at(0, &[1; 4096]).unwrap();
     living.barrier().unwrap();
     living.leave();
-    assert_eq!(living.kept_back().unwrap(), 0);
+    assert_eq!(living.pending_upload_bytes().unwrap(), 0);
     is_away(&world, true);
     drop(living);
     assert_eq!(kept(place.path()).len(), 1, "that it goes");

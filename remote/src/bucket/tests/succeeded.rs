@@ -29,7 +29,7 @@ fn new_bytes() -> Vec<u8> {
 
 /// Writes the archive anew, reads that back from the store, and puts it in the place of what is there.
 fn renew(storage: &dyn Storage) -> Result<()> {
-    let (next, bytes) = (storage.succeed()?, new_bytes());
+    let (next, bytes) = (storage.begin_replace()?, new_bytes());
     let fresh = next.storage();
     assert_eq!(fresh.len()?, 0);
     fresh.write_at(0, &bytes[..16 << 20])?;
@@ -148,7 +148,7 @@ fn what_is_given_up_goes_with_its_writer_and_without_a_network_one_request_is_lo
         let world = World::new(1, 0);
         let old = made(&world, 3);
         let storage = living(&world, 1).unwrap();
-        let next = storage.succeed().unwrap();
+        let next = storage.begin_replace().unwrap();
         next.storage().write_at(0, &new_bytes()).unwrap();
         next.storage().evict(0, u64::MAX).unwrap();
         assert!(examined(&world).unnamed.objects > 0);

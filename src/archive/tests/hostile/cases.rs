@@ -6,7 +6,7 @@ use crate::format::values::{
     DeadValue, Extent, HistoryValue, IndexEntry, InodeValue, XattrEntry, decode_index, encode_index, encode_xattrs,
 };
 use crate::format::{Generation, Ino, Key, Pointer, Run, TreeId, kind};
-use crate::frame::{Content, PlainPage};
+use crate::frame::{PageContent, PlainPage};
 use crate::fs::mode;
 
 /// Inodes of the sample, in the order in which it makes them.
@@ -295,12 +295,12 @@ fn bad_node(cases: &mut Cases, name: &str, mut change: impl FnMut(&mut PlainPage
         let mut done = false;
         forge.on_page = Some(Box::new(move |page| {
             let mut body = match &mut page.content {
-                Content::Body(body) if page.position == 1 && !done => std::mem::take(body),
+                PageContent::Body(body) if page.position == 1 && !done => std::mem::take(body),
                 _ => return,
             };
             done = true;
             change(page, &mut body);
-            page.content = Content::Body(body);
+            page.content = PageContent::Body(body);
         }));
     });
 }

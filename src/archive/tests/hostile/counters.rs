@@ -8,7 +8,7 @@ use super::cases::{Cases, INLINE, NOISE, first};
 use super::logs::{honest, inode_key, refused_unwritten, storage};
 use crate::error::Error;
 use crate::format::header::FEATURE_LOG;
-use crate::format::record::Origin;
+use crate::format::record::BackupOrigin;
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{Generation, Key, REGION_BLOCKS, ROOT_INO, Run, TreeId, kind};
 use crate::fs::{FileSystem, mode};
@@ -138,7 +138,7 @@ fn all() -> Vec<Wrong> {
     });
     add("a backup of a commit to come", "is of a backup of commit", Forge::new(), &|forge| {
         let generation = forge.record.generation;
-        forge.record.origin = Some(Origin { first: Generation(1), generation, ..Origin::default() });
+        forge.record.origin = Some(BackupOrigin { first: Generation(1), generation, ..BackupOrigin::default() });
     });
     add("a first commit that extends another one", "commit 1 extends another one", Forge::new(), &|forge| {
         forge.only_record();

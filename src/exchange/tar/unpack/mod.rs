@@ -22,7 +22,7 @@ use crate::exchange::extract::write_all;
 use crate::exchange::host::host_error;
 use crate::exchange::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
 use crate::fs::{Attributes, mode};
-use crate::storage::{Identity, host_call};
+use crate::storage::{FileIdentity, host_call};
 
 /// Bytes read from the tar and written to the host at once.
 const PIECE: usize = 256 << 10;
@@ -100,7 +100,7 @@ fn place(stage: &Stage, top: &[u8], called: &dyn Fn(u32) -> Option<Vec<u8>>) -> 
 
 /// A directory that was made, and the time that it gets when all is in it.
 struct Made {
-    identity: Identity,
+    identity: FileIdentity,
     modified: Option<Timestamp>,
 }
 
@@ -110,7 +110,7 @@ struct Unpack<'a> {
     /// By their paths below the stage (EXTRACT-1).
     directories: HashMap<Vec<u8>, Made>,
     /// The same of files, which further names may follow of.
-    files: HashMap<Vec<u8>, Identity>,
+    files: HashMap<Vec<u8>, FileIdentity>,
     piece: Vec<u8>,
     go_on: &'a dyn Fn() -> Result<()>,
 }
@@ -186,7 +186,7 @@ impl Unpack<'_> {
         member: &Member,
         map: &Map,
         members: &mut Members<'_>,
-    ) -> Result<Identity> {
+    ) -> Result<FileIdentity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host =
             rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make it"))?;

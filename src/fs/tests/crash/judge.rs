@@ -15,7 +15,7 @@ use crate::format::values::Extent;
 use crate::format::{BLOCK, Key, MIN_BLOCKS, RESERVED, kind};
 use crate::fs::FileSystem;
 use crate::storage::Storage;
-use crate::storage::simulated::{Class, Fault, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::txn::{OpenOptions, Volume};
 
 /// Opens; everything promised must hold. The answer has what the user sees.
@@ -178,7 +178,7 @@ pub(super) fn survives_a_read_error(
     environment: &Arc<SeededEnvironment>,
     turn: u64,
 ) -> bool {
-    storage.inject(Some(FaultPlan { class: Class::Read, count: turn, fault: Fault::Eio, lasting: false }));
+    storage.inject(Some(FaultPlan { class: FaultClass::Read, count: turn, fault: Fault::Eio, lasting: false }));
     let opened = try_open_on(storage.clone(), environment.clone());
     let met = storage.injected() > 0;
     storage.inject(None);

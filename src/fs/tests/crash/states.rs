@@ -14,7 +14,7 @@ use crate::archive::BackupSource;
 use crate::env::SeededEnvironment;
 use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem, mode};
-use crate::storage::simulated::{Fate, Replay, SimulatedStorage, Trace};
+use crate::storage::simulated::{Fate, SimulatedStorage, Trace, TraceReplay};
 
 /// One write in so many is looked at when more than this are pending at once (a burst): every prefix still is.
 const MANY: usize = 40;
@@ -144,9 +144,9 @@ enum End {
 }
 
 /// Every way in which a run may end at this point.
-fn ends(point: &Replay<'_>, mut each: impl FnMut(End)) {
+fn ends(point: &TraceReplay<'_>, mut each: impl FnMut(End)) {
     let pending = point.pending().len();
-    if point.is_ordered() {
+    if point.has_atomic_barrier() {
         each(End::Nothing);
         if point.at_barrier() {
             // It was carried out, and nobody was told.
@@ -192,7 +192,7 @@ fn some_parts(dice: &SeededEnvironment, unit: u64) -> Box<dyn Fn(u64) -> bool> {
     })
 }
 
-fn make(point: &Replay<'_>, end: End, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
+fn make(point: &TraceReplay<'_>, end: End, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
     let one = |chosen: usize, fate: &mut dyn FnMut() -> Fate| {
         point.power_loss(&mut |index| if index == chosen { fate() } else { Fate::Keep })
     };
@@ -213,7 +213,7 @@ fn make(point: &Replay<'_>, end: End, dice: &SeededEnvironment) -> Arc<Simulated
 }
 
 /// Any subset, in parts, in any order; how many survive differs from loss to loss.
-fn random_loss(point: &Replay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
+fn random_loss(point: &TraceReplay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
     let mut order: Vec<usize> = (0..point.pending().len()).collect();
     for last in (1..order.len()).rev() {
         order.swap(last, (dice.next_u64() % (last as u64 + 1)) as usize);
@@ -257,7 +257,7 @@ pub(super) fn explore(seed: u64, plan: Plan) -> Tally {
 }
 
 /// All ends of a recording; so many picked at random when there are more.
-fn each_end(trace: &Trace, states: u64, dice: &SeededEnvironment, each: &mut dyn FnMut(&Replay<'_>, End)) {
+fn each_end(trace: &Trace, states: u64, dice: &SeededEnvironment, each: &mut dyn FnMut(&TraceReplay<'_>, End)) {
     let mut all = 0;
     let mut point = trace.replay();
     loop {
@@ -281,7 +281,7 @@ fn each_end(trace: &Trace, states: u64, dice: &SeededEnvironment, each: &mut dyn
     }
 }
 
-fn judge_end(run: &Run, point: &Replay<'_>, end: End, dice: &Arc<SeededEnvironment>, tally: &mut Tally) {
+fn judge_end(run: &Run, point: &TraceReplay<'_>, end: End, dice: &Arc<SeededEnvironment>, tally: &mut Tally) {
     let allowed = run.history.allowed(point.position());
     let storage = make(point, end, dice);
     // What recovery seals must not repeat the nonces of the run.
@@ -374,7 +374,7 @@ fn judge_copies(run: &Run, seed: u64, plan: Plan, tally: &mut Tally) {
 
 fn judge_copy(
     copying: &Copying,
-    point: &Replay<'_>,
+    point: &TraceReplay<'_>,
     end: End,
     (source, shows): (&BackupSource, &Seen),
     dice: &Arc<SeededEnvironment>,
@@ -419,7 +419,7 @@ fn judge_copy(
 }
 
 /// What one of the ends at this point leaves.
-fn random_end(point: &Replay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
+fn random_end(point: &TraceReplay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
     let mut all = Vec::new();
     ends(point, |one| all.push(one));
     make(point, all[(dice.next_u64() % all.len() as u64) as usize], dice)

@@ -1,24 +1,25 @@
-//! Seals entries of the log and opens them, each bound to its place and its two parts to each other (specification 4.2 and 9.4).
+//! Log entry encryption: binds each entry to its location, and its head and body to each other
+//! (specification 4.2 and 9.4).
 
-use super::cipher::{PageCipher, field, put_place};
+use super::cipher::{PageCipher, field, put_location};
 use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::error::{Error, Result};
 use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
 use crate::format::{LOG, Tag};
 
-/// First byte of the body: nonce, sealed head, its tag.
+/// Offset of the body: after nonce, sealed head and its tag.
 const BODY: usize = NONCE + ENTRY_HEAD + TAG;
-/// Bytes of the associated data of a head: label 19, version 4, archive 16, block 8.
+/// Length of the associated data of a head: label 19, version 4, archive 16, block 8.
 const PLACE: usize = 47;
 
-/// An entry ready to be written.
+/// Sealed entry ready to be written.
 pub(crate) struct SealedEntry {
     pub(crate) tag: Tag,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// An entry of which the head is opened.
-pub(crate) struct BegunEntry {
+/// Start of an entry: the decrypted head.
+pub(crate) struct EntryStart {
     pub(crate) head: EntryHead,
     plain: [u8; ENTRY_HEAD],
     key: PageKey,
@@ -27,14 +28,14 @@ pub(crate) struct BegunEntry {
 fn head_aad(cipher: &PageCipher, address: u64) -> [u8; PLACE] {
     let mut aad = [0; PLACE];
     aad[..19].copy_from_slice(b"lockbox/v1/log/head");
-    put_place(&mut aad[19..], cipher.archive(), address);
+    put_location(&mut aad[19..], cipher.archive(), address);
     aad
 }
 
 fn body_aad(cipher: &PageCipher, address: u64, head: &[u8; ENTRY_HEAD]) -> [u8; PLACE + ENTRY_HEAD] {
     let mut aad = [0; PLACE + ENTRY_HEAD];
     aad[..19].copy_from_slice(b"lockbox/v1/log/body");
-    put_place(&mut aad[19..], cipher.archive(), address);
+    put_location(&mut aad[19..], cipher.archive(), address);
     aad[PLACE..].copy_from_slice(head);
     aad
 }
@@ -44,10 +45,12 @@ impl PageCipher {
         self.log().ok_or_else(|| Error::invalid("the archive has no log"))
     }
 
-    /// Seals an entry for the blocks from `address` on; `head` says how many, and how long `body` is.
+    /// Seals an entry for the blocks from `address` on; `head` has their number and the length of
+    /// `body`.
     ///
     /// # Errors
-    /// `Io` when there is no randomness, `Invalid` for an archive without a log or a head that says otherwise.
+    /// `Io` when there is no randomness, `Invalid` for an archive without a log or lengths that
+    /// contradict `head`.
     pub(crate) fn seal_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<SealedEntry> {
         let room = entry_capacity(head.blocks.into());
         if head.length as usize != body.len() || body.len() > room {
@@ -56,7 +59,7 @@ impl PageCipher {
         self.seal_entry_parts(&head.encode(), address, body, room)
     }
 
-    /// Seals these bytes of a head, whatever they say, and `body` with zeros behind it up to `room` bytes.
+    /// Seals the given head bytes without validation, and `body` zero-padded to `room` bytes.
     pub(crate) fn seal_entry_parts(
         &self,
         plain: &[u8; ENTRY_HEAD],
@@ -78,11 +81,13 @@ impl PageCipher {
         Ok(SealedEntry { tag, bytes })
     }
 
-    /// Opens the head in the first block of an entry; None for what is no entry of this archive at this place.
+    /// Opens the head in the first block of an entry; `None` when it is not an entry of this
+    /// archive at this address.
     ///
     /// # Errors
-    /// `Damaged` for a head that opens and does not decode, or whose entry reaches beyond the log: only a holder of the key can have made it.
-    pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<BegunEntry>> {
+    /// `Damaged` for an authentic head that does not decode or whose entry exceeds the log: only a
+    /// key holder can have created it.
+    pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<EntryStart>> {
         let key = self.log_key()?.page_key(&field(bytes, 0));
         let mut plain: [u8; ENTRY_HEAD] = field(bytes, NONCE);
         let tag = field(bytes, NONCE + ENTRY_HEAD);
@@ -93,26 +98,27 @@ impl PageCipher {
         if address + u64::from(head.blocks) > LOG.1 {
             return Err(Error::damaged(format!("log entry reaches beyond the log: block={address}")));
         }
-        Ok(Some(BegunEntry { head, plain, key }))
+        Ok(Some(EntryStart { head, plain, key }))
     }
 
-    /// Opens the body of an entry, whose blocks `bytes` are; None when it fails authentication. The tag is the entry's.
+    /// Opens the body of an entry from its blocks `bytes`; returns body and tag, or `None` when it
+    /// fails authentication.
     ///
     /// # Errors
-    /// `Damaged` for padding that is not zero.
+    /// `Damaged` for non-zero padding.
     pub(crate) fn open_entry_body(
         &self,
-        begun: &BegunEntry,
+        start: &EntryStart,
         address: u64,
         mut bytes: Vec<u8>,
     ) -> Result<Option<(Vec<u8>, Tag)>> {
-        let end = BODY + entry_capacity(begun.head.blocks.into());
+        let end = BODY + entry_capacity(start.head.blocks.into());
         let tag: Tag = field(&bytes, end);
-        let aad = body_aad(self, address, &begun.plain);
-        if begun.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
+        let aad = body_aad(self, address, &start.plain);
+        if start.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
             return Ok(None);
         }
-        let stored = BODY + begun.head.length as usize;
+        let stored = BODY + start.head.length as usize;
         if bytes[stored..end].iter().any(|byte| *byte != 0) {
             return Err(Error::damaged(format!("log entry has padding that is not zero: block={address}")));
         }

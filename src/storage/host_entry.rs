@@ -1,10 +1,12 @@
-//! A name in a directory of the host that is held open, so that nobody who changes the path can lead what is done to it elsewhere.
+//! Directory entry of the host in an opened directory, safe against concurrent changes of the path.
 //!
-//! Whoever may write the directory can still exchange what has the name, at any moment. So what was made or opened is known by its
-//! descriptor: owner, mode and attributes are set there, and the name is touched only while it names that very file. Between such a look and
-//! the call that follows, the name can come to mean another file; then the call changes an entry of that directory, which whoever
-//! exchanged it could have changed alone: no entry of another directory, and no file's content, owner or mode. What must not be lost
-//! by that (`archive/compact/replace.rs`) is exchanged instead of replaced, and looked at again.
+//! A user with write access to the directory can still exchange the entry at any moment. Created
+//! and opened files are therefore identified by their descriptor: owner, mode and attributes are
+//! set there, and the name is only touched while it refers to that file. Between this check and the
+//! following call the name may come to refer to another file. The call then changes an entry that
+//! this user could have changed directly; it never affects an entry of another directory, or
+//! another file's content, owner or mode. Where such a race must not lose data
+//! (`archive/compact/replace.rs`), entries are exchanged instead of replaced, and checked again.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,55 +20,55 @@ use rustix::io::Errno;
 
 use super::host_call;
 
-/// The entry, whether there is a file or not.
+/// Directory entry; the file need not exist.
 pub struct HostEntry {
-    /// O_PATH: search permission is enough, as for a path.
+    /// Opened with O_PATH: search permission suffices, as for a path.
     directory: OwnedFd,
     name: OsString,
-    /// For messages; absolute.
+    /// Absolute path, for messages.
     path: PathBuf,
 }
 
 impl HostEntry {
-    /// Opens the directory of `path`; links on the way there are followed, one in the entry itself never is.
+    /// Opens the parent directory of `path`. Follows links in the parent path, never in the entry
+    /// itself.
     pub fn of(path: &Path) -> io::Result<HostEntry> {
         let path = std::path::absolute(path)?;
         let name = match path.file_name() {
             Some(name) if path.as_os_str().as_bytes().ends_with(name.as_bytes()) => name.to_owned(),
             _ => return Err(Errno::ISDIR.into()),
         };
-        // A path that has a name has a parent.
+        // A path with a file name has a parent.
         let parent = path.parent().unwrap_or(Path::new("/"));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(CWD, parent, flags, Mode::empty())?;
         Ok(HostEntry { directory, name, path })
     }
 
-    /// Another name in the same directory.
-    pub fn beside(&self, name: OsString) -> io::Result<HostEntry> {
+    /// Returns another entry of the same directory.
+    pub fn sibling(&self, name: OsString) -> io::Result<HostEntry> {
         Ok(HostEntry { directory: self.directory.try_clone()?, path: self.path.with_file_name(&name), name })
     }
 
-    /// The same, held once more.
     pub fn try_clone(&self) -> io::Result<HostEntry> {
-        self.beside(self.name.clone())
+        self.sibling(self.name.clone())
     }
 
     pub fn name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The path that it had when it was opened, for messages.
+    /// Returns the path from when the directory was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes a file with mode 0600, refusing whatever has the name.
+    /// Creates a file with mode 0600; fails if the name exists.
     pub fn create(&self) -> io::Result<File> {
         self.open_with(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
     }
 
-    /// Opens what has the name, without waiting for a FIFO's other end.
+    /// Opens the file without waiting for the other end of a FIFO.
     pub fn open(&self, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         self.open_with(access | OFlags::NONBLOCK | OFlags::NOCTTY)
@@ -77,43 +79,42 @@ impl HostEntry {
         Ok(rustix::fs::openat(&self.directory, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Makes a file of mode 0600 with this content, durable under its name; after a failure there is none.
+    /// Creates a durable file of mode 0600 with this content; removes it after a failure.
     pub fn write_new(&self, content: &[u8]) -> io::Result<()> {
         let mut file = self.create()?;
         let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| self.sync_directory());
         written.inspect_err(|_| {
-            // The first failure is the one to tell.
+            // The first failure is reported.
             let _ = self.remove(&file);
         })
     }
 
-    /// Whether the name is that of `file` now.
-    pub fn is(&self, file: impl AsFd) -> io::Result<bool> {
+    /// Returns whether the name refers to `file` now.
+    pub fn refers_to(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(named) => Ok(Identity::from(&named) == Identity::of(file)?),
+            Ok(named) => Ok(FileIdentity::from(&named) == FileIdentity::of(file)?),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// What has the name.
     pub(super) fn stat(&self, how: AtFlags) -> std::result::Result<Stat, Errno> {
         rustix::fs::statat(&self.directory, &self.name, how)
     }
 
-    /// Removes the name if it is that of `file`; whether it was.
+    /// Removes the name if it refers to `file`; returns whether it did.
     pub fn remove(&self, file: impl AsFd) -> io::Result<bool> {
-        let ours = self.is(file)?;
+        let ours = self.refers_to(file)?;
         if ours {
             rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?;
         }
         Ok(ours)
     }
 
-    /// Gives each of two names of one directory the other's file, at one moment.
+    /// Atomically exchanges the files of two names in one directory.
     ///
     /// # Errors
-    /// `Unsupported` where the host's file system does not know how.
+    /// `Unsupported` where the host's file system cannot exchange names.
     pub fn exchange(&self, other: &HostEntry) -> io::Result<()> {
         rustix::fs::renameat_with(&self.directory, &self.name, &self.directory, &other.name, RenameFlags::EXCHANGE)
             .map_err(|errno| match errno {
@@ -122,12 +123,12 @@ impl HostEntry {
             })
     }
 
-    /// Moves what has the name to another one of the directory, in place of what has that.
+    /// Renames the entry to another name of the directory, replacing its file.
     pub fn rename(&self, other: &HostEntry) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.directory, &self.name, &self.directory, &other.name)?)
     }
 
-    /// Moves what has the name to another one of the directory, which nothing has.
+    /// Renames the entry to an unused name of the directory.
     ///
     /// # Errors
     /// `AlreadyExists`.
@@ -136,69 +137,70 @@ impl HostEntry {
         Ok(rename_to_free_name(from, self.name.as_bytes(), to, other.name.as_bytes())?)
     }
 
-    /// All names of the directory but `.` and `..`.
+    /// Returns all names of the directory except `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
-        Ok(names(self.opened()?)?.into_iter().map(OsString::from_vec).collect())
+        Ok(names(self.open_directory()?)?.into_iter().map(OsString::from_vec).collect())
     }
 
     /// Makes the directory's names durable.
     pub fn sync_directory(&self) -> io::Result<()> {
-        Ok(host_call::sync_directory(self.opened()?)?)
+        Ok(host_call::sync_directory(self.open_directory()?)?)
     }
 
-    /// The very directory, opened for reading.
-    fn opened(&self) -> io::Result<OwnedFd> {
+    /// Opens the same directory for reading.
+    fn open_directory(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 }
 
-/// Moves `name` of the directory `from` to the name `free` of the directory `to`, both of one file
-/// system, unless something has that.
+/// Renames `name` of directory `from` to the unused name `free` of directory `to` on the same file
+/// system.
 ///
-/// File systems differ in their abilities, so three ways are tried: a rename that replaces
-/// nothing; a second name, which is refused when something has it, before the first one goes; and a
-/// look before an ordinary rename. Only the last has a gap, in which another program can make a
-/// file of the name that the rename replaces. It is for file systems without the flag and without
-/// hard links, such as exFAT and many in user space, and for directories on those without the flag.
+/// File systems differ in their abilities, so three ways are tried: a rename that never replaces; a
+/// hard link, which fails if the name exists, followed by removal of the old name; and a check
+/// before an ordinary rename. Only the last one has a race, in which the rename replaces a file
+/// that another program creates at that moment. It is used on file systems without the rename flag
+/// and without hard links, such as exFAT and many in user space, and for directories on those
+/// without the flag.
 ///
 /// # Errors
-/// `EXIST` when something has the name.
+/// `EXIST` when the name exists.
 pub fn rename_to_free_name(
     from: BorrowedFd<'_>,
     name: &[u8],
     to: BorrowedFd<'_>,
     free: &[u8],
 ) -> rustix::io::Result<()> {
-    Move { from, name, to, free }.carry_out(&Kernel)
+    RenameStep { from, name, to, free }.carry_out(&KernelCalls)
 }
 
-/// A file or directory on its way to a name that nothing has.
-struct Move<'a> {
+/// Arguments of a rename to an unused name.
+struct RenameStep<'a> {
     from: BorrowedFd<'a>,
     name: &'a [u8],
     to: BorrowedFd<'a>,
     free: &'a [u8],
 }
 
-/// The two calls that file systems lack.
+/// Exclusive rename calls, which some file systems lack.
 trait ExclusiveCalls {
-    fn rename(&self, step: &Move<'_>) -> rustix::io::Result<()>;
-    fn link(&self, step: &Move<'_>) -> rustix::io::Result<()>;
+    fn rename(&self, step: &RenameStep<'_>) -> rustix::io::Result<()>;
+    fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()>;
 }
 
-struct Kernel;
+struct KernelCalls;
 
-impl ExclusiveCalls for Kernel {
-    fn rename(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+impl ExclusiveCalls for KernelCalls {
+    fn rename(&self, step: &RenameStep<'_>) -> rustix::io::Result<()> {
         rustix::fs::renameat_with(step.from, step.name, step.to, step.free, RenameFlags::NOREPLACE)
     }
 
-    fn link(&self, step: &Move<'_>) -> rustix::io::Result<()> {
+    fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()> {
         rustix::fs::linkat(step.from, step.name, step.to, step.free, AtFlags::empty())
     }
 }
 
-impl Move<'_> {
+impl RenameStep<'_> {
     fn carry_out(&self, calls: &impl ExclusiveCalls) -> rustix::io::Result<()> {
         match calls.rename(self) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
@@ -206,7 +208,8 @@ impl Move<'_> {
         }
         match calls.link(self) {
             Ok(()) => return rustix::fs::unlinkat(self.from, self.name, AtFlags::empty()),
-            // PERM is also the answer to a directory; MLINK that of file systems that count one name at most.
+            // PERM is also the error for a directory; MLINK that of file systems with at most one
+            // name per file.
             Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP | Errno::INVAL | Errno::MLINK) => {}
             Err(errno) => return Err(errno),
         }
@@ -218,23 +221,23 @@ impl Move<'_> {
     }
 }
 
-/// What tells a file from every other one that exists at the same time: device and inode.
+/// Identity of a file among all that exist at the same time: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity(u64, u64);
+pub struct FileIdentity(u64, u64);
 
-impl Identity {
-    pub fn of(file: impl AsFd) -> rustix::io::Result<Identity> {
-        Ok(Identity::from(&rustix::fs::fstat(file)?))
+impl FileIdentity {
+    pub fn of(file: impl AsFd) -> rustix::io::Result<FileIdentity> {
+        Ok(FileIdentity::from(&rustix::fs::fstat(file)?))
     }
 }
 
-impl From<&Stat> for Identity {
-    fn from(stat: &Stat) -> Identity {
-        Identity(stat.st_dev, stat.st_ino)
+impl From<&Stat> for FileIdentity {
+    fn from(stat: &Stat) -> FileIdentity {
+        FileIdentity(stat.st_dev, stat.st_ino)
     }
 }
 
-/// All names of a directory that is open for reading, but `.` and `..`.
+/// Returns all names of an opened directory except `.` and `..`.
 pub fn names(directory: impl AsFd) -> rustix::io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -253,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with the entry `in/file`, which is opened.
+    /// Creates a directory with the entry `in/file`, opened.
     fn place() -> (tempfile::TempDir, HostEntry) {
         let place = tempfile::tempdir().unwrap();
         fs::create_dir(place.path().join("in")).unwrap();
@@ -289,19 +292,19 @@ mod tests {
         }
     }
 
-    /// A file system without the flag, with or without hard links.
+    /// File system without the rename flag, with or without hard links.
     struct Lacking {
         flag: Errno,
         links: Option<Errno>,
     }
 
     impl ExclusiveCalls for Lacking {
-        fn rename(&self, _: &Move<'_>) -> rustix::io::Result<()> {
+        fn rename(&self, _: &RenameStep<'_>) -> rustix::io::Result<()> {
             Err(self.flag)
         }
 
-        fn link(&self, step: &Move<'_>) -> rustix::io::Result<()> {
-            self.links.map_or_else(|| Kernel.link(step), Err)
+        fn link(&self, step: &RenameStep<'_>) -> rustix::io::Result<()> {
+            self.links.map_or_else(|| KernelCalls.link(step), Err)
         }
     }
 
@@ -321,8 +324,9 @@ mod tests {
                 fs::write(path("taken"), "precious").unwrap();
                 symlink("nowhere", path("link")).unwrap();
                 let directory = File::open(place.path()).unwrap();
-                let step =
-                    |free| Move { from: directory.as_fd(), name: b"made", to: directory.as_fd(), free }.carry_out(host);
+                let step = |free| {
+                    RenameStep { from: directory.as_fd(), name: b"made", to: directory.as_fd(), free }.carry_out(host)
+                };
                 for taken in [&b"taken"[..], b"link"] {
                     assert_eq!(step(taken), Err(Errno::EXIST), "{number}");
                 }

@@ -1,4 +1,4 @@
-//! The content of a sparse file in memory, block by block; cloning shares the blocks until one side writes.
+//! In-memory content of a sparse file by block; clones share blocks until one side writes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,33 +6,34 @@ use std::sync::Arc;
 use super::{end_of, truncated};
 use crate::error::{Error, Result};
 
-/// Bytes of a block of the playing host.
+/// Block size of the simulated host in bytes.
 pub(super) const HOST_BLOCK: u64 = 4096;
 
 type Bytes = [u8; HOST_BLOCK as usize];
 
-/// What the host keeps of a block.
+/// Allocation state and content of a host block.
 #[derive(Clone, Default)]
 enum Slot {
-    /// Nothing; reads as zeros.
+    /// Not allocated; reads as zeros.
     #[default]
     Hole,
-    /// Space without content (an unwritten extent); reads as zeros and is no data for `SEEK_DATA`.
+    /// Allocated without content (an unwritten extent); reads as zeros and is not data for
+    /// `SEEK_DATA`.
     Unwritten,
     Data(Arc<Bytes>),
 }
 
-/// A sparse file: its length and its blocks. Slots behind the vector's end are holes.
+/// Sparse file: length and blocks. Slots past the end of the vector are holes.
 ///
-/// Bytes of a data block at or behind `len` are zero, so that growing shows zeros.
+/// Bytes of a data block at or after `len` are zero, so that growing shows zeros.
 #[derive(Clone, Default)]
-pub(super) struct Image {
+pub(super) struct SparseImage {
     len: u64,
     slots: Vec<Slot>,
     allocated: u64,
 }
 
-/// The pieces of `offset..end` that lie in one block each: block number and range within it.
+/// Splits `offset..end` at block boundaries into (block number, range within it).
 fn pieces(offset: u64, end: u64) -> impl Iterator<Item = (usize, Range<usize>)> {
     let first = offset / HOST_BLOCK;
     (first..end.div_ceil(HOST_BLOCK).max(first)).map(move |block| {
@@ -41,9 +42,9 @@ fn pieces(offset: u64, end: u64) -> impl Iterator<Item = (usize, Range<usize>)> 
     })
 }
 
-impl Image {
-    pub(super) fn from_bytes(bytes: &[u8]) -> Image {
-        let mut image = Image::default();
+impl SparseImage {
+    pub(super) fn from_bytes(bytes: &[u8]) -> SparseImage {
+        let mut image = SparseImage::default();
         image.put(0, bytes);
         image
     }
@@ -58,7 +59,7 @@ impl Image {
         self.len
     }
 
-    /// Bytes of the blocks that take space.
+    /// Returns the bytes of allocated blocks.
     pub(super) fn allocated(&self) -> u64 {
         self.allocated * HOST_BLOCK
     }
@@ -84,24 +85,25 @@ impl Image {
         }
     }
 
-    /// Blocks of a range that take no space.
+    /// Returns the number of unallocated blocks in a range.
     pub(super) fn holes(&self, offset: u64, length: u64) -> Result<u64> {
         let is_hole = |block: usize| matches!(self.slots.get(block), None | Some(Slot::Hole));
         Ok(pieces(offset, end_of(offset, length)?).filter(|(block, _)| is_hole(*block)).count() as u64)
     }
 
-    /// Refuses what would take more than `capacity` bytes of blocks, before anything is changed.
+    /// Fails if a write would allocate more than `capacity` bytes in total; changes nothing.
     pub(super) fn check_capacity(&self, offset: u64, length: u64, capacity: Option<u64>) -> Result<()> {
         let Some(capacity) = capacity else { return Ok(()) };
         let holes = self.holes(offset, length)?;
-        // Content that was there before the capacity was lowered stays, as on a host with a lowered quota.
+        // Content from before the capacity was lowered stays, as on a host with a lowered quota.
         if holes > 0 && self.allocated() + holes * HOST_BLOCK > capacity {
             return Err(Error::NoSpace(format!("capacity={capacity} allocated={}", self.allocated())));
         }
         Ok(())
     }
 
-    /// Writes and grows; the caller has checked that `offset + data.len()` does not overflow. Nothing does not grow.
+    /// Writes `data` and grows the file; an empty write does not grow it. The caller has checked
+    /// that `offset + data.len()` does not overflow.
     pub(super) fn put(&mut self, offset: u64, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -148,14 +150,14 @@ impl Image {
         }
     }
 
-    /// Whole blocks become holes, the parts of others zeros; the length stays.
+    /// Turns whole blocks into holes and zeroes partial ones; the length stays.
     pub(super) fn punch(&mut self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.slots.len() as u64 * HOST_BLOCK);
         if offset >= end {
             return;
         }
         for (block, range) in pieces(offset, end) {
-            // The host frees a last block whose bytes up to the end of the file are all punched.
+            // The host frees the last block if all its bytes up to the end of the file are punched.
             let whole = range.start == 0
                 && (range.len() as u64 == HOST_BLOCK || block as u64 * HOST_BLOCK + range.end as u64 >= self.len);
             let slot = &mut self.slots[block];
@@ -194,8 +196,8 @@ impl Image {
         (start < end).then_some(start..end)
     }
 
-    /// Makes the block look as it does in `other`; the length stays.
-    pub(super) fn copy_block(&mut self, block: u64, other: &Image) {
+    /// Copies a block from `other`; the length stays.
+    pub(super) fn copy_block(&mut self, block: u64, other: &SparseImage) {
         let index = block as usize;
         let replacement = other.slots.get(index).cloned().unwrap_or_default();
         if index >= self.slots.len() {

@@ -1,6 +1,5 @@
-//! The vocabulary at the bottom: errors, few kinds chosen by what the caller will do, and points in time.
-
-mod refusal;
+//! Errors, in few kinds chosen by how the caller reacts; timestamps and statistics shared by all
+//! layers.
 
 use std::io;
 use std::sync::Arc;
@@ -9,13 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-pub use refusal::Refusal;
-
 /// Result of every fallible operation of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong. The file-system kinds map one to one to an errno in the mount program;
-/// the archive kinds map to the exit codes of the command line.
+/// Error of the library. The mount program maps file-system kinds one to one to an errno; the
+/// command line maps archive kinds to exit codes.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("no such file or directory")]
@@ -32,7 +29,7 @@ pub enum Error {
     NameTooLong,
     #[error("invalid argument: {0}")]
     Invalid(String),
-    /// An invalid request for which the program that speaks knows a remedy.
+    /// Invalid request for which the calling program can suggest a remedy.
     #[error("{0}")]
     Refused(Refusal),
     #[error("permission denied")]
@@ -66,31 +63,33 @@ pub enum Error {
     /// The archive needs a newer program.
     #[error("unsupported archive: {0}")]
     UnsupportedVersion(String),
-    /// No key slot opens with what was given.
+    /// No key slot opens with the given credentials.
     #[error("wrong passphrase or key")]
     WrongKey,
     /// Authentic content is missing or altered; the message names the page.
     #[error("damaged archive: {0}")]
     Damaged(String),
-    /// It is an older version of what was seen before; the message has the facts, and the program adds how to accept that.
+    /// The archive is older than a version seen before. The message has the facts; the program adds
+    /// how to accept it.
     #[error("older copy: {0}")]
     Older(String),
-    /// It is another version than what was seen before, and neither comes from the other; the message is of the same kind.
+    /// The archive has diverged from a version seen before: neither descends from the other. The
+    /// message has the facts.
     #[error("copies written apart: {0}")]
     Forked(String),
-    /// It is not the archive that was opened at this place before; the message is of the same kind.
+    /// Another archive was seen at this path before. The message has the facts.
     #[error("another archive: {0}")]
     Replaced(String),
     /// Another process holds the archive; the message names it.
     #[error("archive in use: {0}")]
     InUse(String),
-    /// An earlier write or barrier failed; nothing more is written.
+    /// An earlier write or barrier failed; all writes are rejected.
     #[error("archive is read-only after a failed write: {0}")]
-    Latched(String),
-    /// Whoever waits for it wants no more of it; the number of the signal that said so.
+    WriteFailed(String),
+    /// The operation was interrupted by the signal of this number.
     #[error("interrupted")]
     Interrupted(u8),
-    /// The host refused a system call.
+    /// A system call of the host failed.
     #[error("{context}")]
     Io {
         context: String,
@@ -100,28 +99,28 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps an error of the host; full disk becomes [`Error::NoSpace`].
+    /// Wraps a host error; a full disk becomes [`Error::NoSpace`].
     pub fn io(context: impl Into<String>, source: io::Error) -> Self {
         let context = context.into();
         match Errno::from_io_error(&source) {
-            // FBIG: a host file system with a small size limit is as full as a full disk.
+            // FBIG: a file size limit of the host file system is treated like a full disk.
             Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Error::NoSpace(format!("{context}: {source}")),
             Some(Errno::ROFS) => Error::ReadOnly(format!("{context}: {source}")),
             _ => Error::Io { context, source: Arc::new(source) },
         }
     }
 
-    /// A request that failed elsewhere, of which only the kind is known.
+    /// Creates the error of a remote request of which only the kind is known.
     pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
         let source = match kind {
-            // In the words in which the host says it of its own files.
+            // Uses the wording of the host's own files.
             io::ErrorKind::NotFound => Errno::NOENT.into(),
             other => other.into(),
         };
         Error::Io { context: context.into(), source: Arc::new(source) }
     }
 
-    /// A structure that failed to decode or authenticate.
+    /// Creates the error of a structure that failed to decode or authenticate.
     pub fn damaged(detail: impl Into<String>) -> Self {
         Error::Damaged(detail.into())
     }
@@ -131,7 +130,54 @@ impl Error {
     }
 }
 
-/// A point in time: seconds since 1970-01-01T00:00:00Z (may be negative) and nanoseconds below 10^9.
+/// Request that was refused although there is a remedy. Carries the facts; the calling program
+/// words the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Trying a key slot costs more than the caller allows; memory in MiB, cost in MiB times
+    /// passes.
+    #[error(
+        "deriving the key of slot {slot} costs more than the limit: memory={memory} MiB passes={passes} limit={most_cost} MiB x passes, \
+         {most_memory} MiB"
+    )]
+    Costly { slot: usize, memory: u32, passes: u32, most_cost: u64, most_memory: u32 },
+    #[error("{name}: the identity file is encrypted")]
+    EncryptedIdentity { name: String },
+    /// The file to be replaced has other hard links.
+    #[error("{path} has {links} names (hard links), and the others would keep the old file")]
+    Links { path: String, links: u64 },
+    #[error("the archive's passphrase goes with a key file")]
+    PassphraseWithKeyFile,
+    /// An existing object must not be replaced; the clause names object and path.
+    #[error("{what}")]
+    InTheWay { what: String },
+    #[error("several key slots have a passphrase")]
+    SeveralPassphrases,
+    #[error("key slot {slot} has no passphrase that could be changed: it is a {kind}")]
+    NoPassphrase { slot: usize, kind: &'static str },
+    #[error("key slot {slot} is of a kind that this program does not know, and cannot be kept")]
+    UnknownKey { slot: usize },
+    #[error("key slot {slot} was made by an older program, and cannot be kept without its secret")]
+    UndescribedKey { slot: usize },
+    #[error("key slot {slot} cannot be kept: {reason}")]
+    UnkeptKey { slot: usize, reason: String },
+    #[error("the archive has no snapshot '{name}'")]
+    NoSnapshot { name: String },
+    #[error("the archive has a snapshot '{name}' already")]
+    SnapshotExists { name: String },
+    #[error("{why}; it was left as it is")]
+    Destination { why: &'static str },
+    /// The earlier backup cannot be read, while the archive can.
+    #[error("damaged backup: {detail}; make one under another name, and keep this one until then")]
+    DamagedBackup { detail: String },
+    /// The backup's medium failed, while the archive is usable.
+    #[error("{detail}")]
+    FailedBackup { detail: String },
+    #[error("'{name}' is a name as mounts with a schedule give and remove by themselves")]
+    NameOfSchedule { name: String },
+}
+
+/// Point in time: seconds since 1970-01-01T00:00:00Z (may be negative) and nanoseconds below 10^9.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp {
     pub seconds: i64,
@@ -139,12 +185,12 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// `2026-11-21 09:30:00`, in UTC.
+    /// Formats the time in UTC as `2026-11-21 09:30:00`.
     pub fn utc(self) -> String {
         lockbox_terminal::utc(self.seconds)
     }
 
-    /// The time since `earlier`; none when the clock was set back.
+    /// Returns the time since `earlier`; zero if the clock was set back.
     pub fn since(self, earlier: Timestamp) -> Duration {
         let seconds = u64::try_from(self.seconds.saturating_sub(earlier.seconds)).unwrap_or(0);
         let end = Duration::from_secs(seconds) + Duration::from_nanos(self.nanos.into());
@@ -171,28 +217,28 @@ impl Timestamp {
     }
 }
 
-/// What a cache holds, and how often it had what was asked for since the archive was opened.
+/// Size and hit counts of a cache since the archive was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CacheUse {
+pub struct CacheStats {
     pub bytes: u64,
     pub hits: u64,
     pub misses: u64,
 }
 
-/// The snapshots that an archive has.
+/// Snapshots of an archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SnapshotUse {
+pub struct SnapshotStats {
     pub count: u64,
-    /// When the newest one was taken.
+    /// Creation time of the newest snapshot.
     pub newest: Option<Timestamp>,
 }
 
-/// What fsyncs wrote into the log since the archive was opened; nothing when it has none.
+/// Log writes by fsync since the archive was opened; all zero without a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct LogUse {
+pub struct LogStats {
     pub entries: u64,
     pub bytes: u64,
-    /// Bytes of entries that no commit contains yet.
+    /// Bytes of entries that are not part of a commit yet.
     pub used_bytes: u64,
 }

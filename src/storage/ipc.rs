@@ -1,8 +1,10 @@
-//! A storage of another process, over sockets between the two.
+//! Storage served by another process over Unix sockets.
 //!
-//! Who has the archive's key may be kept from the network, from a directory or from a place that is no file, and somebody else holds that. On each socket a request has
-//! 24 bytes (order and count of 32 bits each, two numbers of 64 bits, little-endian) and, for a write, as many bytes as it counts; it is answered, one at a time,
-//! with a code and a length of 32 bits each and as many bytes: those that were asked for, or a sentence. What will be needed is said and not answered.
+//! The process that has the archive's key can be cut off from the network, from a directory or from
+//! a device; another process then holds the storage. Each socket carries one request at a time. A
+//! request has 24 bytes (operation and byte count of 32 bits each, two arguments of 64 bits,
+//! little-endian), followed by the data of a write. A response has a code and a length of 32 bits
+//! each, followed by data or an error message. Prefetch hints get no response.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -23,29 +25,29 @@ const ALLOCATE: u32 = 5;
 const PUNCH: u32 = 6;
 const CUT: u32 = 7;
 const BARRIER: u32 = 8;
-const KEPT: u32 = 9;
-/// Most bytes of one request: four times what a page has.
-const MOST: u32 = 64 << 20;
-/// Longest sentence of a refusal.
+const PENDING_UPLOAD: u32 = 9;
+/// Maximum bytes of one request: four times the largest page.
+const MAX_TRANSFER: u32 = 64 << 20;
+/// Maximum bytes of an error message.
 const MAX_SENTENCE: u32 = 64 << 10;
 const REQUEST_BYTES: usize = 24;
 const ANSWER_BYTES: usize = 8;
 
-/// Another process's storage.
-pub struct Borrowed {
-    /// Only this process writes there.
+/// Client of a storage in another process.
+pub struct IpcStorage {
+    /// Cached length; only this process writes to the storage.
     length: AtomicU64,
     writable: bool,
     ordered: bool,
-    idle: Mutex<Idle>,
+    idle: Mutex<SocketPool>,
     returned: Condvar,
-    /// Goes after the sockets.
+    /// Dropped after the sockets.
     keeper: Option<Box<dyn Send + Sync>>,
 }
 
-struct Idle {
+struct SocketPool {
     sockets: Vec<UnixStream>,
-    /// Those in use as well.
+    /// Number of usable sockets, including those in use.
     whole: usize,
 }
 
@@ -67,28 +69,29 @@ impl Request {
     }
 }
 
-impl Borrowed {
-    /// What is lent at the other end of these sockets: so many requests are under way at most.
+impl IpcStorage {
+    /// Connects to the storage served at the other end of `sockets`; their number is the maximum of
+    /// concurrent requests.
     ///
     /// # Errors
-    /// When nobody answers there.
-    pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<Borrowed> {
-        let idle = Mutex::new(Idle { whole: sockets.len(), sockets });
+    /// When the server does not respond.
+    pub fn new(sockets: Vec<UnixStream>, writable: bool) -> Result<IpcStorage> {
+        let idle = Mutex::new(SocketPool { whole: sockets.len(), sockets });
         let length = AtomicU64::new(0);
-        let borrowed = Borrowed { length, writable, ordered: false, idle, returned: Condvar::new(), keeper: None };
+        let borrowed = IpcStorage { length, writable, ordered: false, idle, returned: Condvar::new(), keeper: None };
         let mut length = [0; 8];
         borrowed.ask(&Request { order: LENGTH, count: 0, first: 0, second: 0 }, &[], &mut length)?;
         borrowed.length.store(u64::from_le_bytes(length), Ordering::Release);
         Ok(borrowed)
     }
 
-    /// The same, known to be ordered (STORAGE-4).
-    pub fn ordered(self) -> Borrowed {
-        Borrowed { ordered: true, ..self }
+    /// Declares that the served storage has atomic barriers (STORAGE-4).
+    pub fn with_atomic_barrier(self) -> IpcStorage {
+        IpcStorage { ordered: true, ..self }
     }
 
-    /// Drops `keeper` when nothing is borrowed any more and the other side has seen that.
-    pub fn kept_by(mut self, keeper: impl Send + Sync + 'static) -> Borrowed {
+    /// Keeps `keeper` alive until all sockets are closed.
+    pub fn with_keeper(mut self, keeper: impl Send + Sync + 'static) -> IpcStorage {
         self.keeper = Some(Box::new(keeper));
         self
     }
@@ -113,7 +116,7 @@ impl Borrowed {
         })
     }
 
-    /// Has one of the sockets used, which is used no more after an error on it.
+    /// Runs `talk` with an idle socket; a socket is discarded after an I/O error.
     fn with_socket(&self, talk: impl FnOnce(&UnixStream) -> io::Result<Result<()>>) -> Result<()> {
         let socket = self.borrow()?;
         let talked = talk(&socket);
@@ -127,7 +130,7 @@ impl Borrowed {
             Err(error) => {
                 idle.whole -= 1;
                 self.returned.notify_all();
-                Err(gone(error))
+                Err(connection_error(error))
             }
         }
     }
@@ -139,7 +142,7 @@ impl Borrowed {
                 return Ok(socket);
             }
             if idle.whole == 0 {
-                return Err(gone(io::ErrorKind::BrokenPipe.into()));
+                return Err(connection_error(io::ErrorKind::BrokenPipe.into()));
             }
             self.returned.wait(&mut idle);
         }
@@ -158,25 +161,26 @@ impl Borrowed {
     }
 }
 
-impl Storage for Borrowed {
+impl Storage for IpcStorage {
     fn len(&self) -> Result<u64> {
         Ok(self.length.load(Ordering::Acquire))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        for (number, part) in (0..).zip(out.chunks_mut(MOST as usize)) {
-            let first = offset + number * u64::from(MOST);
+        for (number, part) in (0..).zip(out.chunks_mut(MAX_TRANSFER as usize)) {
+            let first = offset + number * u64::from(MAX_TRANSFER);
             self.ask(&Request { order: READ, count: part.len() as u32, first, second: 0 }, &[], part)?;
         }
         Ok(())
     }
 
-    /// Why else would it be lent.
-    fn is_far(&self) -> bool {
+    /// Always true: only remote storage is served over IPC.
+    fn is_remote(&self) -> bool {
         true
     }
 
-    /// Who reads it next does so on the same socket most times, and both are one turn of the other process.
+    /// Sent without a response. The read that follows usually uses the same socket, so the server
+    /// handles both in one wakeup.
     fn will_need(&self, offset: u64, length: u64) {
         let said = Request { order: NEED, count: 0, first: offset, second: length }.bytes();
         let _ = self.with_socket(|mut socket| socket.write_all(&said).map(Ok));
@@ -184,8 +188,8 @@ impl Storage for Borrowed {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_writable()?;
-        for (number, part) in (0..).zip(data.chunks(MOST as usize)) {
-            let first = offset + number * u64::from(MOST);
+        for (number, part) in (0..).zip(data.chunks(MAX_TRANSFER as usize)) {
+            let first = offset + number * u64::from(MAX_TRANSFER);
             self.ask(&Request { order: WRITE, count: part.len() as u32, first, second: 0 }, part, &mut [])?;
             self.grown(first + part.len() as u64);
         }
@@ -212,19 +216,19 @@ impl Storage for Borrowed {
     }
 
     fn barrier(&self) -> Result<()> {
-        // Of what is only read there is nothing that could be lost.
+        // Read-only storage has no writes to lose.
         if self.writable { self.order(BARRIER, 0, 0) } else { Ok(()) }
     }
 
-    fn kept_back(&self) -> Result<u64> {
+    fn pending_upload_bytes(&self) -> Result<u64> {
         let mut bytes = [0; 8];
         if self.writable {
-            self.ask(&Request { order: KEPT, count: 0, first: 0, second: 0 }, &[], &mut bytes)?;
+            self.ask(&Request { order: PENDING_UPLOAD, count: 0, first: 0, second: 0 }, &[], &mut bytes)?;
         }
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         self.ordered
     }
 
@@ -242,32 +246,34 @@ impl Storage for Borrowed {
     }
 }
 
-/// Lends a storage to the process at the other end, until that is gone or asks for what cannot be understood.
-pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
-    // The answer's head and what follows it, which grows with the longest one and is neither cleared nor filled twice.
+/// Serves a storage to the process at the other end until it disconnects or sends an invalid
+/// request.
+pub fn serve_storage(storage: &dyn Storage, mut socket: UnixStream) {
+    // Response header and payload. Grows to the longest response and is not cleared between
+    // requests.
     let mut buffer = vec![0; ANSWER_BYTES];
     let mut head = [0; REQUEST_BYTES];
     while socket.read_exact(&mut head).is_ok() {
         let (order, count) = (number(&head, 0), number(&head, 4));
         let wide = |at: usize| u64::from(number(&head, at)) | u64::from(number(&head, at + 4)) << 32;
         let (first, second) = (wide(8), wide(16));
-        if count > MOST {
+        if count > MAX_TRANSFER {
             return;
         }
         let mut length = 0;
         let done = match order {
             READ => {
                 length = count as usize;
-                storage.read_at(first, room(&mut buffer, length))
+                storage.read_at(first, payload_mut(&mut buffer, length))
             }
             NEED => {
                 storage.will_need(first, second);
                 continue;
             }
             FORGET => storage.evict(first, second),
-            LENGTH => storage.len().map(|bytes| length = told(&mut buffer, bytes)),
+            LENGTH => storage.len().map(|bytes| length = put_number(&mut buffer, bytes)),
             WRITE => {
-                let data = room(&mut buffer, count as usize);
+                let data = payload_mut(&mut buffer, count as usize);
                 if socket.read_exact(data).is_err() {
                     return;
                 }
@@ -277,14 +283,14 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
             PUNCH => storage.punch(first, second),
             CUT => storage.set_len(first),
             BARRIER => storage.barrier(),
-            KEPT => storage.kept_back().map(|bytes| length = told(&mut buffer, bytes)),
+            PENDING_UPLOAD => storage.pending_upload_bytes().map(|bytes| length = put_number(&mut buffer, bytes)),
             _ => return,
         };
         let code = done.map_or_else(
             |error| {
                 let (code, sentence) = code_of(&error);
                 length = sentence.len().min(MAX_SENTENCE as usize);
-                room(&mut buffer, length).copy_from_slice(&sentence.as_bytes()[..length]);
+                payload_mut(&mut buffer, length).copy_from_slice(&sentence.as_bytes()[..length]);
                 code
             },
             |()| 0,
@@ -297,24 +303,24 @@ pub fn lend(storage: &dyn Storage, mut socket: UnixStream) {
     }
 }
 
-/// Puts a number behind the answer's head, and gives its length.
-fn told(buffer: &mut Vec<u8>, number: u64) -> usize {
-    room(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
+/// Writes a number after the response header and returns its length.
+fn put_number(buffer: &mut Vec<u8>, number: u64) -> usize {
+    payload_mut(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
     size_of::<u64>()
 }
 
-/// So many bytes behind the answer's head, of any content.
-fn room(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
+/// Returns `length` bytes of arbitrary content after the response header.
+fn payload_mut(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < ANSWER_BYTES + length {
         buffer.resize(ANSWER_BYTES + length, 0);
     }
     &mut buffer[ANSWER_BYTES..ANSWER_BYTES + length]
 }
 
-/// Why nothing more comes from the other side.
-fn gone(error: io::Error) -> Error {
+/// Converts a socket error to the error of the request.
+fn connection_error(error: io::Error) -> Error {
     match error.kind() {
-        // The socket's own bound.
+        // Timeout of the socket.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             Error::request("the process that lends the archive does not answer", io::ErrorKind::TimedOut)
         }
@@ -326,9 +332,9 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Kinds of failed requests, by their code less [`KINDS_FROM`].
+/// Kinds of I/O errors, by error code minus [`KINDS_FROM`].
 const KINDS: [io::ErrorKind; 6] = [
-    // The first stands for all that are not here.
+    // Stands for all kinds not listed.
     io::ErrorKind::Other,
     io::ErrorKind::NotFound,
     io::ErrorKind::TimedOut,
@@ -338,7 +344,7 @@ const KINDS: [io::ErrorKind; 6] = [
 ];
 const KINDS_FROM: u32 = 10;
 
-/// A code that is not 0, and a sentence.
+/// Encodes an error as a non-zero code and a message.
 pub fn code_of(error: &Error) -> (u32, String) {
     match error {
         Error::Invalid(sentence) => (1, sentence.clone()),
@@ -355,7 +361,7 @@ pub fn code_of(error: &Error) -> (u32, String) {
     }
 }
 
-/// What [`code_of`] made of an error.
+/// Decodes the code and message of [`code_of`].
 pub fn error_of(code: u32, sentence: String) -> Error {
     match code {
         1 => Error::Invalid(sentence),
@@ -377,39 +383,39 @@ mod tests {
     use crate::storage::{CountingStorage, MemoryStorage};
 
     #[test]
-    fn what_is_lent_reads_and_writes_as_the_thing_itself() {
+    fn a_served_storage_behaves_like_the_original() {
         let memory = MemoryStorage::new();
         memory.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| lend(&memory, theirs));
-            let borrowed = Borrowed::new(vec![ours], true).unwrap();
+            scope.spawn(|| serve_storage(&memory, theirs));
+            let borrowed = IpcStorage::new(vec![ours], true).unwrap();
             assert_eq!(borrowed.len().unwrap(), 10);
             borrowed.write_at(8, b"abcd").unwrap();
             borrowed.allocate(10, 10).unwrap();
             borrowed.set_len(14).unwrap();
             borrowed.barrier().unwrap();
-            assert_eq!(borrowed.kept_back().unwrap(), 0);
+            assert_eq!(borrowed.pending_upload_bytes().unwrap(), 0);
             let mut out = [1; 14];
             borrowed.read_at(0, &mut out).unwrap();
             assert_eq!(&out, b"01234567abcd\0\0");
             assert_eq!(borrowed.len().unwrap(), memory.len().unwrap());
-            // A failure is told, and the socket serves on.
+            // The socket stays usable after an error response.
             assert!(matches!(borrowed.read_at(10, &mut out), Err(Error::Damaged(_))));
             borrowed.evict(0, 14).unwrap();
             drop(borrowed);
         });
     }
 
-    /// With one socket whatever were answered would be taken for the answer to the read.
+    /// With a single socket, a response to the hint would be taken for the response to the read.
     #[test]
-    fn what_will_be_needed_is_said_before_it_is_read_and_is_not_answered() {
-        let storage = CountingStorage::at(true);
+    fn prefetch_hints_precede_reads_and_get_no_response() {
+        let storage = CountingStorage::new(true);
         storage.write_at(0, b"0123456789").unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| lend(&storage, theirs));
-            let borrowed = Borrowed::new(vec![ours], false).unwrap();
+            scope.spawn(|| serve_storage(&storage, theirs));
+            let borrowed = IpcStorage::new(vec![ours], false).unwrap();
             for at in 0..5 {
                 borrowed.will_need(at, 5);
                 let mut out = [0; 2];
@@ -422,12 +428,12 @@ mod tests {
     }
 
     #[test]
-    fn who_lends_for_reading_is_written_to_by_nobody() {
+    fn a_read_only_storage_rejects_writes() {
         let memory = MemoryStorage::new();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| lend(&memory, theirs));
-            let borrowed = Borrowed::new(vec![ours], false).unwrap();
+            scope.spawn(|| serve_storage(&memory, theirs));
+            let borrowed = IpcStorage::new(vec![ours], false).unwrap();
             assert!(matches!(borrowed.write_at(0, b"a"), Err(Error::ReadOnly(_))));
             assert!(matches!(borrowed.set_len(5), Err(Error::ReadOnly(_))));
             drop(borrowed);
@@ -436,16 +442,16 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_in_time_is_not_told_as_gone() {
+    fn a_timeout_is_not_reported_as_disconnect() {
         let (ours, silent) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
-        let told = Borrowed::new(vec![ours], false).err().unwrap();
-        assert!(matches!(&told, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{told:?}");
-        assert!(told.to_string().contains("does not answer"), "{told}");
+        let error = IpcStorage::new(vec![ours], false).err().unwrap();
+        assert!(matches!(&error, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{error:?}");
+        assert!(error.to_string().contains("does not answer"), "{error}");
         drop(silent);
         let (ours, _) = UnixStream::pair().unwrap();
-        let told = Borrowed::new(vec![ours], false).err().unwrap();
-        assert!(told.to_string().contains("is gone"), "{told}");
+        let error = IpcStorage::new(vec![ours], false).err().unwrap();
+        assert!(error.to_string().contains("is gone"), "{error}");
     }
 
     #[test]

@@ -1,16 +1,17 @@
-//! Loads nodes through the pager and keeps decoded ones.
+//! Node store: loads nodes through the pager, caches decoded ones and prefetches from remote
+//! storage.
 
 use std::sync::{Arc, OnceLock};
 
 use super::Child;
 use super::node::{Body, Bounds, Leaf, Node};
-use crate::error::{CacheUse, Error, Result};
+use crate::error::{CacheStats, Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
 use crate::format::{Key, Pointer};
-use crate::pager::{Cache, Pager};
+use crate::pager::{Pager, ShardedCache};
 
-/// Where the bytes of nodes come from.
+/// Source of encoded nodes.
 pub(super) trait NodePages: Send + Sync {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>>;
 }
@@ -18,11 +19,12 @@ pub(super) trait NodePages: Send + Sync {
 impl NodePages for Pager {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>> {
         let page = self.read_page(pointer, PageKind::Node)?;
-        // Specification 6.1: the prologue, by which a scan sorts pages, says the same as the node.
+        // Specification 6.1: the prologue, which scanners use to sort pages, must agree with the
+        // node.
         let (tree, level) = (page.prologue.owner, page.prologue.position);
         match page.body() {
             [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
-            _ => return Err(misfit("node is not what its prologue says", pointer)),
+            _ => return Err(mismatch_error("node is not what its prologue says", pointer)),
         }
         Ok(page.into_body())
     }
@@ -34,35 +36,35 @@ enum Source {
     Pages(Arc<dyn NodePages>),
 }
 
-/// Where stored nodes come from.
+/// Loader and cache of stored nodes.
 pub(crate) struct NodeStore {
     source: Source,
-    /// Only stored nodes; what a transaction changed is not kept here.
-    nodes: Cache<Pointer, Arc<Node>>,
+    /// Stored nodes only; nodes changed by a transaction are not cached here.
+    nodes: ShardedCache<Pointer, Arc<Node>>,
 }
 
 impl NodeStore {
-    /// `budget` in bytes of decoded nodes.
+    /// Creates a store with a cache of `budget` bytes of decoded nodes.
     pub(crate) fn new(pager: Arc<Pager>, budget: usize) -> NodeStore {
-        NodeStore { source: Source::Pager(pager), nodes: Cache::new(budget) }
+        NodeStore { source: Source::Pager(pager), nodes: ShardedCache::new(budget) }
     }
 
     #[cfg(test)]
-    pub(super) fn over(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
-        NodeStore { source: Source::Pages(pages), nodes: Cache::new(budget) }
+    pub(super) fn from_pages(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
+        NodeStore { source: Source::Pages(pages), nodes: ShardedCache::new(budget) }
     }
 
-    /// Forgets a node whose page was freed (its address may be reused under another generation).
+    /// Evicts a node whose page was freed; its address may be reused under another generation.
     pub(crate) fn forget(&self, pointer: &Pointer) {
         self.nodes.forget(pointer);
     }
 
-    /// Estimated bytes of the nodes kept, and how often one was found since the start.
-    pub(crate) fn usage(&self) -> CacheUse {
+    /// Returns the cache statistics; sizes are estimates.
+    pub(crate) fn usage(&self) -> CacheStats {
         self.nodes.usage()
     }
 
-    /// Forgets all nodes.
+    /// Evicts all nodes.
     pub(crate) fn clear(&self) {
         self.nodes.clear();
     }
@@ -72,36 +74,36 @@ impl NodeStore {
         self.nodes.bytes()
     }
 
-    /// Whether each node that is read is waited for, on another machine.
-    pub(super) fn is_far(&self) -> bool {
+    /// Returns whether reading a node costs a network round trip.
+    pub(super) fn is_remote(&self) -> bool {
         match &self.source {
-            Source::Pager(pager) => pager.is_far(),
+            Source::Pager(pager) => pager.is_remote(),
             #[cfg(test)]
             Source::Pages(_) => false,
         }
     }
 
-    /// Names nodes that are going to be read on another machine, as far as they are not in memory.
-    pub(super) fn expect<'a>(&self, children: impl Iterator<Item = &'a Child>) {
+    /// Prefetches nodes from remote storage, except those in memory.
+    pub(super) fn prefetch<'a>(&self, children: impl Iterator<Item = &'a Child>) {
         match &self.source {
-            Source::Pager(pager) if pager.is_far() => {
+            Source::Pager(pager) if pager.is_remote() => {
                 let stored = children.filter_map(|child| match child {
                     Child::Stored(pointer) => Some(pointer),
                     Child::Resident(_) => None,
                 });
-                pager.expect_pages(stored.filter(|pointer| !self.nodes.has(pointer)));
+                pager.prefetch_pages(stored.filter(|pointer| !self.nodes.has(pointer)));
             }
             _ => {}
         }
     }
 
-    /// The stored node at `pointer`, which must be what its parent says (TREE-4).
+    /// Returns the stored node at `pointer`, verified against its parent's bounds (TREE-4).
     pub(super) fn load(&self, pointer: &Pointer, bounds: Bounds) -> Result<Arc<Node>> {
         if let Some(node) = self.nodes.get(pointer) {
             check_bounds(&node, pointer, bounds)?;
             return Ok(node);
         }
-        // Two threads that miss at once both load; the later one replaces an equal node.
+        // Two threads that miss at the same time both load; the later one replaces an equal node.
         let bytes = match &self.source {
             Source::Pager(pager) => pager.read_node(pointer)?,
             #[cfg(test)]
@@ -110,23 +112,24 @@ impl NodeStore {
         let node = decode(&bytes, pointer)?;
         check_bounds(&node, pointer, bounds)?;
         let node = Arc::new(node);
-        self.keep(pointer, &node);
+        self.cache_node(pointer, &node);
         Ok(node)
     }
 
-    /// Caches a node that is stored at `pointer`; an internal one has only stored children, or the budget would not bound memory.
-    pub(super) fn keep(&self, pointer: &Pointer, node: &Arc<Node>) {
+    /// Caches a node stored at `pointer`. An internal node must have only stored children, or the
+    /// budget would not bound memory.
+    pub(super) fn cache_node(&self, pointer: &Pointer, node: &Arc<Node>) {
         self.nodes.put(*pointer, Arc::clone(node), node.memory());
     }
 }
 
 fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
     let view = node::decode(bytes).map_err(|error| match error {
-        Error::Damaged(detail) => misfit(&detail, pointer),
+        Error::Damaged(detail) => mismatch_error(&detail, pointer),
         other => other,
     })?;
     let body = match view.entries {
-        NodeEntries::Leaf(entries) => Body::Leaf(Leaf::copied(entries.into_iter())),
+        NodeEntries::Leaf(entries) => Body::Leaf(Leaf::from_entries(entries.into_iter())),
         NodeEntries::Internal(entries) => {
             Body::Internal(entries.into_iter().map(|(key, child)| (key, Child::Stored(child))).collect())
         }
@@ -138,23 +141,24 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
     Ok(node)
 }
 
-/// TREE-4. Also the part of TREE-5 that one node alone cannot tell: only a root may be an empty leaf.
+/// Verifies TREE-4, and the part of TREE-5 that a node alone cannot show: only a root may be an
+/// empty leaf.
 fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
     if node.tree != bounds.tree {
-        return Err(misfit("tree node belongs to another tree", pointer));
+        return Err(mismatch_error("tree node belongs to another tree", pointer));
     }
     if node.level != bounds.level {
-        return Err(misfit("tree node has another level than its parent says", pointer));
+        return Err(mismatch_error("tree node has another level than its parent says", pointer));
     }
     if (node.lower, node.upper) != (bounds.lower, bounds.upper) {
-        return Err(misfit("tree node has other fences than its parent says", pointer));
+        return Err(mismatch_error("tree node has other fences than its parent says", pointer));
     }
     if node.is_empty() && (bounds.lower, bounds.upper) != (Key::MIN, Key::MAX) {
-        return Err(misfit("tree node is empty", pointer));
+        return Err(mismatch_error("tree node is empty", pointer));
     }
     Ok(())
 }
 
-fn misfit(detail: &str, pointer: &Pointer) -> Error {
+fn mismatch_error(detail: &str, pointer: &Pointer) -> Error {
     Error::damaged(format!("{detail}: block={} generation={}", pointer.run.address, pointer.generation.0))
 }

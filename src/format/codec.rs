@@ -1,0 +1,127 @@
+//! Little-endian decoding: fields at fixed offsets of structures of verified length, and a
+//! bounds-checked reader for variable-length bytes.
+//!
+//! Callers of the functions for fixed offsets pass a constant offset into an array of constant size
+//! (or a slice of one), so their slice accesses cannot fail and the checks are compiled away.
+
+use super::ids::Timestamp;
+use crate::error::{Error, Result};
+
+#[inline]
+pub(super) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+#[inline]
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array_at(bytes, at))
+}
+
+#[inline]
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+#[inline]
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+/// Decodes seconds and nanoseconds, 12 bytes.
+#[inline]
+pub(super) fn time_at(bytes: &[u8], at: usize, what: &'static str) -> Result<Timestamp> {
+    let time = Timestamp { seconds: i64::from_le_bytes(array_at(bytes, at)), nanos: u32_at(bytes, at + 8) };
+    if time.nanos >= 1_000_000_000 {
+        return Err(Error::damaged(format!("{what} has a time beyond its second: nanoseconds={}", time.nanos)));
+    }
+    Ok(time)
+}
+
+#[inline]
+pub(super) fn put<const N: usize>(out: &mut [u8], at: usize, value: [u8; N]) {
+    out[at..at + N].copy_from_slice(&value);
+}
+
+#[inline]
+pub(super) fn put_time(out: &mut [u8], at: usize, time: Timestamp) {
+    put(out, at, time.seconds.to_le_bytes());
+    put(out, at + 8, time.nanos.to_le_bytes());
+}
+
+/// Fails if bytes that must be zero are not.
+#[inline]
+pub(super) fn check_zero(bytes: &[u8], what: &'static str) -> Result<()> {
+    // No early exit: short runs compile to a few wide comparisons.
+    if bytes.iter().fold(0, |all, &byte| all | byte) != 0 {
+        return Err(Error::damaged(format!("{what} has a reserved field that is not zero")));
+    }
+    Ok(())
+}
+
+/// Returns the value as an array; fails for any other length.
+#[inline]
+pub(super) fn exact_array<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
+    bytes.try_into().map_err(|_| Error::damaged(format!("{what} has a wrong length: bytes={} want={N}", bytes.len())))
+}
+
+/// Reader of little-endian values from a slice. Reading past the end is `Damaged`, never a panic.
+pub(super) struct ByteReader<'a> {
+    bytes: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> ByteReader<'a> {
+    pub(super) fn new(bytes: &'a [u8], what: &'static str) -> Self {
+        ByteReader { bytes, what }
+    }
+
+    pub(super) fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        if count > self.bytes.len() {
+            return Err(Error::damaged(format!("{} ends early", self.what)));
+        }
+        let (head, tail) = self.bytes.split_at(count);
+        self.bytes = tail;
+        Ok(head)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// Consumes `count` bytes that must be zero.
+    pub(super) fn skip_zeros(&mut self, count: usize) -> Result<()> {
+        if self.take(count)?.iter().any(|&b| b != 0) {
+            return Err(Error::damaged(format!("{} has a reserved field that is not zero", self.what)));
+        }
+        Ok(())
+    }
+
+    /// Ends decoding; fails if bytes are left.
+    pub(super) fn finish(self) -> Result<()> {
+        if self.bytes.is_empty() { Ok(()) } else { Err(Error::damaged(format!("{} is too long", self.what))) }
+    }
+}
