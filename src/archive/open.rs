@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::keys::seen::Looked;
+use crate::keys::rollback::Looked;
 use crate::keys::{Fingerprint, LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Identity, LockMode, Site};
 use crate::txn::{self, Volume};

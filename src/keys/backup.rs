@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::change::KeyAccess;
 use super::file::read_header;
 use super::header::{self, Header};
-use super::seen::{self, Looked};
-use super::vouch::{self, Current};
+use super::header_commit::{self, Current};
+use super::rollback::{self, Looked};
 use super::{Witness, slots};
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::equal;
@@ -65,15 +65,16 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
 
     let looked = Looked::at(&access.seen, volume_key, &mine.archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(&backup, opened.slot));
-    let volume = vouch::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
-        Error::Damaged(reason) => misfit(Error::damaged(format!(
-            "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
-        ))),
-        error => error,
-    })?;
+    let volume =
+        header_commit::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
+            Error::Damaged(reason) => misfit(Error::damaged(format!(
+                "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
+            ))),
+            error => error,
+        })?;
     looked.judge_places(&access.seen, Some(&volume))?;
     let whole = present.map(|header| header.framing().copy);
-    let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
+    let remembered = looked.seen.as_ref().map_or(0, rollback::Seen::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
     let known = numbered.max(volume.durable().header_sequence).max(remembered);
     // Of two copies of the archive whose keys were changed apart, both headers have the same number.
@@ -93,7 +94,7 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
     looked.places().remember(Some(&volume));
     let current = Current { volume, looked, replace: false };
-    let newest = vouch::vouch(storage, &framing, volume_key, current);
+    let newest = header_commit::vouch(storage, &framing, volume_key, current);
     Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
     Ok(Restored { backup: mine.sequence, known })
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::{Header, SlotBlock};
+use super::header_commit::{Current, check_age, vouch};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
 use super::unlock::{UnlockedKey, open_header};
-use super::vouch::{Current, check_age, vouch};
 use super::{SeenOptions, UnlockLimits, Witness};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, words};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::file::read_header;
 use super::header::Header;
-use super::seen::Fingerprint;
+use super::rollback::Fingerprint;
 use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::commit::Chain;
+use super::context::Medium;
 use super::counters::{known, last_ino};
 use super::finding::{Finding, FindingKind, Severity};
-use super::kept::{is_being_removed, snapshot_tree, snapshots_of};
-use super::medium::Medium;
 use super::recovery::in_space;
 use super::references;
+use super::snapshot_list::{is_being_removed, snapshot_tree, snapshots_of};
 use super::state::State;
-use super::strays::find_strays;
+use super::stray_records::find_strays;
 use crate::btree::{LostNode, Tree};
 use crate::error::{Error, Result};
 use crate::format::space::{REGION_WORDS, RegionBits};

@@ -26,42 +26,42 @@
 //!     latches.
 
 mod allocator;
+mod ancestry;
 mod audit;
 mod commit;
+mod context;
 mod counters;
 mod finding;
-mod kept;
-mod laying;
-mod lineage;
 mod log;
-mod medium;
 mod operation;
 mod publication;
-mod reading;
+mod read_view;
 mod recovery;
 mod references;
-mod shortage;
+mod replay;
+mod snapshot_list;
+mod space_wait;
 mod stale;
 mod state;
-mod strays;
+mod stray_records;
 #[cfg(test)]
 mod tests;
-mod unnamed;
+mod unreferenced_pages;
 mod view;
 mod volume;
 mod writer;
 
 pub(crate) use allocator::{Reservation, groups_for};
+pub(crate) use ancestry::{Descent, Durable, EntryMark, Mark};
 pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::WantedCommit;
 pub use finding::{Finding, FindingKind, Lost, Severity};
-pub(crate) use lineage::{Descent, Durable, EntryMark, Mark};
 pub(crate) use operation::Operation;
 pub(crate) use publication::Publication;
-pub(crate) use reading::Reading;
+pub(crate) use read_view::Reading;
 pub(crate) use recovery::{LostPage, has_entries};
-pub(crate) use shortage::Reclaimer;
+pub(crate) use space_wait::Reclaimer;
 pub(crate) use state::State;
-pub(crate) use unnamed::{UnnamedPages, WrittenPiece};
+pub(crate) use unreferenced_pages::{UnnamedPages, WrittenPiece};
 pub(crate) use view::{Difference, Differing, View};
 pub(crate) use volume::{Choice, OpenOptions, Pinned, Volume};

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
+use super::ancestry::{Mark, OpenedLog};
 use super::commit::{Chain, LogState, read_lists};
-use super::lineage::{Mark, OpenedLog};
 use super::log::Logged;
 use crate::env::Environment;
 use crate::error::{Error, Result};

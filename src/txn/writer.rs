@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
+use super::context::Medium;
 use super::log::Changes;
-use super::medium::Medium;
 use super::operation::Operation;
 use super::publication::Publication;
 use super::stale::StalePages;

@@ -38,7 +38,7 @@ use crate::format::{BLOCK, MAX_OFFSET, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header, Slots};
-use crate::keys::seen::Looked;
+use crate::keys::rollback::Looked;
 use crate::keys::{SeenOptions, UnlockedKey, Witness};
 use crate::storage::{FileStorage, Site, Storage};
 use crate::txn::{self, Descent, Mark, Volume};

@@ -19,7 +19,7 @@ use crate::format::values::{
 };
 use crate::format::{MAX_DATA, Pointer, space as space_map};
 use crate::fs::acl::Acl;
-use crate::keys::seen::{Known, Seen};
+use crate::keys::rollback::{Known, Seen};
 
 const FRAMING: usize = 4096;
 const CHECKSUM: std::ops::Range<usize> = 4064..4096;

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use super::context::Medium;
 use super::counters::known;
 use super::finding::{Finding, FindingKind, Severity};
-use super::medium::Medium;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;

@@ -3,7 +3,7 @@
 //! ENOSPC must not latch, so a checkpoint takes nothing that may not be there, and one that the host refuses all the same (copy-on-write, thin
 //! provisioning, quotas) is taken back: no record names it yet, and the checkpoint before it counts until another one is made (TXN-7).
 
-use super::chain::{Chain, Purpose};
+use super::chain_tail::{Chain, Purpose};
 use super::lists::pages_of;
 use super::reserved::ReservedPages;
 use crate::btree::{Edits, Tree};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::chain::Chain;
+use super::chain_tail::Chain;
 use super::reserved::ReservedPages;
 use crate::btree::Node;
 use crate::error::{Error, Result};

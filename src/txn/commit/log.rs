@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::chain::{Chain, LogState, LogTail};
-use super::leader::Committer;
+use super::chain_tail::{Chain, LogState, LogTail};
+use super::group_commit::Committer;
 use crate::error::{Error, Result};
 use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
 use crate::format::{BLOCK, LOG};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::chain::{Chain, Purpose};
+use super::chain_tail::{Chain, Purpose};
 use super::checkpoint::Checkpoint;
 use super::lists;
 use super::reserved::ReservedPages;

@@ -8,7 +8,7 @@ use crate::format::record::Root;
 use crate::format::{Generation, Pointer, Run, Tag, TreeId};
 use crate::frame::{self, PlainPage};
 use crate::txn::allocator::Allocator;
-use crate::txn::medium::Medium;
+use crate::txn::context::Medium;
 
 pub(super) struct ReservedPages {
     pub(super) allocator: Arc<Allocator>,

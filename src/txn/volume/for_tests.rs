@@ -12,9 +12,9 @@ use crate::format::{BLOCK, Key, Pointer, REGION_BLOCKS, kind};
 use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
 use crate::txn::commit::Committer;
-use crate::txn::kept::snapshot_tree;
 use crate::txn::operation::Operation;
-use crate::txn::shortage::Shortage;
+use crate::txn::snapshot_list::snapshot_tree;
+use crate::txn::space_wait::Shortage;
 use crate::txn::writer::Writer;
 
 impl Volume {

@@ -6,11 +6,11 @@
 mod backup;
 #[cfg(test)]
 mod for_tests;
-mod held;
 mod log;
 mod moment;
 mod open;
 mod pages;
+mod snapshot_space;
 mod snapshots;
 
 pub(crate) use backup::Pinned;
@@ -31,16 +31,16 @@ use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
+use crate::txn::ancestry::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
+use crate::txn::context::Medium;
 use crate::txn::counters;
 use crate::txn::finding::Finding;
-use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
-use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
-use crate::txn::shortage::{Reclaimer, Shortage};
+use crate::txn::space_wait::{Reclaimer, Shortage};
 use crate::txn::stale::StalePages;
 use crate::txn::state::{Counters, State, Versions};
 use crate::txn::view::View;

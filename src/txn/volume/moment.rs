@@ -14,8 +14,8 @@ use crate::format::values::SnapshotValue;
 use crate::format::{Key, TreeId, kind};
 use crate::pager::space::SpaceMap;
 use crate::txn::commit::Session;
-use crate::txn::kept::is_being_removed;
 use crate::txn::operation::Operation;
+use crate::txn::snapshot_list::is_being_removed;
 
 /// Nodes that are read of it are kept in so many bytes, a quarter of this.
 const MEMORY: u64 = 32 << 20;

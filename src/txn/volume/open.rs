@@ -11,9 +11,9 @@ use crate::frame::PageCipher;
 use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
 use crate::storage::Storage;
+use crate::txn::ancestry::Mark;
 use crate::txn::commit::{Chain, Session};
 use crate::txn::finding::Finding;
-use crate::txn::lineage::Mark;
 use crate::txn::recovery;
 
 /// Memory while an archive is made: nothing is read back.

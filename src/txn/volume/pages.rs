@@ -6,7 +6,7 @@ use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
 use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
 use crate::txn::allocator::Reservation;
-use crate::txn::unnamed::{UnnamedPages, WrittenPiece};
+use crate::txn::unreferenced_pages::{UnnamedPages, WrittenPiece};
 
 /// Room asked for beyond a framed page when free space is in fragments: 1 MiB, what a file grows by at least.
 const MORE: u64 = 1 << 20;

@@ -9,9 +9,9 @@ use crate::error::{Error, Result, SnapshotUse};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{Generation, Key, Timestamp, TreeId, kind};
 use crate::txn::commit::Purpose;
-use crate::txn::kept::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
 use crate::txn::operation::Operation;
 use crate::txn::references::following;
+use crate::txn::snapshot_list::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
 use crate::txn::state::{Counters, State, Trees};
 
 /// Who chooses among the snapshots that there are: the ids of those that are to go.

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::chain::{Chain, Purpose};
-use super::joining::Joining;
-use super::nodes::LoggedNodes;
+use super::chain_tail::{Chain, Purpose};
+use super::commit_delay::Joining;
+use super::log_reservation::LoggedNodes;
 use super::record::RecordWriter;
 use super::reserved::ReservedPages;
 use crate::error::{Error, LogUse, Result};
 use crate::format::{BLOCK, Generation, SessionId};
 use crate::txn::allocator::Allocator;
-use crate::txn::lineage::{Durable, Mark};
-use crate::txn::medium::Medium;
+use crate::txn::ancestry::{Durable, Mark};
+use crate::txn::context::Medium;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
 
 /// Who waits for whom. Nothing else is locked, read or written while its lock is held.

@@ -29,23 +29,23 @@
 //! forget, not remember wrongly.
 
 mod file;
+mod guard;
 mod known_places;
 #[cfg(test)]
 mod places_tests;
 #[cfg(test)]
 mod tests;
-mod witness;
 
 pub(crate) use file::SeenFile;
+pub(crate) use guard::Looked;
+pub use guard::Witness;
+#[cfg(test)]
+use guard::judge;
+pub(super) use guard::older_header;
 #[cfg(any(test, fuzzing))]
 pub(crate) use known_places::Known;
 pub(crate) use known_places::KnownPlaces;
 pub use known_places::{Fingerprint, PlaceName, remember_place};
-pub(crate) use witness::Looked;
-pub use witness::Witness;
-#[cfg(test)]
-use witness::judge;
-pub(super) use witness::older_header;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -16,8 +16,8 @@ use super::Volume;
 use crate::error::Result;
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Run, kind};
-use crate::txn::kept::{before, is_being_removed, snapshots_of};
 use crate::txn::references;
+use crate::txn::snapshot_list::{before, is_being_removed, snapshots_of};
 
 /// Dead-list entries read in one version when they are summed up.
 const STEP: usize = 4096;

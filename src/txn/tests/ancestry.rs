@@ -7,7 +7,7 @@ use super::support::*;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, kind};
 use crate::storage::MemoryStorage;
-use crate::txn::lineage::MOST_SESSIONS;
+use crate::txn::ancestry::MOST_SESSIONS;
 use crate::txn::{Descent, Mark, Volume};
 
 fn sessions(volume: &Volume) -> Vec<u64> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::Header;
-use super::seen::{self, Looked, Seen};
+use super::rollback::{self, Looked, Seen};
 use super::slots::{self, OpenedSlot};
 use super::{SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
@@ -69,7 +69,7 @@ pub(crate) fn check_age(site: Site<'_>, header: &Header, opened: &OpenedSlot, se
     let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
     // Somebody may have changed the keys since the header was read.
     if sequence < known && read_header(site)?.framing().sequence < known {
-        return Err(seen::older_header(sequence, known));
+        return Err(rollback::older_header(sequence, known));
     }
     Ok(())
 }
