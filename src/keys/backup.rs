@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::change::KeyAccess;
 use super::file::read_header;
 use super::header::{self, Header};
-use super::header_commit::{self, Current};
-use super::rollback::{self, Looked};
-use super::{Witness, slots};
+use super::header_commit::{self, VerifiedVolume};
+use super::rollback::{self, RollbackCheck};
+use super::{RollbackGuard, slots};
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::equal;
 use crate::env::SystemEnvironment;
@@ -63,7 +63,7 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
     };
     let beside = Framing { features, ..mine.clone() };
 
-    let looked = Looked::at(&access.seen, volume_key, &mine.archive);
+    let looked = RollbackCheck::at(&access.seen, volume_key, &mine.archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(&backup, opened.slot));
     let volume =
         header_commit::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
@@ -74,7 +74,7 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
         })?;
     looked.judge_places(&access.seen, Some(&volume))?;
     let whole = present.map(|header| header.framing().copy);
-    let remembered = looked.seen.as_ref().map_or(0, rollback::Seen::header_sequence);
+    let remembered = looked.seen.as_ref().map_or(0, rollback::RollbackState::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
     let known = numbered.max(volume.durable().header_sequence).max(remembered);
     // Of two copies of the archive whose keys were changed apart, both headers have the same number.
@@ -93,9 +93,9 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
     let framing = Framing { sequence, ..beside };
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
     looked.places().remember(Some(&volume));
-    let current = Current { volume, looked, replace: false };
-    let newest = header_commit::vouch(storage, &framing, volume_key, current);
-    Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
+    let current = VerifiedVolume { volume, looked, replace: false };
+    let newest = header_commit::commit_header(storage, &framing, volume_key, current);
+    RollbackGuard::new(newest.volume, sequence, newest.looked, newest.replace).remember();
     Ok(Restored { backup: mine.sequence, known })
 }
 

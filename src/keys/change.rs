@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::{Header, SlotBlock};
-use super::header_commit::{Current, check_age, vouch};
+use super::header_commit::{VerifiedVolume, check_age, commit_header};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
 use super::unlock::{UnlockedKey, open_header};
-use super::{SeenOptions, UnlockLimits, Witness};
+use super::{RollbackGuard, SeenOptions, UnlockLimits};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, words};
 use crate::env::{Environment, SystemEnvironment};
@@ -288,7 +288,7 @@ struct Change {
     header: Header,
     /// What opened it: at least one slot.
     opened: Vec<OpenedSlot>,
-    current: Current,
+    current: VerifiedVolume,
 }
 
 impl Change {
@@ -309,7 +309,7 @@ impl Change {
         let first = opened.first().ok_or(Error::WrongKey)?;
         header.authenticate(&first.volume_key)?;
         let by_recipient = slots::is_recipient(&header, first.slot);
-        let current = Current::look(storage.clone(), &header, &first.volume_key, &access.seen, by_recipient)?;
+        let current = VerifiedVolume::verify(storage.clone(), &header, &first.volume_key, &access.seen, by_recipient)?;
         Ok(Change { storage, header, opened, current })
     }
 
@@ -416,8 +416,8 @@ impl Change {
         self.header.replace_slots(&*self.storage, &slots, volume_key)?;
         // Both copies have reached the medium (SEEN-3, HEADER-4).
         let framing = Framing { sequence: sequence + 1, ..self.header.framing().clone() };
-        let newest = vouch(self.storage.clone(), &framing, volume_key, self.current);
-        Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
+        let newest = commit_header(self.storage.clone(), &framing, volume_key, self.current);
+        RollbackGuard::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::Header;
-use super::rollback::{self, Looked, Seen};
+use super::rollback::{self, RollbackCheck, RollbackState};
 use super::slots::{self, OpenedSlot};
 use super::{SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
@@ -19,32 +19,32 @@ use crate::txn::{self, Volume};
 pub(crate) const LEAST_MEMORY: u64 = 16 << 20;
 
 /// An archive that may be changed, as far as its user knows.
-pub(crate) struct Current {
+pub(crate) struct VerifiedVolume {
     pub(crate) volume: Arc<Volume>,
-    pub(crate) looked: Looked,
+    pub(crate) looked: RollbackCheck,
     /// What is remembered was contradicted, and that was accepted.
     pub(crate) replace: bool,
 }
 
-impl Current {
+impl VerifiedVolume {
     /// Only reads: what a change of the header needs is that this is no older copy, in which the change would be lost. The header must be authentic.
     ///
     /// # Errors
     /// `Replaced`, `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
-    pub(crate) fn look(
+    pub(crate) fn verify(
         storage: Arc<dyn Storage>,
         header: &Header,
         volume_key: &SecretKey,
         seen: &SeenOptions,
         by_recipient: bool,
-    ) -> Result<Current> {
+    ) -> Result<VerifiedVolume> {
         header.check_writable()?;
-        let looked = Looked::at(seen, volume_key, &header.framing().archive).opened_by_recipient(by_recipient);
+        let looked = RollbackCheck::at(seen, volume_key, &header.framing().archive).opened_by_recipient(by_recipient);
         let sequence = header.framing().sequence;
         let volume = open(storage, header.framing(), volume_key, true, &looked)?;
         let replace = looked.admit(&volume, sequence, seen, false)?;
-        tell_first_use(&looked);
-        Ok(Current { volume, looked, replace })
+        warn_first_use(&looked);
+        Ok(VerifiedVolume { volume, looked, replace })
     }
 }
 
@@ -55,18 +55,18 @@ impl Current {
 /// `Replaced` and `Older` unless accepted.
 pub(crate) fn check_age(site: Site<'_>, header: &Header, opened: &OpenedSlot, seen: &SeenOptions) -> Result<()> {
     let (sequence, volume_key) = (header.framing().sequence, &opened.volume_key);
-    let looked = Looked::at(seen, volume_key, &header.framing().archive);
+    let looked = RollbackCheck::at(seen, volume_key, &header.framing().archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(header, opened.slot));
     let volume =
         site.open(LockMode::Shared).and_then(|storage| open(storage, header.framing(), volume_key, true, &looked)).ok();
     looked.judge_places(seen, volume.as_deref())?;
     looked.places().remember(volume.as_deref());
-    tell_first_use(&looked);
+    warn_first_use(&looked);
     if seen.accept_older {
         return Ok(());
     }
     let committed = volume.map_or(0, |volume| volume.durable().header_sequence);
-    let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
+    let known = committed.max(looked.seen.as_ref().map_or(0, RollbackState::header_sequence));
     // Somebody may have changed the keys since the header was read.
     if sequence < known && read_header(site)?.framing().sequence < known {
         return Err(rollback::older_header(sequence, known));
@@ -74,7 +74,7 @@ pub(crate) fn check_age(site: Site<'_>, header: &Header, opened: &OpenedSlot, se
     Ok(())
 }
 
-fn tell_first_use(looked: &Looked) {
+fn warn_first_use(looked: &RollbackCheck) {
     if let Some(sentence) = looked.first_use() {
         tracing::warn!("{sentence}");
     }
@@ -86,7 +86,7 @@ fn tell_first_use(looked: &Looked) {
 /// # Errors
 /// `Replaced` unless accepted.
 pub fn check_place(key: &UnlockedKey, seen: &SeenOptions) -> Result<()> {
-    let looked = Looked::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
+    let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
     looked.judge_places(seen, None)
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn open(
     framing: &Framing,
     volume_key: &SecretKey,
     read_only: bool,
-    looked: &Looked,
+    looked: &RollbackCheck,
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let cipher = PageCipher::new(volume_key, framing.archive, framing.has_log(), environment.clone());
@@ -108,11 +108,16 @@ pub(crate) fn open(
 ///
 /// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
 /// and is no failure of the change: the next commit of anybody makes up for it.
-pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &SecretKey, before: Current) -> Current {
+pub(crate) fn commit_header(
+    storage: Arc<dyn Storage>,
+    framing: &Framing,
+    volume_key: &SecretKey,
+    before: VerifiedVolume,
+) -> VerifiedVolume {
     let committed = open(storage, framing, volume_key, false, &before.looked)
         .and_then(|volume| volume.record_header().map(|()| volume));
     match committed {
-        Ok(volume) => Current { volume, ..before },
+        Ok(volume) => VerifiedVolume { volume, ..before },
         Err(error) => {
             tracing::warn!(
                 "the keys are changed, but no commit could be made that says so ({error}): until the next one, the header of before could \
@@ -131,6 +136,6 @@ pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &S
 pub fn repair_header<'a>(site: impl Into<Site<'a>>, key: &UnlockedKey, seen: &SeenOptions) -> Result<Option<String>> {
     let storage = site.into().open(LockMode::Exclusive)?;
     let mut header = key.read_header(&*storage)?;
-    Current::look(storage.clone(), &header, &key.volume_key, seen, key.by_recipient)?;
+    VerifiedVolume::verify(storage.clone(), &header, &key.volume_key, seen, key.by_recipient)?;
     header.repair(&*storage, &key.volume_key)
 }

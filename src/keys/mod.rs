@@ -20,7 +20,9 @@ pub use change::{
 };
 pub(crate) use header_commit::LEAST_MEMORY;
 pub use header_commit::{check_place, repair_header};
-pub use rollback::{Fingerprint, PlaceName, SeenOptions, Witness, remember_place, seen_directory, state_directory};
+pub use rollback::{
+    Fingerprint, PlaceName, RollbackGuard, SeenOptions, remember_place, seen_directory, state_directory,
+};
 pub use slots::{KeyKind, NewKey, Secrets, UnlockLimits};
 pub(crate) use unlock::open_header;
 pub use unlock::{UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both};

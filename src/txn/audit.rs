@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
-use super::commit::Chain;
-use super::context::Medium;
+use super::commit::CommitTail;
+use super::context::VolumeContext;
 use super::counters::{known, last_ino};
 use super::finding::{Finding, FindingKind, Severity};
 use super::recovery::in_space;
@@ -151,7 +151,7 @@ impl Census {
 /// The trees of one version, and what they are compared with.
 pub(super) struct Auditor<'v> {
     pub(super) allocator: &'v Allocator,
-    pub(super) medium: &'v Medium,
+    pub(super) medium: &'v VolumeContext,
     pub(super) state: Arc<State>,
 }
 
@@ -160,7 +160,7 @@ impl Auditor<'_> {
     /// findings about the counters.
     pub(super) fn audit(
         &self,
-        chain: &Chain,
+        chain: &CommitTail,
         contradictions: Vec<Finding>,
         full: bool,
         progress: &mut dyn FnMut(u64, u64),
@@ -210,7 +210,7 @@ impl Auditor<'_> {
     }
 
     /// Everything but the space tree itself.
-    fn count_everything(&self, chain: &Chain, census: &mut Census) -> Result<()> {
+    fn count_everything(&self, chain: &CommitTail, census: &mut Census) -> Result<()> {
         let total = self.allocator.total();
         let trees = &self.state.trees;
         for (tree, id) in trees.each() {
@@ -461,7 +461,7 @@ impl Auditor<'_> {
     }
 
     /// Makes the space map anew from the trees, when records of the chain since the checkpoint are lost. Reads every node.
-    pub(super) fn rebuild_space(&self, chain: &mut Chain) -> Result<()> {
+    pub(super) fn rebuild_space(&self, chain: &mut CommitTail) -> Result<()> {
         chain.list_pages.clear();
         chain.force_checkpoint = true;
         let mut census = Census::default();

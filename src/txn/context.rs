@@ -7,7 +7,7 @@ use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::pager::Pager;
 
-pub(super) struct Medium {
+pub(super) struct VolumeContext {
     pub(super) pager: Arc<Pager>,
     pub(super) store: NodeStore,
     pub(super) versions: Versions,

@@ -18,7 +18,7 @@ use crate::btree::{Finger, Tree};
 use crate::error::Result;
 
 /// Owns the version together with the place in it, so that neither is used with another.
-pub(crate) struct Reading<'v> {
+pub(crate) struct ReadView<'v> {
     volume: &'v Volume,
     state: Arc<State>,
     /// What is read in place of the version's live tree.
@@ -26,19 +26,19 @@ pub(crate) struct Reading<'v> {
     finger: Finger,
 }
 
-impl<'v> Reading<'v> {
-    pub(crate) fn of(volume: &'v Volume, state: Arc<State>) -> Reading<'v> {
-        Reading { volume, state, kept: None, finger: Finger::default() }
+impl<'v> ReadView<'v> {
+    pub(crate) fn of(volume: &'v Volume, state: Arc<State>) -> ReadView<'v> {
+        ReadView { volume, state, kept: None, finger: Finger::default() }
     }
 
     /// Of what the snapshot of this number shows.
     ///
     /// # Errors
     /// `Stale` when it is gone, or its removal has begun.
-    pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<Reading<'v>> {
+    pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<ReadView<'v>> {
         let state = volume.state();
         let kept = Some(volume.snapshot_tree(&state, id)?);
-        Ok(Reading { volume, state, kept, finger: Finger::default() })
+        Ok(ReadView { volume, state, kept, finger: Finger::default() })
     }
 
     pub(crate) fn state(&self) -> &State {

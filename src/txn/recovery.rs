@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::ancestry::{Mark, OpenedLog};
-use super::commit::{Chain, LogState, read_lists};
+use super::commit::{CommitTail, LogState, read_lists};
 use super::log::Logged;
 use crate::env::Environment;
 use crate::error::{Error, Result};
@@ -363,7 +363,7 @@ impl Recovered {
     }
 
     /// Feeds the space map with what happened since the checkpoint; false when the chain is broken and the map has to be rebuilt.
-    pub(super) fn restore_space(&self, allocator: &Allocator, pager: &Pager, chain: &mut Chain) -> Result<bool> {
+    pub(super) fn restore_space(&self, allocator: &Allocator, pager: &Pager, chain: &mut CommitTail) -> Result<bool> {
         chain.tag = self.tag;
         chain.generation = self.record.generation;
         chain.checkpoint = self.record.checkpoint;

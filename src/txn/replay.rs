@@ -11,7 +11,7 @@ impl Operation<'_> {
     ///
     /// # Errors
     /// `Damaged` where a record has no place, or does not decode: nobody writes on top of less than all of them.
-    pub(super) fn lay(&mut self, logged: &LoggedRecords) -> Result<()> {
+    pub(super) fn replay(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.needs_commit();
         self.count(logged);
         let mut released: Vec<(Pointer, Generation)> = Vec::new();
@@ -41,7 +41,7 @@ impl Operation<'_> {
     }
 
     /// As [`Self::lay`], for who only reads. A record of a node that is damaged is passed by, and that node is lost with all that it has (LOG-6).
-    pub(super) fn lay_for_reading(&mut self, logged: &LoggedRecords) -> Result<()> {
+    pub(super) fn replay_read_only(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.count(logged);
         let mut damage = Vec::new();
         for (key, value) in &logged.records {

@@ -35,7 +35,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
-use super::commit::{Committer, Purpose};
+use super::commit::{CommitReason, GroupCommit};
 use super::writer::Writer;
 use crate::error::{Error, Result};
 
@@ -62,8 +62,8 @@ type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 const LEAST: u64 = 16;
 
 /// Who has no room, in the order of arrival. The outermost part of a volume: whoever holds its lock commits.
-pub(super) struct Shortage {
-    committer: Arc<Committer>,
+pub(super) struct SpaceWaiter {
+    committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
     /// Held by the writer that brings room about for all who have none.
@@ -73,12 +73,12 @@ pub(super) struct Shortage {
 }
 
 /// A place in the queue of those who have no room; once it holds the lock, the first one.
-pub(super) struct Queued<'a> {
-    shortage: &'a Shortage,
+pub(super) struct WaitPosition<'a> {
+    shortage: &'a SpaceWaiter,
     first: Option<MutexGuard<'a, ()>>,
 }
 
-impl Drop for Queued<'_> {
+impl Drop for WaitPosition<'_> {
     fn drop(&mut self) {
         if let Some(first) = self.first.take() {
             MutexGuard::unlock_fair(first);
@@ -87,9 +87,9 @@ impl Drop for Queued<'_> {
     }
 }
 
-impl Shortage {
-    pub(super) fn new(committer: Arc<Committer>, writer: Arc<Writer>, allocator: Arc<Allocator>) -> Shortage {
-        Shortage {
+impl SpaceWaiter {
+    pub(super) fn new(committer: Arc<GroupCommit>, writer: Arc<Writer>, allocator: Arc<Allocator>) -> SpaceWaiter {
+        SpaceWaiter {
             committer,
             writer,
             allocator,
@@ -111,7 +111,7 @@ impl Shortage {
 
     /// Brings room about for an operation before the writers' lock is taken, so that freed blocks can be had by committing. Who had to wait for
     /// it keeps others out until the answer is dropped.
-    pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<Queued<'_>>> {
+    pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<WaitPosition<'_>>> {
         // When this does not suffice the operation itself finds out exactly.
         let groups = (records * 3 + LEAST).min(256);
         let enough = || self.allocator.has_groups(groups, keep_of(essential));
@@ -136,7 +136,7 @@ impl Shortage {
     }
 
     /// As [`Self::have_room`]; who had to wait has the first place until the answer's is dropped.
-    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<Queued<'_>>)> {
+    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<WaitPosition<'_>>)> {
         if !self.is_short() && enough()? {
             return Ok((true, None));
         }
@@ -148,9 +148,9 @@ impl Shortage {
     }
 
     /// Counts the caller as somebody who waits for room, until the answer is dropped.
-    pub(super) fn queue(&self) -> Queued<'_> {
+    pub(super) fn queue(&self) -> WaitPosition<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        Queued { shortage: self, first: None }
+        WaitPosition { shortage: self, first: None }
     }
 
     /// (a) and (b).
@@ -163,7 +163,7 @@ impl Shortage {
             if !self.commit_may_free() {
                 break;
             }
-            match self.committer.commit_for(Purpose::Drain) {
+            match self.committer.commit_for(CommitReason::FreeSpace) {
                 // What is staged finds no room for its nodes; whoever asks for durability is told.
                 Err(Error::NoSpace(_)) => break,
                 committed => committed?,

@@ -58,8 +58,8 @@ impl<'a> View<'a> {
     }
 
     /// The same in pieces; without an older version every record of this one.
-    pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> Differing<'a> {
-        Differing { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
+    pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> DifferenceCursor<'a> {
+        DifferenceCursor { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
     }
 
     /// Every entry that can still be read; `lost` gets each node that cannot.
@@ -81,12 +81,12 @@ pub(crate) struct Difference {
 }
 
 /// A walk over what differs between two versions, in ascending order of the keys.
-pub(crate) struct Differing<'a> {
+pub(crate) struct DifferenceCursor<'a> {
     walk: Differences<'a>,
     store: &'a NodeStore,
 }
 
-impl Differing<'_> {
+impl DifferenceCursor<'_> {
     /// Up to `most` further records; fewer only at the end.
     pub(crate) fn batch(&mut self, most: usize) -> Result<Vec<Difference>> {
         let mut batch = Vec::new();

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
-use super::context::Medium;
+use super::context::VolumeContext;
 use super::log::Changes;
 use super::operation::Operation;
 use super::publication::Publication;
@@ -70,7 +70,7 @@ pub(super) struct Frozen {
 
 /// What writers share.
 pub(super) struct Writer {
-    medium: Arc<Medium>,
+    medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
@@ -86,7 +86,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(medium: Arc<Medium>, allocator: Arc<Allocator>, memory: u64) -> Writer {
+    pub(super) fn new(medium: Arc<VolumeContext>, allocator: Arc<Allocator>, memory: u64) -> Writer {
         Writer {
             open: Mutex::new(Open {
                 generation: medium.versions.open_generation(),

@@ -20,7 +20,7 @@
 //!     A backup that is put back, and a copy of an archive that was in use, are older copies, as they are by their records.
 //!     What is lost in the middle is damage, which later entries prove, and no older copy.
 //!
-//! What is remembered of entries is as old as the last call of [`Witness::remember`], like what is remembered of records: an fsync does not wait for a
+//! What is remembered of entries is as old as the last call of [`RollbackGuard::remember`], like what is remembered of records: an fsync does not wait for a
 //! second one beside the archive. So entries that were written since then can be cut off unnoticed, and so can all entries that are in no
 //! record yet from who opens the archive only after a later one hides that: after more commits than the ring has, or on a machine that never saw them.
 //!
@@ -36,9 +36,9 @@ mod places_tests;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use file::SeenFile;
-pub(crate) use guard::Looked;
-pub use guard::Witness;
+pub(crate) use file::RollbackStateFile;
+pub(crate) use guard::RollbackCheck;
+pub use guard::RollbackGuard;
 #[cfg(test)]
 use guard::judge;
 pub(super) use guard::older_header;
@@ -73,8 +73,8 @@ pub struct SeenOptions {
 
 impl SeenOptions {
     /// Where one archive is remembered.
-    pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<SeenFile> {
-        self.directory.as_deref().map(|directory| SeenFile::new(directory, volume_key, archive))
+    pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<RollbackStateFile> {
+        self.directory.as_deref().map(|directory| RollbackStateFile::new(directory, volume_key, archive))
     }
 }
 
@@ -99,7 +99,7 @@ const TRAIL: usize = 64;
 
 /// What is remembered of one archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct RollbackState {
     /// When it was seen.
     time: Timestamp,
     header_sequence: u64,
@@ -119,7 +119,7 @@ const VERSION: u8 = 1;
 /// With one behind the marks.
 const VERSION_WITH_ENTRY: u8 = 2;
 
-impl Seen {
+impl RollbackState {
     pub(crate) fn mark(&self) -> &Mark {
         &self.trail[0]
     }
@@ -155,7 +155,7 @@ impl Seen {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Seen> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<RollbackState> {
         let malformed = || Error::damaged("the memory of the archive does not decode");
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
         let word = |bytes: &[u8], at: usize| {
@@ -189,7 +189,7 @@ impl Seen {
             let (first, generation) = (Generation(word(mark, 16)), Generation(word(mark, 24)));
             Mark { session: array(0), first, generation, tag: array(32) }
         });
-        Ok(Seen {
+        Ok(RollbackState {
             time: Timestamp { seconds: word(head, 8) as i64, nanos },
             header_sequence: word(head, 24),
             trail: trail.collect(),

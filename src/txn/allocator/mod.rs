@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::context::Medium;
+use super::context::VolumeContext;
 use super::counters::known;
 use super::finding::{Finding, FindingKind, Severity};
 use crate::btree::Tree;
@@ -116,7 +116,7 @@ pub(super) struct Begun {
 
 /// The space map with what loads it, and the free blocks' way back to it.
 pub(super) struct Allocator {
-    medium: Arc<Medium>,
+    medium: Arc<VolumeContext>,
     space: Mutex<SpaceMap>,
     /// The tree of the newest checkpoint that is durable. A region that is not loaded is as this tree has it: the leader of a commit replaces it under
     /// the lock of `space`, and until then keeps what it wrote loaded.
@@ -131,7 +131,7 @@ pub(super) struct Allocator {
 
 impl Allocator {
     /// `memory` is that of the volume; regions take their share of it, at about 5 KiB each.
-    pub(super) fn new(medium: Arc<Medium>, space: SpaceMap, memory: u64) -> Allocator {
+    pub(super) fn new(medium: Arc<VolumeContext>, space: SpaceMap, memory: u64) -> Allocator {
         let root = medium.versions.durable().roots[TreeId::Space];
         Allocator {
             medium,

@@ -10,7 +10,7 @@ const LONGEST_CHAIN: u64 = 62;
 
 /// The tail of the chain of durable records.
 #[derive(Clone, Default)]
-pub(in crate::txn) struct Chain {
+pub(in crate::txn) struct CommitTail {
     pub(in crate::txn) tag: Tag,
     pub(in crate::txn) generation: Generation,
     pub(in crate::txn) checkpoint: Generation,
@@ -29,9 +29,9 @@ pub(in crate::txn) struct Chain {
     pub(in crate::txn) log_end: u64,
 }
 
-impl Chain {
+impl CommitTail {
     /// TXN-7: the checkpoint that the record of `generation` names, 0 when no chain of records leads from one to it.
-    pub(super) fn told_checkpoint(&self, generation: Generation) -> Generation {
+    pub(super) fn recorded_checkpoint(&self, generation: Generation) -> Generation {
         let broken = self.force_checkpoint || generation.0.saturating_sub(self.checkpoint.0) > LONGEST_CHAIN;
         if broken { Generation(0) } else { self.checkpoint }
     }
@@ -119,16 +119,16 @@ impl LogState {
 
 /// Why a commit is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::txn) enum Purpose {
+pub(in crate::txn) enum CommitReason {
     /// When there is something to make durable; an entry of the log will do.
     Sync,
     /// When there is something to commit.
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.
-    Drain,
-    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed, and on a host without room nothing be
+    FreeSpace,
+    /// As `FreeSpace` without a checkpoint: after free space was erased for the last time nothing may be freed, and on a host without room nothing be
     /// written but the record.
-    Shorten,
+    Truncate,
     /// The closed record of a clean end.
     Close,
 }

@@ -13,7 +13,7 @@ const MOST: Duration = Duration::from_millis(5);
 const PAUSE: (u32, u32) = (4, 64);
 
 #[derive(Debug, Default)]
-pub(super) struct Joining {
+pub(super) struct CommitDelay {
     /// Callers of the last commit and those that came while it ran.
     expected: u64,
     took: Duration,
@@ -22,7 +22,7 @@ pub(super) struct Joining {
     pause: u32,
 }
 
-impl Joining {
+impl CommitDelay {
     /// For how many callers to wait and how long, when `here` want the commit that is about to begin.
     pub(super) fn plan(&mut self, here: u64) -> Option<(u64, Duration)> {
         if here >= self.expected {
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn who_came_together_is_waited_for_and_who_comes_alone_never_waits() {
-        let mut joining = Joining::default();
+        let mut joining = CommitDelay::default();
         assert_eq!(joining.plan(1), None);
         joining.ended(1, 0, TOOK);
         assert_eq!(joining.plan(1), None);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn waits_in_vain_become_rare() {
-        let mut joining = Joining::default();
+        let mut joining = CommitDelay::default();
         joining.ended(1, 1, TOOK);
         let mut waits = 0;
         for _ in 0..1000 {

@@ -1,6 +1,6 @@
 //! Who leads a commit, who waits for it, and what both are told.
 //!
-//! Only a leader is given `&mut Chain`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
+//! Only a leader is given `&mut CommitTail`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
 //! the writers' lock for the freeze and lets it go before anything is written, unless the caller brings it along.
 
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::chain_tail::{Chain, Purpose};
-use super::commit_delay::Joining;
-use super::log_reservation::LoggedNodes;
+use super::chain_tail::{CommitReason, CommitTail};
+use super::commit_delay::CommitDelay;
+use super::log_reservation::LogReservation;
 use super::record::RecordWriter;
 use super::reserved::ReservedPages;
 use crate::error::{Error, LogUse, Result};
 use crate::format::{BLOCK, Generation, SessionId};
 use crate::txn::allocator::Allocator;
 use crate::txn::ancestry::{Durable, Mark};
-use crate::txn::context::Medium;
+use crate::txn::context::VolumeContext;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
 
 /// Who waits for whom. Nothing else is locked, read or written while its lock is held.
@@ -37,25 +37,25 @@ struct Queue {
     failed: Option<(u64, Error)>,
     /// Callers for which the next commit is needed.
     joined: u64,
-    joining: Joining,
-    chain: Chain,
+    joining: CommitDelay,
+    chain: CommitTail,
 }
 
 /// What a leader made durable with.
-enum Made {
+enum CommitOutcome {
     /// An entry of the log, or nothing because the last one had it all.
-    Entry,
+    LogEntry,
     Commit,
 }
 
 /// The number of the commit that a caller needs.
 #[derive(Debug)]
 #[must_use = "nobody else may lead the commit"]
-pub(crate) struct WantedCommit(u64);
+pub(crate) struct CommitTicket(u64);
 
 /// Makes the open transaction durable.
-pub(in crate::txn) struct Committer {
-    pub(super) medium: Arc<Medium>,
+pub(in crate::txn) struct GroupCommit {
+    pub(super) medium: Arc<VolumeContext>,
     pub(super) allocator: Arc<Allocator>,
     pub(super) writer: Arc<Writer>,
     record: RecordWriter,
@@ -65,7 +65,7 @@ pub(in crate::txn) struct Committer {
     /// Somebody needs the commit that has not begun.
     joined: Condvar,
     read_only: bool,
-    pub(super) nodes: Mutex<LoggedNodes>,
+    pub(super) nodes: Mutex<LogReservation>,
     /// Entries of the log that were written, and their bytes.
     pub(super) logged: (AtomicU64, AtomicU64),
 }
@@ -77,14 +77,14 @@ pub(in crate::txn) struct Session {
     pub(in crate::txn) read_only: bool,
 }
 
-impl Committer {
+impl GroupCommit {
     pub(in crate::txn) fn new(
-        medium: Arc<Medium>,
+        medium: Arc<VolumeContext>,
         allocator: Arc<Allocator>,
         writer: Arc<Writer>,
         session: &Session,
-    ) -> Committer {
-        Committer {
+    ) -> GroupCommit {
+        GroupCommit {
             record: RecordWriter {
                 pages: ReservedPages { allocator: allocator.clone(), medium: medium.clone() },
                 writer: writer.clone(),
@@ -126,12 +126,12 @@ impl Committer {
             durable.closed || (durable.session != self.record.session && durable.generation != Generation(0))
         };
         if begins {
-            self.commit_for(Purpose::Drain)?;
+            self.commit_for(CommitReason::FreeSpace)?;
         }
         Ok(())
     }
 
-    pub(in crate::txn) fn commit_for(&self, purpose: Purpose) -> Result<Generation> {
+    pub(in crate::txn) fn commit_for(&self, purpose: CommitReason) -> Result<Generation> {
         let wanted = self.want_commit()?;
         self.wait_for_commit(wanted, purpose)
     }
@@ -140,29 +140,29 @@ impl Committer {
     ///
     /// # Errors
     /// `Latched`, `ReadOnly`.
-    pub(in crate::txn) fn want_commit(&self) -> Result<WantedCommit> {
+    pub(in crate::txn) fn want_commit(&self) -> Result<CommitTicket> {
         self.check_writable()?;
         let mut queue = self.queue.lock();
         // A commit that is running may have frozen already, so the next one is needed.
         let needed = queue.started + 1;
         queue.joined += 1;
         self.joined.notify_one();
-        Ok(WantedCommit(needed))
+        Ok(CommitTicket(needed))
     }
 
     /// Leads commits until the one that is wanted has ended, or waits for those who do.
     pub(in crate::txn) fn wait_for_commit(
         &self,
-        WantedCommit(needed): WantedCommit,
-        purpose: Purpose,
+        CommitTicket(needed): CommitTicket,
+        purpose: CommitReason,
     ) -> Result<Generation> {
         let mut queue = self.queue.lock();
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let is_over = |queue: &Queue| match purpose {
-            Purpose::Sync => queue.finished >= needed,
-            Purpose::Changes => queue.committed >= needed,
-            Purpose::Drain | Purpose::Shorten => queue.recorded >= needed,
-            Purpose::Close => queue.recorded >= needed && self.medium.versions.durable().closed,
+            CommitReason::Sync => queue.finished >= needed,
+            CommitReason::Changes => queue.committed >= needed,
+            CommitReason::FreeSpace | CommitReason::Truncate => queue.recorded >= needed,
+            CommitReason::Close => queue.recorded >= needed && self.medium.versions.durable().closed,
         };
         while !is_over(&queue) {
             if queue.running {
@@ -170,7 +170,7 @@ impl Committer {
                 continue;
             }
             queue.running = true;
-            self.await_joining(&mut queue);
+            self.wait_for_callers(&mut queue);
             let (mut served, mut took) = (0, std::time::Duration::ZERO);
             let result = self.lead(&mut queue, |chain, callers| {
                 let began = self.medium.environment.now();
@@ -190,7 +190,7 @@ impl Committer {
     }
 
     /// Waits for the commit in flight, then runs `f` as the only leader.
-    pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+    pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.queue.lock();
         while queue.running {
             self.wait(&mut queue);
@@ -198,7 +198,7 @@ impl Committer {
         queue.running = true;
         self.lead(&mut queue, |chain, _| {
             self.record.finish_refused(chain)?;
-            Ok((f(chain)?, Made::Commit))
+            Ok((f(chain)?, CommitOutcome::Commit))
         })
     }
 
@@ -207,7 +207,7 @@ impl Committer {
     fn lead<R>(
         &self,
         queue: &mut MutexGuard<'_, Queue>,
-        f: impl FnOnce(&mut Chain, u64) -> Result<(R, Made)>,
+        f: impl FnOnce(&mut CommitTail, u64) -> Result<(R, CommitOutcome)>,
     ) -> Result<R> {
         queue.started += 1;
         let (number, callers) = (queue.started, std::mem::take(&mut queue.joined));
@@ -223,7 +223,7 @@ impl Committer {
         if chain.tag != before {
             queue.recorded = number;
         }
-        if !matches!(result, Ok((_, Made::Entry))) {
+        if !matches!(result, Ok((_, CommitOutcome::LogEntry))) {
             queue.committed = number;
         }
         // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
@@ -241,7 +241,7 @@ impl Committer {
     }
 
     /// Waits for the commit in flight, then runs `f` while nobody leads. It makes nothing durable: whoever waits for a commit waits on.
-    pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+    pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.queue.lock();
         while queue.running {
             self.wait(&mut queue);
@@ -262,7 +262,7 @@ impl Committer {
     }
 
     /// Waits for callers that are likely to join the commit that is about to begin.
-    fn await_joining(&self, queue: &mut MutexGuard<'_, Queue>) {
+    fn wait_for_callers(&self, queue: &mut MutexGuard<'_, Queue>) {
         let here = queue.joined;
         if let Some((expected, limit)) = queue.joining.plan(here) {
             let waited = self.joined.wait_while_for(queue, |queue| queue.joined < expected, limit);
@@ -273,26 +273,26 @@ impl Committer {
     // ---- the commit ----
 
     /// One commit by the leader.
-    fn run_commit(&self, mut purpose: Purpose, chain: &mut Chain) -> Result<Made> {
+    fn run_commit(&self, mut purpose: CommitReason, chain: &mut CommitTail) -> Result<CommitOutcome> {
         self.record.finish_refused(chain)?;
-        if purpose == Purpose::Sync {
+        if purpose == CommitReason::Sync {
             if self.append(chain)? {
-                return Ok(Made::Entry);
+                return Ok(CommitOutcome::LogEntry);
             }
-            purpose = Purpose::Changes;
+            purpose = CommitReason::Changes;
         }
         if let Some(frozen) = self.freeze_with_room(purpose, chain)? {
             self.record.write(purpose, chain, frozen)?;
             self.writer.lock().forget_written();
         }
-        Ok(Made::Commit)
+        Ok(CommitOutcome::Commit)
     }
 
     /// One commit by the leader that keeps the writers' lock throughout, so that nothing can be published meanwhile.
     pub(in crate::txn) fn commit_locked(
         &self,
-        purpose: Purpose,
-        chain: &mut Chain,
+        purpose: CommitReason,
+        chain: &mut CommitTail,
         transaction: &mut OpenTransaction<'_>,
     ) -> Result<()> {
         let Some(frozen) = self.freeze(purpose, chain, transaction)? else { return Ok(()) };
@@ -305,7 +305,7 @@ impl Committer {
     /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (STAGE-3). They write their record and nothing
     /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
     /// refuses one there is no room, as without it, and nothing latches.
-    fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
+    fn freeze_with_room(&self, purpose: CommitReason, chain: &mut CommitTail) -> Result<Option<Frozen>> {
         for _ in 0..2 {
             let mut transaction = self.writer.lock();
             let refused = match self.freeze(purpose, chain, &mut transaction) {
@@ -316,7 +316,7 @@ impl Committer {
             };
             let frozen = self.freeze_changes(chain, &mut transaction, false)?;
             drop(transaction);
-            match self.record.write(Purpose::Shorten, chain, frozen) {
+            match self.record.write(CommitReason::Truncate, chain, frozen) {
                 // One that has to say something of the session before is finished by the next leader.
                 Err(Error::NoSpace(_)) if self.medium.pager.latch().reason().is_none() => return Err(refused),
                 written => written?,
@@ -326,12 +326,17 @@ impl Committer {
         self.freeze(purpose, chain, &mut self.writer.lock())
     }
 
-    fn freeze(&self, purpose: Purpose, chain: &Chain, transaction: &mut OpenTransaction<'_>) -> Result<Option<Frozen>> {
+    fn freeze(
+        &self,
+        purpose: CommitReason,
+        chain: &CommitTail,
+        transaction: &mut OpenTransaction<'_>,
+    ) -> Result<Option<Frozen>> {
         let mut nodes = self.nodes.lock();
         transaction.flush_staged(&mut nodes.held)?;
-        *nodes = LoggedNodes::default();
+        *nodes = LogReservation::default();
         drop(nodes);
-        if !transaction.is_changed() && purpose == Purpose::Changes {
+        if !transaction.is_changed() && purpose == CommitReason::Changes {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
             self.medium.pager.latch().check()?;
             return Ok(None);
@@ -342,7 +347,7 @@ impl Committer {
     /// Takes what is published, also when that is nothing new.
     fn freeze_changes(
         &self,
-        chain: &Chain,
+        chain: &CommitTail,
         transaction: &mut OpenTransaction<'_>,
         with_staged: bool,
     ) -> Result<Frozen> {
@@ -353,10 +358,10 @@ impl Committer {
     }
 
     #[cfg(test)]
-    pub(in crate::txn) fn commit_without_staged(&self, chain: &mut Chain) -> Result<()> {
+    pub(in crate::txn) fn commit_without_staged(&self, chain: &mut CommitTail) -> Result<()> {
         self.record.finish_refused(chain)?;
         let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
-        self.record.write(Purpose::Shorten, chain, frozen)
+        self.record.write(CommitReason::Truncate, chain, frozen)
     }
 
     // ---- what others ask ----
@@ -371,12 +376,12 @@ impl Committer {
     }
 
     /// The chain as the last leader left it.
-    pub(in crate::txn) fn chain(&self) -> Chain {
+    pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.queue.lock().chain.clone()
     }
 
     /// Begins with this chain, before the first commit.
-    pub(in crate::txn) fn set_chain(&self, chain: Chain) {
+    pub(in crate::txn) fn set_chain(&self, chain: CommitTail) {
         self.queue.lock().chain = chain;
     }
 

@@ -2,18 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
-use super::chain_tail::{Chain, LogState, LogTail};
-use super::group_commit::Committer;
+use super::chain_tail::{CommitTail, LogState, LogTail};
+use super::group_commit::GroupCommit;
 use crate::error::{Error, Result};
 use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
 use crate::format::{BLOCK, LOG};
 
 /// The longest entry in blocks: what is more is written once by a commit rather than twice.
 const LONGEST: u64 = 64;
-impl Committer {
+impl GroupCommit {
     /// Writes an entry of everything that was published and staged, and waits for its barrier. False when that takes a commit: there is no log or
     /// no room in it, or something changed that no entry has.
-    pub(super) fn append(&self, chain: &mut Chain) -> Result<bool> {
+    pub(super) fn append(&self, chain: &mut CommitTail) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };
         if self.medium.pager.storage().ordered() {
             // A commit takes one barrier as well, and an entry would be written twice.

@@ -12,13 +12,13 @@ const GROUPS_PER_PIECE: u64 = 2;
 
 /// What entries since the last commit need of it.
 #[derive(Default)]
-pub(super) struct LoggedNodes {
+pub(super) struct LogReservation {
     pub(super) held: Option<Reservation>,
     /// Pieces of all entries since the last commit.
     pieces: u64,
 }
 
-impl LoggedNodes {
+impl LogReservation {
     /// Promises what so many pieces more take; answers whether it is there.
     pub(super) fn promise(&mut self, allocator: &Arc<Allocator>, pieces: u64, essential: bool) -> Result<bool> {
         let held = self.held.as_ref().map_or(0, Reservation::groups);

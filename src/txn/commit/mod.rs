@@ -18,7 +18,7 @@ mod log_reservation;
 mod record;
 mod reserved;
 
-pub(super) use chain_tail::{Chain, LogState, Purpose};
-pub(crate) use group_commit::WantedCommit;
-pub(super) use group_commit::{Committer, Session};
+pub(super) use chain_tail::{CommitReason, CommitTail, LogState};
+pub(crate) use group_commit::CommitTicket;
+pub(super) use group_commit::{GroupCommit, Session};
 pub(super) use lists::read_lists;

@@ -8,11 +8,11 @@ use crate::format::record::Root;
 use crate::format::{Generation, Pointer, Run, Tag, TreeId};
 use crate::frame::{self, PlainPage};
 use crate::txn::allocator::Allocator;
-use crate::txn::context::Medium;
+use crate::txn::context::VolumeContext;
 
 pub(super) struct ReservedPages {
     pub(super) allocator: Arc<Allocator>,
-    pub(super) medium: Arc<Medium>,
+    pub(super) medium: Arc<VolumeContext>,
 }
 
 impl ReservedPages {

@@ -22,8 +22,8 @@ use crate::format::values::{HistoryValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer, TreeId};
 use crate::frame::PageCipher;
 use crate::storage::Storage;
-use crate::txn::ancestry::{Descent, Mark};
-use crate::txn::commit::{Chain, Purpose};
+use crate::txn::ancestry::{Ancestry, Mark};
+use crate::txn::commit::{CommitReason, CommitTail};
 use crate::txn::operation::Operation;
 use crate::txn::references;
 use crate::txn::state::{Counters, State};
@@ -117,7 +117,7 @@ impl Volume {
     }
 
     fn opened(&self) -> Result<(Arc<State>, Origin, Arc<CommitRecord>)> {
-        let mark = self.opened_at().filter(|_| self.unlaid.get().is_none());
+        let mark = self.opened_at().filter(|_| self.before_replay.get().is_none());
         let Some(Mark { session, first, generation, tag }) = mark else {
             return Err(Error::invalid(
                 "what is shown here is no commit: the archive was not closed, and is only read, or this is one of its snapshots",
@@ -137,7 +137,7 @@ impl Volume {
             let mut transaction = self.writer.lock();
             self.mark_staged();
             // When nothing is changed, the newest record of this session says it already.
-            self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
+            self.committer.commit_locked(CommitReason::Changes, chain, &mut transaction)?;
             let record = self.durable();
             let origin = Origin {
                 session: record.session,
@@ -163,23 +163,23 @@ impl Volume {
     ///
     /// A machine that was set back goes on in one session and gives its numbers again, so of a writer's own session a number alone proves nothing: what this
     /// process pinned is in its line. Of anything else in it, which another machine's reader may have made or this one before it was set back, nothing is known.
-    pub(crate) fn descent_now(&self, origin: &Origin) -> Result<Descent> {
+    pub(crate) fn descent_now(&self, origin: &Origin) -> Result<Ancestry> {
         let durable = self.durable();
         if !self.read_only() && (durable.session, durable.session_first) == (origin.session, origin.first) {
             return Ok(match durable.generation.cmp(&origin.generation) {
-                Ordering::Less => Descent::Earlier,
-                Ordering::Equal if self.chain().tag != origin.tag => Descent::Apart,
-                Ordering::Equal => Descent::Continues,
+                Ordering::Less => Ancestry::Older,
+                Ordering::Equal if self.chain().tag != origin.tag => Ancestry::Diverged,
+                Ordering::Equal => Ancestry::Descendant,
                 Ordering::Greater => match self.pinned.lock().get(&origin.generation) {
-                    Some(tag) if *tag == origin.tag => Descent::Continues,
-                    Some(_) => Descent::Apart,
-                    None => Descent::Unknown,
+                    Some(tag) if *tag == origin.tag => Ancestry::Descendant,
+                    Some(_) => Ancestry::Diverged,
+                    None => Ancestry::Unknown,
                 },
             });
         }
         Ok(match self.descent_from(&(*origin).into())? {
             // It is newer than what was opened, and others came in its place since.
-            Descent::Earlier if durable.generation >= origin.generation => Descent::Apart,
+            Ancestry::Older if durable.generation >= origin.generation => Ancestry::Diverged,
             descent => descent,
         })
     }
@@ -214,7 +214,7 @@ impl Volume {
         };
         let next = pinned.origin.generation.next();
         let volume = Volume::begin(storage, self.cipher(), environment, header_sequence, record, next)?;
-        volume.committer.set_chain(Chain { tag: pinned.origin.tag, ..Chain::default() });
+        volume.committer.set_chain(CommitTail { tag: pinned.origin.tag, ..CommitTail::default() });
         Ok(volume)
     }
 

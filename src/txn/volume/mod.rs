@@ -31,16 +31,16 @@ use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
 use crate::pager::space::{Blocks, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
-use crate::txn::ancestry::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
+use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
 use crate::txn::audit::{Audit, Auditor};
-use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
-use crate::txn::context::Medium;
+use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
+use crate::txn::context::VolumeContext;
 use crate::txn::counters;
 use crate::txn::finding::Finding;
 use crate::txn::log::Logged;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
-use crate::txn::space_wait::{Reclaimer, Shortage};
+use crate::txn::space_wait::{Reclaimer, SpaceWaiter};
 use crate::txn::stale::StalePages;
 use crate::txn::state::{Counters, State, Versions};
 use crate::txn::view::View;
@@ -80,11 +80,11 @@ pub(crate) struct Volume {
     snapshots: Mutex<bool>,
     /// What is told of snapshots to those who must not wait for the host; None before anybody looked.
     snapshot_use: Mutex<Option<SnapshotUse>>,
-    shortage: Shortage,
-    committer: Arc<Committer>,
+    shortage: SpaceWaiter,
+    committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
-    medium: Arc<Medium>,
+    medium: Arc<VolumeContext>,
     /// Second of the last background erase.
     last_erase: Mutex<i64>,
     fallback: Option<String>,
@@ -101,7 +101,7 @@ pub(crate) struct Volume {
     /// What the log says beyond the record that was opened, until it is laid over that.
     logged: Mutex<Option<Logged>>,
     /// What a reader opened, before it laid the log over it or put a snapshot in its place.
-    unlaid: OnceLock<Arc<State>>,
+    before_replay: OnceLock<Arc<State>>,
     /// The snapshot that this is a view of, in another open archive.
     moment: Option<u64>,
     /// The records of this session that were pinned, which backups may show.
@@ -113,7 +113,7 @@ impl Volume {
         let Start { record, next_generation, space, memory, session, fallback, lost, lost_pages, line, log } = start;
         let (line, carried) = line.into_iter().unzip();
         let recorded_ino = record.next_ino;
-        let medium = Arc::new(Medium {
+        let medium = Arc::new(VolumeContext {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
             versions: Versions::new(record, next_generation),
             pager,
@@ -121,12 +121,12 @@ impl Volume {
         });
         let allocator = Arc::new(Allocator::new(medium.clone(), space, memory));
         let writer = Arc::new(Writer::new(medium.clone(), allocator.clone(), memory));
-        let committer = Arc::new(Committer::new(medium.clone(), allocator.clone(), writer.clone(), &session));
+        let committer = Arc::new(GroupCommit::new(medium.clone(), allocator.clone(), writer.clone(), &session));
         Volume {
             // A session that was interrupted may have left one.
             snapshots: Mutex::new(true),
             snapshot_use: Mutex::default(),
-            shortage: Shortage::new(committer.clone(), writer.clone(), allocator.clone()),
+            shortage: SpaceWaiter::new(committer.clone(), writer.clone(), allocator.clone()),
             committer,
             writer,
             allocator,
@@ -141,7 +141,7 @@ impl Volume {
             origin: None,
             recorded_ino,
             logged: Mutex::default(),
-            unlaid: OnceLock::new(),
+            before_replay: OnceLock::new(),
             moment: None,
             pinned: Mutex::default(),
         }
@@ -391,26 +391,26 @@ impl Volume {
 
     /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
     pub(crate) fn commit(&self) -> Result<Generation> {
-        self.committer.commit_for(Purpose::Changes)
+        self.committer.commit_for(CommitReason::Changes)
     }
 
-    /// Counts a caller of [`Self::commit`] in without waiting; see [`Committer::want_commit`].
-    pub(crate) fn want_commit(&self) -> Result<WantedCommit> {
+    /// Counts a caller of [`Self::commit`] in without waiting; see [`GroupCommit::want_commit`].
+    pub(crate) fn want_commit(&self) -> Result<CommitTicket> {
         self.committer.want_commit()
     }
 
     /// [`Self::commit`], by a caller that was counted in before.
-    pub(crate) fn commit_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
-        self.committer.wait_for_commit(wanted, Purpose::Changes)
+    pub(crate) fn commit_wanted(&self, wanted: CommitTicket) -> Result<Generation> {
+        self.committer.wait_for_commit(wanted, CommitReason::Changes)
     }
 
     /// As [`Self::commit_wanted`], where an entry of the log does as well.
-    pub(crate) fn sync_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
-        self.committer.wait_for_commit(wanted, Purpose::Sync)
+    pub(crate) fn sync_wanted(&self, wanted: CommitTicket) -> Result<Generation> {
+        self.committer.wait_for_commit(wanted, CommitReason::Sync)
     }
 
     /// The chain that the next commit goes on from.
-    pub(in crate::txn) fn chain(&self) -> Chain {
+    pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.committer.chain()
     }
 
@@ -427,12 +427,12 @@ impl Volume {
     }
 
     /// Whether what was opened is `seen` or came after it.
-    pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Descent> {
+    pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
         self.past(&self.state()).descent_from(seen)
     }
 
     /// The same of an entry of the log of `seen`, which it continues.
-    pub(crate) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Descent {
+    pub(crate) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Ancestry {
         self.past(&self.state()).descent_from_entry(seen, entry)
     }
 
@@ -446,8 +446,8 @@ impl Volume {
         self.past(&self.state()).trail(mark, most)
     }
 
-    fn past<'a>(&'a self, state: &'a State) -> Past<'a> {
-        Past {
+    fn past<'a>(&'a self, state: &'a State) -> History<'a> {
+        History {
             line: &self.line,
             carried: &self.carried,
             log: self.opened_log.as_ref(),
@@ -469,7 +469,7 @@ impl Volume {
         }
         self.committer.as_leader(|chain| {
             let mut transaction = self.writer.lock();
-            self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
+            self.committer.commit_locked(CommitReason::Changes, chain, &mut transaction)?;
             let next_ino = self.state().counters.next_ino;
             let mut contradictions = self.contradictions(&self.durable(), next_ino, None)?;
             contradictions.extend(self.allocator.find_behind_end()?);
@@ -496,7 +496,7 @@ impl Volume {
 
     fn auditor(&self) -> Auditor<'_> {
         // A reader lays the log over tree 1 alone: space and counts are those of the record.
-        let state = self.unlaid.get().cloned().unwrap_or_else(|| self.state());
+        let state = self.before_replay.get().cloned().unwrap_or_else(|| self.state());
         Auditor { allocator: &self.allocator, medium: &self.medium, state }
     }
 
@@ -531,7 +531,7 @@ impl Volume {
     /// leaves all as it was, for the next step.
     fn confirm(&self) -> Result<()> {
         let wanted = self.allocator.waits_for_commit() || recovery::may_be_undone(&self.durable());
-        if wanted && !self.is_dirty() { self.committer.commit_for(Purpose::Drain).map(drop) } else { Ok(()) }
+        if wanted && !self.is_dirty() { self.committer.commit_for(CommitReason::FreeSpace).map(drop) } else { Ok(()) }
     }
 
     /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.
@@ -561,7 +561,7 @@ impl Volume {
             if !self.is_dirty() && !self.allocator.waits_for_commit() {
                 break;
             }
-            self.committer.commit_for(Purpose::Drain)?;
+            self.committer.commit_for(CommitReason::FreeSpace)?;
         }
         self.allocator.release_waiting();
         // What is being erased is out of reach for a moment, so something else has to be there.
@@ -597,11 +597,11 @@ impl Volume {
         if storage.len()? > length {
             if self.durable().total_blocks * BLOCK > length && !storage.ordered() {
                 // The file must never be shorter than a record that may be trusted says.
-                self.committer.commit_for(Purpose::Shorten)?;
+                self.committer.commit_for(CommitReason::Truncate)?;
             }
             storage.set_len(length)?;
         }
-        self.committer.commit_for(Purpose::Close)?;
+        self.committer.commit_for(CommitReason::Close)?;
         // For the next one who opens it, when the disk may be full.
         storage.keep_ballast();
         Ok(())

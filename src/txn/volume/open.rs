@@ -12,7 +12,7 @@ use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
 use crate::storage::Storage;
 use crate::txn::ancestry::Mark;
-use crate::txn::commit::{Chain, Session};
+use crate::txn::commit::{CommitTail, Session};
 use crate::txn::finding::Finding;
 use crate::txn::recovery;
 
@@ -76,8 +76,8 @@ impl Volume {
         };
         let next = from.open_generation();
         let volume = Volume::begin(storage, cipher, environment, header_sequence, record, next)?;
-        let Chain { tag, previous_session, .. } = from.chain();
-        volume.committer.set_chain(Chain { tag, previous_session, ..Chain::default() });
+        let CommitTail { tag, previous_session, .. } = from.chain();
+        volume.committer.set_chain(CommitTail { tag, previous_session, ..CommitTail::default() });
         Ok(volume)
     }
 
@@ -196,7 +196,7 @@ impl Volume {
             let logged = recovered.logged.as_ref().map(|(logged, _)| logged);
             refuse(volume.contradictions(&recovered.record, recorded_ino, logged)?)?;
         }
-        let mut chain = Chain::default();
+        let mut chain = CommitTail::default();
         let auditor = volume.auditor();
         let whole = recovered.restore_space(&volume.allocator, &volume.medium.pager, &mut chain)?;
         if !whole {

@@ -6,7 +6,7 @@ use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
 use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
 use crate::txn::allocator::Reservation;
-use crate::txn::unreferenced_pages::{UnnamedPages, WrittenPiece};
+use crate::txn::unreferenced_pages::{UnreferencedPages, WrittenPiece};
 
 /// Room asked for beyond a framed page when free space is in fragments: 1 MiB, what a file grows by at least.
 const MORE: u64 = 1 << 20;
@@ -76,8 +76,8 @@ impl Volume {
         offset: u64,
         data: &[u8],
         compress: bool,
-    ) -> Result<UnnamedPages> {
-        let mut pages = UnnamedPages::new(self);
+    ) -> Result<UnreferencedPages> {
+        let mut pages = UnreferencedPages::new(self);
         let page = frame::data_page(ino.0, offset, data, compress);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
@@ -102,7 +102,7 @@ impl Volume {
         reservation: &mut Reservation,
         files: &[(Ino, u64, &[u8])],
         compress: bool,
-    ) -> Result<UnnamedPages> {
+    ) -> Result<UnreferencedPages> {
         if let [(ino, offset, data)] = *files {
             return self.write_data(reservation, ino, offset, data, compress);
         }
@@ -112,7 +112,7 @@ impl Volume {
             items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
             data.extend_from_slice(bytes);
         }
-        let mut pages = UnnamedPages::new(self);
+        let mut pages = UnreferencedPages::new(self);
         let page = frame::packed_page(&data, &items, compress);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
@@ -143,9 +143,9 @@ impl Volume {
     }
 }
 
-impl UnnamedPages {
+impl UnreferencedPages {
     /// None yet.
-    pub(crate) fn new(volume: &Volume) -> UnnamedPages {
-        UnnamedPages::none(&volume.allocator)
+    pub(crate) fn new(volume: &Volume) -> UnreferencedPages {
+        UnreferencedPages::none(&volume.allocator)
     }
 }

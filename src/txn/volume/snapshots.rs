@@ -8,7 +8,7 @@ use crate::btree::Tree;
 use crate::error::{Error, Result, SnapshotUse};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{Generation, Key, Timestamp, TreeId, kind};
-use crate::txn::commit::Purpose;
+use crate::txn::commit::CommitReason;
 use crate::txn::operation::Operation;
 use crate::txn::references::following;
 use crate::txn::snapshot_list::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
@@ -60,7 +60,7 @@ impl Volume {
             // No operation may come between the commit and the record that keeps its root, so the writers wait.
             let mut transaction = self.writer.lock();
             self.mark_staged();
-            self.committer.commit_locked(Purpose::Drain, chain, &mut transaction)?;
+            self.committer.commit_locked(CommitReason::FreeSpace, chain, &mut transaction)?;
             let durable = self.durable();
             let root = durable.roots[TreeId::Live];
             transaction.operate(false, |operation| {
@@ -162,7 +162,7 @@ impl Volume {
         let base = versions.published();
         let trees = Trees { live: snapshot_tree(&snapshot), ..base.trees.clone() };
         let counters = Counters { inodes: snapshot.inodes, ..base.counters };
-        let _first = self.unlaid.set(base.clone());
+        let _first = self.before_replay.set(base.clone());
         versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));
         Ok(())
     }
