@@ -17,7 +17,7 @@ use crate::frame::PageCipher;
 use crate::storage::{LockMode, Site, Storage};
 use crate::txn;
 
-/// What a restored header is.
+/// Sequence numbers of a restored header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restored {
     /// Header sequence number of the backup.
@@ -99,13 +99,14 @@ pub fn restore_header<'a>(site: impl Into<Site<'a>>, backup: &[u8], access: &Key
     Ok(Restored { backup: mine.sequence, known })
 }
 
-/// What an archive without a header shows of its feature bits (specification 3.7).
+/// Returns the feature bits derived from an archive without a header (specification 3.7).
 fn features_of_file(storage: Arc<dyn Storage>, archive: [u8; 16], volume_key: &SecretKey) -> Result<u64> {
     let cipher = PageCipher::new(volume_key, archive, true, Arc::new(SystemEnvironment));
     Ok(if txn::has_entries(storage, cipher)? { FEATURE_LOG } else { 0 })
 }
 
-/// Why a backup can never have been of the archive whose header was found, as far as that is to be believed.
+/// Returns the reason why a backup cannot belong to the archive whose (unauthenticated) header was
+/// found.
 fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
     if found.archive != mine.archive {
         return Some(Error::invalid("the header backup is of another archive"));

@@ -17,11 +17,11 @@ use crate::format::key_slot::{Description, MOST_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
 use crate::storage::{LockMode, Site, Storage};
 
-/// What opens the archive for a change of its keys, and what that may cost.
+/// Secrets and cost limits for a change of the archive's keys.
 pub struct KeyAccess<'a> {
     pub secrets: &'a Secrets,
     pub limits: UnlockLimits,
-    /// What the user remembers of the archive: an older copy or a fork is refused as when it is opened.
+    /// Rollback state of the user: an older copy or a fork is refused as on opening.
     pub seen: SeenOptions,
 }
 
@@ -43,7 +43,7 @@ impl KeyInfo {
     }
 }
 
-/// What is known of a slot.
+/// Description of a key slot.
 #[derive(Clone, Debug)]
 pub struct KeyAbout {
     pub label: String,
@@ -52,7 +52,7 @@ pub struct KeyAbout {
     pub recipient: Option<String>,
 }
 
-/// What a change of a passphrase changed.
+/// Result of a passphrase change.
 #[derive(Clone, Debug)]
 pub struct PassphraseChange {
     /// The slots that the old passphrase opened and the new one opens now, in order.
@@ -124,7 +124,7 @@ pub fn new_recovery_code() -> Result<RecoveryCode> {
     RecoveryCode::generate(&SystemEnvironment)
 }
 
-/// A new passphrase of six words, for whoever has none.
+/// Generates a passphrase of six words.
 ///
 /// # Errors
 /// `Io` when the system has no randomness.
@@ -286,7 +286,7 @@ pub(crate) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSl
 struct Change {
     storage: Arc<dyn Storage>,
     header: Header,
-    /// What opened it: at least one slot.
+    /// Slots that the secrets opened; at least one.
     opened: Vec<OpenedSlot>,
     current: VerifiedVolume,
 }

@@ -22,7 +22,7 @@ use crate::storage::Storage;
 /// One slot as it lies in the file.
 pub(crate) type SlotBlock = [u8; BLOCK as usize];
 
-/// What tells the copies of a header from all others.
+/// Identity of a header that its copies share.
 pub(crate) type Sums = [[u8; 32]; 2];
 
 pub(crate) fn sums(copies: &[Vec<u8>; 2]) -> Sums {
@@ -262,7 +262,7 @@ pub(crate) fn empty_slots() -> Slots {
     boxed.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// What the framing block stores of the volume key.
+/// Returns the commitment of the volume key for the framing block.
 pub(crate) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32] {
     *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
 }
@@ -391,7 +391,7 @@ fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeade
     header::decode(&bytes, copy)
 }
 
-/// What the file has of a copy.
+/// Content of one header copy in the file.
 fn copy_bytes(storage: &dyn Storage, length: u64, copy: u8) -> Result<Vec<u8>> {
     let start = HEADER_START[usize::from(copy)] * BLOCK;
     let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];

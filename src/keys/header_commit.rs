@@ -1,4 +1,4 @@
-//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (HEADER-4).
+//! Header updates: verify the archive, write the header, commit its new number (HEADER-4).
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) const LEAST_MEMORY: u64 = 16 << 20;
 pub(crate) struct VerifiedVolume {
     pub(crate) volume: Arc<Volume>,
     pub(crate) looked: RollbackCheck,
-    /// What is remembered was contradicted, and that was accepted.
+    /// The rollback state was contradicted, and the user accepted that.
     pub(crate) replace: bool,
 }
 
@@ -90,7 +90,7 @@ pub fn check_place(key: &UnlockedKey, seen: &SeenOptions) -> Result<()> {
     looked.judge_places(seen, None)
 }
 
-/// Opens the commits of an archive beside this header.
+/// Opens the commits of an archive under this header.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
     framing: &Framing,

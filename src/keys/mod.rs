@@ -1,4 +1,4 @@
-//! Who may open an archive: its header copies, their key slots, a copy of them kept elsewhere, and what a user remembers of the archive.
+//! Access to an archive: header copies, key slots, header backups, and the user's rollback state.
 //!
 //! It sees `txn` and `frame`, because a change of the header ends with a commit that carries its number (HEADER-4), and what a user remembers
 //! is compared with the chain of commits (SEEN-2). It sees no `fs`.

@@ -1,4 +1,5 @@
-//! Unlocks an archive: finds its volume key with the secrets at hand, and tells what secrets it asks for.
+//! Unlocks an archive: finds its volume key with the given secrets, and lists the secrets that it
+//! accepts.
 
 use std::path::Path;
 

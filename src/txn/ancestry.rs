@@ -1,4 +1,5 @@
-//! What the archive knows of its own past: the records in the ring, and one history record per writing session before them.
+//! Commit history of an archive: the records in the ring, and one history record per earlier
+//! writing session.
 //!
 //! # Invariants
 //! LINEAGE-1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has

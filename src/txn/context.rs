@@ -1,4 +1,4 @@
-//! What all parts of a volume stand on: pages and nodes, published versions, time and randomness.
+//! Shared context of a volume: pager, node store, published versions, clock and randomness.
 
 use std::sync::Arc;
 

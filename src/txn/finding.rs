@@ -1,4 +1,4 @@
-//! What a check finds wrong, for people as a sentence and for programs by its parts.
+//! Findings of `check`: a sentence for people, separate fields for programs.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Whether a state has what an operation did: the operation carries the answer, nobody searches the trees for it.
+//! Publication marks: tell whether a state contains an operation, without a search of the trees.
 //!
 //! # The argument
 //! A publication is a cell that holds 0 until an operation that carries it is published, and the number of that operation's state from then on.

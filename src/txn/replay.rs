@@ -1,4 +1,4 @@
-//! Puts the records of log entries back into tree 1, and derives what they mean for pages (LOG-2).
+//! Log replay: applies log records to tree 1 and recomputes page references (LOG-2).
 
 use super::log::LoggedRecords;
 use super::operation::Operation;

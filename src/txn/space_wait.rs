@@ -1,4 +1,4 @@
-//! What a change without room waits for before it is refused: room that is on its way.
+//! Waits for pending frees before a change fails with `NoSpace`.
 //!
 //! # The argument
 //! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (TXN-1, SPACE-3),
@@ -46,9 +46,9 @@ const READER_LOOKS: u32 = 50;
 /// Looks at what is about to be closed or reclaimed: a thread that is to say so gets its turn in less on a busy machine.
 const CLOSE_LOOKS: u32 = 150;
 
-/// Frees what nobody can reach.
+/// Frees the pages of unreachable objects.
 pub(crate) trait Reclaimer: Send + Sync {
-    /// Removes some of it; answers whether it did.
+    /// Removes some unreachable objects; returns whether it removed any.
     fn step(&self) -> Result<bool>;
 
     /// Whether there may be more for a step soon, when others are ready with it.
@@ -61,7 +61,8 @@ type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 /// Groups that an operation asks for before it begins, beside those of its records.
 const LEAST: u64 = 16;
 
-/// Who has no room, in the order of arrival. The outermost part of a volume: whoever holds its lock commits.
+/// Queue of changes without space, in order of arrival. The outermost part of a volume: the holder
+/// of its lock commits.
 pub(super) struct SpaceWaiter {
     committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
@@ -72,7 +73,7 @@ pub(super) struct SpaceWaiter {
     reclaimer: OnceLock<Box<dyn Reclaimer>>,
 }
 
-/// A place in the queue of those who have no room; once it holds the lock, the first one.
+/// Position in the queue of waiting changes; the first position holds the lock.
 pub(super) struct WaitPosition<'a> {
     shortage: &'a SpaceWaiter,
     first: Option<MutexGuard<'a, ()>>,
@@ -104,7 +105,7 @@ impl SpaceWaiter {
         let _ = self.reclaimer.set(reclaimer);
     }
 
-    /// Whether anybody waits for room.
+    /// Returns whether a change waits for space.
     pub(super) fn is_short(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
@@ -147,7 +148,7 @@ impl SpaceWaiter {
         Ok((there, Some(queued)))
     }
 
-    /// Counts the caller as somebody who waits for room, until the answer is dropped.
+    /// Counts the caller as waiting for space until the returned value is dropped.
     pub(super) fn queue(&self) -> WaitPosition<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         WaitPosition { shortage: self, first: None }

@@ -1,4 +1,4 @@
-//! Pages that were written and that no tree names yet.
+//! Written pages that no tree references yet.
 //!
 //! Whoever writes pages owns them as [`UnreferencedPages`] until an operation that names them is published; dropped before, they are given back. So a failure
 //! at any place between the two leaves nothing, and an operation that failed can be made again with the same pages. Whether it was published is what
@@ -25,7 +25,7 @@ pub(crate) struct WrittenPiece {
     pub(crate) start: u32,
 }
 
-/// See above.
+/// Owner of written pages until an operation references them.
 #[must_use = "pages that nobody names are given back"]
 pub(crate) struct UnreferencedPages {
     allocator: Arc<Allocator>,
@@ -34,7 +34,7 @@ pub(crate) struct UnreferencedPages {
 }
 
 impl UnreferencedPages {
-    /// None yet.
+    /// Returns an empty set.
     pub(super) fn none(allocator: &Arc<Allocator>) -> UnreferencedPages {
         UnreferencedPages { allocator: allocator.clone(), pieces: Vec::new(), publication: Publication::default() }
     }

@@ -42,12 +42,14 @@ impl<'a> View<'a> {
         self.tree.fences_before(self.store, key, f)
     }
 
-    /// What differs from an older version of the same archive, without reading what both share: see [`Tree::differences`].
+    /// Visits the differences from an older version of the same archive, without reading shared
+    /// nodes: see [`Tree::differences`].
     pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         self.tree.differences(older.tree, self.store, f)
     }
 
-    /// The ranges of keys outside of which this is what the version of generation `since` was, from which it comes: see [`Tree::changed_since`].
+    /// Visits the key ranges that may differ from the ancestor of generation `since`: see
+    /// [`Tree::changed_since`].
     pub(crate) fn changed_since(&self, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
         self.tree.changed_since(self.store, since, f)
     }
@@ -72,7 +74,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// A record that differs between two versions, and what each has.
+/// A record that differs between two versions, with both values.
 #[derive(Debug)]
 pub(crate) struct Difference {
     pub(crate) key: Key,
@@ -80,7 +82,7 @@ pub(crate) struct Difference {
     pub(crate) new: Option<Vec<u8>>,
 }
 
-/// A walk over what differs between two versions, in ascending order of the keys.
+/// Cursor over the differences of two versions, by ascending key.
 pub(crate) struct DifferenceCursor<'a> {
     walk: Differences<'a>,
     store: &'a NodeStore,

@@ -26,7 +26,7 @@ const DIRTY_NODE_BYTES: u64 = 24 * 1024;
 /// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
 const LIST_LIMIT: u64 = 16_384;
 
-/// Blocks freed beyond which an fsync commits, so that who makes room finds it: 1 MiB.
+/// Freed blocks beyond which an fsync commits, so that freed space becomes usable: 1 MiB.
 const MOST_FREED: u64 = 256;
 
 /// Entries of one list page of four blocks: (16,280 - 40) / 8.
@@ -37,7 +37,7 @@ pub(super) type Flusher = Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + 
 /// See [`super::Volume::set_log_source`].
 pub(super) type LogSource = Box<dyn Fn(usize) -> Option<Vec<LogPiece>> + Send + Sync>;
 
-/// What operations did since the last freeze.
+/// Changes of operations since the last freeze.
 struct Open {
     generation: Generation,
     next_sequence: u64,
@@ -49,7 +49,7 @@ struct Open {
     superseded: Vec<Arc<Node>>,
     /// Something was published.
     changed: bool,
-    /// What was published since the last entry of the log.
+    /// Changes published since the last log entry.
     unlogged: Changes,
 }
 
@@ -68,14 +68,14 @@ pub(super) struct Frozen {
     pub(super) with_staged: bool,
 }
 
-/// What writers share.
+/// State shared by writers.
 pub(super) struct Writer {
     medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
     log_source: OnceLock<LogSource>,
-    /// Set by whoever stages data that the flusher will publish.
+    /// Set by writers of staged data that the flusher will publish.
     staged: AtomicBool,
     /// A commit waits for room on the host (TXN-9).
     refused: AtomicBool,
@@ -109,7 +109,7 @@ impl Writer {
         }
     }
 
-    /// The writers' lock: whoever has the answer is alone with the open transaction.
+    /// Takes the writers' lock, which gives exclusive access to the open transaction.
     pub(super) fn lock(&self) -> OpenTransaction<'_> {
         OpenTransaction { writer: self, open: self.open.lock() }
     }
@@ -143,13 +143,14 @@ impl Writer {
         self.is_staged() || open.changed || self.refused.load(Ordering::Acquire)
     }
 
-    /// Whether everything published is in a commit or an entry of the log; not while somebody changes that.
+    /// Returns whether everything published is in a commit or a log entry; false while the writers'
+    /// lock is held.
     pub(super) fn is_logged(&self) -> bool {
         let is_refused = self.refused.load(Ordering::Acquire);
         !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
     }
 
-    /// What changed nodes take in memory, roughly.
+    /// Returns the approximate memory of dirty nodes in bytes.
     pub(super) fn dirty_bytes(&self) -> u64 {
         self.dirty_nodes() * DIRTY_NODE_BYTES
     }
@@ -303,7 +304,8 @@ impl OpenTransaction<'_> {
         Ok(Some(entry))
     }
 
-    /// What was taken for an entry was not written: the next commit makes it durable, and no entry comes before.
+    /// Handles changes taken for a log entry that was not written: the next commit makes them
+    /// durable, and no entry precedes it.
     pub(super) fn leave_log(&mut self) {
         self.open.unlogged.need_commit();
     }

@@ -1,4 +1,4 @@
-//! Judges an archive by what is remembered of it, and remembers it while it is open.
+//! Rollback check on open; records new commits while the archive is open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::ArchiveId;
 use crate::txn::{Ancestry, Durable, Mark, Volume};
 
-/// What was found before the archive was opened.
+/// Rollback state and known places, loaded before the archive is opened.
 #[derive(Default)]
 pub(crate) struct RollbackCheck {
     pub(crate) file: Option<Arc<RollbackStateFile>>,
@@ -202,7 +202,7 @@ pub struct RollbackGuard {
 }
 
 impl RollbackGuard {
-    /// `replace`: what is remembered was contradicted, and that was accepted.
+    /// `replace`: the rollback state was contradicted, and the user accepted that.
     pub(crate) fn new(
         volume: Arc<Volume>,
         header_sequence: u64,
@@ -213,7 +213,8 @@ impl RollbackGuard {
         RollbackGuard { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
     }
 
-    /// What whoever opens the archive once more finds, who need not be able to open the file again.
+    /// Returns the check for another opening of the same archive, without opening the state file
+    /// again.
     pub(crate) fn looked(&self) -> RollbackCheck {
         // The key binds whoever opens it again to this archive, whatever lies at its place.
         RollbackCheck { file: self.file.clone(), seen: self.saved.lock().clone(), ..RollbackCheck::default() }

@@ -55,7 +55,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::{ArchiveId, Generation};
 use crate::txn::{EntryMark, Mark};
 
-/// What a user remembers, and what is accepted although it contradicts that.
+/// Location of a user's rollback state, and the contradictions to accept.
 #[derive(Clone, Debug, Default)]
 pub struct SeenOptions {
     /// Where it is kept; without one nothing is remembered.
@@ -97,7 +97,7 @@ pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root
 /// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes each.
 const TRAIL: usize = 64;
 
-/// What is remembered of one archive.
+/// Rollback state of one archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RollbackState {
     /// When it was seen.

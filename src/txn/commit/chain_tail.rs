@@ -1,4 +1,4 @@
-//! What a leader of commits hands on to the next one: the tail of the chain of durable records.
+//! Tail of the durable commit chain, passed from leader to leader.
 
 use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
@@ -20,7 +20,8 @@ pub(in crate::txn) struct CommitTail {
     pub(in crate::txn) session_first: Option<Generation>,
     /// The space map was rebuilt, and no checkpoint has been written since.
     pub(in crate::txn) force_checkpoint: bool,
-    /// What the first commit of this session writes about the session before: its first generation and record.
+    /// First generation and history record of the previous session, written by the first commit of
+    /// this one.
     pub(in crate::txn) previous_session: Option<(Generation, HistoryValue)>,
     /// The number of a commit without changes whose record the host refused for want of space; the next one without changes takes it.
     pub(in crate::txn) refused: Option<Generation>,
@@ -37,7 +38,7 @@ impl CommitTail {
     }
 }
 
-/// What the log holds of the newest record.
+/// State of the log relative to the newest record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::txn) enum LogState {
     /// Nothing, and nothing may be written: there is no log, or its record is none of this session.
@@ -55,7 +56,7 @@ pub(in crate::txn) struct LogTail {
     pub(in crate::txn) generation: Generation,
     pub(in crate::txn) record: Tag,
     pub(in crate::txn) block: u64,
-    /// Of the last entry, 0 before the first.
+    /// Number of the last entry, 0 before the first.
     pub(in crate::txn) number: u32,
     pub(in crate::txn) entry: Tag,
 }
@@ -86,7 +87,7 @@ impl LogState {
     pub(super) fn after(self, generation: Generation, record: Tag, pending: Option<LogMark>, usable: bool) -> LogState {
         match (self, pending) {
             (LogState::Pending { laid, .. }, Some(mark)) => LogState::Pending { mark, laid },
-            // Whoever wrote the entries has what they say.
+            // The session that wrote the entries contains them already.
             (_, Some(mark)) => LogState::Pending { mark, laid: true },
             (_, None) if usable => LogState::Open(LogTail::of(generation, record)),
             (_, None) => LogState::Idle,
@@ -117,7 +118,7 @@ impl LogState {
     }
 }
 
-/// Why a commit is made.
+/// Reason of a commit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::txn) enum CommitReason {
     /// When there is something to make durable; an entry of the log will do.

@@ -1,7 +1,7 @@
-//! Decides how long the leader of a commit waits for others to join it, when several callers want something durable again and again.
+//! Commit delay: how long the leader waits for more callers (group-commit window).
 //!
 //! Without waiting, the first of n callers that were served together leads the next commit alone while the others come, so commits serve
-//! one caller and n - 1 in turn. Whoever waits half a commit for them has all in each.
+//! one caller and n - 1 in turn. With a wait of half a commit, each commit serves all n.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl CommitDelay {
         Some((self.expected, (self.took / SHARE).min(MOST)))
     }
 
-    /// How a wait ended.
+    /// Records the result of a wait.
     pub(super) fn waited(&mut self, in_vain: bool) {
         self.pause = if in_vain { (self.pause * 2).clamp(PAUSE.0, PAUSE.1) } else { 0 };
         self.paused = self.pause;

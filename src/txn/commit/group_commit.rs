@@ -1,4 +1,4 @@
-//! Who leads a commit, who waits for it, and what both are told.
+//! Group commit: leader election, waiting callers, and result propagation.
 //!
 //! Only a leader is given `&mut CommitTail`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
 //! the writers' lock for the freeze and lets it go before anything is written, unless the caller brings it along.
@@ -20,7 +20,8 @@ use crate::txn::ancestry::{Durable, Mark};
 use crate::txn::context::VolumeContext;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
 
-/// Who waits for whom. Nothing else is locked, read or written while its lock is held.
+/// Leader, waiting callers and results. Nothing else is locked, read or written while its lock is
+/// held.
 #[derive(Default)]
 struct Queue {
     running: bool,
@@ -41,7 +42,7 @@ struct Queue {
     chain: CommitTail,
 }
 
-/// What a leader made durable with.
+/// Outcome of a commit.
 enum CommitOutcome {
     /// An entry of the log, or nothing because the last one had it all.
     LogEntry,
@@ -62,7 +63,7 @@ pub(in crate::txn) struct GroupCommit {
     queue: Mutex<Queue>,
     /// A commit ended.
     done: Condvar,
-    /// Somebody needs the commit that has not begun.
+    /// A caller needs the commit that has not begun.
     joined: Condvar,
     read_only: bool,
     pub(super) nodes: Mutex<LogReservation>,
@@ -70,7 +71,7 @@ pub(in crate::txn) struct GroupCommit {
     pub(super) logged: (AtomicU64, AtomicU64),
 }
 
-/// How a volume is opened, as far as its commits tell.
+/// Session of an opened volume, as its commit records carry it.
 pub(in crate::txn) struct Session {
     pub(in crate::txn) id: SessionId,
     pub(in crate::txn) header_sequence: u64,
@@ -136,7 +137,8 @@ impl GroupCommit {
         self.wait_for_commit(wanted, purpose)
     }
 
-    /// Counts a caller in: the commit that it needs begins after this. Somebody has to wait for it, or nobody leads it.
+    /// Registers a caller: the commit that it needs begins after this call. A caller must wait on
+    /// the ticket, or the commit has no leader.
     ///
     /// # Errors
     /// `Latched`, `ReadOnly`.
@@ -150,7 +152,7 @@ impl GroupCommit {
         Ok(CommitTicket(needed))
     }
 
-    /// Leads commits until the one that is wanted has ended, or waits for those who do.
+    /// Waits for the commit of the ticket; leads commits while there is no other leader.
     pub(in crate::txn) fn wait_for_commit(
         &self,
         CommitTicket(needed): CommitTicket,
@@ -261,7 +263,7 @@ impl GroupCommit {
         queue.waiting -= 1;
     }
 
-    /// Waits for callers that are likely to join the commit that is about to begin.
+    /// Waits for callers that are likely to join the next commit.
     fn wait_for_callers(&self, queue: &mut MutexGuard<'_, Queue>) {
         let here = queue.joined;
         if let Some((expected, limit)) = queue.joining.plan(here) {
@@ -272,7 +274,7 @@ impl GroupCommit {
 
     // ---- the commit ----
 
-    /// One commit by the leader.
+    /// Runs one commit as the leader.
     fn run_commit(&self, mut purpose: CommitReason, chain: &mut CommitTail) -> Result<CommitOutcome> {
         self.record.finish_refused(chain)?;
         if purpose == CommitReason::Sync {
@@ -344,7 +346,7 @@ impl GroupCommit {
         self.freeze_changes(chain, transaction, true).map(Some)
     }
 
-    /// Takes what is published, also when that is nothing new.
+    /// Freezes the published state, even if it has no changes.
     fn freeze_changes(
         &self,
         chain: &CommitTail,
@@ -375,7 +377,7 @@ impl GroupCommit {
         LogUse { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
     }
 
-    /// The chain as the last leader left it.
+    /// Returns the tail that the last leader left.
     pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.queue.lock().chain.clone()
     }

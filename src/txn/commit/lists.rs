@@ -1,4 +1,4 @@
-//! The lists of pages that came and went with a commit, when its record is too short for them.
+//! Page lists of a commit (allocated and freed) that do not fit into its record.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Makes what was changed durable with one write into the log, where a commit would write pages and a record (LOG-1 to LOG-5).
+//! Makes changes durable with one log write instead of a commit's pages and record (LOG-1 to
+//! LOG-5).
 
 use std::sync::atomic::Ordering;
 

@@ -23,7 +23,7 @@ pub(super) struct RecordWriter {
     pub(super) refused: Mutex<Option<DeferredCommit>>,
 }
 
-/// A commit that the host had no room for before its record was written.
+/// A commit for which the host had no space before its record was written; retried (TXN-9).
 pub(super) struct DeferredCommit {
     /// With the pages of its trees that are written.
     frozen: Frozen,
@@ -190,7 +190,7 @@ impl RecordWriter {
         Ok(listed)
     }
 
-    /// Every tree but that of the space map.
+    /// Writes every tree except the space map.
     fn write_trees(
         &self,
         trees: &Trees,
@@ -215,7 +215,7 @@ impl RecordWriter {
         freed.iter().fold(used, |sum, run| sum.saturating_sub(run.blocks))
     }
 
-    /// What a record says whatever the commit did.
+    /// Returns the record fields that do not depend on the commit's pages.
     fn record_of(&self, state: &State) -> CommitRecord {
         CommitRecord {
             session: self.session,

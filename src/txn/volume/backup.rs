@@ -1,4 +1,5 @@
-//! A moment of an open archive that is copied elsewhere, and the volume of a backup, which says in each record what its content is that of.
+//! Pinned versions of an open archive for backups, and backup volumes, whose records name the
+//! origin of their content.
 //!
 //! # Invariants
 //! ORIGIN-1  A moment that is pinned is what one durable record says, and its origin is that record. As long as the pin lives, no page that the moment
@@ -34,7 +35,7 @@ const MOST_PINNED: usize = 4096;
 /// A moment of an archive, which stays readable as long as this lives.
 pub(crate) struct Pinned {
     state: Arc<State>,
-    /// What a snapshot of it would say.
+    /// Content as a snapshot record without a name.
     content: SnapshotValue,
     origin: Origin,
     /// Its nodes have numbers of their own (ORIGIN-2).
@@ -88,19 +89,19 @@ impl From<Origin> for Mark {
 }
 
 impl Origin {
-    /// What a history says of its session.
+    /// Returns the history record of its session.
     pub(super) fn session(&self) -> (Generation, HistoryValue) {
         (self.first, HistoryValue { session: self.session, last: self.generation, last_tag: self.tag })
     }
 }
 
 impl Volume {
-    /// What it was a backup of when it was opened.
+    /// Returns the origin of the backup as of opening; None if it is not a backup.
     pub(crate) fn origin(&self) -> Option<Origin> {
         self.origin
     }
 
-    /// Pins what is there now, made durable for that.
+    /// Commits the present state and pins it.
     ///
     /// # Errors
     /// Those of a commit; `Damaged` when the history cannot be read.
@@ -189,12 +190,13 @@ impl Volume {
         references::count(&state.trees.references, &self.medium.store, page.run.address)
     }
 
-    /// What seals the pages of copies of this archive.
+    /// Returns the cipher for pages of copies of this archive.
     pub(crate) fn cipher(&self) -> Arc<PageCipher> {
         self.medium.pager.cipher().clone()
     }
 
-    /// Makes an empty volume for a copy of what is pinned of this one. `header_sequence` is the number of its headers.
+    /// Creates an empty volume for a copy of the pinned version. `header_sequence` is the number of
+    /// its headers.
     pub(crate) fn begin_backup(
         &self,
         pinned: &Pinned,
@@ -233,7 +235,7 @@ impl Volume {
         Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, None)
     }
 
-    /// Opens a backup of this archive to make it one of what is pinned.
+    /// Opens a backup of this archive to bring it up to the pinned version.
     ///
     /// # Errors
     /// As [`Volume::open_seen`].

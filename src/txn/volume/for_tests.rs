@@ -1,4 +1,4 @@
-//! What tests look at or hold.
+//! Test access to parts of a volume.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;

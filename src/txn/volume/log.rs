@@ -1,4 +1,4 @@
-//! Lays what the log says over the record that was opened, and erases what no record needs of it.
+//! Replays the log over the opened record, and erases log entries that no record needs.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl Volume {
         })
     }
 
-    /// As [`Self::lay`], in memory alone, for who only reads.
+    /// Like [`Self::replay`], in memory only, for read-only volumes.
     pub(crate) fn replay_read_only(
         &self,
         logged: &Logged,
@@ -70,7 +70,7 @@ impl Volume {
         stage(self.view(&self.state()))
     }
 
-    /// Overwrites what the log holds beyond the entries of the newest record.
+    /// Overwrites the log after the entries of the newest record.
     pub(super) fn erase_log(&self) -> Result<()> {
         self.committer.between_commits(|chain| {
             if let Some(start) = chain.log.needed_to().filter(|start| *start < chain.log_end) {

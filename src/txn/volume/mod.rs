@@ -56,7 +56,7 @@ pub(crate) struct OpenOptions {
     pub(crate) memory: u64,
 }
 
-/// What create and open know before the volume exists.
+/// Input for a new `Volume`, collected by create and open.
 struct Start {
     record: CommitRecord,
     next_generation: Generation,
@@ -91,16 +91,16 @@ pub(crate) struct Volume {
     lost: Option<String>,
     lost_pages: Vec<LostPage>,
     line: Vec<Mark>,
-    /// What each of them names as pending.
+    /// Pending log mark of each of these records.
     carried: Vec<Option<LogMark>>,
     opened_log: Option<OpenedLog>,
-    /// What it was a backup of when it was opened.
+    /// Origin of the backup as of opening.
     origin: Option<Origin>,
     /// Next inode number that the archive had when it was opened, before numbers were left out.
     recorded_ino: u64,
-    /// What the log says beyond the record that was opened, until it is laid over that.
+    /// Log entries after the opened record, until they are replayed.
     logged: Mutex<Option<Logged>>,
-    /// What a reader opened, before it laid the log over it or put a snapshot in its place.
+    /// State that a reader opened, before log replay or the switch to a snapshot.
     before_replay: OnceLock<Arc<State>>,
     /// The snapshot that this is a view of, in another open archive.
     moment: Option<u64>,
@@ -251,12 +251,12 @@ impl Volume {
         self.medium.pager.reserved()
     }
 
-    /// What changed nodes take in memory, roughly.
+    /// Returns the approximate memory of dirty nodes in bytes.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.writer.dirty_bytes()
     }
 
-    /// What the caches of cells, heads and nodes hold and how often they had what was asked for.
+    /// Returns sizes and hit counts of the chunk, head and node caches.
     pub(crate) fn cache_use(&self) -> [CacheUse; 3] {
         let (cells, heads) = self.medium.pager.cache_use();
         [cells, heads, self.medium.store.usage()]
@@ -315,7 +315,7 @@ impl Volume {
         self.shortage.have_room(enough)
     }
 
-    /// Whether anybody waits for room.
+    /// Returns whether a change waits for space.
     pub(crate) fn is_short(&self) -> bool {
         self.shortage.is_short()
     }
@@ -358,7 +358,7 @@ impl Volume {
         self.medium.pager.cipher().has_log()
     }
 
-    /// What this session wrote into the log.
+    /// Returns the log usage of this session.
     pub(crate) fn log_use(&self) -> LogUse {
         self.committer.log_use()
     }
@@ -426,7 +426,7 @@ impl Volume {
         self.line.first().copied()
     }
 
-    /// Whether what was opened is `seen` or came after it.
+    /// Returns whether the opened commit is `seen` or one of its descendants.
     pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
         self.past(&self.state()).descent_from(seen)
     }

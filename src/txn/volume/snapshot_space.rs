@@ -1,4 +1,4 @@
-//! What snapshots hold: the space that removing some of them together would give back.
+//! Snapshot space usage: the space that removal of a set of snapshots would free.
 //!
 //! # Why the dead lists tell it
 //! A page that no snapshot of the rest shows, nor the live tree, is named by entries of dead lists alone: so many as its count says. Such an entry, on

@@ -14,7 +14,7 @@ use crate::txn::references::following;
 use crate::txn::snapshot_list::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
 use crate::txn::state::{Counters, State, Trees};
 
-/// Who chooses among the snapshots that there are: the ids of those that are to go.
+/// Callback that selects the ids of the snapshots to remove.
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&[(u64, SnapshotValue)]) -> Result<Vec<u64>>;
 
 /// Snapshots that one operation takes the names of: each changes a record of up to 400 bytes, so that what is reserved for the nodes stays below 10 MiB.
@@ -92,14 +92,14 @@ impl Volume {
         Ok(())
     }
 
-    /// What was done is done, whatever is read then: what cannot be read is not known any more.
+    /// Refreshes the snapshot usage after a completed change; clears it if it cannot be read.
     fn look_again(&self) {
         if self.look_at_snapshots().is_err() {
             *self.snapshot_use.lock() = None;
         }
     }
 
-    /// How many snapshots there are, asked of memory alone; None when nobody has looked.
+    /// Returns the cached snapshot count; None before the first look.
     pub(crate) fn snapshot_use(&self) -> Option<SnapshotUse> {
         *self.snapshot_use.lock()
     }
@@ -118,7 +118,7 @@ impl Volume {
         snapshots_of(&self.state().trees.snapshots, &self.medium.store)
     }
 
-    /// Those that can be read.
+    /// Returns the snapshots whose removal has not begun.
     pub(crate) fn readable_snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
         let mut all = self.snapshots()?;
         all.retain(|(_, snapshot)| !is_being_removed(snapshot));
@@ -239,7 +239,7 @@ impl Operation<'_> {
         self.trees.snapshots.insert(self.store, &mut self.global_edits, key, &snapshot.encode()).map(drop)
     }
 
-    /// Takes the names of these away.
+    /// Clears the names of these snapshots.
     fn forget_snapshots(&mut self, ids: &[u64]) -> Result<()> {
         // Which one is newest and which one is before it, is asked within the operation.
         let mut all = snapshots_of(&self.trees.snapshots, self.store)?;
