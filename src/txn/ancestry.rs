@@ -52,7 +52,7 @@ pub(crate) struct EntryMark {
     pub(crate) tag: Tag,
 }
 
-/// A record, and the last one of the entries that extend it: what may be remembered (LINEAGE-1).
+/// A durable record and its last log entry: the most that may be remembered (LINEAGE-1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Durable {
     pub(crate) mark: Mark,
@@ -97,11 +97,11 @@ pub(crate) enum Ancestry {
     Unknown,
 }
 
-/// What an open archive knows of the commits before it.
+/// Commit history available to an open archive.
 pub(super) struct History<'a> {
     /// The record that was opened and those before it that the ring had, newest first.
     pub(super) line: &'a [Mark],
-    /// What each of them names as pending.
+    /// Pending log mark of each record.
     pub(super) carried: &'a [Option<LogMark>],
     pub(super) log: Option<&'a OpenedLog>,
     pub(super) history: &'a Tree,
@@ -109,7 +109,7 @@ pub(super) struct History<'a> {
 }
 
 impl History<'_> {
-    /// Whether what was opened is `seen` or came after it.
+    /// Returns whether the opened commit is `seen` or one of its descendants.
     pub(super) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
         let Some(newest) = self.line.first().copied() else { return Ok(Ancestry::Unknown) };
         if seen.generation > newest.generation {
@@ -160,7 +160,7 @@ impl History<'_> {
         }
     }
 
-    /// What a reader may remember.
+    /// Returns the durable point that a reader may remember.
     pub(super) fn durable_to_reader(&self) -> Option<Durable> {
         let newest = self.line.first()?;
         if let Some(log) = self.log.filter(|log| log.extends(newest))

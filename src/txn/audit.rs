@@ -25,9 +25,10 @@ const MAX_FINDINGS: usize = 1000;
 
 /// A page of file data, or one that a dead list keeps.
 struct NamedPage {
-    /// What the first extent says, of the live tree or else of a snapshot; dead lists tell only the run.
+    /// Pointer of the first extent, of the live tree or else of a snapshot; dead lists have only
+    /// the run.
     pointer: Option<Pointer>,
-    /// The snapshot whose extent that is.
+    /// Snapshot of that extent.
     shown_by: Option<u64>,
     blocks: u64,
     /// Extents and dead-list entries that name it.
@@ -36,22 +37,23 @@ struct NamedPage {
     plain: u32,
 }
 
-/// What walking all trees found. Memory grows with the number of data pages (about 130 bytes each).
+/// Result of the walk over all trees. Memory grows with the number of data pages (about 130 bytes
+/// each).
 #[derive(Default)]
 struct Census {
     used: BTreeMap<u64, Box<RegionBits>>,
     used_blocks: u64,
     pages: HashMap<u64, NamedPage>,
     findings: Vec<Finding>,
-    /// What a walk over the files tells better, with their names.
+    /// Findings that a walk over the files reports better, with file names.
     of_files: Vec<Finding>,
-    /// Something of the trees could not be read: what is missing in the census may be there all the same.
+    /// Parts of the trees could not be read, so pages missing from the census may still exist.
     incomplete: bool,
     /// The greatest sequence of a dead list.
     last_dead: Option<u64>,
 }
 
-/// What an audit found.
+/// Result of an audit.
 pub(crate) struct Audit {
     pub(crate) findings: Vec<Finding>,
     /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` tells with inodes and paths.
@@ -148,7 +150,7 @@ impl Census {
     }
 }
 
-/// The trees of one version, and what they are compared with.
+/// Trees of one version, and the allocator to compare them with.
 pub(super) struct Auditor<'v> {
     pub(super) allocator: &'v Allocator,
     pub(super) medium: &'v VolumeContext,
@@ -367,7 +369,8 @@ impl Auditor<'_> {
         Ok(table.plain_length)
     }
 
-    /// Every page of a kept root must still be in use, and what a dead list keeps must be shown by its snapshot.
+    /// Checks that every page of a snapshot is still in use, and that every dead-list page is in
+    /// its snapshot.
     fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
         for (id, snapshot) in snapshots_of(&self.state.trees.snapshots, &self.medium.store)? {
@@ -460,7 +463,8 @@ impl Auditor<'_> {
         report(scanned, FindingKind::Snapshot, census)
     }
 
-    /// Makes the space map anew from the trees, when records of the chain since the checkpoint are lost. Reads every node.
+    /// Rebuilds the space map from the trees, when records of the chain since the checkpoint are
+    /// lost. Reads every node.
     pub(super) fn rebuild_space(&self, chain: &mut CommitTail) -> Result<()> {
         chain.list_pages.clear();
         chain.force_checkpoint = true;

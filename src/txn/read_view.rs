@@ -21,7 +21,7 @@ use crate::error::Result;
 pub(crate) struct ReadView<'v> {
     volume: &'v Volume,
     state: Arc<State>,
-    /// What is read in place of the version's live tree.
+    /// Tree of a snapshot, read in place of the version's live tree.
     kept: Option<Tree>,
     finger: Finger,
 }
@@ -31,7 +31,7 @@ impl<'v> ReadView<'v> {
         ReadView { volume, state, kept: None, finger: Finger::default() }
     }
 
-    /// Of what the snapshot of this number shows.
+    /// Returns a view of the snapshot with this id.
     ///
     /// # Errors
     /// `Stale` when it is gone, or its removal has begun.

@@ -145,7 +145,8 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// `more` further extents name the page (clone, split). Call before the `release` of what they replace.
+    /// Counts `more` further extents of the page (clone, split). Call before the `release` of the
+    /// extents that they replace.
     pub(crate) fn share(&mut self, page: &Pointer, more: u32) -> Result<()> {
         if more == 0 {
             return Ok(());
@@ -174,7 +175,8 @@ impl Operation<'_> {
         if count > 1 || left > 1 { self.set_count_of(page.run, left) } else { Ok(()) }
     }
 
-    /// Whether what was born then stays named by the newest snapshot when it leaves the live tree.
+    /// Returns whether the newest snapshot still references a page of generation `born` after it
+    /// leaves the live tree.
     pub(crate) fn is_shown_by_snapshot(&self, born: Generation) -> bool {
         born <= self.counters.newest_snapshot
     }

@@ -40,7 +40,8 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// As [`Self::lay`], for who only reads. A record of a node that is damaged is passed by, and that node is lost with all that it has (LOG-6).
+    /// Like [`Self::replay`], for read-only volumes. Skips records of a damaged node; that node is
+    /// lost with all its records (LOG-6).
     pub(super) fn replay_read_only(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.count(logged);
         let mut damage = Vec::new();

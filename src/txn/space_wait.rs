@@ -39,11 +39,12 @@ use super::commit::{CommitReason, GroupCommit};
 use super::writer::Writer;
 use crate::error::{Error, Result};
 
-/// How long a look at what others are about to let go is apart from the next.
+/// Pause between two checks for space that others release.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Looks at readers that can see freed pages: a request of some MiB is read in less.
 const READER_LOOKS: u32 = 50;
-/// Looks at what is about to be closed or reclaimed: a thread that is to say so gets its turn in less on a busy machine.
+/// Checks for files about to be closed or reclaimed: enough for the closing thread to be scheduled
+/// on a busy machine.
 const CLOSE_LOOKS: u32 = 150;
 
 /// Frees the pages of unreachable objects.
@@ -55,10 +56,10 @@ pub(crate) trait Reclaimer: Send + Sync {
     fn is_held(&self) -> Result<bool>;
 }
 
-/// Whether what came free suffices.
+/// Returns whether the freed space suffices.
 type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 
-/// Groups that an operation asks for before it begins, beside those of its records.
+/// Groups that an operation requests in addition to those of its records.
 const LEAST: u64 = 16;
 
 /// Queue of changes without space, in order of arrival. The outermost part of a volume: the holder
@@ -67,7 +68,7 @@ pub(super) struct SpaceWaiter {
     committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
-    /// Held by the writer that brings room about for all who have none.
+    /// Held by the writer that frees space for all waiting ones.
     first: Mutex<()>,
     waiting: AtomicU64,
     reclaimer: OnceLock<Box<dyn Reclaimer>>,
@@ -110,8 +111,8 @@ impl SpaceWaiter {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Brings room about for an operation before the writers' lock is taken, so that freed blocks can be had by committing. Who had to wait for
-    /// it keeps others out until the answer is dropped.
+    /// Frees space for an operation before the writers' lock is taken, so that commits can release
+    /// freed blocks. After a wait, the caller excludes others until the returned value is dropped.
     pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<WaitPosition<'_>>> {
         // When this does not suffice the operation itself finds out exactly.
         let groups = (records * 3 + LEAST).min(256);
@@ -136,7 +137,8 @@ impl SpaceWaiter {
         self.in_turn(enough).map(|(there, _)| there)
     }
 
-    /// As [`Self::have_room`]; who had to wait has the first place until the answer's is dropped.
+    /// Like [`Self::have_room`]; after a wait, the caller keeps the first position until the
+    /// returned value is dropped.
     fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<WaitPosition<'_>>)> {
         if !self.is_short() && enough()? {
             return Ok((true, None));
@@ -212,7 +214,8 @@ impl SpaceWaiter {
         Ok(false)
     }
 
-    /// (d) and (e). A look makes commits for what it reclaimed itself alone; those for the steps of others come once, at the end.
+    /// Waits for (d) and (e). A check commits only for its own reclaim; commits for the steps of
+    /// others come once, at the end.
     fn await_others(&self, enough: Enough<'_>) -> Result<bool> {
         let mut was_held = false;
         for look in 0..CLOSE_LOOKS {

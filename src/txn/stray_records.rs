@@ -16,7 +16,8 @@ fn belongs(tree: TreeId, key: Key) -> bool {
     }
 }
 
-/// Tells each record that has no business in its tree. Nodes that cannot be read are told by who counts the pages.
+/// Reports each record that does not belong into its tree. Unreadable nodes are reported by the
+/// page count.
 pub(super) fn find_strays(
     store: &NodeStore,
     state: &State,

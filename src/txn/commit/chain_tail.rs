@@ -23,7 +23,8 @@ pub(in crate::txn) struct CommitTail {
     /// First generation and history record of the previous session, written by the first commit of
     /// this one.
     pub(in crate::txn) previous_session: Option<(Generation, HistoryValue)>,
-    /// The number of a commit without changes whose record the host refused for want of space; the next one without changes takes it.
+    /// Generation of an empty commit whose record the host refused for lack of space; the next
+    /// empty commit reuses it.
     pub(in crate::txn) refused: Option<Generation>,
     pub(in crate::txn) log: LogState,
     /// The first block of the log behind all that may hold entries.
@@ -50,7 +51,7 @@ pub(in crate::txn) enum LogState {
     Pending { mark: LogMark, laid: bool },
 }
 
-/// Where the next entry goes, and what it names as the one before it.
+/// Position of the next log entry, and the predecessor that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::txn) struct LogTail {
     pub(in crate::txn) generation: Generation,
@@ -74,7 +75,8 @@ impl LogTail {
 }
 
 impl LogState {
-    /// What a record names as pending that is written in this state, and contains what is published and, `with_staged`, all that is staged.
+    /// Returns the pending mark for a record written in this state, which contains all published
+    /// changes and, `with_staged`, all staged data.
     pub(super) fn pending(self, with_staged: bool) -> Option<LogMark> {
         match self {
             LogState::Idle => None,

@@ -21,7 +21,7 @@ pub(super) struct Checkpoint {
     pub(super) root: Root,
     pub(super) allocated: Vec<(Run, Tag)>,
     pub(super) freed: Vec<Run>,
-    /// Groups that are left of what was promised to it.
+    /// Groups left of its promise.
     pub(super) promised: u64,
     /// The regions that it wrote, which differ from the checkpoint before.
     pub(super) regions: Vec<(u64, RegionBits)>,

@@ -14,7 +14,7 @@ const PAUSE: (u32, u32) = (4, 64);
 
 #[derive(Debug, Default)]
 pub(super) struct CommitDelay {
-    /// Callers of the last commit and those that came while it ran.
+    /// Callers of the last commit, and callers that arrived while it ran.
     expected: u64,
     took: Duration,
     /// Commits that begin without waiting.

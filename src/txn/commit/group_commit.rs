@@ -204,8 +204,8 @@ impl GroupCommit {
         })
     }
 
-    /// Runs `f` as the leader, who counts as running already, with the number of callers that its commit serves: whoever calls from now on needs a
-    /// later one.
+    /// Runs `f` as the leader, already marked as running, with the number of callers that its
+    /// commit serves: callers from now on need a later commit.
     fn lead<R>(
         &self,
         queue: &mut MutexGuard<'_, Queue>,
@@ -242,7 +242,8 @@ impl GroupCommit {
         result.map(|(answer, _)| answer)
     }
 
-    /// Waits for the commit in flight, then runs `f` while nobody leads. It makes nothing durable: whoever waits for a commit waits on.
+    /// Waits for the commit in flight, then runs `f` without a leader. It makes nothing durable:
+    /// callers that wait for a commit keep waiting.
     pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.queue.lock();
         while queue.running {

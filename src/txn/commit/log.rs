@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
 use crate::format::{BLOCK, LOG};
 
-/// The longest entry in blocks: what is more is written once by a commit rather than twice.
+/// Longest entry in blocks; more data is cheaper to write once, by a commit.
 const LONGEST: u64 = 64;
 impl GroupCommit {
     /// Writes an entry of everything that was published and staged, and waits for its barrier. False when that takes a commit: there is no log or
@@ -57,7 +57,8 @@ impl GroupCommit {
         Ok(true)
     }
 
-    /// LOG-5, for so many pieces more; answers whether there is room. What it promises is given back by the next commit.
+    /// Reserves space for `pieces` more (LOG-5); returns whether there is enough. The next commit
+    /// releases it.
     pub(in crate::txn) fn promise_nodes(&self, pieces: u64, essential: bool) -> Result<bool> {
         self.nodes.lock().promise(&self.allocator, pieces, essential)
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::txn::allocator::{Allocator, Reservation, keep_of};
 
-/// Groups of a promise; and what is promised beside that for pieces: paths above the leaves, splits, counts of pages.
+/// Reservation step in groups, also the extra beyond the pieces: paths above the leaves, splits,
+/// counts of pages.
 const STEP: u64 = 64;
 /// A piece changes the records of one file, which are neighbours: two leaves.
 const GROUPS_PER_PIECE: u64 = 2;

@@ -49,7 +49,8 @@ impl ReservedPages {
         })
     }
 
-    /// Writes a page of at most four blocks; `taken` is told before, so that what is written in part is known.
+    /// Writes a page of at most four blocks; calls `taken` before the write, so that a partly
+    /// written page is known.
     pub(super) fn write(
         &self,
         page: &PlainPage<'_>,
