@@ -35,7 +35,8 @@ pub fn backup_header<'a>(site: impl Into<Site<'a>>) -> Result<Vec<u8>> {
     Ok(header.copy_bytes().to_vec())
 }
 
-/// Writes the header in `backup` to both places of the archive. The secrets are those of the backup's key slots.
+/// Writes the header in `backup` to both places of the archive. The secrets must open a key slot of
+/// the backup.
 ///
 /// # Errors
 /// `Invalid` for what is no backup or one of another archive, `Older` when the archive's keys were changed since and that is not accepted

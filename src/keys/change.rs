@@ -208,8 +208,8 @@ pub fn remove<'a>(site: impl Into<Site<'a>>, access: &KeyAccess<'_>, name: &KeyN
     removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
 }
 
-/// Replaces the passphrase of every slot that the secrets open, since the old one is to open nothing any more; a key file that belongs
-/// to it stays.
+/// Replaces the passphrase of every slot that the secrets open, so that the old one opens none of
+/// them; a key file that belongs to a slot stays.
 ///
 /// # Errors
 /// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
@@ -235,8 +235,8 @@ pub fn change_passphrase<'a>(
     Ok(PassphraseChange { slots: slots.into_iter().map(|slot| slot as u8).collect(), all_tried }) // below 32
 }
 
-/// Sets a passphrase with whatever opens the archive: in the slot that `name` gives, else in the only passphrase slot, else in a new
-/// one. Gives the slot's number.
+/// Sets a passphrase with any secrets that open the archive: in the slot `name`, else in the only
+/// passphrase slot, else in a new one. Returns the slot's number.
 ///
 /// # Errors
 /// As [`add`]; `Invalid` when there are several passphrase slots and none is named.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::ArchiveId;
 use crate::storage::{LockMode, Site, Storage};
 
-/// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
+/// Unlocked volume key and the id of its archive; a mounting command passes it to the daemon.
 pub struct UnlockedKey {
     pub(crate) archive: ArchiveId,
     pub(crate) volume_key: SecretKey,
@@ -103,7 +103,8 @@ pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
     unlock_with(path, &Secrets::from(Passphrase::new(passphrase.bytes().to_vec())), &UnlockLimits::default())
 }
 
-/// Number and kind of each key slot in use, readable without a key: tells what to ask for.
+/// Returns number and kind of each key slot in use, readable without a key: tells which secrets to
+/// prompt for.
 pub fn kinds<'a>(site: impl Into<Site<'a>>) -> Result<Vec<(u8, KeyKind)>> {
     Ok(slots::kinds(&read_header(site)?))
 }

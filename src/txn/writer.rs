@@ -268,8 +268,8 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// Moves staged data into the transaction, in whose nodes it takes the room of `nodes` first. What it writes is bounded, and covered by the barriers of
-    /// the commit that it belongs to: it makes none.
+    /// Moves staged data into the transaction, using the space of `nodes` first. Its writes are
+    /// bounded, and covered by the barriers of their commit: it makes none.
     pub(super) fn flush_staged(&mut self, nodes: &mut Option<Reservation>) -> Result<()> {
         let writer = self.writer;
         if writer.staged.swap(false, Ordering::AcqRel)
@@ -286,8 +286,9 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// What an entry of the log of `capacity` bytes at most says of everything that was published and staged since the last one (LOG-1); None when only
-    /// a commit can make it durable. Whoever does not write what this answers calls [`Self::leave_log`].
+    /// Returns a log entry of at most `capacity` bytes with all changes published and staged since
+    /// the last one (LOG-1); None when only a commit can make them durable. A caller that does not
+    /// write the entry calls [`Self::leave_log`].
     pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
         let Writer { medium, log_source, .. } = self.writer;
         // What is freed comes back by commits alone.

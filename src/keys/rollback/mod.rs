@@ -64,7 +64,8 @@ pub struct SeenOptions {
     pub accept_older: bool,
     /// Go on with a copy that was written apart from the one seen, and remember that one.
     pub accept_fork: bool,
-    /// Go on with another archive than the one that was opened at the place, and remember that one.
+    /// Continue with another archive than the one remembered at the place, and remember the new
+    /// one.
     pub accept_other: bool,
     /// The names by which the archive is reached (PLACE-1); without any nothing is compared with
     /// the place.
@@ -124,7 +125,7 @@ impl RollbackState {
         &self.trail[0]
     }
 
-    /// The entry, by number, with the generation of the commit that it extends: what is greater came later.
+    /// Returns the generation and the number of the last log entry; a greater pair is later.
     fn reach(&self) -> (Generation, u32) {
         (self.mark().generation, self.entry.map_or(0, |entry| entry.number))
     }

@@ -36,7 +36,8 @@ impl From<Passphrase> for Secrets {
 }
 
 impl Secrets {
-    /// Adds what was typed as a passphrase, which may be a recovery code. Answers why what looks like one is none.
+    /// Adds typed text as a passphrase, which may be a recovery code. Returns the reason why text
+    /// that looks like a recovery code is not one.
     pub fn add_typed(&mut self, typed: Passphrase) -> Option<Error> {
         let mistyped = match RecoveryCode::parse(typed.bytes()) {
             Ok(code) => {
@@ -115,7 +116,8 @@ impl KeyKind {
 pub(crate) struct OpenedSlot {
     pub(crate) slot: usize,
     pub(crate) volume_key: SecretKey,
-    /// What a passphrase slot says of itself, for want of a description: programs before those wrote none.
+    /// Description inside a passphrase slot, used without a separate one: older programs wrote
+    /// none.
     pub(crate) own: Option<Description>,
 }
 
@@ -357,7 +359,7 @@ fn kdf_cost(kdf: &KdfParameters) -> KdfCost {
     KdfCost { memory_kib: kdf.memory_kib, passes: kdf.passes, lanes: kdf.lanes }
 }
 
-/// MiB times passes, rounded up: what the time of a derivation is proportional to.
+/// Returns MiB times passes, rounded up; the time of a derivation is proportional to it.
 fn cost(kdf: &KdfParameters) -> u64 {
     u64::from(kdf.memory_kib).div_ceil(1024) * u64::from(kdf.passes)
 }

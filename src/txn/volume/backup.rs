@@ -252,8 +252,9 @@ impl Volume {
         Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, after)
     }
 
-    /// One operation on a backup, which may change more than others do: nobody else writes to it. No commit comes before it but those that give freed
-    /// room back, and they have the origin of before.
+    /// Runs one operation on a backup, which may be larger than others because a backup has no
+    /// other writer. Only commits that return freed space come before it, and they keep the
+    /// previous origin.
     pub(crate) fn operate_on_backup<R>(&self, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
@@ -270,7 +271,8 @@ impl Pinned {
 }
 
 impl Operation<'_> {
-    /// The trees get what is pinned in this operation: from its publication on the volume is a backup of that (ORIGIN-3).
+    /// Replaces the trees' counters and history with those of the pinned version: from its
+    /// publication on the volume is a backup of that (ORIGIN-3).
     pub(crate) fn becomes_backup_of(&mut self, pinned: &Pinned) -> Result<()> {
         self.changed = true;
         self.needs_commit();

@@ -69,16 +69,18 @@ struct Start {
     lost: Option<String>,
     /// Pages of the newest record that do not open, of which a reader goes on all the same.
     lost_pages: Vec<LostPage>,
-    /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
+    /// The opened record and its predecessors in the ring, newest first, each with its pending log
+    /// mark.
     line: Vec<(Mark, Option<LogMark>)>,
     log: Option<OpenedLog>,
 }
 
 /// The open archive.
 pub(crate) struct Volume {
-    /// Held by who takes or removes a snapshot, also over commits; whether any may be left whose removal has begun.
+    /// Held while a snapshot is taken or removed, also over commits; true while a begun removal may
+    /// be unfinished.
     snapshots: Mutex<bool>,
-    /// What is told of snapshots to those who must not wait for the host; None before anybody looked.
+    /// Snapshot usage for callers that must not wait for the host; None before the first look.
     snapshot_use: Mutex<Option<SnapshotUse>>,
     shortage: SpaceWaiter,
     committer: Arc<GroupCommit>,
@@ -213,8 +215,8 @@ impl Volume {
         self.medium.pager.latch().reason()
     }
 
-    /// What somebody who handed over data, or asked for its durability, is told of an error: a failure that only background work has met so far
-    /// is told with its cause.
+    /// Returns the error for a caller that handed over data or asked for its durability: a failure
+    /// met only by background work so far is reported with its cause.
     pub(crate) fn told(&self, error: Error) -> Error {
         self.medium.pager.latch().tell(error)
     }
@@ -231,12 +233,12 @@ impl Volume {
         self.allocator.limit_size(bytes);
     }
 
-    /// The blocks of the file and what they are taken for, those of the open transaction included.
+    /// Returns the blocks of the file by use, with those of the open transaction.
     pub(crate) fn blocks(&self) -> Blocks {
         self.allocator.blocks()
     }
 
-    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    /// Like [`Self::blocks`], with the memory of the map in bytes; None while the map is locked.
     pub(crate) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
         self.allocator.blocks_unless_busy()
     }
@@ -262,7 +264,7 @@ impl Volume {
         [cells, heads, self.medium.store.usage()]
     }
 
-    /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
+    /// Drops decrypted, unchanged data from memory: pages of files, heads and nodes of trees.
     pub(crate) fn forget_plaintext(&self) {
         self.medium.pager.forget_data();
         self.medium.store.clear();
@@ -295,7 +297,8 @@ impl Volume {
         self.shortage.reserve(groups_for(bytes, pages))
     }
 
-    /// As [`Self::reserve_data`] for data that was accepted before, which may use what is kept for deletes: groups of four blocks.
+    /// Like [`Self::reserve_data`] for data that was accepted before, which may use the reserve of
+    /// deletes: groups of four blocks.
     pub(crate) fn reserve_accepted(&self, groups: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
@@ -305,7 +308,8 @@ impl Volume {
         Ok(self.allocator.reserved(groups))
     }
 
-    /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.
+    /// Reserves groups of four blocks if they are available without a commit; callable under the
+    /// writers' lock.
     pub(crate) fn reserve_spare(&self, groups: u64) -> Option<Reservation> {
         self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
     }

@@ -24,8 +24,8 @@ const CREATE_MEMORY: u64 = 16 << 20;
 const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
 impl Volume {
-    /// Makes a new, empty volume in a storage whose headers are written: random ring slots, empty trees. Nothing is durable
-    /// before the first `commit`.
+    /// Creates an empty volume in a storage with written headers: random ring slots, empty trees.
+    /// Nothing is durable before the first `commit`.
     pub(crate) fn create(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,

@@ -34,12 +34,13 @@ impl Volume {
         self.medium.pager.is_far()
     }
 
-    /// Bytes of what is durable that are where nobody else finds them, as of [`crate::storage::Storage::kept_back`].
+    /// Returns the durable bytes that other readers cannot find yet, see
+    /// [`crate::storage::Storage::kept_back`].
     pub(crate) fn kept_back(&self) -> Result<u64> {
         self.medium.pager.storage().kept_back()
     }
 
-    /// The files whose parts lie in a packed page; None when it is a page of another kind.
+    /// Returns the files whose parts lie in a packed page; None for a page of another kind.
     pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
         self.medium.pager.packed_items(page)
     }
