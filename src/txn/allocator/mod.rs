@@ -172,7 +172,7 @@ impl Allocator {
         self.space.lock().blocks()
     }
 
-    /// Like above, with the memory of the map in bytes; None while the map is locked.
+    /// Like [`Self::blocks`], with the memory of the map in bytes; None while the map is locked.
     pub(super) fn blocks_unless_busy(&self) -> Option<(Blocks, u64)> {
         let space = self.space.try_lock()?;
         Some((space.blocks(), space.memory()))
