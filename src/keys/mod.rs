@@ -1,7 +1,8 @@
 //! Access to an archive: header copies, key slots, header backups, and the user's rollback state.
 //!
-//! It sees `txn` and `frame`, because a change of the header ends with a commit that carries its number (HEADER-4), and what a user remembers
-//! is compared with the chain of commits (SEEN-2). It sees no `fs`.
+//! It sees `txn` and `frame`, because a change of the header ends with a commit that carries its
+//! number (HEADER-4), and the rollback state is compared with the chain of commits (SEEN-2). It
+//! sees no `fs`.
 
 mod backup;
 mod change;

@@ -1,4 +1,4 @@
-//! What an entry of the log says of the open transaction, and how entries come back into it (specification 9.4, 9.5).
+//! Log entries: changes of the open transaction, recorded and replayed (specification 9.4, 9.5).
 //!
 //! # Invariants
 //! LOG-1  Entry k together with the entries before it and the record that they extend is exactly what a commit at its moment would have made durable: it is

@@ -1,6 +1,6 @@
-//! Several searches in one version: those near each other share a descent.
+//! Read view: several searches in one version; searches near each other share a descent.
 //!
-//! # Why what a snapshot shows is whole while it is read
+//! # Why a snapshot is whole while it is read
 //! Its record is looked up in a published version, and that version is held as long as its tree is used. Where the record has a name, no page that the tree
 //! reaches is free: what leaves the live tree goes to a dead list, and whoever removes the snapshot takes the name away by one operation and frees by
 //! later ones. Those come after the version that is held, so their pages stay as they are until it is let go (TXN-1). Whoever looks the record up

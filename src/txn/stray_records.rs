@@ -1,4 +1,5 @@
-//! Looks for records where no writer puts them, in the trees beside that of the files (specification 6.2): readers pass them by.
+//! Finds records in trees where no writer puts them, except in the tree of files (specification
+//! 6.2): readers skip them.
 
 use super::finding::{Finding, FindingKind, Severity};
 use super::state::State;

@@ -1,4 +1,4 @@
-//! The open archive: owns the parts of a transaction, hands each call to the one whose job it is, and ends them in order.
+//! The open archive: owns the parts of a transaction, delegates each call to the responsible part, and ends them in order.
 //!
 //! The parts stand in the order of their locks, from the outermost to the innermost: each has those that come after it and can reach no other, so
 //! nothing can be locked against the order. `ARCHITECTURE.md` has the whole table.
