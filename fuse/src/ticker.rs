@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Moments;
 use lockbox::fs::{FileSystem, SyncProfile};
-use lockbox::keys::Witness;
+use lockbox::keys::RollbackGuard;
 use lockbox::{Error, Result};
 
 use crate::ending::{ARRIVAL, Place};
@@ -41,7 +41,7 @@ pub(crate) struct Ticker {
 impl Ticker {
     pub(crate) fn start(
         fs: Arc<FileSystem>,
-        witness: Arc<Witness>,
+        witness: Arc<RollbackGuard>,
         cache: Arc<KernelCache>,
         place: Arc<Place>,
         profile: SyncProfile,

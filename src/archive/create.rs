@@ -14,7 +14,7 @@ use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::SeenOptions;
 use crate::keys::header::{self, empty_slots};
-use crate::keys::seen::KnownPlaces;
+use crate::keys::rollback::KnownPlaces;
 use crate::keys::slots::{self, NewKey, SlotAddress};
 use crate::storage::{FileStorage, HostEntry, Storage};
 use crate::txn::Volume;

@@ -32,7 +32,7 @@ use crate::error::Result;
 pub use crate::format::Generation;
 use crate::format::{ArchiveId, SessionId, Timestamp};
 use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
-use crate::keys::{Fingerprint, Witness};
+use crate::keys::{Fingerprint, RollbackGuard};
 use crate::storage::{FileIdentity, Storage};
 
 /// How to create an archive.
@@ -125,7 +125,7 @@ pub struct Archive {
     archive: ArchiveId,
     fingerprint: Fingerprint,
     first_use: Option<String>,
-    witness: Arc<Witness>,
+    witness: Arc<RollbackGuard>,
     key_slots: Vec<(u8, u8)>,
     /// Of both copies of the header as they are to be.
     header_sums: crate::keys::header::Sums,
@@ -153,7 +153,7 @@ impl Archive {
     }
 
     /// What remembers this archive for its user; call [`Witness::remember`] now and then while it is open.
-    pub fn witness(&self) -> &Arc<Witness> {
+    pub fn witness(&self) -> &Arc<RollbackGuard> {
         &self.witness
     }
 

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::keys::seen::Looked;
-use crate::keys::{Fingerprint, LEAST_MEMORY, SeenOptions, UnlockedKey, Witness};
+use crate::keys::rollback::RollbackCheck;
+use crate::keys::{Fingerprint, LEAST_MEMORY, RollbackGuard, SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, FileIdentity, FileStorage, LockMode};
 use crate::txn::{self, Volume};
 
@@ -52,7 +52,7 @@ impl Archive {
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
-        witness: &Witness,
+        witness: &RollbackGuard,
     ) -> Result<Archive> {
         Archive::open_at(site.into(), key, options, seen_options, Some(witness.looked()), None)
     }
@@ -63,7 +63,7 @@ impl Archive {
         key: &UnlockedKey,
         options: &OpenOptions,
         seen_options: &SeenOptions,
-        looked: Option<Looked>,
+        looked: Option<RollbackCheck>,
         snapshot: Option<&[u8]>,
     ) -> Result<Archive> {
         if options.memory < LEAST_MEMORY {
@@ -86,7 +86,7 @@ impl Archive {
             txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
         let sequence = header.framing().sequence;
         let looked = looked.unwrap_or_else(|| {
-            Looked::at(seen_options, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient)
+            RollbackCheck::at(seen_options, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient)
         });
         let mark = looked.mark();
         let volume = Volume::open_seen(storage.clone(), cipher, environment.clone(), sequence, &volume_options, mark)?;
@@ -100,7 +100,7 @@ impl Archive {
         }
         let interrupted = header.is_interrupted(&*storage, &key.volume_key, volume.durable().header_sequence)?;
         let header_flaw = header.flaw(&key.volume_key).map(|flaw| (flaw, interrupted));
-        let witness = Arc::new(Witness::new(volume.clone(), header.durable_sequence(), looked, replace));
+        let witness = Arc::new(RollbackGuard::new(volume.clone(), header.durable_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
             volume.limit_size(limit);
         }

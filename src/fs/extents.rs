@@ -12,7 +12,7 @@ use super::ranges::gaps;
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
-use crate::txn::{Operation, UnnamedPages, View, WrittenPiece};
+use crate::txn::{Operation, UnreferencedPages, View, WrittenPiece};
 
 /// Bytes of an aligned frame of a file: what one data page holds at most.
 pub(crate) const FRAME: u64 = MAX_DATA as u64;
@@ -150,7 +150,7 @@ pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeVa
 }
 
 /// Names pages that were written for one file and makes their pieces its content.
-pub(crate) fn name_pages(op: &mut Operation<'_>, inode: &mut InodeValue, pages: &mut UnnamedPages) -> Result<()> {
+pub(crate) fn name_pages(op: &mut Operation<'_>, inode: &mut InodeValue, pages: &mut UnreferencedPages) -> Result<()> {
     pages.name(op, |_| true)?;
     replace(op, inode, pages.pieces())
 }

@@ -117,10 +117,10 @@ impl FileSystem {
         let Some(logged) = self.volume.take_logged() else { return Ok(()) };
         let pieces = LoggedPieces::of(&logged.entries);
         if self.volume.read_only() {
-            return self.volume.lay_for_reading(&logged, &mut |view| self.staging.restore(&pieces, view, None));
+            return self.volume.replay_read_only(&logged, &mut |view| self.staging.restore(&pieces, view, None));
         }
         let mut reserved = Some(self.volume.reserve_accepted(pieces.groups())?);
-        self.volume.lay(&logged, pieces.len(), &mut |view| self.staging.restore(&pieces, view, reserved.take()))
+        self.volume.replay(&logged, pieces.len(), &mut |view| self.staging.restore(&pieces, view, reserved.take()))
     }
 
     /// Whether nothing can be changed.

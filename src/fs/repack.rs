@@ -21,7 +21,7 @@ use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, Pointer, kind};
-use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, groups_for};
+use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Seconds of an interval (REPACK-3); the manual names the delay.
 const INTERVAL: i64 = 5;
@@ -249,7 +249,7 @@ impl Repack {
         pages: SharedPages<(Part, Vec<u8>)>,
         reserve: impl Fn(u64, u64) -> Result<Reservation>,
     ) -> Result<()> {
-        let mut written = UnnamedPages::new(&self.volume);
+        let mut written = UnreferencedPages::new(&self.volume);
         let mut moved = Vec::new();
         for page in pages {
             // Room for each by itself, which is what free space in fragments takes.
@@ -302,7 +302,7 @@ impl Repack {
 }
 
 /// Lets the new pieces take the place of the extents that are still the same (REPACK-1).
-fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnnamedPages) -> Result<()> {
+fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnreferencedPages) -> Result<()> {
     let mut same = BTreeMap::new();
     for part in moved {
         let found = op.view().get(extents::key(part.ino, part.offset), Extent::decode)?;

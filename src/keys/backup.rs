@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::change::KeyAccess;
 use super::file::read_header;
 use super::header::{self, Header};
-use super::seen::{self, Looked};
-use super::vouch::{self, Current};
-use super::{Witness, slots};
+use super::header_commit::{self, VerifiedVolume};
+use super::rollback::{self, RollbackCheck};
+use super::{RollbackGuard, slots};
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::constant_time_eq;
 use crate::env::SystemEnvironment;
@@ -17,7 +17,7 @@ use crate::frame::PageCipher;
 use crate::storage::{ArchiveSource, LockMode, Storage};
 use crate::txn;
 
-/// What a restored header is.
+/// Sequence numbers of a restored header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restored {
     /// Header sequence number of the backup.
@@ -35,7 +35,8 @@ pub fn backup_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<u8>> 
     Ok(header.copy_bytes().to_vec())
 }
 
-/// Writes the header in `backup` to both places of the archive. The secrets are those of the backup's key slots.
+/// Writes the header in `backup` to both places of the archive. The secrets must open a key slot of
+/// the backup.
 ///
 /// # Errors
 /// `Invalid` for what is no backup or one of another archive, `Older` when the archive's keys were changed since and that is not accepted
@@ -67,17 +68,18 @@ pub fn restore_header<'a>(
     };
     let beside = Framing { features, ..mine.clone() };
 
-    let looked = Looked::at(&access.seen, volume_key, &mine.archive);
+    let looked = RollbackCheck::at(&access.seen, volume_key, &mine.archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(&backup, opened.slot));
-    let volume = vouch::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
-        Error::Damaged(reason) => misfit(Error::damaged(format!(
-            "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
-        ))),
-        error => error,
-    })?;
+    let volume =
+        header_commit::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
+            Error::Damaged(reason) => misfit(Error::damaged(format!(
+                "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
+            ))),
+            error => error,
+        })?;
     looked.judge_places(&access.seen, Some(&volume))?;
     let whole = present.map(|header| header.framing().copy);
-    let remembered = looked.seen.as_ref().map_or(0, seen::Seen::header_sequence);
+    let remembered = looked.seen.as_ref().map_or(0, rollback::RollbackState::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
     let known = numbered.max(volume.durable().header_sequence).max(remembered);
     // Of two copies of the archive whose keys were changed apart, both headers have the same number.
@@ -96,19 +98,20 @@ pub fn restore_header<'a>(
     let framing = Framing { sequence, ..beside };
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
     looked.places().remember(Some(&volume));
-    let current = Current { volume, looked, replace: false };
-    let newest = vouch::vouch(storage, &framing, volume_key, current);
-    Witness::new(newest.volume, sequence, newest.looked, newest.replace).remember();
+    let current = VerifiedVolume { volume, looked, replace: false };
+    let newest = header_commit::commit_header(storage, &framing, volume_key, current);
+    RollbackGuard::new(newest.volume, sequence, newest.looked, newest.replace).remember();
     Ok(Restored { backup: mine.sequence, known })
 }
 
-/// What an archive without a header shows of its feature bits (specification 3.7).
+/// Returns the feature bits derived from an archive without a header (specification 3.7).
 fn features_of_file(storage: Arc<dyn Storage>, archive: [u8; 16], volume_key: &SecretKey) -> Result<u64> {
     let cipher = PageCipher::new(volume_key, archive, true, Arc::new(SystemEnvironment));
     Ok(if txn::has_entries(storage, cipher)? { FEATURE_LOG } else { 0 })
 }
 
-/// Why a backup can never have been of the archive whose header was found, as far as that is to be believed.
+/// Returns the reason why a backup cannot belong to the archive whose (unauthenticated) header was
+/// found.
 fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
     if found.archive != mine.archive {
         return Some(Error::invalid("the header backup is of another archive"));

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::{Header, SlotBlock};
+use super::header_commit::{VerifiedVolume, check_age, commit_header};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
 use super::unlock::{UnlockedKey, open_header};
-use super::vouch::{Current, check_age, vouch};
-use super::{SeenOptions, UnlockLimits, Witness};
+use super::{RollbackGuard, SeenOptions, UnlockLimits};
 use crate::crypto::kdf::KdfCost;
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, diceware};
 use crate::env::{Environment, SystemEnvironment};
@@ -17,11 +17,11 @@ use crate::format::key_slot::{Description, MAX_LABEL, Rewrap};
 use crate::format::{ArchiveId, KEY_SLOTS};
 use crate::storage::{ArchiveSource, LockMode, Storage};
 
-/// What opens the archive for a change of its keys, and what that may cost.
+/// Secrets and cost limits for a change of the archive's keys.
 pub struct KeyAccess<'a> {
     pub secrets: &'a Secrets,
     pub limits: UnlockLimits,
-    /// What the user remembers of the archive: an older copy or a fork is refused as when it is opened.
+    /// Rollback state of the user: an older copy or a fork is refused as on opening.
     pub seen: SeenOptions,
 }
 
@@ -43,7 +43,7 @@ impl KeyInfo {
     }
 }
 
-/// What is known of a slot.
+/// Description of a key slot.
 #[derive(Clone, Debug)]
 pub struct KeyAbout {
     pub label: String,
@@ -52,7 +52,7 @@ pub struct KeyAbout {
     pub recipient: Option<String>,
 }
 
-/// What a change of a passphrase changed.
+/// Result of a passphrase change.
 #[derive(Clone, Debug)]
 pub struct PassphraseChange {
     /// The slots that the old passphrase opened and the new one opens now, in order.
@@ -124,7 +124,7 @@ pub fn new_recovery_code() -> Result<RecoveryCode> {
     RecoveryCode::generate(&SystemEnvironment)
 }
 
-/// A new passphrase of six words, for whoever has none.
+/// Generates a passphrase of six words.
 ///
 /// # Errors
 /// `Io` when the system has no randomness.
@@ -213,8 +213,8 @@ pub fn remove<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>, na
     removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
 }
 
-/// Replaces the passphrase of every slot that the secrets open, since the old one is to open nothing any more; a key file that belongs
-/// to it stays.
+/// Replaces the passphrase of every slot that the secrets open, so that the old one opens none of
+/// them; a key file that belongs to a slot stays.
 ///
 /// # Errors
 /// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
@@ -240,8 +240,8 @@ pub fn change_passphrase<'a>(
     Ok(PassphraseChange { slots: slots.into_iter().map(|slot| slot as u8).collect(), all_tried }) // below 32
 }
 
-/// Sets a passphrase with whatever opens the archive: in the slot that `name` gives, else in the only passphrase slot, else in a new
-/// one. Gives the slot's number.
+/// Sets a passphrase with any secrets that open the archive: in the slot `name`, else in the only
+/// passphrase slot, else in a new one. Returns the slot's number.
 ///
 /// # Errors
 /// As [`add`]; `Invalid` when there are several passphrase slots and none is named.
@@ -291,9 +291,9 @@ pub(crate) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSl
 struct Change {
     storage: Arc<dyn Storage>,
     header: Header,
-    /// What opened it: at least one slot.
+    /// Slots that the secrets opened; at least one.
     opened: Vec<OpenedSlot>,
-    current: Current,
+    current: VerifiedVolume,
 }
 
 impl Change {
@@ -314,7 +314,7 @@ impl Change {
         let first = opened.first().ok_or(Error::WrongKey)?;
         header.authenticate(&first.volume_key)?;
         let by_recipient = slots::is_recipient(&header, first.slot);
-        let current = Current::look(storage.clone(), &header, &first.volume_key, &access.seen, by_recipient)?;
+        let current = VerifiedVolume::verify(storage.clone(), &header, &first.volume_key, &access.seen, by_recipient)?;
         Ok(Change { storage, header, opened, current })
     }
 
@@ -421,8 +421,8 @@ impl Change {
         self.header.replace_slots(&*self.storage, &slots, volume_key)?;
         // Both copies have reached the medium (SEEN-3, HEADER-4).
         let framing = Framing { sequence: sequence + 1, ..self.header.framing().clone() };
-        let newest = vouch(self.storage.clone(), &framing, volume_key, self.current);
-        Witness::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
+        let newest = commit_header(self.storage.clone(), &framing, volume_key, self.current);
+        RollbackGuard::new(newest.volume, sequence + 1, newest.looked, newest.replace).remember();
         Ok(())
     }
 }

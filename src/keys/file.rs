@@ -8,7 +8,7 @@ use super::header::Header;
 use crate::error::{Error, Result};
 use crate::storage::{ArchiveSource, Storage};
 
-/// The header of the archive there, whoever has it open.
+/// Reads the archive's header, regardless of locks on the archive.
 ///
 /// # Errors
 /// As [`Header::read`], and `NotArchive` for what is no regular file.

@@ -22,7 +22,7 @@ use crate::storage::Storage;
 /// One slot as it lies in the file.
 pub(crate) type SlotBlock = [u8; BLOCK as usize];
 
-/// What tells the copies of a header from all others.
+/// Identity of a header that its copies share.
 pub(crate) type Sums = [[u8; 32]; 2];
 
 pub(crate) fn sums(copies: &[Vec<u8>; 2]) -> Sums {
@@ -35,7 +35,8 @@ pub(crate) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
 /// The newer valid header copy, not yet authenticated, and the other one.
 pub(crate) struct Header {
     parsed: ParsedHeader,
-    /// The copy that is not used, or why it cannot be; None where nobody asks for it.
+    /// Content of the unused copy, or the reason why it is unusable; None when the caller did not
+    /// ask.
     other: Option<Result<ParsedHeader>>,
     /// The lowest sequence number of the valid copies.
     durable: u64,
@@ -155,7 +156,8 @@ impl Header {
         Ok(())
     }
 
-    /// What is wrong with the copy that is not used, as a sentence (HEADER-3). The one that is used must be authentic.
+    /// Returns a sentence about the flaw of the unused copy (HEADER-3). The used copy must be
+    /// authentic.
     pub(crate) fn flaw(&self, volume_key: &SecretKey) -> Option<String> {
         let (used, copy) = (self.framing(), 1 - self.framing().copy);
         match self.other.as_ref()? {
@@ -211,7 +213,8 @@ impl Header {
         sums(&[0, 1].map(|copy| encode_copy(self.framing(), &self.slots(), copy, volume_key)))
     }
 
-    /// Writes the copy anew that is lost, altered or older, and says so. The other one must be authentic (HEADER-2).
+    /// Rewrites the copy that is lost, altered or older, and returns a sentence about it. The other
+    /// copy must be authentic (HEADER-2).
     pub(crate) fn repair(&mut self, storage: &dyn Storage, volume_key: &SecretKey) -> Result<Option<String>> {
         let flaw = self.flaw(volume_key);
         if flaw.is_some() {
@@ -263,12 +266,12 @@ pub(crate) fn empty_slots() -> Slots {
     boxed.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// What the framing block stores of the volume key.
+/// Returns the commitment of the volume key for the framing block.
 pub(crate) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32] {
     *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
 }
 
-/// Writes both copies over what is there, `whole` last: the copy that is known to be valid, if any (HEADER-1).
+/// Overwrites both copies, `whole` last: the copy that is known to be valid, if any (HEADER-1).
 pub(crate) fn write_over(
     storage: &dyn Storage,
     whole: Option<u8>,
@@ -392,7 +395,7 @@ fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeade
     header::decode(&bytes, copy)
 }
 
-/// What the file has of a copy.
+/// Content of one header copy in the file.
 fn copy_bytes(storage: &dyn Storage, length: u64, copy: u8) -> Result<Vec<u8>> {
     let start = HEADER_START[usize::from(copy)] * BLOCK;
     let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];

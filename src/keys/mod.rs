@@ -1,16 +1,17 @@
-//! Who may open an archive: its header copies, their key slots, a copy of them kept elsewhere, and what a user remembers of the archive.
+//! Access to an archive: header copies, key slots, header backups, and the user's rollback state.
 //!
-//! It sees `txn` and `frame`, because a change of the header ends with a commit that carries its number (HEADER-4), and what a user remembers
-//! is compared with the chain of commits (SEEN-2). It sees no `fs`.
+//! It sees `txn` and `frame`, because a change of the header ends with a commit that carries its
+//! number (HEADER-4), and the rollback state is compared with the chain of commits (SEEN-2). It
+//! sees no `fs`.
 
 mod backup;
 mod change;
 mod file;
 pub(crate) mod header;
-pub(crate) mod seen;
+pub(crate) mod header_commit;
+pub(crate) mod rollback;
 pub(crate) mod slots;
 mod unlock;
-pub(crate) mod vouch;
 
 pub use backup::{Restored, backup_header, restore_header};
 pub(crate) use change::listed;
@@ -18,9 +19,11 @@ pub use change::{
     KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, add, change_passphrase, list, list_all, list_unlocked,
     new_key_file, new_passphrase, new_recovery_code, remove, set_passphrase,
 };
-pub use seen::{Fingerprint, PlaceName, SeenOptions, Witness, remember_place, seen_directory, state_directory};
+pub(crate) use header_commit::LEAST_MEMORY;
+pub use header_commit::{check_place, repair_header};
+pub use rollback::{
+    Fingerprint, PlaceName, RollbackGuard, SeenOptions, remember_place, seen_directory, state_directory,
+};
 pub use slots::{KeyKind, NewKey, Secrets, UnlockLimits};
 pub(crate) use unlock::open_header;
 pub use unlock::{UnlockedKey, accept_kept, identify, kinds, unlock, unlock_damaged, unlock_with, wants_both};
-pub(crate) use vouch::LEAST_MEMORY;
-pub use vouch::{check_place, repair_header};

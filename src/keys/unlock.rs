@@ -1,17 +1,18 @@
-//! Unlocks an archive: finds its volume key with the secrets at hand, and tells what secrets it asks for.
+//! Unlocks an archive: finds its volume key with the given secrets, and lists the secrets that it
+//! accepts.
 
 use std::path::Path;
 
 use super::file::read_header;
 use super::header::Header;
-use super::seen::Fingerprint;
+use super::rollback::Fingerprint;
 use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 use crate::format::ArchiveId;
 use crate::storage::{ArchiveSource, LockMode, Storage};
 
-/// The unlocked volume key with the archive that it belongs to; what a mounting command hands to the daemon.
+/// Unlocked volume key and the id of its archive; a mounting command passes it to the daemon.
 pub struct UnlockedKey {
     pub(crate) archive: ArchiveId,
     pub(crate) volume_key: SecretKey,
@@ -106,7 +107,8 @@ pub fn unlock(path: &Path, passphrase: &Passphrase) -> Result<UnlockedKey> {
     unlock_with(path, &Secrets::from(Passphrase::new(passphrase.bytes().to_vec())), &UnlockLimits::default())
 }
 
-/// Number and kind of each key slot in use, readable without a key: tells what to ask for.
+/// Returns number and kind of each key slot in use, readable without a key: tells which secrets to
+/// prompt for.
 pub fn kinds<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<(u8, KeyKind)>> {
     Ok(slots::kinds(&read_header(site)?))
 }

@@ -5,15 +5,15 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
-use super::commit::Chain;
+use super::commit::CommitTail;
+use super::context::VolumeContext;
 use super::counters::{known, last_ino};
 use super::finding::{Finding, FindingKind, Severity};
-use super::kept::{is_being_removed, snapshot_tree, snapshots_of};
-use super::medium::Medium;
 use super::recovery::in_space;
 use super::references;
+use super::snapshot_list::{is_being_removed, snapshot_tree, snapshots_of};
 use super::state::State;
-use super::strays::find_strays;
+use super::stray_records::find_strays;
 use crate::btree::{LostNode, Tree};
 use crate::error::{Error, Result};
 use crate::format::space::{REGION_WORDS, RegionBits};
@@ -25,9 +25,10 @@ const MAX_FINDINGS: usize = 1000;
 
 /// A page of file data, or one that a dead list keeps.
 struct NamedPage {
-    /// What the first extent says, of the live tree or else of a snapshot; dead lists tell only the run.
+    /// Pointer of the first extent, of the live tree or else of a snapshot; dead lists have only
+    /// the run.
     pointer: Option<Pointer>,
-    /// The snapshot whose extent that is.
+    /// Snapshot of that extent.
     shown_by: Option<u64>,
     blocks: u64,
     /// Extents and dead-list entries that name it.
@@ -36,22 +37,23 @@ struct NamedPage {
     plain: u32,
 }
 
-/// What walking all trees found. Memory grows with the number of data pages (about 130 bytes each).
+/// Result of the walk over all trees. Memory grows with the number of data pages (about 130 bytes
+/// each).
 #[derive(Default)]
 struct Census {
     used: BTreeMap<u64, Box<RegionBits>>,
     used_blocks: u64,
     pages: HashMap<u64, NamedPage>,
     findings: Vec<Finding>,
-    /// What a walk over the files tells better, with their names.
+    /// Findings that a walk over the files reports better, with file names.
     of_files: Vec<Finding>,
-    /// Something of the trees could not be read: what is missing in the census may be there all the same.
+    /// Parts of the trees could not be read, so pages missing from the census may still exist.
     incomplete: bool,
     /// The greatest sequence of a dead list.
     last_dead: Option<u64>,
 }
 
-/// What an audit found.
+/// Result of an audit.
 pub(crate) struct Audit {
     pub(crate) findings: Vec<Finding>,
     /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` tells with inodes and paths.
@@ -148,10 +150,10 @@ impl Census {
     }
 }
 
-/// The trees of one version, and what they are compared with.
+/// Trees of one version, and the allocator to compare them with.
 pub(super) struct Auditor<'v> {
     pub(super) allocator: &'v Allocator,
-    pub(super) medium: &'v Medium,
+    pub(super) medium: &'v VolumeContext,
     pub(super) state: Arc<State>,
 }
 
@@ -160,7 +162,7 @@ impl Auditor<'_> {
     /// findings about the counters.
     pub(super) fn audit(
         &self,
-        chain: &Chain,
+        chain: &CommitTail,
         contradictions: Vec<Finding>,
         full: bool,
         progress: &mut dyn FnMut(u64, u64),
@@ -210,7 +212,7 @@ impl Auditor<'_> {
     }
 
     /// Everything but the space tree itself.
-    fn count_everything(&self, chain: &Chain, census: &mut Census) -> Result<()> {
+    fn count_everything(&self, chain: &CommitTail, census: &mut Census) -> Result<()> {
         let total = self.allocator.total();
         let trees = &self.state.trees;
         for (tree, id) in trees.each() {
@@ -367,7 +369,8 @@ impl Auditor<'_> {
         Ok(table.plain_length)
     }
 
-    /// Every page of a kept root must still be in use, and what a dead list keeps must be shown by its snapshot.
+    /// Checks that every page of a snapshot is still in use, and that every dead-list page is in
+    /// its snapshot.
     fn check_snapshots(&self, census: &mut Census, total: u64) -> Result<()> {
         let find = |severity, text: String| Finding::new(FindingKind::Snapshot, severity, text);
         for (id, snapshot) in snapshots_of(&self.state.trees.snapshots, &self.medium.store)? {
@@ -460,8 +463,9 @@ impl Auditor<'_> {
         report(scanned, FindingKind::Snapshot, census)
     }
 
-    /// Makes the space map anew from the trees, when records of the chain since the checkpoint are lost. Reads every node.
-    pub(super) fn rebuild_space(&self, chain: &mut Chain) -> Result<()> {
+    /// Rebuilds the space map from the trees, when records of the chain since the checkpoint are
+    /// lost. Reads every node.
+    pub(super) fn rebuild_space(&self, chain: &mut CommitTail) -> Result<()> {
         chain.list_pages.clear();
         chain.force_checkpoint = true;
         let mut census = Census::default();

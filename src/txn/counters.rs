@@ -9,8 +9,8 @@
 //! nothing, and a writer that changes it meets the damage.
 
 use super::finding::{Finding, FindingKind, Severity};
-use super::kept::{is_being_removed, snapshots_of};
 use super::log::Logged;
+use super::snapshot_list::{is_being_removed, snapshots_of};
 use super::state::{Counters, Trees};
 use crate::btree::{NodeStore, Tree};
 use crate::error::{Error, Result};

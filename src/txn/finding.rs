@@ -1,17 +1,17 @@
-//! What a check finds wrong, for people as a sentence and for programs by its parts.
+//! Findings of `check`: a sentence for people, separate fields for programs.
 
 use std::fmt;
 
 use crate::format::{Generation, Ino, Pointer, TreeId};
 
-/// What is wrong. Programs know these by name: names are added, never changed.
+/// Kind of a finding. Programs use these names: names are added, never changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FindingKind {
     /// Bytes of file data cannot be read.
     DataLost,
     /// A page of the tree of files cannot be read, and with it names, attributes and places of data.
     RecordsLost,
-    /// A page of the trees beside it cannot be read: counts, snapshots, history, space map.
+    /// A page of another tree cannot be read: counts, snapshots, history, space map.
     IndexLost,
     /// A record is malformed, or of an unknown kind.
     Record,
@@ -44,7 +44,7 @@ pub enum FindingKind {
     /// An object of the store that has the archive is missing, or has other bytes than it was made
     /// with.
     Object,
-    /// There is more than is told.
+    /// More findings exist than are reported.
     More,
 }
 
@@ -97,7 +97,7 @@ impl FindingKind {
     }
 }
 
-/// What a finding means for who owns the archive.
+/// Consequence of a finding for the archive's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// Something that was stored cannot be read any more.
@@ -122,7 +122,7 @@ impl Severity {
     }
 }
 
-/// What cannot be read any more.
+/// Data that cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lost {
     /// Of the finding's file.
@@ -171,7 +171,7 @@ impl Finding {
         Finding { lost: Some(lost), ..self }
     }
 
-    /// A node that does not open, of a tree beside the tree of files.
+    /// Returns the finding for an unreadable node of a tree other than the tree of files.
     pub(crate) fn of_index(tree: TreeId, page: &Pointer, error: &crate::Error) -> Finding {
         let name = match tree {
             TreeId::Live => "files",

@@ -1,4 +1,4 @@
-//! What an entry of the log says of the open transaction, and how entries come back into it (specification 9.4, 9.5).
+//! Log entries: changes of the open transaction, recorded and replayed (specification 9.4, 9.5).
 //!
 //! # Invariants
 //! LOG-1  Entry k together with the entries before it and the record that they extend is exactly what a commit at its moment would have made durable: it is
@@ -32,7 +32,7 @@ const MOST_RECORDS: usize = 4096;
 /// Ranges likewise.
 const MOST_RANGES: usize = 256;
 
-/// What was changed in tree 1, by key, and of staged data.
+/// Changes of tree 1, by key, and of staged data.
 #[derive(Default)]
 pub(super) struct Changes {
     keys: Vec<Key>,
@@ -78,7 +78,7 @@ impl Changes {
         self.keys.is_empty() && self.dropped.is_empty() && !self.needs_commit
     }
 
-    /// Adds what came later.
+    /// Merges later changes.
     pub(super) fn absorb(&mut self, later: Changes) {
         if later.needs_commit {
             self.need_commit();
@@ -111,7 +111,7 @@ impl Changes {
     }
 }
 
-/// What the entries of a record say beyond it.
+/// Content of a record's log entries.
 pub(crate) struct Logged {
     pub(crate) entries: Vec<LogEntry>,
     pub(super) records: LoggedRecords,

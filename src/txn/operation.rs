@@ -27,18 +27,18 @@ pub(crate) struct Operation<'v> {
     pub(super) adopted: Vec<(Run, Tag)>,
     /// Pages whose last reference this operation removed.
     pub(super) freed: Vec<Run>,
-    /// It is a part of the commit itself, which must not fail for want of what is kept for commits.
+    /// Part of the commit itself, which may use the reserve of commits.
     pub(super) of_commit: bool,
-    /// Pages that lost a part of what named them, and may be packed.
+    /// Packed pages that lost some of their references.
     pub(super) stale: Vec<Pointer>,
     /// Told the number of the state when the operation is published.
     pub(super) carried: Vec<Publication>,
-    /// What an entry of the log would have to say of it.
+    /// Changes to record in a log entry.
     pub(super) log: Changes,
 }
 
 impl<'v> Operation<'v> {
-    /// Begins with what `base` has.
+    /// Begins an operation on the state `base`.
     pub(super) fn new(store: &'v NodeStore, generation: Generation, base: &State) -> Operation<'v> {
         Operation {
             store,
@@ -88,7 +88,8 @@ impl<'v> Operation<'v> {
         Ok(ino)
     }
 
-    /// The first of `count` numbers that nobody else will be given, whether they are used or not; `inode_made` counts those that are.
+    /// Allocates `count` inode numbers and returns the first. They are never reused, even if
+    /// unused; `inode_made` counts used ones.
     pub(crate) fn set_aside_inos(&mut self, count: u64) -> Result<Ino> {
         let first = self.counters.next_ino;
         match first.checked_add(count) {
@@ -122,12 +123,13 @@ impl<'v> Operation<'v> {
         self.log.drop_range(DroppedRange { ino, start: range.start, end: range.end });
     }
 
-    /// Only a commit can make this operation durable: it brings pages in, takes staged data into the trees, or changes what no entry has.
+    /// Marks the operation as durable by a commit only: it brings pages in, takes staged data into
+    /// the trees, or makes changes that a log entry cannot express.
     pub(crate) fn needs_commit(&mut self) {
         self.log.need_commit();
     }
 
-    /// The page loses a part of what named it in this operation, and may hold other files.
+    /// Notes a page that loses some of its references in this operation, and may hold other files.
     pub(crate) fn note_stale(&mut self, page: &Pointer) {
         if self.stale.last() != Some(page) {
             self.stale.push(*page);

@@ -1,4 +1,4 @@
-//! Whether a state has what an operation did: the operation carries the answer, nobody searches the trees for it.
+//! Publication marks: tell whether a state contains an operation, without a search of the trees.
 //!
 //! # The argument
 //! A publication is a cell that holds 0 until an operation that carries it is published, and the number of that operation's state from then on.
@@ -27,12 +27,13 @@ use super::state::State;
 pub(crate) struct Publication(Arc<AtomicU64>);
 
 impl Publication {
-    /// Whether the state has what the operation did.
+    /// Returns whether the state contains the operation.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         (1..=state.sequence).contains(&self.0.load(Ordering::Relaxed))
     }
 
-    /// Whether an operation that carried it was published; for who holds the writers' lock the present state has it then.
+    /// Returns whether an operation that carried this was published; under the writers' lock, the
+    /// present state then contains it.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
-use super::commit::{Chain, LogState, read_lists};
-use super::lineage::{Mark, OpenedLog};
+use super::ancestry::{Mark, OpenedLog};
+use super::commit::{CommitTail, LogState, read_lists};
 use super::log::Logged;
 use crate::env::Environment;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ use crate::frame::PageCipher;
 use crate::pager::{AuthenticRecord, Pager};
 use crate::storage::Storage;
 
-/// A record whose root may be returned, and what was learned on the way.
+/// A record whose root may be returned, with facts learned during its verification.
 pub(super) struct Recovered {
     pub(super) record: CommitRecord,
     pub(super) tag: Tag,
@@ -37,7 +37,7 @@ pub(super) struct Recovered {
     pub(super) lost: Option<String>,
     /// Pages that the record lists and that do not open. Only readers go on then.
     pub(super) lost_pages: Vec<LostPage>,
-    /// What the log says beyond the record, and up to which entry.
+    /// Log entries after the record, and the last valid one.
     pub(super) logged: Laid,
     pub(super) log: Option<OpenedLog>,
 }
@@ -222,10 +222,10 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
     Ok(pager.read_log(generation, record.tag, u32::MAX, generation)?.has_entries)
 }
 
-/// What the log says beyond a record, and up to which entry.
+/// Log entries after a record, and the last valid one.
 type Laid = Option<(Logged, LogMark)>;
 
-/// What the log says.
+/// Log content.
 #[derive(Default)]
 struct Said {
     /// Beyond the record.
@@ -316,7 +316,8 @@ impl Recovered {
         self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino()))
     }
 
-    /// The chosen record and those before it as far as the ring has them, newest first, each with what it names as pending.
+    /// Returns the chosen record and its predecessors in the ring, newest first, each with its
+    /// pending log mark.
     pub(super) fn line(&self) -> Vec<(Mark, Option<LogMark>)> {
         let mark = |record: &CommitRecord, tag| {
             let (session, first) = (record.session, record.session_first);
@@ -362,8 +363,9 @@ impl Recovered {
         (chain.first()?.generation == self.record.checkpoint).then_some(chain)
     }
 
-    /// Feeds the space map with what happened since the checkpoint; false when the chain is broken and the map has to be rebuilt.
-    pub(super) fn restore_space(&self, allocator: &Allocator, pager: &Pager, chain: &mut Chain) -> Result<bool> {
+    /// Applies the commits since the checkpoint to the space map; returns false when the chain is
+    /// broken and the map must be rebuilt.
+    pub(super) fn restore_space(&self, allocator: &Allocator, pager: &Pager, chain: &mut CommitTail) -> Result<bool> {
         chain.tag = self.tag;
         chain.generation = self.record.generation;
         chain.checkpoint = self.record.checkpoint;

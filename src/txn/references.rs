@@ -42,7 +42,7 @@ pub(super) fn following(number: u64) -> Result<u64> {
 fn change(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, of: impl Fn(u64) -> u64) -> Result<()> {
     let (start, end) = (blocks.address, blocks.end());
     let old = records_around(tree, store, start, end)?;
-    let mut new: Vec<Counted> = Vec::with_capacity(old.len() + 2);
+    let mut new: Vec<CountedRun> = Vec::with_capacity(old.len() + 2);
     let mut at = start;
     for record in &old {
         let (from, to) = (record.start.max(start), record.end.min(end));
@@ -65,7 +65,7 @@ fn change(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, of
     if at < end {
         push(&mut new, at, end, of(1))?;
     }
-    let at_start = |records: &[Counted], start: u64| {
+    let at_start = |records: &[CountedRun], start: u64| {
         records.binary_search_by_key(&start, |record| record.start).ok().map(|at| records[at])
     };
     for record in old.iter().filter(|record| at_start(&new, record.start).is_none()) {
@@ -81,14 +81,14 @@ fn change(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, of
 
 /// A record as blocks from `start` to `end`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Counted {
+struct CountedRun {
     start: u64,
     end: u64,
     count: u64,
 }
 
 /// Appends a record that starts where the last one ends or later; joins the two when they say the same.
-fn push(records: &mut Vec<Counted>, start: u64, end: u64, count: u64) -> Result<()> {
+fn push(records: &mut Vec<CountedRun>, start: u64, end: u64, count: u64) -> Result<()> {
     if start >= end || count < 2 {
         return Ok(());
     }
@@ -99,14 +99,14 @@ fn push(records: &mut Vec<Counted>, start: u64, end: u64, count: u64) -> Result<
         Some(last) if last.end == start && last.count == count && end - last.start <= u64::from(u32::MAX) => {
             last.end = end;
         }
-        _ => records.push(Counted { start, end, count }),
+        _ => records.push(CountedRun { start, end, count }),
     }
     Ok(())
 }
 
 /// The records that overlap `start..end` or touch it, ascending.
-fn records_around(tree: &Tree, store: &NodeStore, start: u64, end: u64) -> Result<Vec<Counted>> {
-    let counted = |first: u64, value: ReferenceValue| Counted {
+fn records_around(tree: &Tree, store: &NodeStore, start: u64, end: u64) -> Result<Vec<CountedRun>> {
+    let counted = |first: u64, value: ReferenceValue| CountedRun {
         start: first,
         end: first.saturating_add(u64::from(value.run_blocks)),
         count: value.count.into(),
@@ -134,7 +134,7 @@ impl Operation<'_> {
         change(&mut self.trees.references, self.store, &mut self.global_edits, run, |_| count)
     }
 
-    /// A page just written (`UnnamedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
+    /// A page just written (`UnreferencedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
     pub(crate) fn adopt(&mut self, page: &Pointer, extents: u32) -> Result<()> {
         self.changed = true;
         self.needs_commit();
@@ -145,7 +145,8 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// `more` further extents name the page (clone, split). Call before the `release` of what they replace.
+    /// Counts `more` further extents of the page (clone, split). Call before the `release` of the
+    /// extents that they replace.
     pub(crate) fn share(&mut self, page: &Pointer, more: u32) -> Result<()> {
         if more == 0 {
             return Ok(());
@@ -174,7 +175,8 @@ impl Operation<'_> {
         if count > 1 || left > 1 { self.set_count_of(page.run, left) } else { Ok(()) }
     }
 
-    /// Whether what was born then stays named by the newest snapshot when it leaves the live tree.
+    /// Returns whether the newest snapshot still references a page of generation `born` after it
+    /// leaves the live tree.
     pub(crate) fn is_shown_by_snapshot(&self, born: Generation) -> bool {
         born <= self.counters.newest_snapshot
     }

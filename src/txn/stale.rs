@@ -1,4 +1,5 @@
-//! Stale pages: packed pages that lost a part of what named them, and hold bytes of deleted files until what is left is written elsewhere.
+//! Stale pages: packed pages that lost some of their references, and hold bytes of deleted files
+//! until the rest is repacked.
 
 use std::collections::BTreeMap;
 

@@ -41,7 +41,7 @@ pub(crate) struct Counters {
     pub(crate) next_snapshot: u64,
     pub(crate) newest_snapshot: Generation,
     pub(crate) newest_snapshot_id: u64,
-    /// What the content of a backup is that of; only who brings a backup up to date goes on with it.
+    /// Origin of a backup's content; only an incremental backup carries it on.
     pub(crate) origin: Option<BackupOrigin>,
 }
 
@@ -92,10 +92,11 @@ impl State {
     }
 }
 
-/// What is published, what is durable, and which versions readers still hold. Nothing else is locked, read or written while its lock is held.
+/// Published version, newest durable record, and versions that readers hold. Nothing else is
+/// locked, read or written while its lock is held.
 pub(super) struct Versions {
     published: ArcSwap<State>,
-    /// A version is in use as long as somebody holds its `Arc`, so reading costs no bookkeeping.
+    /// A version is in use as long as its `Arc` is held, so reading costs no bookkeeping.
     held: Mutex<VecDeque<(u64, Weak<State>)>>,
     durable: ArcSwap<CommitRecord>,
     open_generation: AtomicU64,
@@ -129,7 +130,7 @@ impl Versions {
         self.published.store(state);
     }
 
-    /// Number of the oldest version that somebody holds; the published one always is held.
+    /// Returns the number of the oldest version in use; the published one always is.
     pub(super) fn oldest(&self) -> u64 {
         let mut held = self.held.lock();
         // A version that is published no more and that nobody holds can never be taken again.

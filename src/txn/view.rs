@@ -44,12 +44,14 @@ impl<'a> View<'a> {
         self.tree.fences_before(self.store, key, f)
     }
 
-    /// What differs from an older version of the same archive, without reading what both share: see [`Tree::differences`].
+    /// Visits the differences from an older version of the same archive, without reading shared
+    /// nodes: see [`Tree::differences`].
     pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         self.tree.differences(older.tree, self.store, f)
     }
 
-    /// The ranges of keys outside of which this is what the version of generation `since` was, from which it comes: see [`Tree::changed_since`].
+    /// Visits the key ranges that may differ from the ancestor of generation `since`: see
+    /// [`Tree::changed_since`].
     pub(crate) fn changed_since(&self, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
         self.tree.changed_since(self.store, since, f)
     }
@@ -60,8 +62,8 @@ impl<'a> View<'a> {
     }
 
     /// The same in pieces; without an older version every record of this one.
-    pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> Differing<'a> {
-        Differing { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
+    pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> DifferenceCursor<'a> {
+        DifferenceCursor { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
     }
 
     /// Every entry that can still be read; `lost` gets each node that cannot.
@@ -74,7 +76,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// A record that differs between two versions, and what each has.
+/// A record that differs between two versions, with both values.
 #[derive(Debug)]
 pub(crate) struct Difference {
     pub(crate) key: Key,
@@ -82,13 +84,13 @@ pub(crate) struct Difference {
     pub(crate) new: Option<Vec<u8>>,
 }
 
-/// A walk over what differs between two versions, in ascending order of the keys.
-pub(crate) struct Differing<'a> {
+/// Cursor over the differences of two versions, by ascending key.
+pub(crate) struct DifferenceCursor<'a> {
     walk: DifferenceWalk<'a>,
     store: &'a NodeStore,
 }
 
-impl Differing<'_> {
+impl DifferenceCursor<'_> {
     /// Up to `most` further records; fewer only at the end.
     pub(crate) fn batch(&mut self, most: usize) -> Result<Vec<Difference>> {
         let mut batch = Vec::new();

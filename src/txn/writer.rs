@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
+use super::context::VolumeContext;
 use super::log::Changes;
-use super::medium::Medium;
 use super::operation::Operation;
 use super::publication::Publication;
 use super::stale::StalePages;
@@ -26,7 +26,7 @@ const DIRTY_NODE_BYTES: u64 = 24 * 1024;
 /// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
 const LIST_LIMIT: u64 = 16_384;
 
-/// Blocks freed beyond which an fsync commits, so that who makes room finds it: 1 MiB.
+/// Freed blocks beyond which an fsync commits, so that freed space becomes usable: 1 MiB.
 const MOST_FREED: u64 = 256;
 
 /// Entries of one list page of four blocks: (16,280 - 40) / 8.
@@ -37,7 +37,7 @@ pub(super) type Flusher = Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + 
 /// See [`super::Volume::set_log_source`].
 pub(super) type LogSource = Box<dyn Fn(usize) -> Option<Vec<LogPiece>> + Send + Sync>;
 
-/// What operations did since the last freeze.
+/// Changes of operations since the last freeze.
 struct Open {
     generation: Generation,
     next_sequence: u64,
@@ -49,7 +49,7 @@ struct Open {
     superseded: Vec<Arc<Node>>,
     /// Something was published.
     changed: bool,
-    /// What was published since the last entry of the log.
+    /// Changes published since the last log entry.
     unlogged: Changes,
 }
 
@@ -68,14 +68,14 @@ pub(super) struct Frozen {
     pub(super) with_staged: bool,
 }
 
-/// What writers share.
+/// State shared by writers.
 pub(super) struct Writer {
-    medium: Arc<Medium>,
+    medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
     log_source: OnceLock<LogSource>,
-    /// Set by whoever stages data that the flusher will publish.
+    /// Set by writers of staged data that the flusher will publish.
     staged: AtomicBool,
     /// A commit waits for room on the host (TXN-9).
     refused: AtomicBool,
@@ -86,7 +86,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(medium: Arc<Medium>, allocator: Arc<Allocator>, memory: u64) -> Writer {
+    pub(super) fn new(medium: Arc<VolumeContext>, allocator: Arc<Allocator>, memory: u64) -> Writer {
         Writer {
             open: Mutex::new(Open {
                 generation: medium.versions.open_generation(),
@@ -109,7 +109,7 @@ impl Writer {
         }
     }
 
-    /// The writers' lock: whoever has the answer is alone with the open transaction.
+    /// Takes the writers' lock, which gives exclusive access to the open transaction.
     pub(super) fn lock(&self) -> OpenTransaction<'_> {
         OpenTransaction { writer: self, open: self.open.lock() }
     }
@@ -143,13 +143,14 @@ impl Writer {
         self.is_staged() || open.changed || self.refused.load(Ordering::Acquire)
     }
 
-    /// Whether everything published is in a commit or an entry of the log; not while somebody changes that.
+    /// Returns whether everything published is in a commit or a log entry; false while the writers'
+    /// lock is held.
     pub(super) fn is_logged(&self) -> bool {
         let is_refused = self.refused.load(Ordering::Acquire);
         !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
     }
 
-    /// What changed nodes take in memory, roughly.
+    /// Returns the approximate memory of dirty nodes in bytes.
     pub(super) fn dirty_bytes(&self) -> u64 {
         self.dirty_nodes() * DIRTY_NODE_BYTES
     }
@@ -267,8 +268,8 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// Moves staged data into the transaction, in whose nodes it takes the room of `nodes` first. What it writes is bounded, and covered by the barriers of
-    /// the commit that it belongs to: it makes none.
+    /// Moves staged data into the transaction, using the space of `nodes` first. Its writes are
+    /// bounded, and covered by the barriers of their commit: it makes none.
     pub(super) fn flush_staged(&mut self, nodes: &mut Option<Reservation>) -> Result<()> {
         let writer = self.writer;
         if writer.staged.swap(false, Ordering::AcqRel)
@@ -285,8 +286,9 @@ impl OpenTransaction<'_> {
         Ok(())
     }
 
-    /// What an entry of the log of `capacity` bytes at most says of everything that was published and staged since the last one (LOG-1); None when only
-    /// a commit can make it durable. Whoever does not write what this answers calls [`Self::leave_log`].
+    /// Returns a log entry of at most `capacity` bytes with all changes published and staged since
+    /// the last one (LOG-1); None when only a commit can make them durable. A caller that does not
+    /// write the entry calls [`Self::leave_log`].
     pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
         let Writer { medium, log_source, .. } = self.writer;
         // What is freed comes back by commits alone.
@@ -303,7 +305,8 @@ impl OpenTransaction<'_> {
         Ok(Some(entry))
     }
 
-    /// What was taken for an entry was not written: the next commit makes it durable, and no entry comes before.
+    /// Handles changes taken for a log entry that was not written: the next commit makes them
+    /// durable, and no entry precedes it.
     pub(super) fn leave_log(&mut self) {
         self.open.unlogged.need_commit();
     }

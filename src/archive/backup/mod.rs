@@ -36,7 +36,7 @@ use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
 use crate::keys::{SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, Storage};
-use crate::txn::{Descent, Pinned, Volume};
+use crate::txn::{Ancestry, Pinned, Volume};
 
 /// For the backup's own nodes and caches.
 const MEMORY: u64 = 64 << 20;
@@ -251,11 +251,11 @@ impl BackupSource {
             return refused("it is an archive of its own, or a backup that was written to since");
         };
         match self.volume().descent_now(&base)? {
-            Descent::Continues => Ok(Examined::Next(base, copies)),
+            Ancestry::Descendant => Ok(Examined::Next(base, copies)),
             // Its records are as far as is known those of this archive, but what it lacks cannot be told.
-            Descent::Unknown => Ok(Examined::Whole),
-            Descent::Earlier => refused("it is newer than the archive"),
-            Descent::Apart => refused("it has what the archive lacks: the two were written apart from each other"),
+            Ancestry::Unknown => Ok(Examined::Whole),
+            Ancestry::Older => refused("it is newer than the archive"),
+            Ancestry::Diverged => refused("it has what the archive lacks: the two were written apart from each other"),
         }
     }
 }

@@ -38,10 +38,10 @@ use crate::format::{BLOCK, MAX_OFFSET, MIN_BLOCKS};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header, Slots};
-use crate::keys::seen::Looked;
-use crate::keys::{SeenOptions, UnlockedKey, Witness};
+use crate::keys::rollback::RollbackCheck;
+use crate::keys::{RollbackGuard, SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, FileStorage, Storage};
-use crate::txn::{self, Descent, Mark, Volume};
+use crate::txn::{self, Ancestry, Mark, Volume};
 
 /// What the name of an unfinished file says.
 const UNFINISHED: &str = "compact";
@@ -232,7 +232,7 @@ struct Before<'a> {
     storage: Arc<dyn Storage>,
     key: &'a UnlockedKey,
     header: Header,
-    looked: Looked,
+    looked: RollbackCheck,
     /// What is remembered was contradicted, and that was accepted.
     replace: bool,
     archive: Arc<FileSystem>,
@@ -244,7 +244,7 @@ impl Before<'_> {
     fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &SeenOptions) -> Result<Before<'a>> {
         let header = key.read_header(&*storage)?;
         header.check_writable()?;
-        let looked = Looked::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
+        let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
         let archive = open(storage.clone(), key, header.framing(), looked.mark(), true)?;
         let replace = looked.admit(&archive.volume, header.framing().sequence, seen, false)?;
         if let Some(sentence) = looked.first_use() {
@@ -295,7 +295,7 @@ impl Before<'_> {
     /// PLACE-4
     fn announce(&self, target: &Target, seen: &SeenOptions) {
         if target.framing.commitment != self.header.framing().commitment {
-            Looked::of_successor(seen, &target.key.volume_key, &target.key.archive).places().announce();
+            RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive).places().announce();
         }
     }
 
@@ -304,13 +304,13 @@ impl Before<'_> {
         let rekeyed = target.framing.commitment != self.header.framing().commitment;
         if !rekeyed {
             let sequence = self.header.durable_sequence().max(target.framing.sequence);
-            Witness::new(new, sequence, self.looked, self.replace).remember();
+            RollbackGuard::new(new, sequence, self.looked, self.replace).remember();
         } else {
             // Also under the old key: a copy from before is an older one to who opens it.
-            Witness::new(new.clone(), target.framing.sequence, self.looked, self.replace).remember();
-            let looked = Looked::of_successor(seen, &target.key.volume_key, &target.key.archive);
+            RollbackGuard::new(new.clone(), target.framing.sequence, self.looked, self.replace).remember();
+            let looked = RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive);
             looked.places().remember(Some(&new));
-            Witness::new(new, target.framing.sequence, looked, false).remember();
+            RollbackGuard::new(new, target.framing.sequence, looked, false).remember();
         }
         rekeyed
     }
@@ -333,7 +333,7 @@ fn is_superseded(
     header.authenticate(&key.volume_key)?;
     let left = open(left, key, header.framing(), None, true)?;
     let Some(newest) = left.volume.opened_at() else { return Ok(false) };
-    if archive.volume.descent_from(&newest)? == Descent::Continues {
+    if archive.volume.descent_from(&newest)? == Ancestry::Descendant {
         return Ok(true);
     }
     // The log of a file that another program put there may say more than its trees.

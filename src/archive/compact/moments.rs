@@ -5,7 +5,7 @@ use lockbox_terminal::display;
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
 use crate::format::{Generation, Key, kind};
-use crate::txn::{Difference, Differing, Reading, View, Volume};
+use crate::txn::{Difference, DifferenceCursor, ReadView, View, Volume};
 
 /// Records handed out at once; their values are 3,500 bytes at most.
 const BATCH: usize = 512;
@@ -18,8 +18,8 @@ pub(super) struct Moments<'v> {
 
 /// One of them beside the one before it; nothing comes before the first.
 pub(super) struct Step<'v> {
-    older: Option<Reading<'v>>,
-    newer: Reading<'v>,
+    older: Option<ReadView<'v>>,
+    newer: ReadView<'v>,
     kept: Option<SnapshotValue>,
     /// Of the commit whose tree it is.
     generation: Generation,
@@ -27,7 +27,7 @@ pub(super) struct Step<'v> {
 
 /// A walk over the records that differ in a step.
 pub(super) struct Walk<'s> {
-    differing: Differing<'s>,
+    differing: DifferenceCursor<'s>,
     batch: std::vec::IntoIter<Difference>,
 }
 
@@ -49,8 +49,8 @@ impl<'v> Moments<'v> {
     /// The step to the moment of this number.
     pub(super) fn step(&self, number: usize) -> Result<Step<'v>> {
         let reading = |number: usize| match self.kept.get(number) {
-            Some((id, _)) => Reading::of_snapshot(self.volume, *id),
-            None => Ok(Reading::of(self.volume, self.volume.state())),
+            Some((id, _)) => ReadView::of_snapshot(self.volume, *id),
+            None => Ok(ReadView::of(self.volume, self.volume.state())),
         };
         let kept = self.kept.get(number).map(|(_, kept)| kept.clone());
         Ok(Step {
@@ -73,7 +73,7 @@ impl Step<'_> {
     }
 
     pub(super) fn older(&self) -> Option<View<'_>> {
-        self.older.as_ref().map(Reading::view)
+        self.older.as_ref().map(ReadView::view)
     }
 
     pub(super) fn newer(&self) -> View<'_> {

@@ -19,7 +19,7 @@ use crate::format::values::{
 };
 use crate::format::{MAX_DATA, Pointer, space as space_map};
 use crate::fs::acl::Acl;
-use crate::keys::seen::{Known, Seen};
+use crate::keys::rollback::{Known, RollbackState};
 
 const FRAMING: usize = 4096;
 const CHECKSUM: std::ops::Range<usize> = 4064..4096;
@@ -285,10 +285,10 @@ pub(super) fn acl(data: &[u8]) {
 }
 
 pub(super) fn seen(data: &[u8]) {
-    let Ok(seen) = Seen::decode(data) else { return };
+    let Ok(seen) = RollbackState::decode(data) else { return };
     let encoded = seen.encode();
     assert!(encoded.len() == data.len());
-    assert!(Seen::decode(&encoded).is_ok_and(|again| again.encode() == encoded));
+    assert!(RollbackState::decode(&encoded).is_ok_and(|again| again.encode() == encoded));
 }
 
 pub(super) fn known(data: &[u8]) {

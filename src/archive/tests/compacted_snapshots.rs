@@ -19,7 +19,7 @@ use crate::format::values::{DeadValue, Extent, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Pointer, ROOT_INO, Timestamp, kind};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode};
 use crate::keys::{self, SeenOptions};
-use crate::txn::Reading;
+use crate::txn::ReadView;
 
 impl Case {
     fn open(&self) -> Archive {
@@ -94,7 +94,7 @@ fn live_on(fs: &FileSystem, dice: &SeededEnvironment, rounds: std::ops::Range<u6
 
 /// What was deleted while it was open is in the trees, of the snapshots too.
 fn assert_leaves_orphans(fs: &FileSystem) {
-    let orphans = |reading: Reading<'_>| {
+    let orphans = |reading: ReadView<'_>| {
         let mut found = 0;
         let count = &mut |_: Key, _: &[u8]| {
             found += 1;
@@ -104,9 +104,9 @@ fn assert_leaves_orphans(fs: &FileSystem) {
         found
     };
     let kept = fs.volume.readable_snapshots().unwrap();
-    let of_kept = kept.iter().map(|(id, _)| orphans(Reading::of_snapshot(&fs.volume, *id).unwrap()));
+    let of_kept = kept.iter().map(|(id, _)| orphans(ReadView::of_snapshot(&fs.volume, *id).unwrap()));
     assert!(of_kept.filter(|found| *found > 0).count() > 2);
-    assert!(orphans(Reading::of(&fs.volume, fs.volume.state())) > 0);
+    assert!(orphans(ReadView::of(&fs.volume, fs.volume.state())) > 0);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn assert_kept_are_shown(fs: &FileSystem, what: &str) {
     let volume = &fs.volume;
     let mut shown = HashSet::new();
     for (id, _) in volume.readable_snapshots().unwrap() {
-        let reading = Reading::of_snapshot(volume, id).unwrap();
+        let reading = ReadView::of_snapshot(volume, id).unwrap();
         let node = &mut |pointer: &Pointer, _: u8| {
             shown.insert((id, pointer.run));
             Ok(())
@@ -277,7 +277,7 @@ fn damage_of_kept(case: &Case) {
     put(fs, ROOT_INO, b"other", &noise(2, 200_000));
     archive.take_snapshot(b"tuesday").unwrap();
     let id = fs.snapshot_named(b"mon\x1bday").unwrap();
-    let reading = Reading::of_snapshot(&fs.volume, id.0).unwrap();
+    let reading = ReadView::of_snapshot(&fs.volume, id.0).unwrap();
     let page = reading.view().get(Key::new(file.0, kind::EXTENT, 0), Extent::decode).unwrap().unwrap().page;
     drop(reading);
     archive.close().unwrap();

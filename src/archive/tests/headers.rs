@@ -12,8 +12,8 @@ use crate::format::header::Framing;
 use crate::frame::PageCipher;
 use crate::fs::mode;
 use crate::keys::header::{self, Header};
-use crate::keys::seen::Looked;
-use crate::keys::{KeyAccess, KeyName, SeenOptions, vouch};
+use crate::keys::rollback::RollbackCheck;
+use crate::keys::{KeyAccess, KeyName, SeenOptions, header_commit};
 use crate::storage::{FileStorage, LockMode};
 use crate::txn::Volume;
 
@@ -139,10 +139,10 @@ fn with_commits() -> Arc<MemoryStorage> {
 /// HEADER-4: what keeps the commit from being made is told, and does not undo the change.
 #[test]
 fn a_change_of_keys_stands_also_without_its_commit() {
-    let volume = vouch::open(with_commits(), &numbered(1), &key(), true, &Looked::default()).unwrap();
-    let before = vouch::Current { volume, looked: Looked::default(), replace: false };
+    let volume = header_commit::open(with_commits(), &numbered(1), &key(), true, &RollbackCheck::default()).unwrap();
+    let before = header_commit::VerifiedVolume { volume, looked: RollbackCheck::default(), replace: false };
     let without = Arc::new(archive(&[(0, "new", KdfCost::TEST)]));
-    let after = vouch::vouch(without.clone(), &numbered(2), &key(), before);
+    let after = header_commit::commit_header(without.clone(), &numbered(2), &key(), before);
     assert_eq!(after.volume.durable().header_sequence, 1);
     assert!(opens(&*without, "new"));
 }
@@ -157,7 +157,7 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = with_commits();
         let record_of = |storage: Arc<dyn Storage>| {
-            let volume = vouch::open(storage, &framing, &key(), true, &Looked::default()).unwrap();
+            let volume = header_commit::open(storage, &framing, &key(), true, &RollbackCheck::default()).unwrap();
             (volume.durable().header_sequence, volume)
         };
         let storage = SimulatedStorage::from_contents(&memory.contents());
@@ -166,8 +166,8 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
         let images = crash_images(&storage, &chance, true, 3);
         let new = slot(0, "new", KdfCost::TEST);
         Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
-        let before = vouch::Current { volume: before, looked: Looked::default(), replace: false };
-        vouch::vouch(storage.clone(), &numbered(2), &key(), before);
+        let before = header_commit::VerifiedVolume { volume: before, looked: RollbackCheck::default(), replace: false };
+        header_commit::commit_header(storage.clone(), &numbered(2), &key(), before);
         storage.on_op(Box::new(|_| {}));
         assert_eq!(record_of(storage.clone()).0, 2);
         for image in images.lock().drain(..) {

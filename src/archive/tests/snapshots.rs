@@ -21,7 +21,7 @@ use crate::fs::{
 };
 use crate::keys::{self, SeenOptions, UnlockedKey};
 use crate::storage::{MemoryStorage, Storage};
-use crate::txn::{self, Reading, Volume};
+use crate::txn::{self, ReadView, Volume};
 
 /// What the snapshot shows in a copy of the archive as it lies there.
 fn shown(storage: &MemoryStorage, name: &[u8]) -> Expected {
@@ -243,7 +243,7 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
     let mut buffer = Vec::new();
     assert_eq!(view.read_into(large, 299_000, 5_000, &mut buffer).unwrap(), 1_000);
     // Who reads at the moment of the removal reads to the end.
-    let reading = Reading::of_snapshot(&fs.volume, id.0).unwrap();
+    let reading = ReadView::of_snapshot(&fs.volume, id.0).unwrap();
     fs.remove_snapshots(&[id.0]).unwrap();
     let stale = |what: &str, result: Result<()>| assert!(matches!(result, Err(Error::Stale)), "{what}: {result:?}");
     stale("lookup", view.lookup(ROOT_INO, b"large").map(drop));

@@ -17,7 +17,7 @@ use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot, put_in_list};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
 use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, sealers};
-use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, groups_for};
+use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Longest content of a file that can be added in bulk: what shares a page with others.
 pub const MAX_SMALL_FILE: u64 = PACK;
@@ -195,7 +195,7 @@ impl FileSystem {
         op: &mut Operation<'_>,
         files: &[NewFile<'_>],
         outcomes: &mut [Result<Ino>],
-        written: &mut UnnamedPages,
+        written: &mut UnreferencedPages,
     ) -> Result<()> {
         let now = self.environment.stamp();
         let mut naming = Naming { directories: BTreeMap::new(), index: BTreeMap::new() };
@@ -337,14 +337,14 @@ fn write_pages(
     files: &[NewFile<'_>],
     ino_of: &(dyn Fn(usize) -> Ino + Sync),
     mut reserved: Option<Reservation>,
-) -> Result<UnnamedPages> {
+) -> Result<UnreferencedPages> {
     let share = |page: &SharedPage<usize>| {
         page.items.iter().map(|index| groups_for(files[*index].content.len() as u64, 1)).sum()
     };
-    let mut written = UnnamedPages::new(volume);
+    let mut written = UnreferencedPages::new(volume);
     let parts =
         sealers::spread(threads.min(pages.len() / ENOUGH), 1, pages, &mut reserved, share, |pages, reserved| {
-            let mut written = UnnamedPages::new(volume);
+            let mut written = UnreferencedPages::new(volume);
             if let Some(reserved) = reserved {
                 for page in pages {
                     let parts: Vec<(Ino, u64, &[u8])> =

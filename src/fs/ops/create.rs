@@ -12,7 +12,7 @@ use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, 
 use crate::fs::packing::compresses;
 use crate::fs::staging::Presence;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, extents, inode, mode};
-use crate::txn::{Operation, UnnamedPages, View, Volume};
+use crate::txn::{Operation, UnreferencedPages, View, Volume};
 
 /// PATH_MAX without its NUL.
 pub(in crate::fs) const MAX_TARGET: usize = 4095;
@@ -104,7 +104,7 @@ impl FileSystem {
             });
         }
         let mut reservation = self.volume.reserve_data(target.len() as u64, 1)?;
-        let mut written = UnnamedPages::new(&self.volume);
+        let mut written = UnreferencedPages::new(&self.volume);
         let attributes = self.publish_object(directory, name, object, &mut |op, ino, inode| {
             let compress = compresses(&self.options, inode.flags);
             written = self.volume.write_data(&mut reservation, ino, 0, target, compress)?;

@@ -13,7 +13,7 @@ use crate::fs::extents::{FRAME, Mapped};
 use crate::fs::packing::compresses;
 use crate::fs::staging::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
 use crate::fs::{FileSystem, SyncProfile, extents, inode};
-use crate::txn::{Reading, Reservation, State, UnnamedPages, View, Volume};
+use crate::txn::{ReadView, Reservation, State, UnreferencedPages, View, Volume};
 
 /// The inode of a regular file in the state of a number. While no other state is published it need not be looked up again.
 #[derive(Clone, Copy)]
@@ -60,7 +60,7 @@ impl FileSystem {
         let wanted = offset..offset.saturating_add(length as u64);
         let (state, overlay) = self.staging.overlay(ino, &wanted);
         // Inode, inline data and the extents of a small file mostly lie in one leaf.
-        let reading = Reading::of(&self.volume, state);
+        let reading = ReadView::of(&self.volume, state);
         let view = reading.view();
         let inode = inode::load_regular(view, ino)?;
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
@@ -139,7 +139,7 @@ impl FileSystem {
     }
 
     /// Writes the pages of the whole frames within the range, if there are any; nothing names them yet.
-    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<Option<(UnnamedPages, Known)>> {
+    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<Option<(UnreferencedPages, Known)>> {
         let direct = whole_frames(range);
         if direct.is_empty() {
             return Ok(None);
@@ -156,7 +156,7 @@ impl FileSystem {
         file: &LockedFile<'_>,
         range: Range<u64>,
         data: &[u8],
-        frames: Option<(UnnamedPages, Known)>,
+        frames: Option<(UnreferencedPages, Known)>,
     ) -> Result<()> {
         let (frames, known) = frames.unzip();
         let (_, known) = self.look_up(file.ino(), known)?;
@@ -194,7 +194,7 @@ impl FileSystem {
         mut known: Known,
         range: &Range<u64>,
         data: &[u8],
-        mut pages: UnnamedPages,
+        mut pages: UnreferencedPages,
     ) -> Result<InodeValue> {
         // Inline data that the pages include, since it must not stay inline beside them.
         let mut included: Option<Vec<u8>> = None;
@@ -213,7 +213,7 @@ impl FileSystem {
         known: &mut Known,
         range: &Range<u64>,
         data: &[u8],
-        pages: &mut UnnamedPages,
+        pages: &mut UnreferencedPages,
         included: &mut Option<Vec<u8>>,
     ) -> Result<Option<InodeValue>> {
         self.write_out.land_older(file)?;
@@ -226,7 +226,7 @@ impl FileSystem {
         drop(state);
         if inline != *included {
             // Given back first: there may be no space for both.
-            *pages = UnnamedPages::new(&self.volume);
+            *pages = UnreferencedPages::new(&self.volume);
             *pages = self.write_pages_of(ino, &known.inode, range, data, inline.as_deref())?;
             *included = inline;
         }
@@ -255,12 +255,12 @@ impl FileSystem {
         range: &Range<u64>,
         data: &[u8],
         inline: Option<&[u8]>,
-    ) -> Result<UnnamedPages> {
+    ) -> Result<UnreferencedPages> {
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
         let count = data.len() as u64 / FRAME + u64::from(inline.is_some());
         let mut reserved: Reservation = self.volume.reserve_data(bytes as u64, count)?;
         let compress = compresses(&self.options, inode.flags);
-        let mut pages = UnnamedPages::new(&self.volume);
+        let mut pages = UnreferencedPages::new(&self.volume);
         let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
             pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compress)?);

@@ -9,7 +9,7 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Target, list_key};
 use crate::fs::staging::Presence;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
-use crate::txn::{Reading, State, View};
+use crate::txn::{ReadView, State, View};
 
 /// Cookie of `.`.
 const SELF_COOKIE: u64 = 1;
@@ -40,7 +40,7 @@ impl FileSystem {
     ) -> Result<()> {
         // Asked before the version is taken: what was accepted until then is in it, unless somebody has staged data.
         let nothing_staged = self.staging.is_empty();
-        let reading = Reading::of(&self.volume, self.volume.state());
+        let reading = ReadView::of(&self.volume, self.volume.state());
         let attributes = |ino: Ino, inode: &InodeValue| match nothing_staged {
             true => Ok(Attributes::of_published(ino, inode)),
             false => self.listed_attributes(reading.state(), ino, inode),

@@ -18,7 +18,7 @@ use crate::format::values::decode_list;
 use crate::format::{Ino, Key, ROOT_INO, kind};
 use crate::fs::directory::{DIRECTORY_TYPE, Target, agrees, file_type, list_key};
 use crate::fs::{FileSystem, inode};
-use crate::txn::{Reading, View};
+use crate::txn::{ReadView, View};
 
 /// Numbers below that of a file among which the directory is looked for that has few entries.
 const NEAR: u64 = 256;
@@ -39,7 +39,7 @@ impl FileSystem {
     /// # Errors
     /// What reading meets, and what `go_on` answers.
     pub(crate) fn paths_of(&self, wanted: &BTreeSet<Ino>, go_on: &mut dyn FnMut() -> Result<()>) -> Result<Paths> {
-        let reading = Reading::of(&self.volume, self.volume.state());
+        let reading = ReadView::of(&self.volume, self.volume.state());
         let mut search = Search::new(reading.view(), go_on);
         for ino in wanted {
             search.want(*ino)?;

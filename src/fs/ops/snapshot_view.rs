@@ -14,7 +14,7 @@ use super::xattr;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, DirectoryEntry, SnapshotId, directory, inode};
-use crate::txn::{Reading, Volume};
+use crate::txn::{ReadView, Volume};
 
 /// One snapshot, read as [`super::FileSystem`] reads the live tree, with the same inode numbers. It is a number and pins nothing: each call looks the snapshot
 /// up, and what it reads stays until it answers.
@@ -37,8 +37,8 @@ impl<'a> SnapshotView<'a> {
         self.id
     }
 
-    fn reading(&self) -> Result<Reading<'a>> {
-        Reading::of_snapshot(self.volume, self.id.0)
+    fn reading(&self) -> Result<ReadView<'a>> {
+        ReadView::of_snapshot(self.volume, self.id.0)
     }
 
     /// As [`FileSystem::lookup`](crate::fs::FileSystem::lookup).

@@ -4,12 +4,12 @@ use crate::error::{Error, Result};
 use crate::format::{Generation, Timestamp};
 use crate::fs::extents::FRAME;
 use crate::fs::{FileSystem, SyncProfile};
-use crate::txn::{Volume, WantedCommit};
+use crate::txn::{CommitTicket, Volume};
 
 /// A caller of [`FileSystem::sync`] that was counted in and is not answered yet.
 #[derive(Debug)]
 #[must_use = "its commit may be led by nobody"]
-pub struct BegunSync(Option<WantedCommit>);
+pub struct BegunSync(Option<CommitTicket>);
 
 impl FileSystem {
     /// Returns when everything done so far, whichever file it concerns, is durable; with `SyncProfile::Never` at once.
@@ -53,7 +53,7 @@ impl FileSystem {
     }
 
     /// `wait` is the volume's way of making what was done durable.
-    fn finish(&self, begun: BegunSync, wait: fn(&Volume, WantedCommit) -> Result<Generation>) -> Result<()> {
+    fn finish(&self, begun: BegunSync, wait: fn(&Volume, CommitTicket) -> Result<Generation>) -> Result<()> {
         let Some(wanted) = begun.0 else { return Ok(()) };
         // Most of what is staged is sealed before the commit holds the writers' lock, and nobody stages much more until then.
         let _awaited = self.pressure.await_commit();

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
 use crate::fs::{extents, inode};
-use crate::txn::{Operation, Publication, State, UnnamedPages, WrittenPiece};
+use crate::txn::{Operation, Publication, State, UnreferencedPages, WrittenPiece};
 
 /// What write-out made of one file's layer.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Plan {
 /// Where a batch is on its way.
 enum Step {
     Writing,
-    Written(Vec<Plan>, UnnamedPages),
+    Written(Vec<Plan>, UnreferencedPages),
     /// Nothing of it was named by an operation; its layers went back to where they came from. The error is for who waited for it.
     Failed(Error),
 }
@@ -65,7 +65,7 @@ impl Batch {
         Batch { step: Mutex::new(Step::Writing), changed: Condvar::new(), publication: Publication::default() }
     }
 
-    pub(crate) fn written(&self, plans: Vec<Plan>, pages: UnnamedPages) {
+    pub(crate) fn written(&self, plans: Vec<Plan>, pages: UnreferencedPages) {
         *self.step.lock() = Step::Written(plans, pages);
         self.changed.notify_all();
     }
@@ -145,7 +145,7 @@ fn apply(
     op: &mut Operation<'_>,
     plans: &[Plan],
     inodes: Vec<Option<InodeValue>>,
-    pages: &mut UnnamedPages,
+    pages: &mut UnreferencedPages,
 ) -> Result<()> {
     // Nobody will ever name what is written of files that were removed since: numbers are not used again.
     let there: HashSet<Ino> =

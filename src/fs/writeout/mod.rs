@@ -16,7 +16,7 @@ use super::staging::{Batch, LockedFile, Plan, Sealed, Staging};
 use super::types::FsOptions;
 use crate::error::Result;
 use crate::format::Ino;
-use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume};
+use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume};
 use grown::Grown;
 use plan::Planner;
 
@@ -69,10 +69,10 @@ impl WriteOut {
     }
 
     /// Writes the pages of what was sealed; on an error none of them is kept, and the space that they took is promised to the layers again.
-    fn write_pages(&self, view: View<'_>, sealed: &mut Sealed) -> Result<(Vec<Plan>, UnnamedPages)> {
+    fn write_pages(&self, view: View<'_>, sealed: &mut Sealed) -> Result<(Vec<Plan>, UnreferencedPages)> {
         let (layers, reserved) = sealed.parts();
         let held = reserved.as_ref().map_or(0, Reservation::groups);
-        let written = UnnamedPages::new(&self.volume);
+        let written = UnreferencedPages::new(&self.volume);
         let planner =
             Planner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
         let planned = planner.plan(layers);

@@ -12,7 +12,7 @@ use crate::fs::ranges::{gaps, join};
 use crate::fs::staging::{Frame, INLINE_GROUPS, Layer, MAX_PIECES, Piece, Plan};
 use crate::fs::types::FsOptions;
 use crate::fs::{inode, sealers};
-use crate::txn::{Reservation, UnnamedPages, View, Volume, groups_for};
+use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
 const ENOUGH: usize = 32;
@@ -32,12 +32,12 @@ pub(super) struct Planner<'a> {
     /// How many may write frames at once.
     pub(super) threads: usize,
     /// Everything written so far.
-    pub(super) written: UnnamedPages,
+    pub(super) written: UnreferencedPages,
 }
 
 impl Planner<'_> {
     /// Plans the layers in the order given (ascending numbers, so that files created together are packed together).
-    pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<Plan>, UnnamedPages)> {
+    pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<Plan>, UnreferencedPages)> {
         let mut plans = Vec::with_capacity(layers.len());
         let mut packer = Packer::new(self.options);
         if self.volume.is_remote() {
@@ -169,7 +169,8 @@ impl Planner<'_> {
         let share = |(_, frame): &(u64, &Frame)| frame.held;
         let parts = sealers::spread(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = Plan::new(planned.ino, planned.end, *inode);
-            let mut own = Planner { volume, options, view, reserved, threads: 1, written: UnnamedPages::new(volume) };
+            let mut own =
+                Planner { volume, options, view, reserved, threads: 1, written: UnreferencedPages::new(volume) };
             mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
             Ok((part, own.written))
         })?;

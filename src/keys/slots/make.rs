@@ -21,7 +21,7 @@ use crate::keys::header::{Header, SlotBlock};
 /// Tries until an age file fits: the crate adds a line of random length. One in a thousand lines is too long for the largest recipients.
 const TRIES: usize = 16;
 
-/// What a new slot is to open with.
+/// Secret of a new key slot.
 pub enum NewKey<'a> {
     Passphrase(&'a Passphrase, KdfCost),
     KeyFile(&'a KeyFile),
@@ -113,7 +113,7 @@ pub(crate) fn rewrap(
     finish(address, old.kind | REWRAPPED, blank, &kek, description, environment)
 }
 
-/// What of a slot is chosen before its key is known.
+/// Parts of a slot that are chosen before its key is known.
 struct Blank {
     salt: [u8; 32],
     kdf: Option<KdfParameters>,

@@ -20,7 +20,7 @@ use crate::format::key_slot::{
 };
 use crate::format::{ArchiveId, FORMAT_VERSION, KEY_SLOTS};
 
-/// What may open an archive: any of these, and a key file together with the passphrase.
+/// Secrets to try on an archive: each alone, and the key file together with the passphrase.
 #[derive(Default)]
 pub struct Secrets {
     pub passphrase: Option<Passphrase>,
@@ -36,7 +36,8 @@ impl From<Passphrase> for Secrets {
 }
 
 impl Secrets {
-    /// Adds what was typed as a passphrase, which may be a recovery code. Answers why what looks like one is none.
+    /// Adds typed text as a passphrase, which may be a recovery code. Returns the reason why text
+    /// that looks like a recovery code is not one.
     pub fn add_typed(&mut self, typed: Passphrase) -> Option<Error> {
         let mistyped = match RecoveryCode::parse(typed.bytes()) {
             Ok(code) => {
@@ -50,7 +51,7 @@ impl Secrets {
     }
 }
 
-/// What unlocking may cost, whatever the header of a hostile archive asks for.
+/// Cost limits of unlocking, enforced against hostile headers.
 #[derive(Clone, Copy, Debug)]
 pub struct UnlockLimits {
     /// MiB times passes, over all slots that are tried.
@@ -77,7 +78,7 @@ impl Default for UnlockLimits {
     }
 }
 
-/// What a slot asks for; readable without a key.
+/// Kind of secret that a slot accepts; readable without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
     Passphrase,
@@ -115,7 +116,8 @@ impl KeyKind {
 pub(crate) struct OpenedSlot {
     pub(crate) slot: usize,
     pub(crate) volume_key: SecretKey,
-    /// What a passphrase slot says of itself, for want of a description: programs before those wrote none.
+    /// Description inside a passphrase slot, used without a separate one: older programs wrote
+    /// none.
     pub(crate) own: Option<Description>,
 }
 
@@ -155,7 +157,8 @@ impl Candidate {
         }
     }
 
-    /// Order of trials: what costs nothing, what may start a plugin, what is derived.
+    /// Returns the trial order: free slots first, then slots that may start a plugin, then key
+    /// derivations.
     fn rank(&self) -> (u8, u64) {
         match self.kdf() {
             Some(kdf) => (2, cost(kdf)),
@@ -339,7 +342,7 @@ pub(crate) fn kinds(header: &Header) -> Vec<(u8, KeyKind)> {
     used.map(|slot| (slot as u8, kind_of(header, slot))).collect()
 }
 
-/// What the slot asks for.
+/// Returns the kind of secret that the slot accepts.
 pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
     match parse(header, slot) {
         Ok(Some(candidate)) => candidate.key_kind(),
@@ -356,7 +359,7 @@ fn kdf_cost(kdf: &KdfParameters) -> KdfCost {
     KdfCost { memory_kib: kdf.memory_kib, passes: kdf.passes, lanes: kdf.lanes }
 }
 
-/// MiB times passes, rounded up: what the time of a derivation is proportional to.
+/// Returns MiB times passes, rounded up; the time of a derivation is proportional to it.
 fn cost(kdf: &KdfParameters) -> u64 {
     u64::from(kdf.memory_kib).div_ceil(1024) * u64::from(kdf.passes)
 }
@@ -399,7 +402,7 @@ fn rewrap_secret(kek: &SecretKey, archive: &ArchiveId) -> SecretKey {
     hkdf(kek, archive, "lockbox/v1/slot/rewrap")
 }
 
-/// The KEK of a re-wrapped slot, for who has the secret.
+/// Returns the KEK of a re-wrapped slot from its secret.
 fn received(kek: &SecretKey, archive: &ArchiveId, ephemeral: &[u8; 32]) -> Result<SecretKey> {
     let secret = rewrap_secret(kek, archive);
     Ok(agreed_key(&x25519_shared(&secret, ephemeral)?, archive, ephemeral, &rewrap_public(&secret)))

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::thread::{self, Builder};
 
-/// What one derivation takes.
+/// Cost and memory of one derivation.
 #[derive(Clone, Copy)]
 pub(super) struct Price {
     /// In proportion to its time.
@@ -22,7 +22,7 @@ pub(super) struct Trials<'a, T> {
     processors: usize,
     /// Whether a derivation was tried before.
     begun: bool,
-    /// Cost that ran beside other cost so far.
+    /// Cost that ran concurrently with other cost so far.
     ahead: u64,
 }
 

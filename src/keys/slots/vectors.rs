@@ -1,4 +1,5 @@
-//! Runs `format-spec/vectors/slots.json`: what another implementation derived and sealed for each kind of slot, step by step.
+//! Runs `format-spec/vectors/slots.json`: keys and sealed bytes of another implementation for each
+//! kind of slot, step by step.
 
 use super::super::header::empty_slots;
 use super::*;

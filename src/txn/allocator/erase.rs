@@ -10,7 +10,7 @@ const OVERWRITE_STEP: u64 = 1 << 20;
 const SPARE: u64 = 16;
 
 impl Allocator {
-    /// Returns when nobody erases: what is being erased then can be taken.
+    /// Waits until no erase is in progress; blocks that were being erased can be taken then.
     pub(in crate::txn) fn await_erasing(&self) {
         drop(self.erasing.lock());
     }
@@ -45,7 +45,7 @@ impl Allocator {
         Ok(space.next_unswept().is_some())
     }
 
-    /// The sweep looks at every region, whatever the last session said.
+    /// Makes the sweep visit every region, regardless of the last session's state.
     pub(in crate::txn) fn restart_sweep(&self) {
         self.space.lock().restart_sweep();
     }

@@ -1,7 +1,9 @@
-//! Free blocks: promised to changes, handed out for pages, and freed when no commit and no reader needs what lies there.
+//! Free blocks: promised to changes, allocated for pages, and freed when no commit and no reader
+//! needs their content.
 //!
-//! Only this module takes the lock of the space map, and takes no other while it holds that one: what is done under it works on memory and the file
-//! alone. So whoever holds any other lock of a volume may call here.
+//! Only this module takes the lock of the space map, and takes no other while it holds that one:
+//! work under it touches memory and the file alone. So a holder of any other lock of a volume may
+//! call here.
 
 mod erase;
 
@@ -12,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use super::context::VolumeContext;
 use super::counters::known;
 use super::finding::{Finding, FindingKind, Severity};
-use super::medium::Medium;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;
@@ -49,7 +51,7 @@ impl Reservation {
         self.groups += std::mem::take(&mut other.groups);
     }
 
-    /// Adds this one to what is held, if anything is.
+    /// Merges this reservation into the held one, or becomes it.
     pub(crate) fn join(self, held: &mut Option<Reservation>) {
         match held {
             Some(held) => held.absorb(self),
@@ -99,7 +101,8 @@ impl Drop for Reservation {
     }
 }
 
-/// What an operation has to leave to others: one that frees room or keeps a promise is essential.
+/// Returns the reserve that an operation must leave: one that frees space or keeps a promise is
+/// essential.
 pub(super) fn keep_of(essential: bool) -> Headroom {
     if essential { Headroom::Lists } else { Headroom::Reserve }
 }
@@ -114,24 +117,24 @@ pub(super) struct Begun {
     pub(super) regions: Vec<(u64, RegionBits)>,
 }
 
-/// The space map with what loads it, and the free blocks' way back to it.
+/// Space map with its loader, and the return path of free blocks.
 pub(super) struct Allocator {
-    medium: Arc<Medium>,
+    medium: Arc<VolumeContext>,
     space: Mutex<SpaceMap>,
     /// The tree of the newest checkpoint that is durable. A region that is not loaded is as this tree has it: the leader of a commit replaces it under
     /// the lock of `space`, and until then keeps what it wrote loaded.
     tree: ArcSwap<Tree>,
     /// Entries in the open transaction's lists of pages.
     list_entries: AtomicU64,
-    /// Held while free blocks are erased, which nobody can take meanwhile.
+    /// Held while free blocks are erased; they cannot be taken meanwhile.
     erasing: Mutex<()>,
-    /// Regions kept in memory beside those that have to be.
+    /// Regions kept in memory in addition to the required ones.
     region_limit: usize,
 }
 
 impl Allocator {
     /// `memory` is that of the volume; regions take their share of it, at about 5 KiB each.
-    pub(super) fn new(medium: Arc<Medium>, space: SpaceMap, memory: u64) -> Allocator {
+    pub(super) fn new(medium: Arc<VolumeContext>, space: SpaceMap, memory: u64) -> Allocator {
         let root = medium.versions.durable().roots[TreeId::Space];
         Allocator {
             medium,
@@ -171,7 +174,7 @@ impl Allocator {
         self.space.lock().blocks()
     }
 
-    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    /// Like [`Self::blocks`], with the memory of the map in bytes; None while the map is locked.
     pub(super) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         let space = self.space.try_lock()?;
         Some((space.blocks(), space.memory()))
@@ -193,7 +196,8 @@ impl Allocator {
         self.bring(|space| space.reserve(groups, keep, self.storage()))
     }
 
-    /// Whether so many groups could be promised now, for which regions are loaded and the file grows; nobody is promised any.
+    /// Returns whether `groups` could be promised now, loading regions and growing the file as
+    /// needed; promises none.
     pub(super) fn has_groups(&self, groups: u64, keep: Headroom) -> Result<bool> {
         self.bring(|space| space.ensure_free(groups, keep, self.storage()))
     }
@@ -231,12 +235,12 @@ impl Allocator {
         self.space.lock().unreserve(groups);
     }
 
-    /// What was promised to the caller, as a reservation that gives it back.
+    /// Wraps groups promised to the caller in a reservation that returns them on drop.
     pub(super) fn reserved(self: &Arc<Self>, groups: u64) -> Reservation {
         Reservation { allocator: self.clone(), groups }
     }
 
-    /// Blocks for a page of at most four of them, for which room is kept, beside the page before it.
+    /// Allocates blocks of a page of at most four from the reserve, next to the previous page.
     pub(super) fn allocate_node(&self, blocks: u64, from_reserved: u64) -> Result<Run> {
         let run = self.space.lock().allocate_node(blocks, from_reserved);
         run.ok_or_else(|| Error::NoSpace("blocks kept for a commit are not there".into()))
@@ -390,17 +394,17 @@ impl Allocator {
         Ok(None)
     }
 
-    /// What the recovered commit freed waits for the next one (TXN-1).
+    /// Queues the blocks freed by the recovered commit for the next commit (TXN-1).
     pub(super) fn recover_pending_frees(&self, generation: Generation, freed: Vec<Run>) {
         self.space.lock().recover_pending_frees(generation, freed);
     }
 
-    /// Gives the map up, to be made anew from what the trees name; answers the tree that it had.
+    /// Drops the map, to be rebuilt from the trees; returns its tree.
     pub(super) fn give_up_map(&self) -> Arc<Tree> {
         self.tree.swap(Arc::new(Tree::empty(TreeId::Space)))
     }
 
-    /// Makes the map anew: `used` tells the blocks of each region that pages take, `used_blocks` in all.
+    /// Rebuilds the map: `used` has the used blocks of each region, `used_blocks` their total.
     pub(super) fn rebuild(&self, used_blocks: u64, used: impl Fn(u64) -> RegionBits) -> Result<()> {
         let mut space = self.space.lock();
         space.drop_recovered_lists(used_blocks);

@@ -3,7 +3,7 @@
 //! ENOSPC must not latch, so a checkpoint takes nothing that may not be there, and one that the host refuses all the same (copy-on-write, thin
 //! provisioning, quotas) is taken back: no record names it yet, and the checkpoint before it counts until another one is made (TXN-7).
 
-use super::chain::{Chain, Purpose};
+use super::chain_tail::{CommitReason, CommitTail};
 use super::lists::pages_of;
 use super::reserved::ReservedPages;
 use crate::btree::{Edits, Tree};
@@ -21,7 +21,7 @@ pub(super) struct Checkpoint {
     pub(super) root: Root,
     pub(super) allocated: Vec<(Run, Tag)>,
     pub(super) freed: Vec<Run>,
-    /// Groups that are left of what was promised to it.
+    /// Groups left of its promise.
     pub(super) promised: u64,
     /// The regions that it wrote, which differ from the checkpoint before.
     pub(super) regions: Vec<(u64, RegionBits)>,
@@ -32,14 +32,14 @@ impl Checkpoint {
     /// that nothing but this has to be taken back with the record.
     pub(super) fn write_if_due(
         pages: &ReservedPages,
-        purpose: Purpose,
-        chain: &Chain,
+        purpose: CommitReason,
+        chain: &CommitTail,
         generation: Generation,
         empty: bool,
     ) -> Result<Option<Checkpoint>> {
         let age = generation.0.saturating_sub(chain.checkpoint.0);
         let wanted = chain.force_checkpoint || age >= EVERY || !chain.list_pages.is_empty();
-        if !wanted || matches!(purpose, Purpose::Shorten | Purpose::Close) {
+        if !wanted || matches!(purpose, CommitReason::Truncate | CommitReason::Close) {
             return Ok(None);
         }
         let Some(begun) = pages.allocator.begin_checkpoint()? else { return Ok(None) };

@@ -1,8 +1,8 @@
-//! The lists of pages that came and went with a commit, when its record is too short for them.
+//! Page lists of a commit (allocated and freed) that do not fit into its record.
 
 use std::sync::Arc;
 
-use super::chain::Chain;
+use super::chain_tail::CommitTail;
 use super::reserved::ReservedPages;
 use crate::btree::Node;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::txn::writer::LIST_PAGE_ENTRIES;
 pub(super) fn write_lists(
     pages: &ReservedPages,
     record: &mut CommitRecord,
-    next: &mut Chain,
+    next: &mut CommitTail,
     promised: &mut u64,
 ) -> Result<(Vec<Run>, Vec<Run>)> {
     let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();

@@ -1,19 +1,20 @@
-//! Makes what was changed durable with one write into the log, where a commit would write pages and a record (LOG-1 to LOG-5).
+//! Makes changes durable with one log write instead of a commit's pages and record (LOG-1 to
+//! LOG-5).
 
 use std::sync::atomic::Ordering;
 
-use super::chain::{Chain, LogState, LogTail};
-use super::leader::Committer;
+use super::chain_tail::{CommitTail, LogState, LogTail};
+use super::group_commit::GroupCommit;
 use crate::error::{Error, Result};
 use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
 use crate::format::{BLOCK, LOG};
 
-/// The longest entry in blocks: what is more is written once by a commit rather than twice.
+/// Longest entry in blocks; more data is cheaper to write once, by a commit.
 const LONGEST: u64 = 64;
-impl Committer {
+impl GroupCommit {
     /// Writes an entry of everything that was published and staged, and waits for its barrier. False when that takes a commit: there is no log or
     /// no room in it, or something changed that no entry has.
-    pub(super) fn append(&self, chain: &mut Chain) -> Result<bool> {
+    pub(super) fn append(&self, chain: &mut CommitTail) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };
         if self.medium.pager.storage().has_atomic_barrier() {
             // A commit takes one barrier as well, and an entry would be written twice.
@@ -56,7 +57,8 @@ impl Committer {
         Ok(true)
     }
 
-    /// LOG-5, for so many pieces more; answers whether there is room. What it promises is given back by the next commit.
+    /// Reserves space for `pieces` more (LOG-5); returns whether there is enough. The next commit
+    /// releases it.
     pub(in crate::txn) fn promise_nodes(&self, pieces: u64, essential: bool) -> Result<bool> {
         self.nodes.lock().promise(&self.allocator, pieces, essential)
     }

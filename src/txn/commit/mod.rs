@@ -8,17 +8,17 @@
 //!    Otherwise: list pages, barrier, record, barrier; the record is then only there when its pages are.
 //! 4. Only after the last barrier: acknowledge, and let what the *previous* commit freed be reused (TXN-1).
 
-mod chain;
+mod chain_tail;
 mod checkpoint;
-mod joining;
-mod leader;
+mod commit_delay;
+mod group_commit;
 mod lists;
 mod log;
-mod nodes;
+mod log_reservation;
 mod record;
 mod reserved;
 
-pub(super) use chain::{Chain, LogState, Purpose};
-pub(crate) use leader::WantedCommit;
-pub(super) use leader::{Committer, Session};
+pub(super) use chain_tail::{CommitReason, CommitTail, LogState};
+pub(crate) use group_commit::CommitTicket;
+pub(super) use group_commit::{GroupCommit, Session};
 pub(super) use lists::read_lists;

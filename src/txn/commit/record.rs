@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::chain::{Chain, Purpose};
+use super::chain_tail::{CommitReason, CommitTail};
 use super::checkpoint::Checkpoint;
 use super::lists;
 use super::reserved::ReservedPages;
@@ -20,26 +20,26 @@ pub(super) struct RecordWriter {
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,
     /// TXN-9
-    pub(super) refused: Mutex<Option<Refused>>,
+    pub(super) refused: Mutex<Option<DeferredCommit>>,
 }
 
-/// A commit that the host had no room for before its record was written.
-pub(super) struct Refused {
+/// A commit for which the host had no space before its record was written; retried (TXN-9).
+pub(super) struct DeferredCommit {
     /// With the pages of its trees that are written.
     frozen: Frozen,
     /// Blocks of the node that was not.
     unwritten: Option<Run>,
     /// The log has it.
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl RecordWriter {
     /// Everything between the freeze and the acknowledgement. A failure latches, for the next
     /// transaction is built on this one; for want of space it is left to [`Self::finish_refused`],
     /// unless it was without changes, so that nothing is built on it.
-    pub(super) fn write(&self, purpose: Purpose, chain: &mut Chain, frozen: Frozen) -> Result<()> {
+    pub(super) fn write(&self, purpose: CommitReason, chain: &mut CommitTail, frozen: Frozen) -> Result<()> {
         debug_assert!(self.refused.lock().is_none(), "a commit before this one is not finished");
-        self.attempt(purpose, chain, Refused { frozen, unwritten: None, is_told: false })
+        self.attempt(purpose, chain, DeferredCommit { frozen, unwritten: None, is_logged: false })
     }
 
     /// Goes on with the commit that the host had no room for, which comes before every other one
@@ -47,12 +47,12 @@ impl RecordWriter {
     ///
     /// # Errors
     /// `NoSpace` when there is no room yet; then nothing was lost.
-    pub(super) fn finish_refused(&self, chain: &mut Chain) -> Result<()> {
+    pub(super) fn finish_refused(&self, chain: &mut CommitTail) -> Result<()> {
         let refused = self.refused.lock().take();
-        refused.map_or(Ok(()), |refused| self.attempt(Purpose::Shorten, chain, refused))
+        refused.map_or(Ok(()), |refused| self.attempt(CommitReason::Truncate, chain, refused))
     }
 
-    fn attempt(&self, purpose: Purpose, chain: &mut Chain, mut refused: Refused) -> Result<()> {
+    fn attempt(&self, purpose: CommitReason, chain: &mut CommitTail, mut refused: DeferredCommit) -> Result<()> {
         let generation = refused.frozen.generation;
         let sticky_error = self.pages.medium.pager.sticky_error();
         let written = self.try_write(purpose, chain, &mut refused);
@@ -70,7 +70,7 @@ impl RecordWriter {
             }
             Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => {
                 if is_held {
-                    if !std::mem::replace(&mut refused.is_told, true) {
+                    if !std::mem::replace(&mut refused.is_logged, true) {
                         tracing::warn!("a commit waits for room on the host, and is tried again: {reason}");
                     }
                     *self.refused.lock() = Some(refused);
@@ -82,8 +82,8 @@ impl RecordWriter {
         }
     }
 
-    fn try_write(&self, purpose: Purpose, chain: &mut Chain, refused: &mut Refused) -> Result<()> {
-        let Refused { frozen, unwritten, .. } = refused;
+    fn try_write(&self, purpose: CommitReason, chain: &mut CommitTail, refused: &mut DeferredCommit) -> Result<()> {
+        let DeferredCommit { frozen, unwritten, .. } = refused;
         let (generation, empty) = (frozen.generation, frozen.empty);
         let ReservedPages { allocator, medium } = &self.pages;
         let (pager, store) = (&medium.pager, &medium.store);
@@ -96,7 +96,7 @@ impl RecordWriter {
 
         let session_first = chain.session_first.unwrap_or(generation);
         let mut next =
-            Chain { previous_session: None, refused: None, session_first: Some(session_first), ..chain.clone() };
+            CommitTail { previous_session: None, refused: None, session_first: Some(session_first), ..chain.clone() };
         let checkpoint = Checkpoint::write_if_due(&self.pages, purpose, chain, generation, empty)?;
         roots[TreeId::Space] = match &checkpoint {
             Some(made) => {
@@ -123,10 +123,10 @@ impl RecordWriter {
             two_barrier: pager.storage().has_atomic_barrier(),
             previous_tag: chain.tag,
             session_first,
-            closed: purpose == Purpose::Close,
+            closed: purpose == CommitReason::Close,
             roots,
             used_blocks: self.used_with(&allocated, &freed),
-            checkpoint: next.told_checkpoint(generation),
+            checkpoint: next.recorded_checkpoint(generation),
             pending: chain.log.pending(frozen.with_staged),
             allocated,
             freed,
@@ -166,7 +166,7 @@ impl RecordWriter {
     fn write_record(
         &self,
         record: &mut CommitRecord,
-        next: &mut Chain,
+        next: &mut CommitTail,
         promised: &mut u64,
         fits: bool,
     ) -> Result<(Vec<Run>, Vec<Run>)> {
@@ -190,7 +190,7 @@ impl RecordWriter {
         Ok(listed)
     }
 
-    /// Every tree but that of the space map.
+    /// Writes every tree except the space map.
     fn write_trees(
         &self,
         trees: &Trees,
@@ -215,7 +215,7 @@ impl RecordWriter {
         freed.iter().fold(used, |sum, run| sum.saturating_sub(run.blocks))
     }
 
-    /// What a record says whatever the commit did.
+    /// Returns the record fields that do not depend on the commit's pages.
     fn record_of(&self, state: &State) -> CommitRecord {
         CommitRecord {
             session: self.session,

@@ -8,11 +8,11 @@ use crate::format::record::Root;
 use crate::format::{Generation, Pointer, Run, Tag, TreeId};
 use crate::frame::{self, PlainPage};
 use crate::txn::allocator::Allocator;
-use crate::txn::medium::Medium;
+use crate::txn::context::VolumeContext;
 
 pub(super) struct ReservedPages {
     pub(super) allocator: Arc<Allocator>,
-    pub(super) medium: Arc<Medium>,
+    pub(super) medium: Arc<VolumeContext>,
 }
 
 impl ReservedPages {
@@ -49,7 +49,8 @@ impl ReservedPages {
         })
     }
 
-    /// Writes a page of at most four blocks; `taken` is told before, so that what is written in part is known.
+    /// Writes a page of at most four blocks; calls `taken` before the write, so that a partly
+    /// written page is known.
     pub(super) fn write(
         &self,
         page: &PlainPage<'_>,

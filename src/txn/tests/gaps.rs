@@ -14,7 +14,7 @@ use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, Simu
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
-use crate::txn::commit::Purpose;
+use crate::txn::commit::CommitReason;
 
 /// Takes what is left of the room, but for some groups.
 fn leave_room(volume: &Volume, groups: u64) -> u64 {
@@ -35,7 +35,7 @@ fn take_promised(volume: &Volume, groups: u64) -> Vec<Run> {
 
 fn drain(volume: &Volume, times: u64) {
     for _ in 0..times {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
 }
 
@@ -59,7 +59,7 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
         let taken = leave_room(&volume, groups);
         let mut oldest = 0;
         for _ in 0..120 {
-            volume.committer().commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
             let record = volume.durable();
             if record.checkpoint != Generation(0) {
                 oldest = oldest.max(record.generation.0 - record.checkpoint.0);
@@ -73,20 +73,20 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
         let again = open(crashed.clone(), &dice);
         leave_room(&again, groups);
         for _ in 0..70 {
-            again.committer().commit_for(Purpose::Drain).unwrap();
+            again.committer().commit_for(CommitReason::FreeSpace).unwrap();
             assert_eq!(again.durable().checkpoint, Generation(0), "no checkpoint was written");
         }
         assert_live(&again, &expected);
         drop(again);
         let again = open(crashed, &dice);
-        again.committer().commit_for(Purpose::Drain).unwrap();
+        again.committer().commit_for(CommitReason::FreeSpace).unwrap();
         assert_eq!(again.durable().checkpoint, again.durable().generation);
         assert_live(&again, &expected);
         assert_sound(&again);
 
         volume.allocator().map().unreserve(taken);
         for _ in 0..30 {
-            volume.committer().commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
             let record = volume.durable();
             assert!(record.generation.0 - record.checkpoint.0 <= 24);
         }
@@ -259,7 +259,7 @@ fn overwriting_in_place_that_is_refused_is_done_later() {
     volume.commit().unwrap();
     (0..20).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     volume.allocator().release_pending_frees();
     storage.set_capacity(Some(storage.allocated()));
@@ -366,7 +366,7 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
             }
             storage.inject(Some(FaultPlan { class: FaultClass::Barrier, count: 0, fault: Fault::Eio, lasting: false }));
             let mut writer = volume.writer().lock();
-            volume.committer().commit_locked(Purpose::Changes, chain, &mut writer)
+            volume.committer().commit_locked(CommitReason::Changes, chain, &mut writer)
         });
         assert!(matches!(led, Err(Error::Io { .. })), "{led:?}");
         caller.unwrap().join().unwrap()

@@ -248,7 +248,7 @@ fn what_is_laid_waits_for_the_room_of_its_nodes() {
         while volume.allocator().reserve(1, keep_of(true)).unwrap() {}
         let promised = volume.blocks().reserved;
         let logged = Logged::of(vec![LogEntry { next_ino: 10, inodes: 1, ..LogEntry::default() }]).unwrap();
-        match volume.lay(&logged, 10, &mut |_| Ok(())) {
+        match volume.replay(&logged, 10, &mut |_| Ok(())) {
             Ok(()) => assert!(volume.blocks().reserved >= promised + 20 * 4, "{deleted}"),
             Err(Error::NoSpace(_)) => continue,
             Err(error) => panic!("{error}"),

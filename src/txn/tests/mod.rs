@@ -1,14 +1,14 @@
 //! Tests of transactions: model, space states, recovery and crashes.
 
+mod ancestry;
 mod crash;
 mod gaps;
 mod group;
-mod lineage;
 mod model;
 mod publication;
 mod recovery;
 mod refused;
-mod shortage;
 mod snapshots;
 mod space;
+mod space_wait;
 mod support;

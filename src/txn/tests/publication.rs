@@ -9,7 +9,7 @@ use crate::format::values::Extent;
 use crate::format::{Ino, Key, kind};
 use crate::storage::MemoryStorage;
 use crate::storage::simulated::{Fate, Fault, SimulatedStorage};
-use crate::txn::{Publication, State, UnnamedPages, Volume};
+use crate::txn::{Publication, State, UnreferencedPages, Volume};
 
 fn key(number: u64) -> Key {
     Key::new(9, kind::XATTR, number)
@@ -134,7 +134,7 @@ fn readers_find_in_each_state_what_it_is_said_to_have() {
 }
 
 /// Two files on one page, and one on another.
-fn write(volume: &Arc<Volume>) -> UnnamedPages {
+fn write(volume: &Arc<Volume>) -> UnreferencedPages {
     let mut room = volume.reserve_data(90_000, 3).unwrap();
     let (first, second) = (bytes_of(1, 3000), bytes_of(2, 4000));
     let mut pages = volume.write_packed(&mut room, &[(Ino(2), 0, &first), (Ino(3), 0, &second)], false).unwrap();
@@ -142,7 +142,7 @@ fn write(volume: &Arc<Volume>) -> UnnamedPages {
     pages
 }
 
-fn name(volume: &Volume, pages: &mut UnnamedPages, files: &[u64]) -> Result<()> {
+fn name(volume: &Volume, pages: &mut UnreferencedPages, files: &[u64]) -> Result<()> {
     volume.operate(8, true, |op| {
         pages.name(op, |piece| files.contains(&piece.ino.0))?;
         for piece in pages.pieces().iter().filter(|piece| files.contains(&piece.ino.0)) {
@@ -160,7 +160,7 @@ fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     let before = volume.blocks().used;
     drop(write(&volume));
     assert_eq!(volume.blocks().used, before, "nobody named them");
-    let fail = |pages: &mut UnnamedPages| {
+    let fail = |pages: &mut UnreferencedPages| {
         let failed = volume.operate(8, true, |op| {
             pages.name(op, |_| true)?;
             Err::<(), _>(Error::Stale)

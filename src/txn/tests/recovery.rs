@@ -7,7 +7,7 @@ use crate::Error;
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, TreeId, slot_block};
 use crate::storage::{MemoryStorage, Storage};
-use crate::txn::commit::Purpose;
+use crate::txn::commit::CommitReason;
 use crate::txn::{Volume, recovery};
 
 fn destroy(storage: &MemoryStorage, block: u64) {
@@ -266,7 +266,7 @@ fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
     put(&volume, 2, 0, 1, 20_000).unwrap();
     let failed = volume.committer().as_leader(|chain| {
         let mut writer = volume.writer().lock();
-        volume.committer().commit_locked(Purpose::Drain, chain, &mut writer)?;
+        volume.committer().commit_locked(CommitReason::FreeSpace, chain, &mut writer)?;
         Err::<(), _>(Error::NoSpace("no room for what follows the commit".into()))
     });
     assert!(matches!(failed, Err(Error::NoSpace(_))));

@@ -7,7 +7,7 @@ use crate::Error;
 use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{BALLAST, Storage};
 use crate::txn::Volume;
-use crate::txn::commit::{Chain, Purpose};
+use crate::txn::commit::{CommitReason, CommitTail};
 
 /// Of writes into blocks that it had allocated the host takes `count` more.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
@@ -32,7 +32,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         volume.commit().unwrap();
         let mut expected = before.clone();
         put_all(&volume, count, 5000, &mut expected);
-        volume.committer().set_chain(Chain { force_checkpoint: due, ..volume.chain() });
+        volume.committer().set_chain(CommitTail { force_checkpoint: due, ..volume.chain() });
         let durable = volume.durable().generation;
         refuse_writes(&storage, taken);
         let refused = volume.commit();
@@ -61,7 +61,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         assert_live(&volume, &expected);
         assert_sound(&volume);
         for _ in 0..2 {
-            volume.committer().commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
         }
         volume.allocator().release_pending_frees();
         assert!(!volume.allocator().map().waits_for_commit(), "what was freed is let go: {taken}");

@@ -8,7 +8,7 @@ use super::support::*;
 use crate::error::Error;
 use crate::format::{Key, kind};
 use crate::storage::simulated::{Fate, SimulatedStorage};
-use crate::txn::kept::snapshot_tree;
+use crate::txn::snapshot_list::snapshot_tree;
 use crate::txn::{View, Volume};
 
 /// Runs `first`, and `second` in another thread as soon as the first one reads from the storage. The first one goes on when the second has ended or

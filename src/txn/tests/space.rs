@@ -11,7 +11,7 @@ use crate::storage::simulated::{Fault, FaultClass, FaultPlan, OpKind, SimulatedS
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
-use crate::txn::commit::Purpose;
+use crate::txn::commit::CommitReason;
 
 fn run_of(volume: &Volume, file: u64, slot: u64) -> Run {
     let state = volume.state();
@@ -171,7 +171,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     for (file, slot) in expected.keys() {
         delete(&volume, *file, *slot).unwrap();
     }
-    volume.committer().commit_for(Purpose::Drain).unwrap();
+    volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     put(&volume, 3, 0, 1, 30_000).unwrap();
     assert!(storage.len().unwrap() <= length);
     assert_sound(&volume);
@@ -349,7 +349,7 @@ fn opening_loads_no_region() {
     }
     volume.commit().unwrap();
     // The checkpoint that follows a commit with list pages would load what they name.
-    volume.committer().commit_for(Purpose::Drain).unwrap();
+    volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     volume.close().unwrap();
     assert!(storage.len().unwrap() > 64 << 20);
     drop(volume);
@@ -368,7 +368,7 @@ fn of_three_regions(dice: &Dice) -> (Arc<SimulatedStorage>, Arc<Volume>) {
     (0..600).for_each(|slot| put(&volume, 2, slot, slot, 120_000).unwrap());
     volume.commit().unwrap();
     // The checkpoint that follows a commit with list pages would load what they name.
-    volume.committer().commit_for(Purpose::Drain).unwrap();
+    volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     volume.close().unwrap();
     drop(volume);
     let volume = open(storage.clone(), dice);
@@ -416,7 +416,7 @@ fn nothing_is_loaded_from_behind_a_checkpoint_that_is_being_written() {
         seen.fetch_add(1, Ordering::Relaxed);
     }));
     while volume.durable().checkpoint == before {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     storage.on_op(Box::new(|_| {}));
     assert!(barriers.load(Ordering::Relaxed) > 0);
@@ -447,7 +447,7 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     let volume = open(storage.clone(), &dice);
     fill(&volume);
     for _ in 0..3 {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     // What stayed pending would be applied once more to a later state when the region is loaded again.
     assert!(volume.allocator().map().unapplied_regions().is_empty());
@@ -494,7 +494,7 @@ fn erasing_that_is_refused_is_done_later() {
     storage.read_at(run.offset(), &mut sealed).unwrap();
     (0..20).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     volume.allocator().release_pending_frees();
     for count in 0..2 {
@@ -529,7 +529,7 @@ fn a_drain_is_not_satisfied_by_a_commit_of_nothing() {
                     };
                     scope.spawn(|| volume.commit().unwrap());
                     until_waiting(1);
-                    drain = Some(scope.spawn(|| volume.committer().commit_for(Purpose::Drain).unwrap()));
+                    drain = Some(scope.spawn(|| volume.committer().commit_for(CommitReason::FreeSpace).unwrap()));
                     until_waiting(2);
                     Ok(())
                 })
@@ -564,7 +564,7 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     volume.commit().unwrap();
     (0..400).filter(|slot| slot % 4 > 0).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     volume.limit_size(0);
     let mut taken = 0;
@@ -597,7 +597,7 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
     let filled = (0..).take_while(|slot| put(&volume, 2, *slot, *slot, 60_000).is_ok()).count() as u64;
     (0..filled).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     let (writer, waited) = (parking_lot::Mutex::new(None), Arc::new(std::sync::atomic::AtomicBool::new(false)));
     let (weak, seen) = (Arc::downgrade(&volume), waited.clone());

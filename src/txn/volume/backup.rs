@@ -1,4 +1,5 @@
-//! A moment of an open archive that is copied elsewhere, and the volume of a backup, which says in each record what its content is that of.
+//! Pinned versions of an open archive for backups, and backup volumes, whose records name the
+//! origin of their content.
 //!
 //! # Invariants
 //! ORIGIN-1  A moment that is pinned is what one durable record says, and its origin is that record. As long as the pin lives, no page that the moment
@@ -22,8 +23,8 @@ use crate::format::values::{HistoryValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer, TreeId};
 use crate::frame::PageCipher;
 use crate::storage::Storage;
-use crate::txn::commit::{Chain, Purpose};
-use crate::txn::lineage::{Descent, Mark};
+use crate::txn::ancestry::{Ancestry, Mark};
+use crate::txn::commit::{CommitReason, CommitTail};
 use crate::txn::operation::Operation;
 use crate::txn::references;
 use crate::txn::state::{Counters, State};
@@ -34,7 +35,7 @@ const MOST_PINNED: usize = 4096;
 /// A moment of an archive, which stays readable as long as this lives.
 pub(crate) struct Pinned {
     state: Arc<State>,
-    /// What a snapshot of it would say.
+    /// Content as a snapshot record without a name.
     content: SnapshotValue,
     origin: BackupOrigin,
     /// Its nodes have numbers of their own (ORIGIN-2).
@@ -88,19 +89,19 @@ impl From<BackupOrigin> for Mark {
 }
 
 impl BackupOrigin {
-    /// What a history says of its session.
+    /// Returns the history record of its session.
     pub(super) fn session(&self) -> (Generation, HistoryValue) {
         (self.first, HistoryValue { session: self.session, last: self.generation, last_tag: self.tag })
     }
 }
 
 impl Volume {
-    /// What it was a backup of when it was opened.
+    /// Returns the origin of the backup as of opening; None if it is not a backup.
     pub(crate) fn origin(&self) -> Option<BackupOrigin> {
         self.origin
     }
 
-    /// Pins what is there now, made durable for that.
+    /// Commits the present state and pins it.
     ///
     /// # Errors
     /// Those of a commit; `Damaged` when the history cannot be read.
@@ -117,7 +118,7 @@ impl Volume {
     }
 
     fn opened(&self) -> Result<(Arc<State>, BackupOrigin, Arc<CommitRecord>)> {
-        let mark = self.opened_at().filter(|_| self.unlaid.get().is_none());
+        let mark = self.opened_at().filter(|_| self.before_replay.get().is_none());
         let Some(Mark { session, first, generation, tag }) = mark else {
             return Err(Error::invalid(
                 "what is shown here is no commit: the archive was not closed, and is only read, or this is one of its snapshots",
@@ -137,7 +138,7 @@ impl Volume {
             let mut transaction = self.writer.lock();
             self.mark_staged();
             // When nothing is changed, the newest record of this session says it already.
-            self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
+            self.committer.commit_locked(CommitReason::Changes, chain, &mut transaction)?;
             let record = self.durable();
             let origin = BackupOrigin {
                 session: record.session,
@@ -163,23 +164,23 @@ impl Volume {
     ///
     /// A machine that was set back goes on in one session and gives its numbers again, so of a writer's own session a number alone proves nothing: what this
     /// process pinned is in its line. Of anything else in it, which another machine's reader may have made or this one before it was set back, nothing is known.
-    pub(crate) fn descent_now(&self, origin: &BackupOrigin) -> Result<Descent> {
+    pub(crate) fn descent_now(&self, origin: &BackupOrigin) -> Result<Ancestry> {
         let durable = self.durable();
         if !self.read_only() && (durable.session, durable.session_first) == (origin.session, origin.first) {
             return Ok(match durable.generation.cmp(&origin.generation) {
-                Ordering::Less => Descent::Earlier,
-                Ordering::Equal if self.chain().tag != origin.tag => Descent::Apart,
-                Ordering::Equal => Descent::Continues,
+                Ordering::Less => Ancestry::Older,
+                Ordering::Equal if self.chain().tag != origin.tag => Ancestry::Diverged,
+                Ordering::Equal => Ancestry::Descendant,
                 Ordering::Greater => match self.pinned.lock().get(&origin.generation) {
-                    Some(tag) if *tag == origin.tag => Descent::Continues,
-                    Some(_) => Descent::Apart,
-                    None => Descent::Unknown,
+                    Some(tag) if *tag == origin.tag => Ancestry::Descendant,
+                    Some(_) => Ancestry::Diverged,
+                    None => Ancestry::Unknown,
                 },
             });
         }
         Ok(match self.descent_from(&(*origin).into())? {
             // It is newer than what was opened, and others came in its place since.
-            Descent::Earlier if durable.generation >= origin.generation => Descent::Apart,
+            Ancestry::Older if durable.generation >= origin.generation => Ancestry::Diverged,
             descent => descent,
         })
     }
@@ -189,12 +190,13 @@ impl Volume {
         references::count(&state.trees.references, &self.medium.store, page.run.address)
     }
 
-    /// What seals the pages of copies of this archive.
+    /// Returns the cipher for pages of copies of this archive.
     pub(crate) fn cipher(&self) -> Arc<PageCipher> {
         self.medium.pager.cipher().clone()
     }
 
-    /// Makes an empty volume for a copy of what is pinned of this one. `header_sequence` is the number of its headers.
+    /// Creates an empty volume for a copy of the pinned version. `header_sequence` is the number of
+    /// its headers.
     pub(crate) fn begin_backup(
         &self,
         pinned: &Pinned,
@@ -214,7 +216,7 @@ impl Volume {
         };
         let next = pinned.origin.generation.next();
         let volume = Volume::begin(storage, self.cipher(), environment, header_sequence, record, next)?;
-        volume.committer.set_chain(Chain { tag: pinned.origin.tag, ..Chain::default() });
+        volume.committer.set_chain(CommitTail { tag: pinned.origin.tag, ..CommitTail::default() });
         Ok(volume)
     }
 
@@ -233,7 +235,7 @@ impl Volume {
         Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, None)
     }
 
-    /// Opens a backup of this archive to make it one of what is pinned.
+    /// Opens a backup of this archive to bring it up to the pinned version.
     ///
     /// # Errors
     /// As [`Volume::open_seen`].
@@ -250,8 +252,9 @@ impl Volume {
         Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, after)
     }
 
-    /// One operation on a backup, which may change more than others do: nobody else writes to it. No commit comes before it but those that give freed
-    /// room back, and they have the origin of before.
+    /// Runs one operation on a backup, which may be larger than others because a backup has no
+    /// other writer. Only commits that return freed space come before it, and they keep the
+    /// previous origin.
     pub(crate) fn operate_on_backup<R>(&self, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
@@ -268,7 +271,8 @@ impl Pinned {
 }
 
 impl Operation<'_> {
-    /// The trees get what is pinned in this operation: from its publication on the volume is a backup of that (ORIGIN-3).
+    /// Replaces the trees' counters and history with those of the pinned version: from its
+    /// publication on the volume is a backup of that (ORIGIN-3).
     pub(crate) fn becomes_backup_of(&mut self, pinned: &Pinned) -> Result<()> {
         self.changed = true;
         self.needs_commit();

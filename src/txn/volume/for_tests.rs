@@ -1,4 +1,4 @@
-//! What tests look at or hold.
+//! Test access to parts of a volume.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -11,10 +11,10 @@ use crate::format::values::Extent;
 use crate::format::{BLOCK, Key, Pointer, REGION_BLOCKS, kind};
 use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
-use crate::txn::commit::Committer;
-use crate::txn::kept::snapshot_tree;
+use crate::txn::commit::GroupCommit;
 use crate::txn::operation::Operation;
-use crate::txn::shortage::Shortage;
+use crate::txn::snapshot_list::snapshot_tree;
+use crate::txn::space_wait::SpaceWaiter;
 use crate::txn::writer::Writer;
 
 impl Volume {
@@ -22,7 +22,7 @@ impl Volume {
         &self.medium.pager
     }
 
-    pub(in crate::txn) fn committer(&self) -> &Committer {
+    pub(in crate::txn) fn committer(&self) -> &GroupCommit {
         &self.committer
     }
 
@@ -34,7 +34,7 @@ impl Volume {
         &self.allocator
     }
 
-    pub(in crate::txn) fn shortage(&self) -> &Shortage {
+    pub(in crate::txn) fn shortage(&self) -> &SpaceWaiter {
         &self.shortage
     }
 

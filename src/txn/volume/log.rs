@@ -1,4 +1,4 @@
-//! Lays what the log says over the record that was opened, and erases what no record needs of it.
+//! Replays the log over the opened record, and erases log entries that no record needs.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Volume {
 
     /// Whether a reader sees more than the trees have.
     pub(crate) fn lays_log(&self) -> bool {
-        self.unlaid.get().is_some()
+        self.before_replay.get().is_some()
     }
 
     /// Makes the records a part of the open transaction, and has `stage` accept the `pieces` in the same moment. It gets the state with the records, may take
@@ -26,7 +26,7 @@ impl Volume {
     ///
     /// # Errors
     /// `NoSpace` when there is no room to lay them: nothing is lost then, and who only reads needs none. `Damaged` where one has no place (LOG-6).
-    pub(crate) fn lay(
+    pub(crate) fn replay(
         &self,
         logged: &Logged,
         pieces: u64,
@@ -40,7 +40,7 @@ impl Volume {
         }
         self.committer.between_commits(|chain| {
             let mut transaction = self.writer.lock();
-            let laid = transaction.operate(true, |operation| operation.lay(&logged.records));
+            let laid = transaction.operate(true, |operation| operation.replay(&logged.records));
             laid.and_then(|()| stage(self.view(&self.state()))).map_err(|error| match error {
                 Error::Damaged(reason) => Error::damaged(format!(
                     "the log says more of what is damaged, so the archive can be read but not written: {reason}"
@@ -54,19 +54,23 @@ impl Volume {
         })
     }
 
-    /// As [`Self::lay`], in memory alone, for who only reads.
-    pub(crate) fn lay_for_reading(&self, logged: &Logged, stage: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+    /// Like [`Self::replay`], in memory only, for read-only volumes.
+    pub(crate) fn replay_read_only(
+        &self,
+        logged: &Logged,
+        stage: &mut dyn FnMut(View<'_>) -> Result<()>,
+    ) -> Result<()> {
         let versions = &self.medium.versions;
         let base = versions.published();
         let mut operation = Operation::new(&self.medium.store, versions.open_generation(), &base);
-        operation.lay_for_reading(&logged.records)?;
+        operation.replay_read_only(&logged.records)?;
         let Operation { trees, counters, .. } = operation;
-        let _first = self.unlaid.set(base.clone());
+        let _first = self.before_replay.set(base.clone());
         versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));
         stage(self.view(&self.state()))
     }
 
-    /// Overwrites what the log holds beyond the entries of the newest record.
+    /// Overwrites the log after the entries of the newest record.
     pub(super) fn erase_log(&self) -> Result<()> {
         self.committer.between_commits(|chain| {
             if let Some(start) = chain.log.needed_to().filter(|start| *start < chain.log_end) {

@@ -1,4 +1,4 @@
-//! The open archive: owns the parts of a transaction, hands each call to the one whose job it is, and ends them in order.
+//! The open archive: owns the parts of a transaction, delegates each call to the responsible part, and ends them in order.
 //!
 //! The parts stand in the order of their locks, from the outermost to the innermost: each has those that come after it and can reach no other, so
 //! nothing can be locked against the order. `ARCHITECTURE.md` has the whole table.
@@ -6,11 +6,11 @@
 mod backup;
 #[cfg(test)]
 mod for_tests;
-mod held;
 mod log;
 mod moment;
 mod open;
 mod pages;
+mod snapshot_space;
 mod snapshots;
 
 pub(crate) use backup::Pinned;
@@ -31,16 +31,16 @@ use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
 use crate::pager::space::{BlockCounts, SpaceMap};
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
+use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
 use crate::txn::audit::{Audit, Auditor};
-use crate::txn::commit::{Chain, Committer, Purpose, Session, WantedCommit};
+use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
+use crate::txn::context::VolumeContext;
 use crate::txn::counters;
 use crate::txn::finding::Finding;
-use crate::txn::lineage::{Descent, Durable, EntryMark, Mark, OpenedLog, Past};
 use crate::txn::log::Logged;
-use crate::txn::medium::Medium;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
-use crate::txn::shortage::{Reclaimer, Shortage};
+use crate::txn::space_wait::{Reclaimer, SpaceWaiter};
 use crate::txn::stale::StalePages;
 use crate::txn::state::{Counters, State, Versions};
 use crate::txn::view::View;
@@ -56,7 +56,7 @@ pub(crate) struct OpenOptions {
     pub(crate) memory: u64,
 }
 
-/// What create and open know before the volume exists.
+/// Input for a new `Volume`, collected by create and open.
 struct Start {
     record: CommitRecord,
     next_generation: Generation,
@@ -69,39 +69,41 @@ struct Start {
     lost: Option<String>,
     /// Pages of the newest record that do not open, of which a reader goes on all the same.
     lost_pages: Vec<LostPage>,
-    /// The record that was opened and those before it that the ring had, newest first, each with what it names as pending.
+    /// The opened record and its predecessors in the ring, newest first, each with its pending log
+    /// mark.
     line: Vec<(Mark, Option<LogMark>)>,
     log: Option<OpenedLog>,
 }
 
 /// The open archive.
 pub(crate) struct Volume {
-    /// Held by who takes or removes a snapshot, also over commits; whether any may be left whose removal has begun.
+    /// Held while a snapshot is taken or removed, also over commits; true while a begun removal may
+    /// be unfinished.
     snapshots: Mutex<bool>,
-    /// What is told of snapshots to those who must not wait for the host; None before anybody looked.
+    /// Snapshot usage for callers that must not wait for the host; None before the first look.
     snapshot_use: Mutex<Option<SnapshotStats>>,
-    shortage: Shortage,
-    committer: Arc<Committer>,
+    shortage: SpaceWaiter,
+    committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
-    medium: Arc<Medium>,
+    medium: Arc<VolumeContext>,
     /// Second of the last background erase.
     last_erase: Mutex<i64>,
     fallback: Option<String>,
     lost: Option<String>,
     lost_pages: Vec<LostPage>,
     line: Vec<Mark>,
-    /// What each of them names as pending.
+    /// Pending log mark of each of these records.
     carried: Vec<Option<LogMark>>,
     opened_log: Option<OpenedLog>,
-    /// What it was a backup of when it was opened.
+    /// Origin of the backup as of opening.
     origin: Option<BackupOrigin>,
     /// Next inode number that the archive had when it was opened, before numbers were left out.
     recorded_ino: u64,
-    /// What the log says beyond the record that was opened, until it is laid over that.
+    /// Log entries after the opened record, until they are replayed.
     logged: Mutex<Option<Logged>>,
-    /// What a reader opened, before it laid the log over it or put a snapshot in its place.
-    unlaid: OnceLock<Arc<State>>,
+    /// State that a reader opened, before log replay or the switch to a snapshot.
+    before_replay: OnceLock<Arc<State>>,
     /// The snapshot that this is a view of, in another open archive.
     moment: Option<u64>,
     /// The records of this session that were pinned, which backups may show.
@@ -113,7 +115,7 @@ impl Volume {
         let Start { record, next_generation, space, memory, session, fallback, lost, lost_pages, line, log } = start;
         let (line, carried) = line.into_iter().unzip();
         let recorded_ino = record.next_ino;
-        let medium = Arc::new(Medium {
+        let medium = Arc::new(VolumeContext {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
             versions: Versions::new(record, next_generation),
             pager,
@@ -121,12 +123,12 @@ impl Volume {
         });
         let allocator = Arc::new(Allocator::new(medium.clone(), space, memory));
         let writer = Arc::new(Writer::new(medium.clone(), allocator.clone(), memory));
-        let committer = Arc::new(Committer::new(medium.clone(), allocator.clone(), writer.clone(), &session));
+        let committer = Arc::new(GroupCommit::new(medium.clone(), allocator.clone(), writer.clone(), &session));
         Volume {
             // A session that was interrupted may have left one.
             snapshots: Mutex::new(true),
             snapshot_use: Mutex::default(),
-            shortage: Shortage::new(committer.clone(), writer.clone(), allocator.clone()),
+            shortage: SpaceWaiter::new(committer.clone(), writer.clone(), allocator.clone()),
             committer,
             writer,
             allocator,
@@ -141,7 +143,7 @@ impl Volume {
             origin: None,
             recorded_ino,
             logged: Mutex::default(),
-            unlaid: OnceLock::new(),
+            before_replay: OnceLock::new(),
             moment: None,
             pinned: Mutex::default(),
         }
@@ -213,8 +215,8 @@ impl Volume {
         self.medium.pager.sticky_error().reason()
     }
 
-    /// What somebody who handed over data, or asked for its durability, is told of an error: a failure that only background work has met so far
-    /// is told with its cause.
+    /// Returns the error for a caller that handed over data or asked for its durability: a failure
+    /// met only by background work so far is reported with its cause.
     pub(crate) fn told(&self, error: Error) -> Error {
         self.medium.pager.sticky_error().error_for(error)
     }
@@ -231,12 +233,12 @@ impl Volume {
         self.allocator.limit_size(bytes);
     }
 
-    /// The blocks of the file and what they are taken for, those of the open transaction included.
+    /// Returns the blocks of the file by use, with those of the open transaction.
     pub(crate) fn blocks(&self) -> BlockCounts {
         self.allocator.blocks()
     }
 
-    /// The same with the bytes of memory that the map takes, or None while somebody works on it.
+    /// Like [`Self::blocks`], with the memory of the map in bytes; None while the map is locked.
     pub(crate) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         self.allocator.blocks_unless_busy()
     }
@@ -251,18 +253,18 @@ impl Volume {
         self.medium.pager.reserved()
     }
 
-    /// What changed nodes take in memory, roughly.
+    /// Returns the approximate memory of dirty nodes in bytes.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.writer.dirty_bytes()
     }
 
-    /// What the caches of cells, heads and nodes hold and how often they had what was asked for.
+    /// Returns sizes and hit counts of the chunk, head and node caches.
     pub(crate) fn cache_use(&self) -> [CacheStats; 3] {
         let (cells, heads) = self.medium.pager.cache_use();
         [cells, heads, self.medium.store.usage()]
     }
 
-    /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
+    /// Drops decrypted, unchanged data from memory: pages of files, heads and nodes of trees.
     pub(crate) fn forget_plaintext(&self) {
         self.medium.pager.clear_data_caches();
         self.medium.store.clear();
@@ -295,7 +297,8 @@ impl Volume {
         self.shortage.reserve(groups_for(bytes, pages))
     }
 
-    /// As [`Self::reserve_data`] for data that was accepted before, which may use what is kept for deletes: groups of four blocks.
+    /// Like [`Self::reserve_data`] for data that was accepted before, which may use the reserve of
+    /// deletes: groups of four blocks.
     pub(crate) fn reserve_accepted(&self, groups: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
@@ -305,7 +308,8 @@ impl Volume {
         Ok(self.allocator.reserved(groups))
     }
 
-    /// Promises groups of four blocks if they can be had without a commit, also to who holds the writers' lock.
+    /// Reserves groups of four blocks if they are available without a commit; callable under the
+    /// writers' lock.
     pub(crate) fn reserve_spare(&self, groups: u64) -> Option<Reservation> {
         self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
     }
@@ -315,7 +319,7 @@ impl Volume {
         self.shortage.have_room(enough)
     }
 
-    /// Whether anybody waits for room.
+    /// Returns whether a change waits for space.
     pub(crate) fn is_short(&self) -> bool {
         self.shortage.is_short()
     }
@@ -358,7 +362,7 @@ impl Volume {
         self.medium.pager.cipher().has_log()
     }
 
-    /// What this session wrote into the log.
+    /// Returns the log usage of this session.
     pub(crate) fn log_use(&self) -> LogStats {
         self.committer.log_use()
     }
@@ -391,26 +395,26 @@ impl Volume {
 
     /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
     pub(crate) fn commit(&self) -> Result<Generation> {
-        self.committer.commit_for(Purpose::Changes)
+        self.committer.commit_for(CommitReason::Changes)
     }
 
-    /// Counts a caller of [`Self::commit`] in without waiting; see [`Committer::want_commit`].
-    pub(crate) fn want_commit(&self) -> Result<WantedCommit> {
+    /// Counts a caller of [`Self::commit`] in without waiting; see [`GroupCommit::want_commit`].
+    pub(crate) fn want_commit(&self) -> Result<CommitTicket> {
         self.committer.want_commit()
     }
 
     /// [`Self::commit`], by a caller that was counted in before.
-    pub(crate) fn commit_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
-        self.committer.wait_for_commit(wanted, Purpose::Changes)
+    pub(crate) fn commit_wanted(&self, wanted: CommitTicket) -> Result<Generation> {
+        self.committer.wait_for_commit(wanted, CommitReason::Changes)
     }
 
     /// As [`Self::commit_wanted`], where an entry of the log does as well.
-    pub(crate) fn sync_wanted(&self, wanted: WantedCommit) -> Result<Generation> {
-        self.committer.wait_for_commit(wanted, Purpose::Sync)
+    pub(crate) fn sync_wanted(&self, wanted: CommitTicket) -> Result<Generation> {
+        self.committer.wait_for_commit(wanted, CommitReason::Sync)
     }
 
     /// The chain that the next commit goes on from.
-    pub(in crate::txn) fn chain(&self) -> Chain {
+    pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.committer.chain()
     }
 
@@ -426,13 +430,13 @@ impl Volume {
         self.line.first().copied()
     }
 
-    /// Whether what was opened is `seen` or came after it.
-    pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Descent> {
+    /// Returns whether the opened commit is `seen` or one of its descendants.
+    pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
         self.past(&self.state()).descent_from(seen)
     }
 
     /// The same of an entry of the log of `seen`, which it continues.
-    pub(crate) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Descent {
+    pub(crate) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Ancestry {
         self.past(&self.state()).descent_from_entry(seen, entry)
     }
 
@@ -446,8 +450,8 @@ impl Volume {
         self.past(&self.state()).trail(mark, most)
     }
 
-    fn past<'a>(&'a self, state: &'a State) -> Past<'a> {
-        Past {
+    fn past<'a>(&'a self, state: &'a State) -> History<'a> {
+        History {
             line: &self.line,
             carried: &self.carried,
             log: self.opened_log.as_ref(),
@@ -469,7 +473,7 @@ impl Volume {
         }
         self.committer.as_leader(|chain| {
             let mut transaction = self.writer.lock();
-            self.committer.commit_locked(Purpose::Changes, chain, &mut transaction)?;
+            self.committer.commit_locked(CommitReason::Changes, chain, &mut transaction)?;
             let next_ino = self.state().counters.next_ino;
             let mut contradictions = self.contradictions(&self.durable(), next_ino, None)?;
             contradictions.extend(self.allocator.find_behind_end()?);
@@ -496,7 +500,7 @@ impl Volume {
 
     fn auditor(&self) -> Auditor<'_> {
         // A reader lays the log over tree 1 alone: space and counts are those of the record.
-        let state = self.unlaid.get().cloned().unwrap_or_else(|| self.state());
+        let state = self.before_replay.get().cloned().unwrap_or_else(|| self.state());
         Auditor { allocator: &self.allocator, medium: &self.medium, state }
     }
 
@@ -534,7 +538,7 @@ impl Volume {
     /// leaves all as it was, for the next step.
     fn confirm(&self) -> Result<()> {
         let wanted = self.allocator.waits_for_commit() || recovery::may_be_undone(&self.durable());
-        if wanted && !self.is_dirty() { self.committer.commit_for(Purpose::Drain).map(drop) } else { Ok(()) }
+        if wanted && !self.is_dirty() { self.committer.commit_for(CommitReason::FreeSpace).map(drop) } else { Ok(()) }
     }
 
     /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.
@@ -564,7 +568,7 @@ impl Volume {
             if !self.is_dirty() && !self.allocator.waits_for_commit() {
                 break;
             }
-            self.committer.commit_for(Purpose::Drain)?;
+            self.committer.commit_for(CommitReason::FreeSpace)?;
         }
         self.allocator.release_pending_frees();
         // What is being erased is out of reach for a moment, so something else has to be there.
@@ -600,11 +604,11 @@ impl Volume {
         if storage.len()? > length {
             if self.durable().total_blocks * BLOCK > length && !storage.has_atomic_barrier() {
                 // The file must never be shorter than a record that may be trusted says.
-                self.committer.commit_for(Purpose::Shorten)?;
+                self.committer.commit_for(CommitReason::Truncate)?;
             }
             storage.set_len(length)?;
         }
-        self.committer.commit_for(Purpose::Close)?;
+        self.committer.commit_for(CommitReason::Close)?;
         // For the next one who opens it, when the disk may be full.
         storage.keep_ballast();
         Ok(())

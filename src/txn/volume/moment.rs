@@ -1,4 +1,4 @@
-//! What a snapshot or a pinned moment shows, as a volume beside the archive that is open.
+//! Read-only volumes of a snapshot or a pinned version of an open archive.
 //!
 //! It stands on the pages of that archive and has caches and a version of its own, which never changes. No version of the archive is pinned by it, and none
 //! has to be for a snapshot: as long as it has its name, neither its nodes nor the pages of its extents are freed (specification section 8). So
@@ -14,8 +14,8 @@ use crate::format::values::SnapshotValue;
 use crate::format::{Key, TreeId, kind};
 use crate::pager::space::SpaceMap;
 use crate::txn::commit::Session;
-use crate::txn::kept::is_being_removed;
 use crate::txn::operation::Operation;
+use crate::txn::snapshot_list::is_being_removed;
 
 /// Nodes that are read of it are kept in so many bytes, a quarter of this.
 const MEMORY: u64 = 32 << 20;
@@ -32,7 +32,8 @@ impl Volume {
         Ok(Arc::new(volume))
     }
 
-    /// What is pinned, as a volume that can only be read. The pin has to be held as long as it is in use.
+    /// Returns the pinned version as a read-only volume. The caller holds the pin as long as the
+    /// volume is in use.
     pub(crate) fn pinned_moment(&self, pinned: &Pinned) -> Arc<Volume> {
         Arc::new(self.beside(pinned.content()))
     }

@@ -11,9 +11,9 @@ use crate::frame::PageCipher;
 use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
 use crate::storage::Storage;
-use crate::txn::commit::{Chain, Session};
+use crate::txn::ancestry::Mark;
+use crate::txn::commit::{CommitTail, Session};
 use crate::txn::finding::Finding;
-use crate::txn::lineage::Mark;
 use crate::txn::recovery;
 
 /// Memory while an archive is made: nothing is read back.
@@ -24,8 +24,8 @@ const CREATE_MEMORY: u64 = 16 << 20;
 const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
 impl Volume {
-    /// Makes a new, empty volume in a storage whose headers are written: random ring slots, empty trees. Nothing is durable
-    /// before the first `commit`.
+    /// Creates an empty volume in a storage with written headers: random ring slots, empty trees.
+    /// Nothing is durable before the first `commit`.
     pub(crate) fn create(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
@@ -76,8 +76,8 @@ impl Volume {
         };
         let next = from.open_generation();
         let volume = Volume::begin(storage, cipher, environment, header_sequence, record, next)?;
-        let Chain { tag, previous_session, .. } = from.chain();
-        volume.committer.set_chain(Chain { tag, previous_session, ..Chain::default() });
+        let CommitTail { tag, previous_session, .. } = from.chain();
+        volume.committer.set_chain(CommitTail { tag, previous_session, ..CommitTail::default() });
         Ok(volume)
     }
 
@@ -196,7 +196,7 @@ impl Volume {
             let logged = recovered.logged.as_ref().map(|(logged, _)| logged);
             refuse(volume.contradictions(&recovered.record, recorded_ino, logged)?)?;
         }
-        let mut chain = Chain::default();
+        let mut chain = CommitTail::default();
         let auditor = volume.auditor();
         let whole = recovered.restore_space(&volume.allocator, &volume.medium.pager, &mut chain)?;
         if !whole {

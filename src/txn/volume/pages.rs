@@ -6,7 +6,7 @@ use crate::format::data_head::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
 use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
 use crate::txn::allocator::Reservation;
-use crate::txn::unnamed::{UnnamedPages, WrittenPiece};
+use crate::txn::unreferenced_pages::{UnreferencedPages, WrittenPiece};
 
 /// Room asked for beyond a framed page when free space is in fragments: 1 MiB, what a file grows by at least.
 const MORE: u64 = 1 << 20;
@@ -34,12 +34,13 @@ impl Volume {
         self.medium.pager.is_remote()
     }
 
-    /// Bytes of what is durable that are where nobody else finds them, as of [`crate::storage::Storage::kept_back`].
+    /// Returns the durable bytes that other readers cannot find yet, see
+    /// [`crate::storage::Storage::kept_back`].
     pub(crate) fn pending_upload_bytes(&self) -> Result<u64> {
         self.medium.pager.storage().pending_upload_bytes()
     }
 
-    /// The files whose parts lie in a packed page; None when it is a page of another kind.
+    /// Returns the files whose parts lie in a packed page; None for a page of another kind.
     pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
         self.medium.pager.packed_items(page)
     }
@@ -76,8 +77,8 @@ impl Volume {
         offset: u64,
         data: &[u8],
         compress: bool,
-    ) -> Result<UnnamedPages> {
-        let mut pages = UnnamedPages::new(self);
+    ) -> Result<UnreferencedPages> {
+        let mut pages = UnreferencedPages::new(self);
         let page = frame::data_page(ino.0, offset, data, compress);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
@@ -102,7 +103,7 @@ impl Volume {
         reservation: &mut Reservation,
         files: &[(Ino, u64, &[u8])],
         compress: bool,
-    ) -> Result<UnnamedPages> {
+    ) -> Result<UnreferencedPages> {
         if let [(ino, offset, data)] = *files {
             return self.write_data(reservation, ino, offset, data, compress);
         }
@@ -112,7 +113,7 @@ impl Volume {
             items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
             data.extend_from_slice(bytes);
         }
-        let mut pages = UnnamedPages::new(self);
+        let mut pages = UnreferencedPages::new(self);
         let page = frame::packed_page(&data, &items, compress);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
@@ -143,9 +144,9 @@ impl Volume {
     }
 }
 
-impl UnnamedPages {
+impl UnreferencedPages {
     /// None yet.
-    pub(crate) fn new(volume: &Volume) -> UnnamedPages {
-        UnnamedPages::none(&volume.allocator)
+    pub(crate) fn new(volume: &Volume) -> UnreferencedPages {
+        UnreferencedPages::none(&volume.allocator)
     }
 }

@@ -8,23 +8,24 @@ use crate::btree::Tree;
 use crate::error::{Error, Result, SnapshotStats};
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{Generation, Key, Timestamp, TreeId, kind};
-use crate::txn::commit::Purpose;
-use crate::txn::kept::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
+use crate::txn::commit::CommitReason;
 use crate::txn::operation::Operation;
 use crate::txn::references::following;
+use crate::txn::snapshot_list::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
 use crate::txn::state::{Counters, State, Trees};
 
-/// Who chooses among the snapshots that there are: the ids of those that are to go.
+/// Callback that selects the ids of the snapshots to remove.
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&[(u64, SnapshotValue)]) -> Result<Vec<u64>>;
 
-/// Snapshots that one operation takes the names of: each changes a record of up to 400 bytes, so that what is reserved for the nodes stays below 10 MiB.
+/// Snapshots whose names one operation clears: each changes a record of up to 400 bytes, so the
+/// reservation for the nodes stays below 10 MiB.
 const FORGET_STEP: usize = 128;
 
 /// Dead-list entries handled by one operation.
 const REMOVAL_STEP: usize = 256;
 
 impl Volume {
-    /// Keeps the present content under `name`; durable when it returns. Answers the snapshot's id.
+    /// Creates a snapshot of the present content under `name`, durable on return. Returns its id.
     ///
     /// # Errors
     /// `Exists` when another one has the name, `Invalid` for what is no name, `ReadOnly`, `NoSpace`, `Latched`.
@@ -54,13 +55,14 @@ impl Volume {
         self.keep(&kept.name, Some(kept.time)).map(drop)
     }
 
-    /// By who holds the lock of snapshots; the time is now unless it is given. The next commit makes it durable.
+    /// Creates a snapshot; the caller holds the lock of snapshots. `time` defaults to now. The next
+    /// commit makes it durable.
     fn keep(&self, name: &[u8], time: Option<Timestamp>) -> Result<u64> {
         self.committer.as_leader(|chain| {
             // No operation may come between the commit and the record that keeps its root, so the writers wait.
             let mut transaction = self.writer.lock();
             self.mark_staged();
-            self.committer.commit_locked(Purpose::Drain, chain, &mut transaction)?;
+            self.committer.commit_locked(CommitReason::FreeSpace, chain, &mut transaction)?;
             let durable = self.durable();
             let root = durable.roots[TreeId::Live];
             transaction.operate(false, |operation| {
@@ -81,7 +83,7 @@ impl Volume {
         })
     }
 
-    /// Reads what [`Self::snapshot_use`] tells from then on; taking and removing does it again.
+    /// Refreshes the value of [`Self::snapshot_use`]; taking and removing snapshots does so too.
     ///
     /// # Errors
     /// `Damaged`, those of the host.
@@ -92,14 +94,14 @@ impl Volume {
         Ok(())
     }
 
-    /// What was done is done, whatever is read then: what cannot be read is not known any more.
+    /// Refreshes the snapshot usage after a completed change; clears it if it cannot be read.
     fn look_again(&self) {
         if self.look_at_snapshots().is_err() {
             *self.snapshot_use.lock() = None;
         }
     }
 
-    /// How many snapshots there are, asked of memory alone; None when nobody has looked.
+    /// Returns the cached snapshot count; None before the first look.
     pub(crate) fn snapshot_use(&self) -> Option<SnapshotStats> {
         *self.snapshot_use.lock()
     }
@@ -118,7 +120,7 @@ impl Volume {
         snapshots_of(&self.state().trees.snapshots, &self.medium.store)
     }
 
-    /// Those that can be read.
+    /// Returns the snapshots whose removal has not begun.
     pub(crate) fn readable_snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
         let mut all = self.snapshots()?;
         all.retain(|(_, snapshot)| !is_being_removed(snapshot));
@@ -135,7 +137,8 @@ impl Volume {
         found.ok_or(Error::NotFound)
     }
 
-    /// What the snapshot of this number shows. `state` must be held as long as the tree is used.
+    /// Returns the tree of the snapshot with this id. `state` must be held as long as the tree is
+    /// used.
     ///
     /// # Errors
     /// `Stale` when that version has none, or only one that is being removed.
@@ -151,7 +154,8 @@ impl Volume {
         Ok(self.snapshots()?.iter().any(|(_, snapshot)| is_being_removed(snapshot)))
     }
 
-    /// Lets who only reads see the snapshot of this name in place of the live tree, and nothing of the log, which belongs to that. Before anything is read.
+    /// Replaces the live tree of a read-only volume by the snapshot of this name, without the log,
+    /// which belongs to the live tree. Call before any read.
     ///
     /// # Errors
     /// `NotFound` when there is none of this name.
@@ -162,7 +166,7 @@ impl Volume {
         let base = versions.published();
         let trees = Trees { live: snapshot_tree(&snapshot), ..base.trees.clone() };
         let counters = Counters { inodes: snapshot.inodes, ..base.counters };
-        let _first = self.unlaid.set(base.clone());
+        let _first = self.before_replay.set(base.clone());
         versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));
         Ok(())
     }
@@ -178,9 +182,9 @@ impl Volume {
         })
     }
 
-    /// Takes the names away of all that `choose` wants gone of those that are there, after which nobody reads them any more; [`Self::removal_step`] frees what
-    /// only they show. The next commit makes it durable. Nobody takes or removes one between the choice and the end, and
-    /// what is not there is passed over.
+    /// Clears the names of the snapshots that `choose` selects, after which they cannot be read;
+    /// [`Self::removal_step`] frees their space. The next commit makes it durable. No snapshot is
+    /// taken or removed between the choice and the end; ids that do not exist are skipped.
     ///
     /// # Errors
     /// That of `choose`, with nothing removed.
@@ -195,18 +199,21 @@ impl Volume {
         Ok(())
     }
 
-    /// Frees some of what is shown only by snapshots that lost their names, and takes their records away when nothing is left; answers whether there is
-    /// more to do. It goes on where another session was interrupted.
+    /// Frees some pages that only snapshots without a name show, and removes their records when
+    /// nothing is left; returns whether there is more to do. Resumes the removals of an interrupted
+    /// session.
     pub(crate) fn removal_step(&self) -> Result<bool> {
         self.step_of(&mut self.snapshots.lock())
     }
 
-    /// As [`Self::removal_step`], by who has other work to do: it waits for nobody, and what is damaged stays.
+    /// Like [`Self::removal_step`], for background work: waits for no lock, and leaves damaged
+    /// snapshots.
     pub(super) fn removal_step_aside(&self) -> Result<bool> {
         self.snapshots.try_lock().map_or(Ok(false), |mut removals| self.step_past_damage(&mut removals))
     }
 
-    /// As [`Self::removal_step`], by who needs the room that it frees; what is damaged stays. Whoever holds the lock waits neither for room nor for a file.
+    /// Like [`Self::removal_step`], for callers that need the space; leaves damaged snapshots.
+    /// Holders of the lock wait neither for space nor for a file.
     pub(crate) fn removal_step_for_room(&self) -> Result<bool> {
         self.step_past_damage(&mut self.snapshots.lock())
     }
@@ -239,7 +246,7 @@ impl Operation<'_> {
         self.trees.snapshots.insert(self.store, &mut self.global_edits, key, &snapshot.encode()).map(drop)
     }
 
-    /// Takes the names of these away.
+    /// Clears the names of these snapshots.
     fn forget_snapshots(&mut self, ids: &[u64]) -> Result<()> {
         // Which one is newest and which one is before it, is asked within the operation.
         let mut all = snapshots_of(&self.trees.snapshots, self.store)?;

@@ -1,4 +1,4 @@
-//! What snapshots hold: the space that removing some of them together would give back.
+//! Snapshot space usage: the space that removal of a set of snapshots would free.
 //!
 //! # Why the dead lists tell it
 //! A page that no snapshot of the rest shows, nor the live tree, is named by entries of dead lists alone: so many as its count says. Such an entry, on
@@ -16,8 +16,8 @@ use super::Volume;
 use crate::error::Result;
 use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Run, kind};
-use crate::txn::kept::{before, is_being_removed, snapshots_of};
 use crate::txn::references;
+use crate::txn::snapshot_list::{before, is_being_removed, snapshots_of};
 
 /// Dead-list entries read in one version when they are summed up.
 const STEP: usize = 4096;

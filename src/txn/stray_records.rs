@@ -1,4 +1,5 @@
-//! Looks for records where no writer puts them, in the trees beside that of the files (specification 6.2): readers pass them by.
+//! Finds records in trees where no writer puts them, except in the tree of files (specification
+//! 6.2): readers skip them.
 
 use super::finding::{Finding, FindingKind, Severity};
 use super::state::State;
@@ -16,7 +17,8 @@ fn belongs(tree: TreeId, key: Key) -> bool {
     }
 }
 
-/// Tells each record that has no business in its tree. Nodes that cannot be read are told by who counts the pages.
+/// Reports each record that does not belong into its tree. Unreadable nodes are reported by the
+/// page count.
 pub(super) fn find_strays(
     store: &NodeStore,
     state: &State,

@@ -1,6 +1,6 @@
-//! Several searches in one version: those near each other share a descent.
+//! Read view: several searches in one version; searches near each other share a descent.
 //!
-//! # Why what a snapshot shows is whole while it is read
+//! # Why a snapshot is whole while it is read
 //! Its record is looked up in a published version, and that version is held as long as its tree is used. Where the record has a name, no page that the tree
 //! reaches is free: what leaves the live tree goes to a dead list, and whoever removes the snapshot takes the name away by one operation and frees by
 //! later ones. Those come after the version that is held, so their pages stay as they are until it is let go (TXN-1). Whoever looks the record up
@@ -18,27 +18,27 @@ use crate::btree::{Finger, Tree};
 use crate::error::Result;
 
 /// Owns the version together with the place in it, so that neither is used with another.
-pub(crate) struct Reading<'v> {
+pub(crate) struct ReadView<'v> {
     volume: &'v Volume,
     state: Arc<State>,
-    /// What is read in place of the version's live tree.
+    /// Tree of a snapshot, read in place of the version's live tree.
     kept: Option<Tree>,
     finger: Finger,
 }
 
-impl<'v> Reading<'v> {
-    pub(crate) fn of(volume: &'v Volume, state: Arc<State>) -> Reading<'v> {
-        Reading { volume, state, kept: None, finger: Finger::default() }
+impl<'v> ReadView<'v> {
+    pub(crate) fn of(volume: &'v Volume, state: Arc<State>) -> ReadView<'v> {
+        ReadView { volume, state, kept: None, finger: Finger::default() }
     }
 
-    /// Of what the snapshot of this number shows.
+    /// Returns a view of the snapshot with this id.
     ///
     /// # Errors
     /// `Stale` when it is gone, or its removal has begun.
-    pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<Reading<'v>> {
+    pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<ReadView<'v>> {
         let state = volume.state();
         let kept = Some(volume.snapshot_tree(&state, id)?);
-        Ok(Reading { volume, state, kept, finger: Finger::default() })
+        Ok(ReadView { volume, state, kept, finger: Finger::default() })
     }
 
     pub(crate) fn state(&self) -> &State {

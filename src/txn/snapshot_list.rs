@@ -35,7 +35,7 @@ pub(super) fn snapshot_tree(snapshot: &SnapshotValue) -> Tree {
     Tree::from_root(TreeId::Live, &snapshot.root)
 }
 
-/// Refuses what no snapshot can be called: a snapshot's name may become that of a directory.
+/// Rejects invalid snapshot names: a name may become that of a directory.
 pub(super) fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(Error::invalid("the name of a snapshot has 1 to 255 bytes"));

@@ -52,7 +52,7 @@ use crate::crypto::kdf::hkdf;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::{ArchiveId, Generation};
-use crate::txn::{Descent, Mark, Volume};
+use crate::txn::{Ancestry, Mark, Volume};
 
 /// Label of the fingerprint, which is derived from the volume key.
 const FINGERPRINT_LABEL: &str = "lockbox/v1/fingerprint";
@@ -277,7 +277,7 @@ impl KnownPlaces {
         // PLACE-5
         known.archive == self.archive
             && known.mark.zip(volume).is_some_and(|(mark, volume)| {
-                volume.descent_from(&mark).is_ok_and(|descent| descent == Descent::Continues)
+                volume.descent_from(&mark).is_ok_and(|descent| descent == Ancestry::Descendant)
             })
     }
 

@@ -1,4 +1,4 @@
-//! What all parts of a volume stand on: pages and nodes, published versions, time and randomness.
+//! Shared context of a volume: pager, node store, published versions, clock and randomness.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::pager::Pager;
 
-pub(super) struct Medium {
+pub(super) struct VolumeContext {
     pub(super) pager: Arc<Pager>,
     pub(super) store: NodeStore,
     pub(super) versions: Versions,

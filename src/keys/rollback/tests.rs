@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{EntryMark, Looked, Seen, SeenFile, SeenOptions, TRAIL, Witness, judge};
+use super::{EntryMark, RollbackCheck, RollbackGuard, RollbackState, RollbackStateFile, SeenOptions, TRAIL, judge};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::{Error, Result, Timestamp};
@@ -22,8 +22,8 @@ fn key() -> SecretKey {
     SecretKey::new([9; 32])
 }
 
-fn file(directory: &Path) -> SeenFile {
-    SeenFile::new(directory, &key(), &ARCHIVE)
+fn file(directory: &Path) -> RollbackStateFile {
+    RollbackStateFile::new(directory, &key(), &ARCHIVE)
 }
 
 /// One user's memory and the source of its randomness.
@@ -64,23 +64,23 @@ impl User {
         storage: &Arc<SimulatedStorage>,
         read_only: bool,
         options: &SeenOptions,
-    ) -> Result<(Arc<Volume>, Witness)> {
-        let looked = Looked::at(options, &key(), &ARCHIVE);
+    ) -> Result<(Arc<Volume>, RollbackGuard)> {
+        let looked = RollbackCheck::at(options, &key(), &ARCHIVE);
         let open = txn::OpenOptions { read_only, memory: 32 << 20 };
         let environment = self.environment.clone();
         let volume = Volume::open_seen(storage.clone(), self.cipher(), environment, 1, &open, looked.mark())?;
         let replace = judge(&volume, 1, looked.seen.as_ref(), options, read_only)?;
-        let witness = Witness::new(volume.clone(), 1, looked, replace);
+        let witness = RollbackGuard::new(volume.clone(), 1, looked, replace);
         match volume.take_logged() {
-            Some(logged) if read_only => volume.lay_for_reading(&logged, &mut |_| Ok(()))?,
-            Some(logged) => volume.lay(&logged, 0, &mut |_| Ok(()))?,
+            Some(logged) if read_only => volume.replay_read_only(&logged, &mut |_| Ok(()))?,
+            Some(logged) => volume.replay(&logged, 0, &mut |_| Ok(()))?,
             None => {}
         }
         witness.remember();
         Ok((volume, witness))
     }
 
-    fn open(&self, storage: &Arc<SimulatedStorage>) -> Result<(Arc<Volume>, Witness)> {
+    fn open(&self, storage: &Arc<SimulatedStorage>) -> Result<(Arc<Volume>, RollbackGuard)> {
         self.open_with(storage, false, &self.options())
     }
 
@@ -129,7 +129,7 @@ fn mark(session: u8, first: u64, generation: u64) -> Mark {
 fn a_memory_survives_its_file_and_reveals_nothing() {
     let user = User::new(1);
     let directory = user.home.path().join("state/lockbox");
-    let seen = Seen {
+    let seen = RollbackState {
         time: Timestamp { seconds: 1_700_000_000, nanos: 5 },
         header_sequence: 3,
         trail: (0..TRAIL as u64).map(|i| mark(i as u8, 1000 - 10 * i, 1005 - 10 * i)).collect(),
@@ -150,7 +150,7 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
     for at in 0..bytes.len() {
         let mut altered = bytes.clone();
         altered[at] ^= 1;
-        assert!(matches!(Seen::decode(&altered), Err(Error::Damaged(_)) | Ok(_)));
+        assert!(matches!(RollbackState::decode(&altered), Err(Error::Damaged(_)) | Ok(_)));
         if at % 97 == 0 {
             std::fs::write(path, &altered).unwrap();
             assert!(matches!(file(&directory).load(), Err(Error::Damaged(_))), "at={at}");
@@ -161,15 +161,19 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
         assert!(matches!(file(&directory).load(), Err(Error::Damaged(_))));
     }
     let options = SeenOptions { directory: Some(directory), ..SeenOptions::default() };
-    assert!(Looked::at(&options, &key(), &ARCHIVE).seen.is_none(), "a warning, no error");
+    assert!(RollbackCheck::at(&options, &key(), &ARCHIVE).seen.is_none(), "a warning, no error");
 }
 
 #[test]
 fn what_is_remembered_goes_where_it_was_whatever_hides_the_path() {
     let user = User::new(3);
     let (directory, aside) = (user.home.path().join("seen"), user.home.path().join("aside"));
-    let seen =
-        Seen { time: Timestamp { seconds: 1, nanos: 0 }, header_sequence: 3, trail: vec![mark(1, 2, 3)], entry: None };
+    let seen = RollbackState {
+        time: Timestamp { seconds: 1, nanos: 0 },
+        header_sequence: 3,
+        trail: vec![mark(1, 2, 3)],
+        entry: None,
+    };
     let opened = file(&directory);
     std::fs::rename(&directory, &aside).unwrap();
     std::fs::create_dir(&directory).unwrap();
@@ -254,7 +258,7 @@ fn copies_written_apart_are_refused_until_that_is_accepted() {
 }
 
 /// What was there after a commit, after each of five entries of its log, and the writer with what it is remembered by.
-fn logged(user: &User) -> (Vec<Arc<SimulatedStorage>>, Arc<Volume>, Witness) {
+fn logged(user: &User) -> (Vec<Arc<SimulatedStorage>>, Arc<Volume>, RollbackGuard) {
     let storage = user.create();
     let (volume, witness) = user.open(&storage).unwrap();
     user.change(&volume);
@@ -354,7 +358,7 @@ fn a_log_that_was_written_apart_is_a_fork() {
         let apart = copy(&copies[entries]);
         for _ in 0..3 {
             stranger.session(&apart);
-            let looked = Looked::at(&user.options(), &key(), &ARCHIVE);
+            let looked = RollbackCheck::at(&user.options(), &key(), &ARCHIVE);
             let open = txn::OpenOptions { read_only: true, memory: 32 << 20 };
             let volume = Volume::open(apart.clone(), user.cipher(), user.environment.clone(), 1, &open).unwrap();
             let judged = judge(&volume, 1, looked.seen.as_ref(), &user.options(), true);
@@ -367,21 +371,24 @@ fn a_log_that_was_written_apart_is_a_fork() {
 /// What programs from before the log wrote, and what this one writes of an archive without entries.
 #[test]
 fn what_has_no_entry_is_remembered_as_before() {
-    let seen = Seen { time: Timestamp::default(), header_sequence: 3, trail: vec![mark(1, 2, 3)], entry: None };
+    let seen =
+        RollbackState { time: Timestamp::default(), header_sequence: 3, trail: vec![mark(1, 2, 3)], entry: None };
     let bytes = seen.encode();
     assert_eq!((bytes[0], bytes.len()), (1, 80));
-    assert_eq!(Seen::decode(&bytes).unwrap(), seen);
-    let with_entry = Seen { entry: Some(EntryMark { number: 1, tag: [9; 16] }), ..seen };
+    assert_eq!(RollbackState::decode(&bytes).unwrap(), seen);
+    let with_entry = RollbackState { entry: Some(EntryMark { number: 1, tag: [9; 16] }), ..seen };
     let bytes = with_entry.encode();
     assert_eq!((bytes[0], bytes.len()), (2, 104));
-    assert_eq!(Seen::decode(&bytes).unwrap(), with_entry);
+    assert_eq!(RollbackState::decode(&bytes).unwrap(), with_entry);
     // Number 0, a reserved field, too short, too long.
     for (at, byte) in [(80, 0), (84, 1)] {
         let mut wrong = bytes.clone();
         wrong[at] = byte;
-        assert!(Seen::decode(&wrong).is_err());
+        assert!(RollbackState::decode(&wrong).is_err());
     }
-    assert!(Seen::decode(&bytes[..103]).is_err() && Seen::decode(&[&bytes[..], &[0]].concat()).is_err());
+    assert!(
+        RollbackState::decode(&bytes[..103]).is_err() && RollbackState::decode(&[&bytes[..], &[0]].concat()).is_err()
+    );
 }
 
 /// What others wrote in sessions of their own, also more of them than the ring holds, is no reason for an alarm.
@@ -531,7 +538,7 @@ fn an_older_header_is_refused() {
     assert!(!judge(&volume, 1, None, &none, false).unwrap());
     // Remembered alone: nothing was committed since the change.
     let mark = volume.opened_at().unwrap();
-    let seen = Seen { time: Timestamp::default(), header_sequence: 2, trail: vec![mark], entry: None };
+    let seen = RollbackState { time: Timestamp::default(), header_sequence: 2, trail: vec![mark], entry: None };
     assert!(matches!(judge(&volume, 1, Some(&seen), &none, false), Err(Error::Older(text)) if text.contains("header")));
     assert!(judge(&volume, 1, Some(&seen), &SeenOptions { accept_older: true, ..none.clone() }, false).unwrap());
     assert!(!judge(&volume, 2, Some(&seen), &none, false).unwrap());

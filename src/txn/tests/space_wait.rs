@@ -11,7 +11,7 @@ use crate::format::Generation;
 use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
-use crate::txn::commit::{Chain, Purpose};
+use crate::txn::commit::{CommitReason, CommitTail};
 
 /// How long a test that hangs waits before it fails.
 const HANGS: Duration = Duration::from_secs(60);
@@ -41,11 +41,11 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
         for taken in 0..4 {
             let storage = SimulatedStorage::new();
             let (volume, mut expected) = freed(&storage, &dice);
-            volume.committer().set_chain(Chain { force_checkpoint: due, ..volume.chain() });
+            volume.committer().set_chain(CommitTail { force_checkpoint: due, ..volume.chain() });
             let before = volume.durable().generation;
             for _ in 0..70 {
                 refuse_writes(&storage, taken);
-                match volume.committer().commit_for(Purpose::Drain) {
+                match volume.committer().commit_for(CommitReason::FreeSpace) {
                     Err(Error::NoSpace(_)) => {}
                     drained => assert!(taken > 0 && drained.is_ok(), "{taken} {drained:?}"),
                 }
@@ -64,7 +64,7 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
             expected.insert((2, 30), (30, 3000));
             volume.commit().unwrap();
             assert!(volume.durable().generation.0 - last.0 <= 2, "numbers were used up");
-            volume.committer().commit_for(Purpose::Drain).unwrap();
+            volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
             if due {
                 assert_ne!(volume.durable().checkpoint, Generation(0));
             }
@@ -87,7 +87,7 @@ fn who_shares_a_commit_that_failed_is_told_also_after_an_empty_one_was_refused()
     let storage = SimulatedStorage::new();
     let (volume, _) = freed(&storage, &dice);
     refuse_writes(&storage, 0);
-    assert!(matches!(volume.committer().commit_for(Purpose::Drain), Err(Error::NoSpace(_))));
+    assert!(matches!(volume.committer().commit_for(CommitReason::FreeSpace), Err(Error::NoSpace(_))));
     storage.inject(None);
     put(&volume, 2, 30, 30, 3000).unwrap();
     let (first, second) = (volume.want_commit().unwrap(), volume.want_commit().unwrap());
@@ -131,10 +131,10 @@ fn a_commit_for_room_that_is_refused_leaves_the_want_of_room() {
 fn commits_for_room_make_no_checkpoint() {
     let dice = Dice::new(3);
     let (volume, _) = freed(&SimulatedStorage::new(), &dice);
-    volume.committer().set_chain(Chain { force_checkpoint: true, ..volume.chain() });
+    volume.committer().set_chain(CommitTail { force_checkpoint: true, ..volume.chain() });
     let before = volume.chain().checkpoint;
     let calls = short_of_room(&volume, 1);
-    volume.committer().commit_for(Purpose::Shorten).unwrap();
+    volume.committer().commit_for(CommitReason::Truncate).unwrap();
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     assert_eq!(volume.chain().checkpoint, before, "a commit for room wrote a checkpoint");
 }
@@ -179,7 +179,7 @@ fn background_erasing_does_not_queue_for_room() {
     (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
     (0..40).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
-        volume.committer().commit_for(Purpose::Drain).unwrap();
+        volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
     while volume.allocator().reserve(1, keep_of(false)).unwrap() {}
     assert!(volume.allocator().map().has_dirty());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::known_places::{Known, PlaceName};
-use super::{Fingerprint, Looked, SeenOptions, remember_place};
+use super::{Fingerprint, RollbackCheck, SeenOptions, remember_place};
 use crate::crypto::SecretKey;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result, Timestamp};
@@ -53,7 +53,7 @@ impl User {
 }
 
 fn open(options: &SeenOptions, number: u8, archive: [u8; 16]) -> Result<()> {
-    let looked = Looked::at(options, &key(number), &archive);
+    let looked = RollbackCheck::at(options, &key(number), &archive);
     looked.judge_places(options, None)?;
     looked.places().remember(None);
     Ok(())
@@ -110,17 +110,17 @@ fn what_is_being_put_in_place_and_what_it_replaces_are_both_known_until_one_is_s
     for (first, other) in [((1, ONE), (2, TWO)), ((2, TWO), (1, ONE))] {
         let user = User::new();
         user.open(&["/a"], 1, ONE).unwrap();
-        Looked::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
+        RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
         user.open(&["/a"], first.0, first.1).unwrap();
         assert!(is_replaced(&user.open(&["/a"], other.0, other.1)));
     }
     // Of an unknown place nothing is announced: the command may fail.
     let user = User::new();
-    Looked::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
+    RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
     user.open(&["/a"], 1, ONE).unwrap();
     // A command that ended before the file had its name leaves the one of before known, whatever is announced next.
     for number in 3..6 {
-        Looked::at(&user.options(&["/a"]), &key(number), &TWO).places().announce();
+        RollbackCheck::at(&user.options(&["/a"]), &key(number), &TWO).places().announce();
     }
     user.open(&["/a"], 1, ONE).unwrap();
 }
@@ -144,7 +144,7 @@ fn a_memory_that_is_lost_or_altered_is_a_first_use_and_no_alarm() {
         let mut altered = whole.clone();
         altered[at] ^= 1;
         fs::write(&place, altered).unwrap();
-        assert!(Looked::at(&user.options(&["/a"]), &key(2), &TWO).places().are_new(), "byte {at}");
+        assert!(RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().are_new(), "byte {at}");
     }
     // It is remembered anew.
     user.open(&["/a"], 2, TWO).unwrap();
@@ -203,7 +203,7 @@ fn without_a_directory_or_places_nothing_is_compared() {
 fn a_first_use_is_told_once_and_of_recipients_alone() {
     let user = User::new();
     let first = |place: &str, by_recipient| {
-        Looked::at(&user.options(&[place]), &key(1), &ONE).opened_by_recipient(by_recipient).first_use()
+        RollbackCheck::at(&user.options(&[place]), &key(1), &ONE).opened_by_recipient(by_recipient).first_use()
     };
     assert!(first("/a", false).is_none(), "a secret that the maker of the archive must have had vouches for it");
     let told = first("/a", true).unwrap();
@@ -212,7 +212,7 @@ fn a_first_use_is_told_once_and_of_recipients_alone() {
     assert!(first("/a", true).is_none());
     let nowhere = SeenOptions { directory: None, ..user.options(&["/a"]) };
     assert!(
-        Looked::at(&nowhere, &key(1), &ONE).opened_by_recipient(true).first_use().is_none(),
+        RollbackCheck::at(&nowhere, &key(1), &ONE).opened_by_recipient(true).first_use().is_none(),
         "it would be told for ever"
     );
 }
@@ -238,7 +238,7 @@ fn a_new_volume_key_is_known_by_the_history_that_only_a_holder_of_a_key_can_writ
     let user = User::new();
     let options = user.options(&["/a"]);
     let admit = |storage: &Arc<SimulatedStorage>, number| {
-        let looked = Looked::at(&options, &key(number), &ONE);
+        let looked = RollbackCheck::at(&options, &key(number), &ONE);
         looked.admit(&opened(storage, number), 1, &options, true)
     };
     let old = created(1);

@@ -1,6 +1,6 @@
-//! Who leads a commit, who waits for it, and what both are told.
+//! Group commit: leader election, waiting callers, and result propagation.
 //!
-//! Only a leader is given `&mut Chain`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
+//! Only a leader is given `&mut CommitTail`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
 //! the writers' lock for the freeze and lets it go before anything is written, unless the caller brings it along.
 
 use std::sync::Arc;
@@ -8,19 +8,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::chain::{Chain, Purpose};
-use super::joining::Joining;
-use super::nodes::LoggedNodes;
+use super::chain_tail::{CommitReason, CommitTail};
+use super::commit_delay::CommitDelay;
+use super::log_reservation::LogReservation;
 use super::record::RecordWriter;
 use super::reserved::ReservedPages;
 use crate::error::{Error, LogStats, Result};
 use crate::format::{BLOCK, Generation, SessionId};
 use crate::txn::allocator::Allocator;
-use crate::txn::lineage::{Durable, Mark};
-use crate::txn::medium::Medium;
+use crate::txn::ancestry::{Durable, Mark};
+use crate::txn::context::VolumeContext;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
 
-/// Who waits for whom. Nothing else is locked, read or written while its lock is held.
+/// Leader, waiting callers and results. Nothing else is locked, read or written while its lock is
+/// held.
 #[derive(Default)]
 struct Queue {
     running: bool,
@@ -37,54 +38,54 @@ struct Queue {
     failed: Option<(u64, Error)>,
     /// Callers for which the next commit is needed.
     joined: u64,
-    joining: Joining,
-    chain: Chain,
+    joining: CommitDelay,
+    chain: CommitTail,
 }
 
-/// What a leader made durable with.
-enum Made {
+/// Outcome of a commit.
+enum CommitOutcome {
     /// An entry of the log, or nothing because the last one had it all.
-    Entry,
+    LogEntry,
     Commit,
 }
 
 /// The number of the commit that a caller needs.
 #[derive(Debug)]
 #[must_use = "nobody else may lead the commit"]
-pub(crate) struct WantedCommit(u64);
+pub(crate) struct CommitTicket(u64);
 
 /// Makes the open transaction durable.
-pub(in crate::txn) struct Committer {
-    pub(super) medium: Arc<Medium>,
+pub(in crate::txn) struct GroupCommit {
+    pub(super) medium: Arc<VolumeContext>,
     pub(super) allocator: Arc<Allocator>,
     pub(super) writer: Arc<Writer>,
     record: RecordWriter,
     queue: Mutex<Queue>,
     /// A commit ended.
     done: Condvar,
-    /// Somebody needs the commit that has not begun.
+    /// A caller needs the commit that has not begun.
     joined: Condvar,
     read_only: bool,
-    pub(super) nodes: Mutex<LoggedNodes>,
+    pub(super) nodes: Mutex<LogReservation>,
     /// Entries of the log that were written, and their bytes.
     pub(super) logged: (AtomicU64, AtomicU64),
 }
 
-/// How a volume is opened, as far as its commits tell.
+/// Session of an opened volume, as its commit records carry it.
 pub(in crate::txn) struct Session {
     pub(in crate::txn) id: SessionId,
     pub(in crate::txn) header_sequence: u64,
     pub(in crate::txn) read_only: bool,
 }
 
-impl Committer {
+impl GroupCommit {
     pub(in crate::txn) fn new(
-        medium: Arc<Medium>,
+        medium: Arc<VolumeContext>,
         allocator: Arc<Allocator>,
         writer: Arc<Writer>,
         session: &Session,
-    ) -> Committer {
-        Committer {
+    ) -> GroupCommit {
+        GroupCommit {
             record: RecordWriter {
                 pages: ReservedPages { allocator: allocator.clone(), medium: medium.clone() },
                 writer: writer.clone(),
@@ -126,43 +127,44 @@ impl Committer {
             durable.closed || (durable.session != self.record.session && durable.generation != Generation(0))
         };
         if begins {
-            self.commit_for(Purpose::Drain)?;
+            self.commit_for(CommitReason::FreeSpace)?;
         }
         Ok(())
     }
 
-    pub(in crate::txn) fn commit_for(&self, purpose: Purpose) -> Result<Generation> {
+    pub(in crate::txn) fn commit_for(&self, purpose: CommitReason) -> Result<Generation> {
         let wanted = self.want_commit()?;
         self.wait_for_commit(wanted, purpose)
     }
 
-    /// Counts a caller in: the commit that it needs begins after this. Somebody has to wait for it, or nobody leads it.
+    /// Registers a caller: the commit that it needs begins after this call. A caller must wait on
+    /// the ticket, or the commit has no leader.
     ///
     /// # Errors
     /// `Latched`, `ReadOnly`.
-    pub(in crate::txn) fn want_commit(&self) -> Result<WantedCommit> {
+    pub(in crate::txn) fn want_commit(&self) -> Result<CommitTicket> {
         self.check_writable()?;
         let mut queue = self.queue.lock();
         // A commit that is running may have frozen already, so the next one is needed.
         let needed = queue.started + 1;
         queue.joined += 1;
         self.joined.notify_one();
-        Ok(WantedCommit(needed))
+        Ok(CommitTicket(needed))
     }
 
-    /// Leads commits until the one that is wanted has ended, or waits for those who do.
+    /// Waits for the commit of the ticket; leads commits while there is no other leader.
     pub(in crate::txn) fn wait_for_commit(
         &self,
-        WantedCommit(needed): WantedCommit,
-        purpose: Purpose,
+        CommitTicket(needed): CommitTicket,
+        purpose: CommitReason,
     ) -> Result<Generation> {
         let mut queue = self.queue.lock();
         // A commit for changes alone writes nothing when there are none, and only that of a close says so.
         let is_over = |queue: &Queue| match purpose {
-            Purpose::Sync => queue.finished >= needed,
-            Purpose::Changes => queue.committed >= needed,
-            Purpose::Drain | Purpose::Shorten => queue.recorded >= needed,
-            Purpose::Close => queue.recorded >= needed && self.medium.versions.durable().closed,
+            CommitReason::Sync => queue.finished >= needed,
+            CommitReason::Changes => queue.committed >= needed,
+            CommitReason::FreeSpace | CommitReason::Truncate => queue.recorded >= needed,
+            CommitReason::Close => queue.recorded >= needed && self.medium.versions.durable().closed,
         };
         while !is_over(&queue) {
             if queue.running {
@@ -170,7 +172,7 @@ impl Committer {
                 continue;
             }
             queue.running = true;
-            self.await_joining(&mut queue);
+            self.wait_for_callers(&mut queue);
             let (mut served, mut took) = (0, std::time::Duration::ZERO);
             let result = self.lead(&mut queue, |chain, callers| {
                 let began = self.medium.environment.now();
@@ -190,7 +192,7 @@ impl Committer {
     }
 
     /// Waits for the commit in flight, then runs `f` as the only leader.
-    pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+    pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.queue.lock();
         while queue.running {
             self.wait(&mut queue);
@@ -198,16 +200,16 @@ impl Committer {
         queue.running = true;
         self.lead(&mut queue, |chain, _| {
             self.record.finish_refused(chain)?;
-            Ok((f(chain)?, Made::Commit))
+            Ok((f(chain)?, CommitOutcome::Commit))
         })
     }
 
-    /// Runs `f` as the leader, who counts as running already, with the number of callers that its commit serves: whoever calls from now on needs a
-    /// later one.
+    /// Runs `f` as the leader, already marked as running, with the number of callers that its
+    /// commit serves: callers from now on need a later commit.
     fn lead<R>(
         &self,
         queue: &mut MutexGuard<'_, Queue>,
-        f: impl FnOnce(&mut Chain, u64) -> Result<(R, Made)>,
+        f: impl FnOnce(&mut CommitTail, u64) -> Result<(R, CommitOutcome)>,
     ) -> Result<R> {
         queue.started += 1;
         let (number, callers) = (queue.started, std::mem::take(&mut queue.joined));
@@ -223,7 +225,7 @@ impl Committer {
         if chain.tag != before {
             queue.recorded = number;
         }
-        if !matches!(result, Ok((_, Made::Entry))) {
+        if !matches!(result, Ok((_, CommitOutcome::LogEntry))) {
             queue.committed = number;
         }
         // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
@@ -240,8 +242,9 @@ impl Committer {
         result.map(|(answer, _)| answer)
     }
 
-    /// Waits for the commit in flight, then runs `f` while nobody leads. It makes nothing durable: whoever waits for a commit waits on.
-    pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut Chain) -> Result<R>) -> Result<R> {
+    /// Waits for the commit in flight, then runs `f` without a leader. It makes nothing durable:
+    /// callers that wait for a commit keep waiting.
+    pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.queue.lock();
         while queue.running {
             self.wait(&mut queue);
@@ -261,8 +264,8 @@ impl Committer {
         queue.waiting -= 1;
     }
 
-    /// Waits for callers that are likely to join the commit that is about to begin.
-    fn await_joining(&self, queue: &mut MutexGuard<'_, Queue>) {
+    /// Waits for callers that are likely to join the next commit.
+    fn wait_for_callers(&self, queue: &mut MutexGuard<'_, Queue>) {
         let here = queue.joined;
         if let Some((expected, limit)) = queue.joining.plan(here) {
             let waited = self.joined.wait_while_for(queue, |queue| queue.joined < expected, limit);
@@ -272,27 +275,27 @@ impl Committer {
 
     // ---- the commit ----
 
-    /// One commit by the leader.
-    fn run_commit(&self, mut purpose: Purpose, chain: &mut Chain) -> Result<Made> {
+    /// Runs one commit as the leader.
+    fn run_commit(&self, mut purpose: CommitReason, chain: &mut CommitTail) -> Result<CommitOutcome> {
         self.record.finish_refused(chain)?;
-        if purpose == Purpose::Sync {
+        if purpose == CommitReason::Sync {
             if self.append(chain)? {
-                return Ok(Made::Entry);
+                return Ok(CommitOutcome::LogEntry);
             }
-            purpose = Purpose::Changes;
+            purpose = CommitReason::Changes;
         }
         if let Some(frozen) = self.freeze_with_room(purpose, chain)? {
             self.record.write(purpose, chain, frozen)?;
             self.writer.lock().forget_written();
         }
-        Ok(Made::Commit)
+        Ok(CommitOutcome::Commit)
     }
 
     /// One commit by the leader that keeps the writers' lock throughout, so that nothing can be published meanwhile.
     pub(in crate::txn) fn commit_locked(
         &self,
-        purpose: Purpose,
-        chain: &mut Chain,
+        purpose: CommitReason,
+        chain: &mut CommitTail,
         transaction: &mut OpenTransaction<'_>,
     ) -> Result<()> {
         let Some(frozen) = self.freeze(purpose, chain, transaction)? else { return Ok(()) };
@@ -305,7 +308,7 @@ impl Committer {
     /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (STAGE-3). They write their record and nothing
     /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
     /// refuses one there is no room, as without it, and nothing latches.
-    fn freeze_with_room(&self, purpose: Purpose, chain: &mut Chain) -> Result<Option<Frozen>> {
+    fn freeze_with_room(&self, purpose: CommitReason, chain: &mut CommitTail) -> Result<Option<Frozen>> {
         for _ in 0..2 {
             let mut transaction = self.writer.lock();
             let refused = match self.freeze(purpose, chain, &mut transaction) {
@@ -316,7 +319,7 @@ impl Committer {
             };
             let frozen = self.freeze_changes(chain, &mut transaction, false)?;
             drop(transaction);
-            match self.record.write(Purpose::Shorten, chain, frozen) {
+            match self.record.write(CommitReason::Truncate, chain, frozen) {
                 // One that has to say something of the session before is finished by the next leader.
                 Err(Error::NoSpace(_)) if self.medium.pager.sticky_error().reason().is_none() => return Err(refused),
                 written => written?,
@@ -326,12 +329,17 @@ impl Committer {
         self.freeze(purpose, chain, &mut self.writer.lock())
     }
 
-    fn freeze(&self, purpose: Purpose, chain: &Chain, transaction: &mut OpenTransaction<'_>) -> Result<Option<Frozen>> {
+    fn freeze(
+        &self,
+        purpose: CommitReason,
+        chain: &CommitTail,
+        transaction: &mut OpenTransaction<'_>,
+    ) -> Result<Option<Frozen>> {
         let mut nodes = self.nodes.lock();
         transaction.flush_staged(&mut nodes.held)?;
-        *nodes = LoggedNodes::default();
+        *nodes = LogReservation::default();
         drop(nodes);
-        if !transaction.is_changed() && purpose == Purpose::Changes {
+        if !transaction.is_changed() && purpose == CommitReason::Changes {
             // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
             self.medium.pager.sticky_error().check()?;
             return Ok(None);
@@ -339,10 +347,10 @@ impl Committer {
         self.freeze_changes(chain, transaction, true).map(Some)
     }
 
-    /// Takes what is published, also when that is nothing new.
+    /// Freezes the published state, even if it has no changes.
     fn freeze_changes(
         &self,
-        chain: &Chain,
+        chain: &CommitTail,
         transaction: &mut OpenTransaction<'_>,
         with_staged: bool,
     ) -> Result<Frozen> {
@@ -353,10 +361,10 @@ impl Committer {
     }
 
     #[cfg(test)]
-    pub(in crate::txn) fn commit_without_staged(&self, chain: &mut Chain) -> Result<()> {
+    pub(in crate::txn) fn commit_without_staged(&self, chain: &mut CommitTail) -> Result<()> {
         self.record.finish_refused(chain)?;
         let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
-        self.record.write(Purpose::Shorten, chain, frozen)
+        self.record.write(CommitReason::Truncate, chain, frozen)
     }
 
     // ---- what others ask ----
@@ -370,13 +378,13 @@ impl Committer {
         LogStats { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
     }
 
-    /// The chain as the last leader left it.
-    pub(in crate::txn) fn chain(&self) -> Chain {
+    /// Returns the tail that the last leader left.
+    pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.queue.lock().chain.clone()
     }
 
     /// Begins with this chain, before the first commit.
-    pub(in crate::txn) fn set_chain(&self, chain: Chain) {
+    pub(in crate::txn) fn set_chain(&self, chain: CommitTail) {
         self.queue.lock().chain = chain;
     }
 

@@ -1,4 +1,4 @@
-//! Judges an archive by what is remembered of it, and remembers it while it is open.
+//! Rollback check on open; records new commits while the archive is open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,25 +6,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::known_places::Opened;
-use super::{KnownPlaces, Seen, SeenFile, SeenOptions, TRAIL, sentence};
+use super::{KnownPlaces, RollbackState, RollbackStateFile, SeenOptions, TRAIL, sentence};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::ArchiveId;
-use crate::txn::{Descent, Durable, Mark, Volume};
+use crate::txn::{Ancestry, Durable, Mark, Volume};
 
-/// What was found before the archive was opened.
+/// Rollback state and known places, loaded before the archive is opened.
 #[derive(Default)]
-pub(crate) struct Looked {
-    pub(crate) file: Option<Arc<SeenFile>>,
-    pub(crate) seen: Option<Seen>,
+pub(crate) struct RollbackCheck {
+    pub(crate) file: Option<Arc<RollbackStateFile>>,
+    pub(crate) seen: Option<RollbackState>,
     places: KnownPlaces,
     by_recipient: bool,
 }
 
-impl Looked {
+impl RollbackCheck {
     /// A file that cannot be read or was altered is one warning (SEEN-4).
-    pub(crate) fn at(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Looked {
+    pub(crate) fn at(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
         let file = options.file(volume_key, archive);
         let seen = file.as_ref().and_then(|file| {
             file.load().unwrap_or_else(|error| {
@@ -33,17 +33,17 @@ impl Looked {
             })
         });
         let places = KnownPlaces::at(options, volume_key, archive);
-        Looked { file: file.map(Arc::new), seen, places, by_recipient: false }
+        RollbackCheck { file: file.map(Arc::new), seen, places, by_recipient: false }
     }
 
     /// With the kind of secret that opened the archive, on which first uses and refusals depend.
-    pub(crate) fn opened_by_recipient(self, by_recipient: bool) -> Looked {
-        Looked { by_recipient, ..self }
+    pub(crate) fn opened_by_recipient(self, by_recipient: bool) -> RollbackCheck {
+        RollbackCheck { by_recipient, ..self }
     }
 
     /// Starts a new memory for an archive that takes the place of one that was looked at.
-    pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> Looked {
-        Looked { seen: None, ..Looked::at(options, volume_key, archive) }
+    pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
+        RollbackCheck { seen: None, ..RollbackCheck::at(options, volume_key, archive) }
     }
 
     /// Returns a sentence for a user when the secret alone does not show the author of this
@@ -92,7 +92,7 @@ impl Looked {
     }
 
     pub(crate) fn mark(&self) -> Option<&Mark> {
-        self.seen.as_ref().map(Seen::mark)
+        self.seen.as_ref().map(RollbackState::mark)
     }
 }
 
@@ -103,7 +103,7 @@ impl Looked {
 pub(crate) fn judge(
     volume: &Volume,
     header_sequence: u64,
-    seen: Option<&Seen>,
+    seen: Option<&RollbackState>,
     options: &SeenOptions,
     only_reads: bool,
 ) -> Result<bool> {
@@ -119,25 +119,25 @@ pub(crate) fn judge(
         // What is damaged there is no reason to refuse the files.
         Error::Damaged(reason) => {
             tracing::warn!("the history of the archive cannot be read ({reason}): a fork would not be noticed");
-            Ok(Descent::Unknown)
+            Ok(Ancestry::Unknown)
         }
         error => Err(error),
     })?;
     let descent = match (descent, &seen.entry) {
-        (Descent::Continues, Some(entry)) => volume.descent_from_entry(seen.mark(), entry),
+        (Ancestry::Descendant, Some(entry)) => volume.descent_from_entry(seen.mark(), entry),
         (descent, _) => descent,
     };
     let forked = match descent {
-        Descent::Continues => return Ok(header_sequence < known),
-        Descent::Unknown => {
+        Ancestry::Descendant => return Ok(header_sequence < known),
+        Ancestry::Unknown => {
             tracing::warn!(
                 "the archive was written in so many sessions since {} that it cannot be told whether it is the one seen then",
                 seen.time.utc()
             );
             return Ok(false);
         }
-        Descent::Apart => true,
-        Descent::Earlier => !volume.opened_at().is_some_and(|newest| seen.comes_after(&newest)),
+        Ancestry::Diverged => true,
+        Ancestry::Older => !volume.opened_at().is_some_and(|newest| seen.comes_after(&newest)),
     };
     let facts = facts(seen, volume, record.time);
     match forked {
@@ -168,7 +168,7 @@ pub(crate) fn older_header(header_sequence: u64, known: u64) -> Error {
     ))
 }
 
-fn facts(seen: &Seen, volume: &Volume, time: Timestamp) -> String {
+fn facts(seen: &RollbackState, volume: &Volume, time: Timestamp) -> String {
     let (generation, time, ends) = match volume.origin() {
         None => (volume.durable().generation, time, "ends with"),
         Some(origin) => (origin.generation, origin.time, "is a backup of"),
@@ -193,25 +193,31 @@ fn facts(seen: &Seen, volume: &Volume, time: Timestamp) -> String {
 }
 
 /// Remembers an open archive for its user.
-pub struct Witness {
+pub struct RollbackGuard {
     volume: Arc<Volume>,
-    file: Option<Arc<SeenFile>>,
+    file: Option<Arc<RollbackStateFile>>,
     header_sequence: u64,
-    saved: Mutex<Option<Seen>>,
+    saved: Mutex<Option<RollbackState>>,
     complained: AtomicBool,
 }
 
-impl Witness {
-    /// `replace`: what is remembered was contradicted, and that was accepted.
-    pub(crate) fn new(volume: Arc<Volume>, header_sequence: u64, looked: Looked, replace: bool) -> Witness {
+impl RollbackGuard {
+    /// `replace`: the rollback state was contradicted, and the user accepted that.
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        header_sequence: u64,
+        looked: RollbackCheck,
+        replace: bool,
+    ) -> RollbackGuard {
         let saved = Mutex::new(looked.seen.filter(|_| !replace));
-        Witness { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
+        RollbackGuard { volume, file: looked.file, header_sequence, saved, complained: AtomicBool::new(false) }
     }
 
-    /// What whoever opens the archive once more finds, who need not be able to open the file again.
-    pub(crate) fn looked(&self) -> Looked {
+    /// Returns the check for another opening of the same archive, without opening the state file
+    /// again.
+    pub(crate) fn looked(&self) -> RollbackCheck {
         // The key binds whoever opens it again to this archive, whatever lies at its place.
-        Looked { file: self.file.clone(), seen: self.saved.lock().clone(), ..Looked::default() }
+        RollbackCheck { file: self.file.clone(), seen: self.saved.lock().clone(), ..RollbackCheck::default() }
     }
 
     /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4). What nobody else finds is not remembered:
@@ -225,7 +231,7 @@ impl Witness {
         }
     }
 
-    fn try_remember(&self, file: &SeenFile) -> Result<()> {
+    fn try_remember(&self, file: &RollbackStateFile) -> Result<()> {
         let mut saved = self.saved.lock();
         let Some(Durable { mark, entry }) = self.volume.durable_point() else { return Ok(()) };
         let reach = (mark.generation, entry.map_or(0, |entry| entry.number));
@@ -244,7 +250,7 @@ impl Witness {
             // Of a damaged history the newest commit is remembered at least.
             None => (self.volume.trail(mark, TRAIL).unwrap_or_else(|_| vec![mark]), entry),
         };
-        let seen = Seen { time: environment.now(), header_sequence: self.header_sequence, trail, entry };
+        let seen = RollbackState { time: environment.now(), header_sequence: self.header_sequence, trail, entry };
         file.save(&seen, &environment)?;
         *saved = Some(seen);
         Ok(())

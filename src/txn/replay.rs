@@ -1,4 +1,4 @@
-//! Puts the records of log entries back into tree 1, and derives what they mean for pages (LOG-2).
+//! Log replay: applies log records to tree 1 and recomputes page references (LOG-2).
 
 use super::log::LoggedRecords;
 use super::operation::Operation;
@@ -11,7 +11,7 @@ impl Operation<'_> {
     ///
     /// # Errors
     /// `Damaged` where a record has no place, or does not decode: nobody writes on top of less than all of them.
-    pub(super) fn lay(&mut self, logged: &LoggedRecords) -> Result<()> {
+    pub(super) fn replay(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.needs_commit();
         self.count(logged);
         let mut released: Vec<(Pointer, Generation)> = Vec::new();
@@ -40,8 +40,9 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// As [`Self::lay`], for who only reads. A record of a node that is damaged is passed by, and that node is lost with all that it has (LOG-6).
-    pub(super) fn lay_for_reading(&mut self, logged: &LoggedRecords) -> Result<()> {
+    /// Like [`Self::replay`], for read-only volumes. Skips records of a damaged node; that node is
+    /// lost with all its records (LOG-6).
+    pub(super) fn replay_read_only(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.count(logged);
         let mut damage = Vec::new();
         for (key, value) in &logged.records {

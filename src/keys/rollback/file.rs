@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, openat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
 
-use super::{ENTRY, HEAD, MARK, Seen, TRAIL, shown};
+use super::{ENTRY, HEAD, MARK, RollbackState, TRAIL, shown};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
@@ -40,7 +40,7 @@ pub(super) struct SealedFile {
 }
 
 /// Where one archive is remembered, and the key that seals it.
-pub(crate) struct SeenFile {
+pub(crate) struct RollbackStateFile {
     sealed: SealedFile,
 }
 
@@ -144,24 +144,24 @@ pub(super) fn write_in(directory: &OwnedFd, name: &str, random: &[u8], bytes: &[
     })
 }
 
-impl SeenFile {
-    pub(crate) fn new(directory: &Path, volume_key: &SecretKey, archive: &ArchiveId) -> SeenFile {
+impl RollbackStateFile {
+    pub(crate) fn new(directory: &Path, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackStateFile {
         let name: String =
             hkdf(volume_key, archive, NAME_LABEL).bytes()[..16].iter().map(|b| format!("{b:02x}")).collect();
         let key = XaesKey::new(&hkdf(volume_key, archive, KEY_LABEL));
-        SeenFile { sealed: SealedFile::new(directory, format!("{name}.seen"), key, AAD.to_vec()) }
+        RollbackStateFile { sealed: SealedFile::new(directory, format!("{name}.seen"), key, AAD.to_vec()) }
     }
 
     /// None when nothing is remembered.
     ///
     /// # Errors
     /// `Io`, `Damaged` when the file was altered.
-    pub(crate) fn load(&self) -> Result<Option<Seen>> {
-        self.sealed.load(HEAD + MARK * TRAIL + ENTRY)?.map(|plain| Seen::decode(&plain)).transpose()
+    pub(crate) fn load(&self) -> Result<Option<RollbackState>> {
+        self.sealed.load(HEAD + MARK * TRAIL + ENTRY)?.map(|plain| RollbackState::decode(&plain)).transpose()
     }
 
     /// Replaces the remembered state (SEEN-4).
-    pub(crate) fn save(&self, seen: &Seen, environment: &dyn Environment) -> Result<()> {
+    pub(crate) fn save(&self, seen: &RollbackState, environment: &dyn Environment) -> Result<()> {
         self.sealed.save(seen.encode(), environment)
     }
 }

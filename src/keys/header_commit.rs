@@ -1,10 +1,10 @@
-//! What surrounds a change of the header: the archive is looked at before, and a commit names the new header behind it (HEADER-4).
+//! Header updates: verify the archive, write the header, commit its new number (HEADER-4).
 
 use std::sync::Arc;
 
 use super::file::read_header;
 use super::header::Header;
-use super::seen::{self, Looked, Seen};
+use super::rollback::{self, RollbackCheck, RollbackState};
 use super::slots::{self, OpenedSlot};
 use super::{SeenOptions, UnlockedKey};
 use crate::crypto::SecretKey;
@@ -19,32 +19,32 @@ use crate::txn::{self, Volume};
 pub(crate) const LEAST_MEMORY: u64 = 16 << 20;
 
 /// An archive that may be changed, as far as its user knows.
-pub(crate) struct Current {
+pub(crate) struct VerifiedVolume {
     pub(crate) volume: Arc<Volume>,
-    pub(crate) looked: Looked,
-    /// What is remembered was contradicted, and that was accepted.
+    pub(crate) looked: RollbackCheck,
+    /// The rollback state was contradicted, and the user accepted that.
     pub(crate) replace: bool,
 }
 
-impl Current {
+impl VerifiedVolume {
     /// Only reads: what a change of the header needs is that this is no older copy, in which the change would be lost. The header must be authentic.
     ///
     /// # Errors
     /// `Replaced`, `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
-    pub(crate) fn look(
+    pub(crate) fn verify(
         storage: Arc<dyn Storage>,
         header: &Header,
         volume_key: &SecretKey,
         seen: &SeenOptions,
         by_recipient: bool,
-    ) -> Result<Current> {
+    ) -> Result<VerifiedVolume> {
         header.check_writable()?;
-        let looked = Looked::at(seen, volume_key, &header.framing().archive).opened_by_recipient(by_recipient);
+        let looked = RollbackCheck::at(seen, volume_key, &header.framing().archive).opened_by_recipient(by_recipient);
         let sequence = header.framing().sequence;
         let volume = open(storage, header.framing(), volume_key, true, &looked)?;
         let replace = looked.admit(&volume, sequence, seen, false)?;
-        tell_first_use(&looked);
-        Ok(Current { volume, looked, replace })
+        warn_first_use(&looked);
+        Ok(VerifiedVolume { volume, looked, replace })
     }
 }
 
@@ -60,26 +60,26 @@ pub(crate) fn check_age(
     seen: &SeenOptions,
 ) -> Result<()> {
     let (sequence, volume_key) = (header.framing().sequence, &opened.volume_key);
-    let looked = Looked::at(seen, volume_key, &header.framing().archive);
+    let looked = RollbackCheck::at(seen, volume_key, &header.framing().archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(header, opened.slot));
     let volume =
         site.open(LockMode::Shared).and_then(|storage| open(storage, header.framing(), volume_key, true, &looked)).ok();
     looked.judge_places(seen, volume.as_deref())?;
     looked.places().remember(volume.as_deref());
-    tell_first_use(&looked);
+    warn_first_use(&looked);
     if seen.accept_older {
         return Ok(());
     }
     let committed = volume.map_or(0, |volume| volume.durable().header_sequence);
-    let known = committed.max(looked.seen.as_ref().map_or(0, Seen::header_sequence));
+    let known = committed.max(looked.seen.as_ref().map_or(0, RollbackState::header_sequence));
     // Somebody may have changed the keys since the header was read.
     if sequence < known && read_header(site)?.framing().sequence < known {
-        return Err(seen::older_header(sequence, known));
+        return Err(rollback::older_header(sequence, known));
     }
     Ok(())
 }
 
-fn tell_first_use(looked: &Looked) {
+fn warn_first_use(looked: &RollbackCheck) {
     if let Some(sentence) = looked.first_use() {
         tracing::warn!("{sentence}");
     }
@@ -91,17 +91,17 @@ fn tell_first_use(looked: &Looked) {
 /// # Errors
 /// `Replaced` unless accepted.
 pub fn check_place(key: &UnlockedKey, seen: &SeenOptions) -> Result<()> {
-    let looked = Looked::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
+    let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
     looked.judge_places(seen, None)
 }
 
-/// Opens the commits of an archive beside this header.
+/// Opens the commits of an archive under this header.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
     framing: &Framing,
     volume_key: &SecretKey,
     read_only: bool,
-    looked: &Looked,
+    looked: &RollbackCheck,
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let cipher = PageCipher::new(volume_key, framing.archive, framing.has_log(), environment.clone());
@@ -113,11 +113,16 @@ pub(crate) fn open(
 ///
 /// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
 /// and is no failure of the change: the next commit of anybody makes up for it.
-pub(crate) fn vouch(storage: Arc<dyn Storage>, framing: &Framing, volume_key: &SecretKey, before: Current) -> Current {
+pub(crate) fn commit_header(
+    storage: Arc<dyn Storage>,
+    framing: &Framing,
+    volume_key: &SecretKey,
+    before: VerifiedVolume,
+) -> VerifiedVolume {
     let committed = open(storage, framing, volume_key, false, &before.looked)
         .and_then(|volume| volume.record_header().map(|()| volume));
     match committed {
-        Ok(volume) => Current { volume, ..before },
+        Ok(volume) => VerifiedVolume { volume, ..before },
         Err(error) => {
             tracing::warn!(
                 "the keys are changed, but no commit could be made that says so ({error}): until the next one, the header of before could \
@@ -140,6 +145,6 @@ pub fn repair_header<'a>(
 ) -> Result<Option<String>> {
     let storage = site.into().open(LockMode::Exclusive)?;
     let mut header = key.read_header(&*storage)?;
-    Current::look(storage.clone(), &header, &key.volume_key, seen, key.by_recipient)?;
+    VerifiedVolume::verify(storage.clone(), &header, &key.volume_key, seen, key.by_recipient)?;
     header.repair(&*storage, &key.volume_key)
 }

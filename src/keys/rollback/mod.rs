@@ -20,7 +20,7 @@
 //!     A backup that is put back, and a copy of an archive that was in use, are older copies, as they are by their records.
 //!     What is lost in the middle is damage, which later entries prove, and no older copy.
 //!
-//! What is remembered of entries is as old as the last call of [`Witness::remember`], like what is remembered of records: an fsync does not wait for a
+//! What is remembered of entries is as old as the last call of [`RollbackGuard::remember`], like what is remembered of records: an fsync does not wait for a
 //! second one beside the archive. So entries that were written since then can be cut off unnoticed, and so can all entries that are in no
 //! record yet from who opens the archive only after a later one hides that: after more commits than the ring has, or on a machine that never saw them.
 //!
@@ -29,23 +29,23 @@
 //! forget, not remember wrongly.
 
 mod file;
+mod guard;
 mod known_places;
 #[cfg(test)]
 mod places_tests;
 #[cfg(test)]
 mod tests;
-mod witness;
 
-pub(crate) use file::SeenFile;
+pub(crate) use file::RollbackStateFile;
+pub(crate) use guard::RollbackCheck;
+pub use guard::RollbackGuard;
+#[cfg(test)]
+use guard::judge;
+pub(super) use guard::older_header;
 #[cfg(any(test, fuzzing))]
 pub(crate) use known_places::Known;
 pub(crate) use known_places::KnownPlaces;
 pub use known_places::{Fingerprint, PlaceName, remember_place};
-pub(crate) use witness::Looked;
-pub use witness::Witness;
-#[cfg(test)]
-use witness::judge;
-pub(super) use witness::older_header;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::{ArchiveId, Generation};
 use crate::txn::{EntryMark, Mark};
 
-/// What a user remembers, and what is accepted although it contradicts that.
+/// Location of a user's rollback state, and the contradictions to accept.
 #[derive(Clone, Debug, Default)]
 pub struct SeenOptions {
     /// Where it is kept; without one nothing is remembered.
@@ -64,7 +64,8 @@ pub struct SeenOptions {
     pub accept_older: bool,
     /// Go on with a copy that was written apart from the one seen, and remember that one.
     pub accept_fork: bool,
-    /// Go on with another archive than the one that was opened at the place, and remember that one.
+    /// Continue with another archive than the one remembered at the place, and remember the new
+    /// one.
     pub accept_other: bool,
     /// The names by which the archive is reached (PLACE-1); without any nothing is compared with
     /// the place.
@@ -73,8 +74,8 @@ pub struct SeenOptions {
 
 impl SeenOptions {
     /// Where one archive is remembered.
-    pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<SeenFile> {
-        self.directory.as_deref().map(|directory| SeenFile::new(directory, volume_key, archive))
+    pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<RollbackStateFile> {
+        self.directory.as_deref().map(|directory| RollbackStateFile::new(directory, volume_key, archive))
     }
 }
 
@@ -97,9 +98,9 @@ pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root
 /// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes each.
 const TRAIL: usize = 64;
 
-/// What is remembered of one archive.
+/// Rollback state of one archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct RollbackState {
     /// When it was seen.
     time: Timestamp,
     header_sequence: u64,
@@ -119,12 +120,12 @@ const VERSION: u8 = 1;
 /// With one behind the marks.
 const VERSION_WITH_ENTRY: u8 = 2;
 
-impl Seen {
+impl RollbackState {
     pub(crate) fn mark(&self) -> &Mark {
         &self.trail[0]
     }
 
-    /// The entry, by number, with the generation of the commit that it extends: what is greater came later.
+    /// Returns the generation and the number of the last log entry; a greater pair is later.
     fn reach(&self) -> (Generation, u32) {
         (self.mark().generation, self.entry.map_or(0, |entry| entry.number))
     }
@@ -155,7 +156,7 @@ impl Seen {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Seen> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<RollbackState> {
         let malformed = || Error::damaged("the memory of the archive does not decode");
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
         let word = |bytes: &[u8], at: usize| {
@@ -189,7 +190,7 @@ impl Seen {
             let (first, generation) = (Generation(word(mark, 16)), Generation(word(mark, 24)));
             Mark { session: array(0), first, generation, tag: array(32) }
         });
-        Ok(Seen {
+        Ok(RollbackState {
             time: Timestamp { seconds: word(head, 8) as i64, nanos },
             header_sequence: word(head, 24),
             trail: trail.collect(),

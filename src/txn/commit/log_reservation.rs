@@ -1,25 +1,26 @@
-//! Room for the nodes of the commit that takes what is logged and only staged (LOG-5).
+//! Space reservation for the nodes of the commit that absorbs logged and staged data (LOG-5).
 
 use std::sync::Arc;
 
 use crate::error::Result;
 use crate::txn::allocator::{Allocator, Reservation, keep_of};
 
-/// Groups of a promise; and what is promised beside that for pieces: paths above the leaves, splits, counts of pages.
+/// Reservation step in groups, also the extra beyond the pieces: paths above the leaves, splits,
+/// counts of pages.
 const STEP: u64 = 64;
 /// A piece changes the records of one file, which are neighbours: two leaves.
 const GROUPS_PER_PIECE: u64 = 2;
 
-/// What entries since the last commit need of it.
+/// Reservation for the log entries since the last commit.
 #[derive(Default)]
-pub(super) struct LoggedNodes {
+pub(super) struct LogReservation {
     pub(super) held: Option<Reservation>,
     /// Pieces of all entries since the last commit.
     pieces: u64,
 }
 
-impl LoggedNodes {
-    /// Promises what so many pieces more take; answers whether it is there.
+impl LogReservation {
+    /// Reserves space for `pieces` more; returns whether there is enough.
     pub(super) fn promise(&mut self, allocator: &Arc<Allocator>, pieces: u64, essential: bool) -> Result<bool> {
         let held = self.held.as_ref().map_or(0, Reservation::groups);
         // In steps, so that the file need not grow with each entry.

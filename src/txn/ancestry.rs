@@ -1,4 +1,5 @@
-//! What the archive knows of its own past: the records in the ring, and one history record per writing session before them.
+//! Commit history of an archive: the records in the ring, and one history record per earlier
+//! writing session.
 //!
 //! # Invariants
 //! LINEAGE-1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has
@@ -15,7 +16,7 @@
 //!     without that entry. When the ring has them no more, nothing can be said of entries.
 //!
 //! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. Of what lies before the oldest record nothing can be said any
-//! more, and that is what is answered ([`Descent::Unknown`]): never a false alarm, but also no alarm for a fork that old.
+//! more, and that is what is answered ([`Ancestry::Unknown`]): never a false alarm, but also no alarm for a fork that old.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -51,7 +52,7 @@ pub(crate) struct EntryMark {
     pub(crate) tag: Tag,
 }
 
-/// A record, and the last one of the entries that extend it: what may be remembered (LINEAGE-1).
+/// A durable record and its last log entry: the most that may be remembered (LINEAGE-1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Durable {
     pub(crate) mark: Mark,
@@ -85,77 +86,81 @@ impl OpenedLog {
 
 /// How the present commit relates to one that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Descent {
+pub(crate) enum Ancestry {
     /// It is that one, or one that came after it.
-    Continues,
+    Descendant,
     /// It has a lower number.
-    Earlier,
+    Older,
     /// It has the same number or a higher one, and that one is not among those before it.
-    Apart,
+    Diverged,
     /// The history does not reach back that far.
     Unknown,
 }
 
-/// What an open archive knows of the commits before it.
-pub(super) struct Past<'a> {
+/// Commit history available to an open archive.
+pub(super) struct History<'a> {
     /// The record that was opened and those before it that the ring had, newest first.
     pub(super) line: &'a [Mark],
-    /// What each of them names as pending.
+    /// Pending log mark of each record.
     pub(super) carried: &'a [Option<LogMark>],
     pub(super) log: Option<&'a OpenedLog>,
     pub(super) history: &'a Tree,
     pub(super) store: &'a NodeStore,
 }
 
-impl Past<'_> {
-    /// Whether what was opened is `seen` or came after it.
-    pub(super) fn descent_from(&self, seen: &Mark) -> Result<Descent> {
-        let Some(newest) = self.line.first().copied() else { return Ok(Descent::Unknown) };
+impl History<'_> {
+    /// Returns whether the opened commit is `seen` or one of its descendants.
+    pub(super) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
+        let Some(newest) = self.line.first().copied() else { return Ok(Ancestry::Unknown) };
         if seen.generation > newest.generation {
-            return Ok(Descent::Earlier);
+            return Ok(Ancestry::Older);
         }
         // The ring answers exactly, also for two machines that went on with one session from the same memory image.
         if self.line.last().is_some_and(|oldest| oldest.generation <= seen.generation) {
             let known = self.line.iter().any(|mark| mark == seen);
-            return Ok(if known { Descent::Continues } else { Descent::Apart });
+            return Ok(if known { Ancestry::Descendant } else { Ancestry::Diverged });
         }
         if newest.session == seen.session && newest.first == seen.first {
-            return Ok(Descent::Continues);
+            return Ok(Ancestry::Descendant);
         }
         Ok(match self.session_at(seen.generation)? {
             // The first session begins with generation 1: this one has no other before it.
-            None if newest.first <= Generation(1) => Descent::Apart,
-            None => Descent::Unknown,
+            None if newest.first <= Generation(1) => Ancestry::Diverged,
+            None => Ancestry::Unknown,
             // A session is one process that extends its own records: all up to its last are in one line.
-            Some(past) if past.session != seen.session || past.first != seen.first => Descent::Apart,
-            Some(past) if past.generation == seen.generation && past.tag != seen.tag => Descent::Apart,
-            Some(past) if past.generation < seen.generation => Descent::Apart,
-            Some(_) => Descent::Continues,
+            Some(past) if past.session != seen.session || past.first != seen.first => Ancestry::Diverged,
+            Some(past) if past.generation == seen.generation && past.tag != seen.tag => Ancestry::Diverged,
+            Some(past) if past.generation < seen.generation => Ancestry::Diverged,
+            Some(_) => Ancestry::Descendant,
         })
     }
 
     /// The same of an entry of `seen`, which is known to continue here (LINEAGE-4).
-    pub(super) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Descent {
-        let Some(at) = self.line.iter().position(|mark| mark == seen) else { return Descent::Continues };
+    pub(super) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Ancestry {
+        let Some(at) = self.line.iter().position(|mark| mark == seen) else { return Ancestry::Descendant };
         if let Some(log) = self.log.filter(|log| log.extends(seen)) {
             return match log.tags.get((entry.number as usize).saturating_sub(1)) {
                 // Entries behind a lost one show that the file is none from before: it is damage, and told as that.
-                _ if log.damaged => Descent::Continues,
-                Some(tag) if *tag == entry.tag => Descent::Continues,
-                None if at == 0 => Descent::Earlier,
-                Some(_) | None => Descent::Apart,
+                _ if log.damaged => Ancestry::Descendant,
+                Some(tag) if *tag == entry.tag => Ancestry::Descendant,
+                None if at == 0 => Ancestry::Older,
+                Some(_) | None => Ancestry::Diverged,
             };
         }
-        let Some(next) = at.checked_sub(1) else { return Descent::Earlier };
+        let Some(next) = at.checked_sub(1) else { return Ancestry::Older };
         let of_session = (self.line[next].session, self.line[next].first) == (seen.session, seen.first);
         let carries = |log: &LogMark| {
             let at_least = log.number > entry.number || (log.number == entry.number && log.entry == entry.tag);
             log.is_of(seen.generation, seen.tag) && at_least
         };
-        if of_session || self.carried[next].as_ref().is_some_and(carries) { Descent::Continues } else { Descent::Apart }
+        if of_session || self.carried[next].as_ref().is_some_and(carries) {
+            Ancestry::Descendant
+        } else {
+            Ancestry::Diverged
+        }
     }
 
-    /// What a reader may remember.
+    /// Returns the durable point that a reader may remember.
     pub(super) fn durable_to_reader(&self) -> Option<Durable> {
         let newest = self.line.first()?;
         if let Some(log) = self.log.filter(|log| log.extends(newest))

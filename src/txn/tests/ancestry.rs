@@ -7,8 +7,8 @@ use super::support::*;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, kind};
 use crate::storage::MemoryStorage;
-use crate::txn::lineage::MOST_SESSIONS;
-use crate::txn::{Descent, Mark, Volume};
+use crate::txn::ancestry::MOST_SESSIONS;
+use crate::txn::{Ancestry, Mark, Volume};
 
 fn sessions(volume: &Volume) -> Vec<u64> {
     let mut found = Vec::new();
@@ -71,13 +71,13 @@ fn the_history_is_bounded_and_says_what_it_does_not_know() {
         generation: Generation(n),
         tag: [tag as u8; 16],
     };
-    assert_eq!(volume.descent_from(&seen(1, 1)).unwrap(), Descent::Unknown);
+    assert_eq!(volume.descent_from(&seen(1, 1)).unwrap(), Ancestry::Unknown);
     let oldest = kept[1];
-    assert_eq!(volume.descent_from(&seen(oldest, oldest)).unwrap(), Descent::Continues);
-    assert_eq!(volume.descent_from(&seen(oldest, oldest + 1)).unwrap(), Descent::Apart);
+    assert_eq!(volume.descent_from(&seen(oldest, oldest)).unwrap(), Ancestry::Descendant);
+    assert_eq!(volume.descent_from(&seen(oldest, oldest + 1)).unwrap(), Ancestry::Diverged);
     let newest = volume.opened_at().unwrap();
     let later = Mark { generation: Generation(newest.generation.0 + 1), ..newest };
-    assert_eq!(volume.descent_from(&later).unwrap(), Descent::Earlier);
-    assert_eq!(volume.descent_from(&Mark { tag: [0; 16], ..newest }).unwrap(), Descent::Apart);
+    assert_eq!(volume.descent_from(&later).unwrap(), Ancestry::Older);
+    assert_eq!(volume.descent_from(&Mark { tag: [0; 16], ..newest }).unwrap(), Ancestry::Diverged);
     assert_eq!(volume.trail(newest, 64).unwrap().len(), 64);
 }

@@ -1,4 +1,4 @@
-//! What a leader of commits hands on to the next one: the tail of the chain of durable records.
+//! Tail of the durable commit chain, passed from leader to leader.
 
 use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
@@ -10,7 +10,7 @@ const LONGEST_CHAIN: u64 = 62;
 
 /// The tail of the chain of durable records.
 #[derive(Clone, Default)]
-pub(in crate::txn) struct Chain {
+pub(in crate::txn) struct CommitTail {
     pub(in crate::txn) tag: Tag,
     pub(in crate::txn) generation: Generation,
     pub(in crate::txn) checkpoint: Generation,
@@ -20,24 +20,26 @@ pub(in crate::txn) struct Chain {
     pub(in crate::txn) session_first: Option<Generation>,
     /// The space map was rebuilt, and no checkpoint has been written since.
     pub(in crate::txn) force_checkpoint: bool,
-    /// What the first commit of this session writes about the session before: its first generation and record.
+    /// First generation and history record of the previous session, written by the first commit of
+    /// this one.
     pub(in crate::txn) previous_session: Option<(Generation, HistoryValue)>,
-    /// The number of a commit without changes whose record the host refused for want of space; the next one without changes takes it.
+    /// Generation of an empty commit whose record the host refused for lack of space; the next
+    /// empty commit reuses it.
     pub(in crate::txn) refused: Option<Generation>,
     pub(in crate::txn) log: LogState,
     /// The first block of the log behind all that may hold entries.
     pub(in crate::txn) log_end: u64,
 }
 
-impl Chain {
+impl CommitTail {
     /// TXN-7: the checkpoint that the record of `generation` names, 0 when no chain of records leads from one to it.
-    pub(super) fn told_checkpoint(&self, generation: Generation) -> Generation {
+    pub(super) fn recorded_checkpoint(&self, generation: Generation) -> Generation {
         let broken = self.force_checkpoint || generation.0.saturating_sub(self.checkpoint.0) > LONGEST_CHAIN;
         if broken { Generation(0) } else { self.checkpoint }
     }
 }
 
-/// What the log holds of the newest record.
+/// State of the log relative to the newest record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::txn) enum LogState {
     /// Nothing, and nothing may be written: there is no log, or its record is none of this session.
@@ -49,13 +51,13 @@ pub(in crate::txn) enum LogState {
     Pending { mark: LogMark, laid: bool },
 }
 
-/// Where the next entry goes, and what it names as the one before it.
+/// Position of the next log entry, and the predecessor that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::txn) struct LogTail {
     pub(in crate::txn) generation: Generation,
     pub(in crate::txn) record: Tag,
     pub(in crate::txn) block: u64,
-    /// Of the last entry, 0 before the first.
+    /// Number of the last entry, 0 before the first.
     pub(in crate::txn) number: u32,
     pub(in crate::txn) entry: Tag,
 }
@@ -73,7 +75,8 @@ impl LogTail {
 }
 
 impl LogState {
-    /// What a record names as pending that is written in this state, and contains what is published and, `with_staged`, all that is staged.
+    /// Returns the pending mark for a record written in this state, which contains all published
+    /// changes and, `with_staged`, all staged data.
     pub(super) fn pending(self, with_staged: bool) -> Option<LogMark> {
         match self {
             LogState::Idle => None,
@@ -86,7 +89,7 @@ impl LogState {
     pub(super) fn after(self, generation: Generation, record: Tag, pending: Option<LogMark>, usable: bool) -> LogState {
         match (self, pending) {
             (LogState::Pending { laid, .. }, Some(mark)) => LogState::Pending { mark, laid },
-            // Whoever wrote the entries has what they say.
+            // The session that wrote the entries contains them already.
             (_, Some(mark)) => LogState::Pending { mark, laid: true },
             (_, None) if usable => LogState::Open(LogTail::of(generation, record)),
             (_, None) => LogState::Idle,
@@ -117,18 +120,18 @@ impl LogState {
     }
 }
 
-/// Why a commit is made.
+/// Reason of a commit.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::txn) enum Purpose {
+pub(in crate::txn) enum CommitReason {
     /// When there is something to make durable; an entry of the log will do.
     Sync,
     /// When there is something to commit.
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.
-    Drain,
-    /// As `Drain` without a checkpoint: after free space was erased for the last time nothing may be freed, and on a host without room nothing be
+    FreeSpace,
+    /// As `FreeSpace` without a checkpoint: after free space was erased for the last time nothing may be freed, and on a host without room nothing be
     /// written but the record.
-    Shorten,
+    Truncate,
     /// The closed record of a clean end.
     Close,
 }

@@ -1,6 +1,6 @@
-//! Pages that were written and that no tree names yet.
+//! Written pages that no tree references yet.
 //!
-//! Whoever writes pages owns them as [`UnnamedPages`] until an operation that names them is published; dropped before, they are given back. So a failure
+//! Whoever writes pages owns them as [`UnreferencedPages`] until an operation that names them is published; dropped before, they are given back. So a failure
 //! at any place between the two leaves nothing, and an operation that failed can be made again with the same pages. Whether it was published is what
 //! it carries (`publication`): a published page is given back by nobody. The owner outlives the operation, which is why `name` borrows the pages.
 
@@ -25,18 +25,18 @@ pub(crate) struct WrittenPiece {
     pub(crate) start: u32,
 }
 
-/// See above.
+/// Owner of written pages until an operation references them.
 #[must_use = "pages that nobody names are given back"]
-pub(crate) struct UnnamedPages {
+pub(crate) struct UnreferencedPages {
     allocator: Arc<Allocator>,
     pieces: Vec<WrittenPiece>,
     publication: Publication,
 }
 
-impl UnnamedPages {
-    /// None yet.
-    pub(super) fn none(allocator: &Arc<Allocator>) -> UnnamedPages {
-        UnnamedPages { allocator: allocator.clone(), pieces: Vec::new(), publication: Publication::default() }
+impl UnreferencedPages {
+    /// Returns an empty set.
+    pub(super) fn none(allocator: &Arc<Allocator>) -> UnreferencedPages {
+        UnreferencedPages { allocator: allocator.clone(), pieces: Vec::new(), publication: Publication::default() }
     }
 
     pub(super) fn push(&mut self, piece: WrittenPiece) {
@@ -44,7 +44,7 @@ impl UnnamedPages {
     }
 
     /// Takes over pages that no operation has named.
-    pub(crate) fn absorb(&mut self, mut other: UnnamedPages) {
+    pub(crate) fn absorb(&mut self, mut other: UnreferencedPages) {
         debug_assert!(!self.publication.is_set() && !other.publication.is_set(), "they are named");
         self.pieces.append(&mut other.pieces);
     }
@@ -62,7 +62,7 @@ impl UnnamedPages {
     }
 
     /// By file and offset.
-    pub(crate) fn sorted(mut self) -> UnnamedPages {
+    pub(crate) fn sorted(mut self) -> UnreferencedPages {
         self.pieces.sort_unstable_by_key(|piece| (piece.ino, piece.offset));
         self
     }
@@ -100,7 +100,7 @@ impl UnnamedPages {
     }
 }
 
-impl Drop for UnnamedPages {
+impl Drop for UnreferencedPages {
     fn drop(&mut self) {
         if !self.publication.is_set() {
             self.give_back(&self.pieces);

@@ -1,4 +1,4 @@
-//! What a change without room waits for before it is refused: room that is on its way.
+//! Waits for pending frees before a change fails with `NoSpace`.
 //!
 //! # The argument
 //! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (TXN-1, SPACE-3),
@@ -35,50 +35,52 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
-use super::commit::{Committer, Purpose};
+use super::commit::{CommitReason, GroupCommit};
 use super::writer::Writer;
 use crate::error::{Error, Result};
 
-/// How long a look at what others are about to let go is apart from the next.
+/// Pause between two checks for space that others release.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Looks at readers that can see freed pages: a request of some MiB is read in less.
 const READER_LOOKS: u32 = 50;
-/// Looks at what is about to be closed or reclaimed: a thread that is to say so gets its turn in less on a busy machine.
+/// Checks for files about to be closed or reclaimed: enough for the closing thread to be scheduled
+/// on a busy machine.
 const CLOSE_LOOKS: u32 = 150;
 
-/// Frees what nobody can reach.
+/// Frees the pages of unreachable objects.
 pub(crate) trait Reclaimer: Send + Sync {
-    /// Removes some of it; answers whether it did.
+    /// Removes some unreachable objects; returns whether it removed any.
     fn step(&self) -> Result<bool>;
 
     /// Whether there may be more for a step soon, when others are ready with it.
     fn is_held(&self) -> Result<bool>;
 }
 
-/// Whether what came free suffices.
+/// Returns whether the freed space suffices.
 type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 
-/// Groups that an operation asks for before it begins, beside those of its records.
+/// Groups that an operation requests in addition to those of its records.
 const LEAST: u64 = 16;
 
-/// Who has no room, in the order of arrival. The outermost part of a volume: whoever holds its lock commits.
-pub(super) struct Shortage {
-    committer: Arc<Committer>,
+/// Queue of changes without space, in order of arrival. The outermost part of a volume: the holder
+/// of its lock commits.
+pub(super) struct SpaceWaiter {
+    committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
-    /// Held by the writer that brings room about for all who have none.
+    /// Held by the writer that frees space for all waiting ones.
     first: Mutex<()>,
     waiting: AtomicU64,
     reclaimer: OnceLock<Box<dyn Reclaimer>>,
 }
 
-/// A place in the queue of those who have no room; once it holds the lock, the first one.
-pub(super) struct Queued<'a> {
-    shortage: &'a Shortage,
+/// Position in the queue of waiting changes; the first position holds the lock.
+pub(super) struct WaitPosition<'a> {
+    shortage: &'a SpaceWaiter,
     first: Option<MutexGuard<'a, ()>>,
 }
 
-impl Drop for Queued<'_> {
+impl Drop for WaitPosition<'_> {
     fn drop(&mut self) {
         if let Some(first) = self.first.take() {
             MutexGuard::unlock_fair(first);
@@ -87,9 +89,9 @@ impl Drop for Queued<'_> {
     }
 }
 
-impl Shortage {
-    pub(super) fn new(committer: Arc<Committer>, writer: Arc<Writer>, allocator: Arc<Allocator>) -> Shortage {
-        Shortage {
+impl SpaceWaiter {
+    pub(super) fn new(committer: Arc<GroupCommit>, writer: Arc<Writer>, allocator: Arc<Allocator>) -> SpaceWaiter {
+        SpaceWaiter {
             committer,
             writer,
             allocator,
@@ -104,14 +106,14 @@ impl Shortage {
         let _ = self.reclaimer.set(reclaimer);
     }
 
-    /// Whether anybody waits for room.
+    /// Returns whether a change waits for space.
     pub(super) fn is_short(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Brings room about for an operation before the writers' lock is taken, so that freed blocks can be had by committing. Who had to wait for
-    /// it keeps others out until the answer is dropped.
-    pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<Queued<'_>>> {
+    /// Frees space for an operation before the writers' lock is taken, so that commits can release
+    /// freed blocks. After a wait, the caller excludes others until the returned value is dropped.
+    pub(super) fn await_operation(&self, records: u64, essential: bool) -> Result<Option<WaitPosition<'_>>> {
         // When this does not suffice the operation itself finds out exactly.
         let groups = (records * 3 + LEAST).min(256);
         let enough = || self.allocator.has_groups(groups, keep_of(essential));
@@ -135,8 +137,9 @@ impl Shortage {
         self.in_turn(enough).map(|(there, _)| there)
     }
 
-    /// As [`Self::have_room`]; who had to wait has the first place until the answer's is dropped.
-    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<Queued<'_>>)> {
+    /// Like [`Self::have_room`]; after a wait, the caller keeps the first position until the
+    /// returned value is dropped.
+    fn in_turn(&self, enough: Enough<'_>) -> Result<(bool, Option<WaitPosition<'_>>)> {
         if !self.is_short() && enough()? {
             return Ok((true, None));
         }
@@ -147,10 +150,10 @@ impl Shortage {
         Ok((there, Some(queued)))
     }
 
-    /// Counts the caller as somebody who waits for room, until the answer is dropped.
-    pub(super) fn queue(&self) -> Queued<'_> {
+    /// Counts the caller as waiting for space until the returned value is dropped.
+    pub(super) fn queue(&self) -> WaitPosition<'_> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        Queued { shortage: self, first: None }
+        WaitPosition { shortage: self, first: None }
     }
 
     /// (a) and (b).
@@ -163,7 +166,7 @@ impl Shortage {
             if !self.commit_may_free() {
                 break;
             }
-            match self.committer.commit_for(Purpose::Drain) {
+            match self.committer.commit_for(CommitReason::FreeSpace) {
                 // What is staged finds no room for its nodes; whoever asks for durability is told.
                 Err(Error::NoSpace(_)) => break,
                 committed => committed?,
@@ -211,7 +214,8 @@ impl Shortage {
         Ok(false)
     }
 
-    /// (d) and (e). A look makes commits for what it reclaimed itself alone; those for the steps of others come once, at the end.
+    /// Waits for (d) and (e). A check commits only for its own reclaim; commits for the steps of
+    /// others come once, at the end.
     fn await_others(&self, enough: Enough<'_>) -> Result<bool> {
         let mut was_held = false;
         for look in 0..CLOSE_LOOKS {

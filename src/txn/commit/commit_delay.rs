@@ -1,7 +1,7 @@
-//! Decides how long the leader of a commit waits for others to join it, when several callers want something durable again and again.
+//! Commit delay: how long the leader waits for more callers (group-commit window).
 //!
 //! Without waiting, the first of n callers that were served together leads the next commit alone while the others come, so commits serve
-//! one caller and n - 1 in turn. Whoever waits half a commit for them has all in each.
+//! one caller and n - 1 in turn. With a wait of half a commit, each commit serves all n.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ const MOST: Duration = Duration::from_millis(5);
 const PAUSE: (u32, u32) = (4, 64);
 
 #[derive(Debug, Default)]
-pub(super) struct Joining {
-    /// Callers of the last commit and those that came while it ran.
+pub(super) struct CommitDelay {
+    /// Callers of the last commit, and callers that arrived while it ran.
     expected: u64,
     took: Duration,
     /// Commits that begin without waiting.
@@ -22,7 +22,7 @@ pub(super) struct Joining {
     pause: u32,
 }
 
-impl Joining {
+impl CommitDelay {
     /// For how many callers to wait and how long, when `here` want the commit that is about to begin.
     pub(super) fn plan(&mut self, here: u64) -> Option<(u64, Duration)> {
         if here >= self.expected {
@@ -35,7 +35,7 @@ impl Joining {
         Some((self.expected, (self.took / SHARE).min(MOST)))
     }
 
-    /// How a wait ended.
+    /// Records the result of a wait.
     pub(super) fn waited(&mut self, in_vain: bool) {
         self.pause = if in_vain { (self.pause * 2).clamp(PAUSE.0, PAUSE.1) } else { 0 };
         self.paused = self.pause;
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn who_came_together_is_waited_for_and_who_comes_alone_never_waits() {
-        let mut joining = Joining::default();
+        let mut joining = CommitDelay::default();
         assert_eq!(joining.plan(1), None);
         joining.ended(1, 0, TOOK);
         assert_eq!(joining.plan(1), None);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn waits_in_vain_become_rare() {
-        let mut joining = Joining::default();
+        let mut joining = CommitDelay::default();
         joining.ended(1, 1, TOOK);
         let mut waits = 0;
         for _ in 0..1000 {
