@@ -6,24 +6,24 @@
 //! what nobody can reach); `repack` (pages of small files written anew), `ahead` (reading ahead on archives of other machines) and `closing` stand beside them. All know `extents`, `inode` and the volume.
 
 pub(crate) mod acl;
-mod ahead;
 mod check;
-mod closing;
 mod directory;
+mod dirty_throttle;
 mod extents;
 mod inode;
 mod ops;
 mod packing;
-mod pressure;
+mod parallel_writer;
 pub(crate) mod ranges;
+mod readahead;
 mod reclaim;
 mod repack;
-mod sealers;
-mod staging;
+mod shutdown_gate;
 #[cfg(test)]
 mod tests;
 mod types;
-mod writeout;
+mod write_buffer;
+mod writeback;
 
 pub(crate) use check::{Reading, Structure};
 pub(crate) use directory::name_hash;
@@ -39,15 +39,15 @@ use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino};
 use crate::txn::{Finding, Volume};
-use ahead::Ahead;
 use check::StructureCounts;
-use closing::Closing;
-use pressure::Pressure;
+use dirty_throttle::Pressure;
+use readahead::Ahead;
 use reclaim::Reclaim;
 use repack::Repack;
-pub(crate) use staging::LoggedPieces;
-use staging::Staging;
-use writeout::WriteOut;
+use shutdown_gate::Closing;
+pub(crate) use write_buffer::LoggedPieces;
+use write_buffer::Staging;
+use writeback::WriteOut;
 
 /// The mounted (or otherwise used) file system of one open archive. All methods may be called from several threads.
 pub struct FileSystem {

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::closing::Closing;
 use super::extents::{self, Mapped};
 use super::inode;
 use super::packing::{PACK_FILES, Packer, SharedPages};
+use super::shutdown_gate::Closing;
 use super::types::FsOptions;
 use crate::env::Environment;
 use crate::error::{Error, Result};

@@ -5,7 +5,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
 use crate::fs::directory::{self, Target, check_name};
-use crate::fs::staging::Presence;
+use crate::fs::write_buffer::Presence;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
 use crate::txn::{Operation, View};
 

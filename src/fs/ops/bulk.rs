@@ -16,7 +16,7 @@ use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_
 use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot, put_in_list};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
-use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, sealers};
+use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, parallel_writer};
 use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Longest content of a file that can be added in bulk: what shares a page with others.
@@ -342,8 +342,13 @@ fn write_pages(
         page.items.iter().map(|index| groups_for(files[*index].content.len() as u64, 1)).sum()
     };
     let mut written = UnnamedPages::new(volume);
-    let parts =
-        sealers::spread(threads.min(pages.len() / ENOUGH), 1, pages, &mut reserved, share, |pages, reserved| {
+    let parts = parallel_writer::spread(
+        threads.min(pages.len() / ENOUGH),
+        1,
+        pages,
+        &mut reserved,
+        share,
+        |pages, reserved| {
             let mut written = UnnamedPages::new(volume);
             if let Some(reserved) = reserved {
                 for page in pages {
@@ -353,7 +358,8 @@ fn write_pages(
                 }
             }
             Ok(written)
-        })?;
+        },
+    )?;
     parts.into_iter().for_each(|part| written.absorb(part));
     volume.bound_unsynced()?;
     Ok(written)

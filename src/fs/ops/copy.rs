@@ -26,7 +26,7 @@ use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_VALUE};
 use crate::fs::extents::{self, Mapped};
 use crate::fs::packing::{PACK, compresses};
-use crate::fs::staging::{LockedFile, StagedFile};
+use crate::fs::write_buffer::{LockedFile, StagedFile};
 use crate::fs::{FileSystem, inode};
 use crate::txn::{Operation, View};
 

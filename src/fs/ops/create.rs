@@ -10,7 +10,7 @@ use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
 use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
 use crate::fs::packing::compresses;
-use crate::fs::staging::Presence;
+use crate::fs::write_buffer::Presence;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, extents, inode, mode};
 use crate::txn::{Operation, UnnamedPages, View, Volume};
 

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
 use crate::fs::reclaim::STEP;
-use crate::fs::staging::LockedFile;
+use crate::fs::write_buffer::LockedFile;
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::Operation;
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, ListEntry, decode_list};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::directory::{self, DIRECTORY_TYPE, FIRST_SEQUENCE, Target, list_key};
-use crate::fs::staging::Presence;
+use crate::fs::write_buffer::Presence;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, inode, mode};
 use crate::txn::{Reading, State, View};
 

@@ -8,7 +8,7 @@ mod bulk;
 mod changes;
 mod copy;
 mod create;
-mod data;
+mod file_data;
 mod holes;
 mod links;
 mod listing;

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use super::attributes::{Found, find, or_not_found};
 use super::create::link_target;
-use super::data::{read_published, room};
+use super::file_data::{read_published, room};
 use super::listing::{Described, list, load_directory};
 use super::seek::Layout;
 use super::xattr;

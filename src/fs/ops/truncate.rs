@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
 use crate::fs::reclaim::STEP;
-use crate::fs::staging::LockedFile;
+use crate::fs::write_buffer::LockedFile;
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::{Operation, View};
 

@@ -17,8 +17,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::inode;
-use super::staging::{LockedFile, StagedFile, Staging};
-use super::writeout::WriteOut;
+use super::write_buffer::{LockedFile, StagedFile, Staging};
+use super::writeback::WriteOut;
 use crate::error::{Error, Result};
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};

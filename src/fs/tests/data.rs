@@ -13,7 +13,7 @@ use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::fs::extents::FRAME;
-use crate::fs::staging::Presence;
+use crate::fs::write_buffer::Presence;
 use crate::fs::{FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
 use crate::storage::MemoryStorage;
 use crate::txn::{OpenOptions, Volume};

@@ -6,7 +6,7 @@ use super::data::{Bench, OPTIONS, make, read_model, write_model};
 use crate::env::SeededEnvironment;
 use crate::format::Ino;
 use crate::fs::FsOptions;
-use crate::fs::pressure::AWAITED_BYTES;
+use crate::fs::dirty_throttle::AWAITED_BYTES;
 
 /// A block that says its version in every word.
 fn block(version: u64) -> Vec<u8> {

@@ -18,20 +18,20 @@
 //! STAGE-3  One commit is one moment in time: a write enters its layer with `gate` shared, the flusher seals all layers with it exclusive.
 //! STAGE-4  Room for all staged bytes is reserved before they are accepted, held by the frame that needs it.
 
+mod allocated_ranges;
 mod batch;
-mod content;
-mod file;
+mod dirty_content;
+mod dirty_file;
 mod layer;
-mod logged;
-mod presence;
-mod sealed;
+mod log_pieces;
+mod sealed_layers;
 
+pub(super) use allocated_ranges::Presence;
 pub(super) use batch::{Batch, Plan};
-pub(super) use file::{LockedFile, StagedFile};
+pub(super) use dirty_file::{LockedFile, StagedFile};
 pub(super) use layer::{Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, Piece, WHOLE_GROUPS};
-pub(crate) use logged::LoggedPieces;
-pub(super) use presence::Presence;
-pub(super) use sealed::Sealed;
+pub(crate) use log_pieces::LoggedPieces;
+pub(super) use sealed_layers::Sealed;
 
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
@@ -45,8 +45,8 @@ use crate::format::Ino;
 use crate::fs::inode;
 use crate::fs::ranges::join;
 use crate::txn::{Operation, Reservation, State, View, Volume};
-use content::{Content, Overlay, Touched};
-use presence::{Below, Known};
+use allocated_ranges::{Below, Known};
+use dirty_content::{Content, Overlay, Touched};
 
 /// Spreads the map of staged files over this many locks; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;

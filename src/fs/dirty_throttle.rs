@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::staging::{LockedFile, StagedFile, Staging};
-use super::writeout::{BATCH_PIECES, WriteOut};
+use super::write_buffer::{LockedFile, StagedFile, Staging};
+use super::writeback::{BATCH_PIECES, WriteOut};
 use crate::error::Result;
 use crate::format::MAX_DATA;
 use crate::txn::Volume;

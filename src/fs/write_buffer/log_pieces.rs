@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::content::Touched;
+use super::dirty_content::Touched;
 use super::{INLINE_GROUPS, Layer, Staging, WHOLE_GROUPS};
 use crate::error::{Error, Result};
 use crate::format::log::{LogEntry, LogPiece, piece_length};

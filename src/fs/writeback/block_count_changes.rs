@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use crate::format::Ino;
-use crate::fs::staging::Plan;
+use crate::fs::write_buffer::Plan;
 use crate::txn::{Publication, Volume};
 
 /// Files that nobody was told of yet, and the publications that make them grow.

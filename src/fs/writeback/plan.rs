@@ -9,9 +9,9 @@ use crate::format::values::InodeValue;
 use crate::fs::extents::{self, FRAME, Mapped};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, compresses, packs};
 use crate::fs::ranges::{gaps, join};
-use crate::fs::staging::{Frame, INLINE_GROUPS, Layer, MAX_PIECES, Piece, Plan};
 use crate::fs::types::FsOptions;
-use crate::fs::{inode, sealers};
+use crate::fs::write_buffer::{Frame, INLINE_GROUPS, Layer, MAX_PIECES, Piece, Plan};
+use crate::fs::{inode, parallel_writer};
 use crate::txn::{Reservation, UnnamedPages, View, Volume, groups_for};
 
 /// Frames for each thread at least: one takes 20 us and more, starting a thread about 50.
@@ -167,7 +167,7 @@ impl Planner<'_> {
         }
         let (volume, options, view, planned) = (self.volume, self.options, self.view, &*plan);
         let share = |(_, frame): &(u64, &Frame)| frame.held;
-        let parts = sealers::spread(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
+        let parts = parallel_writer::spread(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = Plan::new(planned.ino, planned.end, *inode);
             let mut own = Planner { volume, options, view, reserved, threads: 1, written: UnnamedPages::new(volume) };
             mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;

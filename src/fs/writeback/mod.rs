@@ -5,19 +5,19 @@
 //! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, BATCH-2), then
 //! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
 
-mod grown;
+mod block_count_changes;
 mod plan;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::sealers::processors;
-use super::staging::{Batch, LockedFile, Plan, Sealed, Staging};
+use super::parallel_writer::processors;
 use super::types::FsOptions;
+use super::write_buffer::{Batch, LockedFile, Plan, Sealed, Staging};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume};
-use grown::Grown;
+use block_count_changes::Grown;
 use plan::Planner;
 
 /// Pieces of one write-out under pressure: bounds its operation to some thousands of records.

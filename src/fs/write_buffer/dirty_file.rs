@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::batch::Batch;
-use super::content::Content;
+use super::dirty_content::Content;
 use crate::format::Ino;
 use crate::txn::{Operation, Volume};
 

@@ -11,7 +11,7 @@ use crate::format::values::InodeValue;
 use crate::format::{Ino, MAX_VALUE};
 use crate::fs::extents::{FRAME, Mapped};
 use crate::fs::packing::compresses;
-use crate::fs::staging::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
+use crate::fs::write_buffer::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
 use crate::fs::{FileSystem, SyncProfile, extents, inode};
 use crate::txn::{Reading, Reservation, State, UnnamedPages, View, Volume};
 

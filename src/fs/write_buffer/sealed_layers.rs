@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::batch::Batch;
-use super::content::Content;
-use super::file::StagedFile;
+use super::dirty_content::Content;
+use super::dirty_file::StagedFile;
 use super::layer::Layer;
 use crate::format::Ino;
 use crate::txn::{Reservation, Volume};
