@@ -1,17 +1,19 @@
-//! Access times, by the rule that Linux calls relatime.
+//! Access times, updated like Linux's relatime.
 
 use crate::error::{Result, Timestamp};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
 use crate::fs::{FileSystem, inode};
 
-/// Seconds after which an access time is renewed although nothing changed.
+/// Seconds after which an access time is updated although nothing changed.
 const DAY: i64 = 24 * 60 * 60;
 
 impl FileSystem {
-    /// Sets the access time to now if it is not newer than the last change of content and attributes, or a day old. So what is read all the
-    /// time costs one small change a day, and whoever compares the times (mail programs do) sees that new content was read. Answers
-    /// whether it was set; a read-only archive stays as it is. It becomes durable with the next commit, under every profile.
+    /// Sets the access time to now if it is not newer than the last change of content and
+    /// attributes, or a day old. So a file that is read all the time costs one small change a day,
+    /// and programs that compare the times, such as mail readers, see that new content was read.
+    /// Returns whether it was set; a read-only archive stays unchanged. The change becomes durable
+    /// with the next commit, under every profile.
     pub fn note_access(&self, ino: Ino) -> Result<bool> {
         if self.volume.read_only() {
             return Ok(false);

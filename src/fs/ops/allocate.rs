@@ -1,6 +1,6 @@
-//! Plain fallocate(2): whether the space is there, and the size.
+//! Plain fallocate(2): checks the space and extends the size.
 
-use super::attributes::lose_set_id;
+use super::attributes::clear_set_id;
 use super::holes::checked_range;
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -9,13 +9,15 @@ use crate::fs::{FileSystem, extents, inode};
 use crate::txn::View;
 
 impl FileSystem {
-    /// Checks that the range could be written in full, by the figure that statfs shows, and without `keep_size` extends the file to its end.
-    /// Nothing is stored: a copy-on-write archive could not put later writes into blocks kept for them, so what was checked is not kept for
-    /// this file. What was deleted is waited for as by a write. `host_free` as in [`FileSystem::statistics`]. Does not touch times, as
-    /// [`FileSystem::write`].
+    /// Checks that the range could be written in full, by the available space that statfs reports,
+    /// and without `keep_size` extends the file to its end. No blocks are reserved: a copy-on-write
+    /// archive could not put later writes into them, so the checked space is not kept for this
+    /// file. Waits for pending frees like a write. `host_free` as in [`FileSystem::statistics`].
+    /// Does not touch times, like [`FileSystem::write`].
     ///
     /// # Errors
-    /// `NoSpace`, and nothing has changed; `Invalid` for an empty range or anything but a regular file, `FileTooLarge` beyond 2^63-1.
+    /// `NoSpace`, and nothing has changed; `Invalid` for an empty range or anything but a regular
+    /// file, `FileTooLarge` beyond 2^63-1.
     pub fn allocate(
         &self,
         ino: Ino,
@@ -30,7 +32,7 @@ impl FileSystem {
         let view = self.volume.view(&state);
         let inode = inode::load_regular(view, ino)?;
         let wanted = length.saturating_sub(present(view, ino, &inode, range.start, range.end)?);
-        // No reader is to keep what is waited for.
+        // A reader would delay the frees that this waits for.
         drop(state);
         let fits = || Ok(wanted <= self.writable_now(host_free)?);
         if !self.volume.have_room(&fits)? {
@@ -38,8 +40,8 @@ impl FileSystem {
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }
         self.strip_capability(ino, kill_set_id)?;
-        let entry = self.staging.entry(ino);
-        // The size is a writer's business (truncation looks at it and at what is staged together).
+        let entry = self.write_buffer.file(ino);
+        // The size is changed under the file's lock (truncation compares it with the dirty data).
         let file = entry.lock();
         self.volume.operate(1, false, |op| {
             let mut inode = inode::load(op.view(), ino)?;
@@ -47,7 +49,7 @@ impl FileSystem {
                 inode.size = inode.size.max(range.end);
             }
             if kill_set_id {
-                lose_set_id(&mut inode, false);
+                clear_set_id(&mut inode, false);
             }
             inode::store(op, ino, &inode)
         })?;
@@ -56,7 +58,7 @@ impl FileSystem {
     }
 }
 
-/// Bytes of the range that extents hold already.
+/// Returns the bytes of the range that extents hold already.
 fn present(view: View<'_>, ino: Ino, inode: &InodeValue, start: u64, end: u64) -> Result<u64> {
     Ok(extents::measure(view, ino, start..end.min(inode.trim).min(inode.size).max(start), u64::MAX)?.1)
 }

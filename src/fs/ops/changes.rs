@@ -1,4 +1,5 @@
-//! What became of each inode between two moments, told from what their trees do not share.
+//! Differences between two versions by inode, derived from the parts of their trees that are not
+//! shared.
 
 use std::ops::ControlFlow;
 
@@ -7,26 +8,28 @@ use crate::format::values::decode_list;
 use crate::format::{Ino, kind};
 use crate::fs::FileSystem;
 
-/// An inode of which some record differs between two moments.
+/// An inode with records that differ between two versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChangedInode {
     pub(crate) ino: Ino,
-    /// Something of what extents or inline data say. It may be the same bytes on another page: those of small files are packed anew.
+    /// A change in extents or inline data. The bytes may be the same on another page: small files
+    /// are repacked.
     pub(crate) content: bool,
     pub(crate) xattrs: bool,
-    /// Entries that only the older moment has in this directory, by name.
-    pub(crate) gone: Vec<(Vec<u8>, Ino)>,
-    /// Those that only the newer one has.
-    pub(crate) come: Vec<(Vec<u8>, Ino)>,
+    /// Entries of this directory that only the older version has, by name.
+    pub(crate) removed_entries: Vec<(Vec<u8>, Ino)>,
+    /// Entries that only the newer version has.
+    pub(crate) added_entries: Vec<(Vec<u8>, Ino)>,
 }
 
 impl FileSystem {
-    /// Calls `f` with each inode of which any record differs from the moment that `older` shows, by ascending number. Takes time by what differs.
-    /// A number means one inode for ever: numbers are given once, also across a crash (`Operation::set_aside_inos`, `Volume::open`), so an inode with
-    /// records on both sides is the same object.
+    /// Calls `f` with each inode that has records different from the version of `older`, by
+    /// ascending number. Takes time in proportion to the differences. Numbers are never reused,
+    /// also across a crash (`Operation::set_aside_inos`, `Volume::open`), so an inode with records
+    /// on both sides is the same object.
     ///
     /// # Errors
-    /// `Invalid` when the two are not moments of one open archive; what reading meets.
+    /// `Invalid` when the two are not versions of one open archive; read errors.
     pub(crate) fn changes_since(
         &self,
         older: &FileSystem,
@@ -35,12 +38,12 @@ impl FileSystem {
         if !self.volume.shares_pages_with(&older.volume) {
             return Err(Error::invalid("only moments of one archive can be compared"));
         }
-        // Files of which the newest bytes are in memory alone: the trees do not tell of them.
-        let mut staged = self.staging.files().into_iter().map(|file| file.ino()).peekable();
+        // Files whose newest bytes are only in memory: the trees do not show them.
+        let mut staged = self.write_buffer.files().into_iter().map(|file| file.ino()).peekable();
         let (state, older_state) = (self.volume.state(), older.volume.state());
         let mut last: Option<ChangedInode> = None;
         self.volume.view(&state).differences(&older.volume.view(&older_state), &mut |key, old, new| {
-            // Inode 0 has the lists of what is to be reclaimed.
+            // Inode 0 has the lists for reclaim.
             if key.object == 0 {
                 return Ok(ControlFlow::Continue(()));
             }
@@ -63,8 +66,8 @@ impl FileSystem {
                     let named = |value: &[u8]| decode_list(value).map(|entry| (entry.name.to_vec(), entry.ino));
                     let (old, new) = (old.map(named).transpose()?, new.map(named).transpose()?);
                     if old != new {
-                        changed.gone.extend(old);
-                        changed.come.extend(new);
+                        changed.removed_entries.extend(old);
+                        changed.added_entries.extend(new);
                     }
                 }
                 _ => {}

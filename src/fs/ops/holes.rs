@@ -1,8 +1,8 @@
-//! Making holes: PUNCH_HOLE and ZERO_RANGE of fallocate(2).
+//! Hole punching: PUNCH_HOLE and ZERO_RANGE of fallocate(2).
 
 use std::ops::Range;
 
-use super::attributes::lose_set_id;
+use super::attributes::clear_set_id;
 use super::truncate::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -12,7 +12,7 @@ use crate::fs::write_buffer::LockedFile;
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::Operation;
 
-/// A range as fallocate(2) takes it.
+/// Returns the range, validated like in fallocate(2).
 pub(super) fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
     if length == 0 {
         return Err(Error::invalid("the range is empty"));
@@ -24,26 +24,30 @@ pub(super) fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
 }
 
 impl FileSystem {
-    /// Makes `offset..offset + length` a hole, which reads as zeros; the size stays. Whole pages in it are freed. Does not
-    /// touch times, as [`FileSystem::write`]; `kill_set_id` as in [`crate::fs::SetAttributes`]. A range of many extents goes in steps, each of them atomic.
+    /// Makes `offset..offset + length` a hole, which reads as zeros; the size stays. Whole pages in
+    /// it are freed. Does not touch times, like [`FileSystem::write`]; `kill_set_id` as in
+    /// [`crate::fs::SetAttributes`]. A range of many extents takes several steps, each of them
+    /// atomic.
     ///
     /// # Errors
-    /// `Invalid` for an empty range or anything but a regular file (`IsDirectory`), `FileTooLarge` beyond 2^63-1.
+    /// `Invalid` for an empty range or anything but a regular file (`IsDirectory`), `FileTooLarge`
+    /// beyond 2^63-1.
     pub fn punch_hole(&self, ino: Ino, offset: u64, length: u64, kill_set_id: bool) -> Result<()> {
         self.empty_range(ino, checked_range(offset, length)?, true, kill_set_id)
     }
 
-    /// As [`FileSystem::punch_hole`], but without `keep_size` a file that ends before the range ends is extended to there.
+    /// Makes a hole like [`FileSystem::punch_hole`], but without `keep_size` extends a shorter file
+    /// to the end of the range.
     ///
     /// # Errors
-    /// As `punch_hole`.
+    /// Errors of `punch_hole`.
     pub fn zero_range(&self, ino: Ino, offset: u64, length: u64, keep_size: bool, kill_set_id: bool) -> Result<()> {
         self.empty_range(ino, checked_range(offset, length)?, keep_size, kill_set_id)
     }
 
     fn empty_range(&self, ino: Ino, range: Range<u64>, keep_size: bool, kill_set_id: bool) -> Result<()> {
         self.strip_capability(ino, kill_set_id)?;
-        self.empty_locked(&self.staging.entry(ino).lock(), range, keep_size, kill_set_id)?;
+        self.empty_locked(&self.write_buffer.file(ino).lock(), range, keep_size, kill_set_id)?;
         self.finish_change()
     }
 
@@ -54,13 +58,13 @@ impl FileSystem {
         let mut at = range.start;
         while at < range.end {
             let rest = at..range.end;
-            self.write_out.clear(file, &rest)?;
+            self.writeback.clear(file, &rest)?;
             let state = self.volume.state();
             let (cuts, _) = extents::measure(self.volume.view(&state), file.ino(), rest.clone(), STEP)?;
             drop(state);
             // Inode and inline data.
             let done = self.volume.operate(2 + cuts * extents::RECORDS_PER_CUT, true, |op| {
-                if !self.write_out.is_clear(file, op, &rest) {
+                if !self.writeback.is_clear(file, op, &rest) {
                     return Ok(None);
                 }
                 let mut inode = inode::load(op.view(), file.ino())?;
@@ -69,19 +73,19 @@ impl FileSystem {
                     inode.size = inode.size.max(end);
                 }
                 if kill_set_id {
-                    lose_set_id(&mut inode, false);
+                    clear_set_id(&mut inode, false);
                 }
                 inode::store(op, file.ino(), &inode)?;
                 Ok(Some(end))
             })?;
-            // Without an answer a commit came between: look again.
+            // A commit intervened: try again.
             at = done.unwrap_or(at);
         }
         Ok(())
     }
 }
 
-/// Makes the first part of `range` a hole, as much as `STEP` extents name; answers where it ends.
+/// Makes the first part of `range` a hole, up to `STEP` extents; returns the end of that part.
 fn empty_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, range: &Range<u64>) -> Result<u64> {
     if let Some(mut content) = extents::inline(op.view(), ino, inode)? {
         let length = content.len() as u64;

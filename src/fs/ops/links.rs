@@ -2,11 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::directory::{self, Directory, MAX_LINKS, Target, check_name, is_dot};
+use crate::fs::directory::{self, DirectoryEditor, EntryTarget, MAX_LINKS, check_name, is_dot};
 use crate::fs::{Attributes, FileSystem, inode};
 
 impl FileSystem {
-    /// At most 2^32 - 2 links; directories refuse with `NotPermitted`, an inode without any name with `NotFound`.
+    /// Adds a name, up to 2^32 - 2 links; directories are refused with `NotPermitted`, an inode
+    /// without any name with `NotFound`.
     pub fn link(&self, ino: Ino, directory: Ino, name: &[u8]) -> Result<Attributes> {
         check_name(name)?;
         if is_dot(name) {
@@ -16,11 +17,11 @@ impl FileSystem {
         self.volume.operate(4, false, |op| {
             let now = self.environment.stamp();
             let mut linked = inode::find(op.view(), ino)?.ok_or(Error::NotFound)?;
-            let target = Target::of(ino, &linked);
+            let target = EntryTarget::of(ino, &linked);
             if target.is_directory() {
                 return Err(Error::NotPermitted);
             }
-            let mut parent = Directory::load(op.view(), directory)?;
+            let mut parent = DirectoryEditor::load(op.view(), directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);
             }
@@ -38,7 +39,8 @@ impl FileSystem {
         self.attributes(ino)
     }
 
-    /// The last link of a file that is not open frees it at once when small, else in steps.
+    /// Removes a name. The last link of a file that is not open frees it at once when small, else
+    /// in steps.
     pub fn unlink(&self, directory: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         match name {
@@ -63,14 +65,14 @@ impl FileSystem {
         // The directory's inode, index and list; the removed inode.
         self.reclaim.operate_removing(4, true, |op, removal| {
             let now = self.environment.stamp();
-            let mut parent = Directory::load(op.view(), directory)?;
+            let mut parent = DirectoryEditor::load(op.view(), directory)?;
             let found = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             match (found.target.is_directory(), want_directory) {
                 (true, false) => return Err(Error::IsDirectory),
                 (false, true) => return Err(Error::NotDirectory),
                 _ => {}
             }
-            let mut removed = directory::follow(op.view(), directory, found.target)?;
+            let mut removed = directory::load_target(op.view(), directory, found.target)?;
             if want_directory && directory::has_entries(op.view(), found.target.ino, &removed)? {
                 return Err(Error::NotEmpty);
             }

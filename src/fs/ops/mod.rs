@@ -1,4 +1,4 @@
-//! The operations, one file per family; each is one core call of an adapter.
+//! File system operations, one file per family; each is one core call of an adapter.
 
 mod access;
 mod acl;
@@ -27,7 +27,7 @@ pub use bulk::{MAX_SMALL_FILE, NewFile};
 pub(crate) use changes::ChangedInode;
 pub(super) use create::MAX_TARGET;
 pub use snapshot_view::SnapshotView;
-pub use sync::BegunSync;
+pub use sync::PendingSync;
 #[cfg(test)]
 pub(super) use xattr::put_entry;
 pub(super) use xattr::{BIRTH, value_of_entry};
@@ -36,7 +36,8 @@ use crate::error::Result;
 use crate::fs::{FileSystem, SyncProfile};
 
 impl FileSystem {
-    /// What every successful change of the namespace ends with: under `sync=always` it is durable before it returns.
+    /// Ends every successful change of the namespace: under `sync=always` it is durable before it
+    /// returns.
     fn finish_change(&self) -> Result<()> {
         if self.options.sync == SyncProfile::Always {
             self.volume.commit()?;

@@ -1,27 +1,29 @@
-//! rename with its four modes.
+//! Rename with its four modes.
 
 use super::create::{NewObject, begin_object};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot};
-use crate::fs::reclaim::Removal;
+use crate::fs::directory::{self, DirectoryEditor, DirectoryRecord, EntryTarget, check_name, is_dot};
+use crate::fs::reclaim::NameRemoval;
 use crate::fs::{Creator, FileSystem, RenameMode, inode, mode};
 use crate::txn::{Operation, View};
 
-/// Source directory: inode, index and list. Target directory: the same. Moved inode, replaced inode, whiteout.
+/// Source directory: inode, index and list. Target directory: the same. Moved inode, replaced
+/// inode, whiteout.
 const RECORDS: u64 = 3 + 3 + 3;
-/// Directories on the way to the root before a loop, which only damage can make, is assumed: deeper than anything that was ever nested.
+/// Maximum depth before a cycle, which only damage can create, is assumed: deeper than any real
+/// tree.
 const MAX_DEPTH: u64 = 1 << 24;
 
-/// The directories of a rename; one when both names are in the same.
-struct Parents {
-    source: Directory,
-    other: Option<Directory>,
+/// Directories of a rename; one if both names are in the same.
+struct RenameDirectories {
+    source: DirectoryEditor,
+    other: Option<DirectoryEditor>,
 }
 
-impl Parents {
-    fn target(&mut self) -> &mut Directory {
+impl RenameDirectories {
+    fn target(&mut self) -> &mut DirectoryEditor {
         self.other.as_mut().unwrap_or(&mut self.source)
     }
 
@@ -34,17 +36,17 @@ impl Parents {
     }
 }
 
-/// What is renamed, within one operation.
-struct Move<'a> {
+/// A rename within one operation.
+struct RenameStep<'a> {
     name: &'a [u8],
     new_name: &'a [u8],
     moved: DirectoryRecord,
-    parents: Parents,
+    parents: RenameDirectories,
     now: Timestamp,
 }
 
 impl FileSystem {
-    /// Atomic. Refuses to move a directory below itself (`Invalid`).
+    /// Renames atomically. Refuses to move a directory below itself (`Invalid`).
     pub fn rename(
         &self,
         directory: Ino,
@@ -60,27 +62,27 @@ impl FileSystem {
         }
         self.reclaim.operate_removing(RECORDS, false, |op, removal| {
             let now = self.environment.stamp();
-            let source = Directory::load(op.view(), directory)?;
+            let source = DirectoryEditor::load(op.view(), directory)?;
             let other =
-                if directory == new_directory { None } else { Some(Directory::load(op.view(), new_directory)?) };
+                if directory == new_directory { None } else { Some(DirectoryEditor::load(op.view(), new_directory)?) };
             let moved = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             let existing = directory::find(op.view(), &self.name_key, new_directory, new_name)?;
-            // What does not agree with its entry is not given another one (NAME-5).
-            directory::follow(op.view(), directory, moved.target)?;
+            // An inode that does not agree with its entry gets no other one (NAME-5).
+            directory::load_target(op.view(), directory, moved.target)?;
             if let Some(existing) = &existing {
-                directory::follow(op.view(), new_directory, existing.target)?;
+                directory::load_target(op.view(), new_directory, existing.target)?;
             }
             match (rename_mode, existing) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
-                // Two names of one inode: POSIX wants nothing done, successfully.
+                // Two names of one inode: POSIX requires success without a change.
                 (_, Some(existing)) if existing.target.ino == moved.target.ino => return Ok(()),
                 _ => {}
             }
             if other.is_some() && moved.target.is_directory() {
-                refuse_below(op.view(), moved.target.ino, new_directory)?;
+                check_not_below(op.view(), moved.target.ino, new_directory)?;
             }
-            let change = Move { name, new_name, moved, parents: Parents { source, other }, now };
+            let change = RenameStep { name, new_name, moved, parents: RenameDirectories { source, other }, now };
             match existing {
                 Some(existing) if rename_mode == RenameMode::Exchange => self.exchange(op, change, existing),
                 _ => {
@@ -95,10 +97,10 @@ impl FileSystem {
         self.finish_change()
     }
 
-    fn exchange(&self, op: &mut Operation<'_>, change: Move<'_>, existing: DirectoryRecord) -> Result<()> {
-        let Move { name, new_name, moved, mut parents, now } = change;
+    fn exchange(&self, op: &mut Operation<'_>, change: RenameStep<'_>, existing: DirectoryRecord) -> Result<()> {
+        let RenameStep { name, new_name, moved, mut parents, now } = change;
         if parents.other.is_some() && existing.target.is_directory() {
-            refuse_below(op.view(), existing.target.ino, parents.source.ino)?;
+            check_not_below(op.view(), existing.target.ino, parents.source.ino)?;
         }
         let (source, target) = (parents.source.ino, parents.target().ino);
         parents.source.retarget(op, &self.name_key, name, moved, existing.target)?;
@@ -111,19 +113,19 @@ impl FileSystem {
     fn replace(
         &self,
         op: &mut Operation<'_>,
-        removal: &mut Removal<'_>,
-        change: Move<'_>,
+        removal: &mut NameRemoval<'_>,
+        change: RenameStep<'_>,
         existing: Option<DirectoryRecord>,
         whiteout: Option<Creator>,
     ) -> Result<()> {
-        let Move { name, new_name, moved, mut parents, now } = change;
+        let RenameStep { name, new_name, moved, mut parents, now } = change;
         let replaced = match existing {
             Some(existing) => Some((existing, load_replaceable(op.view(), moved.target, existing.target)?)),
             None => None,
         };
         let key = &self.name_key;
         if let Some(creator) = whiteout {
-            let left = leave_whiteout(op, &parents.source, creator, now)?;
+            let left = store_whiteout(op, &parents.source, creator, now)?;
             parents.source.retarget(op, key, name, moved, left)?;
         } else if parents.other.is_some() || replaced.is_some() {
             parents.source.remove(op, key, name, moved)?;
@@ -145,8 +147,8 @@ impl FileSystem {
     }
 }
 
-/// The inode that `moved` is to replace, if it may.
-fn load_replaceable(view: View<'_>, moved: Target, existing: Target) -> Result<InodeValue> {
+/// Returns the inode that `moved` replaces, if allowed.
+fn load_replaceable(view: View<'_>, moved: EntryTarget, existing: EntryTarget) -> Result<InodeValue> {
     match (moved.is_directory(), existing.is_directory()) {
         (true, false) => return Err(Error::NotDirectory),
         (false, true) => return Err(Error::IsDirectory),
@@ -159,8 +161,8 @@ fn load_replaceable(view: View<'_>, moved: Target, existing: Target) -> Result<I
     Ok(inode)
 }
 
-/// `Invalid` when `ancestor` is `directory` or lies above it.
-fn refuse_below(view: View<'_>, ancestor: Ino, directory: Ino) -> Result<()> {
+/// Fails with `Invalid` when `ancestor` is `directory` or above it.
+fn check_not_below(view: View<'_>, ancestor: Ino, directory: Ino) -> Result<()> {
     let mut at = directory;
     for _ in 0..MAX_DEPTH {
         if at == ancestor {
@@ -174,8 +176,8 @@ fn refuse_below(view: View<'_>, ancestor: Ino, directory: Ino) -> Result<()> {
     Err(Error::damaged(format!("the parents of a directory never reach the root: inode={}", directory.0)))
 }
 
-/// Changes 1 record.
-fn store_moved(op: &mut Operation<'_>, moved: Target, parent: Ino, now: Timestamp) -> Result<()> {
+/// Stores the new parent and ctime of a moved inode. Changes 1 record.
+fn store_moved(op: &mut Operation<'_>, moved: EntryTarget, parent: Ino, now: Timestamp) -> Result<()> {
     let mut inode = inode::load_named(op.view(), moved.ino)?;
     if moved.is_directory() {
         inode.parent = parent;
@@ -184,11 +186,16 @@ fn store_moved(op: &mut Operation<'_>, moved: Target, parent: Ino, now: Timestam
     inode::store(op, moved.ino, &inode)
 }
 
-/// What overlayfs takes for a removed name: a 0:0 character device without permissions. Changes 1 record.
-fn leave_whiteout(op: &mut Operation<'_>, parent: &Directory, creator: Creator, now: Timestamp) -> Result<Target> {
+/// Creates an overlayfs whiteout: a 0:0 character device without permissions. Changes 1 record.
+fn store_whiteout(
+    op: &mut Operation<'_>,
+    parent: &DirectoryEditor,
+    creator: Creator,
+    now: Timestamp,
+) -> Result<EntryTarget> {
     let creator = Creator { umask: None, ..creator };
     let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
     let (ino, inode) = begin_object(op, parent, object, now)?;
     inode::store(op, ino, &inode)?;
-    Ok(Target::of(ino, &inode))
+    Ok(EntryTarget::of(ino, &inode))
 }

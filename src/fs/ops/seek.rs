@@ -1,4 +1,4 @@
-//! SEEK_DATA and SEEK_HOLE: where a file has bytes and where it has none.
+//! SEEK_DATA and SEEK_HOLE.
 
 use std::ops::{ControlFlow, Range};
 
@@ -8,7 +8,8 @@ use crate::format::{BLOCK, Ino};
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::View;
 
-/// Holes and data in whole blocks, as programs know them from other file systems: a block with any data is data.
+/// Rounds down to whole blocks, the unit of holes and data as in other file systems: a block with
+/// any data is data.
 fn floor(offset: u64) -> u64 {
     offset / BLOCK * BLOCK
 }
@@ -17,8 +18,8 @@ fn ceiling(offset: u64) -> u64 {
     offset.saturating_add(BLOCK - 1) / BLOCK * BLOCK
 }
 
-/// One version of a file's layout.
-pub(super) struct Layout<'a> {
+/// Data ranges of a file in one version.
+pub(super) struct FileLayout<'a> {
     view: View<'a>,
     ino: Ino,
     inode: InodeValue,
@@ -30,44 +31,48 @@ pub(super) struct Layout<'a> {
 }
 
 impl FileSystem {
-    /// The first offset at or after `offset` that has data.
+    /// Returns the first offset at or after `offset` that has data.
     ///
     /// # Errors
-    /// `NoSuchRange` when there is none before the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
+    /// `NoSuchRange` when there is none before the end of the file, `Invalid` or `IsDirectory` for
+    /// anything but a regular file.
     pub fn next_data(&self, ino: Ino, offset: u64) -> Result<u64> {
         self.with_layout(ino, offset, |layout| layout.next_data(offset))?.ok_or(Error::NoSuchRange)
     }
 
-    /// The first offset at or after `offset` that is in a hole; the end of the file counts as one.
+    /// Returns the first offset at or after `offset` that is in a hole; the end of the file counts
+    /// as one.
     ///
     /// # Errors
-    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
+    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory`
+    /// for anything but a regular file.
     pub fn next_hole(&self, ino: Ino, offset: u64) -> Result<u64> {
         self.with_layout(ino, offset, |layout| layout.next_hole(offset))
     }
 
-    fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&Layout<'_>) -> Result<R>) -> Result<R> {
-        let (state, staged) = self.staging.staged_ranges(ino);
-        f(&Layout::at(self.volume.view(&state), ino, offset, staged)?)
+    fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&FileLayout<'_>) -> Result<R>) -> Result<R> {
+        let (state, staged) = self.write_buffer.dirty_ranges(ino);
+        f(&FileLayout::at(self.volume.view(&state), ino, offset, staged)?)
     }
 }
 
-impl Layout<'_> {
-    /// With what is staged over it.
+impl FileLayout<'_> {
+    /// Loads the layout, with dirty data over it.
     ///
     /// # Errors
-    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
-    pub(super) fn at(view: View<'_>, ino: Ino, offset: u64, staged: Vec<Range<u64>>) -> Result<Layout<'_>> {
+    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory`
+    /// for anything but a regular file.
+    pub(super) fn at(view: View<'_>, ino: Ino, offset: u64, staged: Vec<Range<u64>>) -> Result<FileLayout<'_>> {
         let inode = inode::load_regular(view, ino)?;
         let size = inode.size.max(staged.last().map_or(0, |range| range.end));
         if offset >= size {
             return Err(Error::NoSuchRange);
         }
         let inline = extents::inline(view, ino, &inode)?.map_or(0, |content| content.len() as u64);
-        Ok(Layout { view, ino, inode, inline, staged, size })
+        Ok(FileLayout { view, ino, inode, inline, staged, size })
     }
 
-    /// Where extents can be seen from `offset` on.
+    /// Returns the range of visible extents from `offset` on.
     fn visible(&self, offset: u64) -> Range<u64> {
         let end = if self.inode.bytes == 0 { 0 } else { self.inode.trim.min(self.inode.size) };
         offset..end.max(offset)

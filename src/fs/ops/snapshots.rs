@@ -1,97 +1,106 @@
-//! Snapshots: moments of the whole tree that are kept.
+//! Snapshots: named versions of the whole tree.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
-use crate::fs::{FileSystem, KeptSnapshot, SnapshotId, SnapshotView};
+use crate::fs::{FileSystem, SnapshotId, SnapshotInfo, SnapshotView};
 use crate::txn::{Choice, Pinned};
 
 impl FileSystem {
-    /// Keeps what is there now under a name; durable when it returns. What was deleted before is not kept with it, but for files that are still open, and for
-    /// what is damaged or found no room to be reclaimed.
+    /// Takes a snapshot of the current version; durable on return. Data deleted before is not in
+    /// it, except for files that are still open, and for inodes that are damaged or found no space
+    /// to be reclaimed.
     ///
     /// # Errors
-    /// `Exists` when another one has the name, `Invalid` for what is no name and when the archive is being closed, `ReadOnly`, `NoSpace`, `Latched`.
+    /// `Exists` when another snapshot has the name, `Invalid` for an invalid name and when the
+    /// archive is being closed, `ReadOnly`, `NoSpace`, `Latched`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
-        let _work = self.closing.work()?;
+        let _work = self.shutdown_gate.enter()?;
         self.check_snapshots_writable()?;
-        self.reclaim.what_waits(&|| self.closing.check())?;
-        // What is staged may take the place of packed files, so it is written before those are looked for. What came meanwhile, with what the repacking
-        // changed, is written once more: so little is left to the commit for which writers wait that they wait for no more than for an fsync.
+        self.reclaim.run_queued(&|| self.shutdown_gate.check_open())?;
+        // Dirty data may replace packed files, so it is written before stale pages are searched.
+        // Data accepted meanwhile, and changes of the repacking, are written once more: so little
+        // is left to the commit, which blocks writers, that they wait no longer than for an fsync.
         self.commit_all()?;
-        self.repack.noted(&self.closing)?;
+        self.repack.run_noted(&self.shutdown_gate)?;
         self.commit_all()?;
-        self.volume.take_snapshot(name).map(drop).map_err(|error| self.told(error))
+        self.volume.take_snapshot(name).map(drop).map_err(|error| self.deliver_error(error))
     }
 
-    /// Pins what is there now, made durable for that.
+    /// Commits and pins the current version.
     ///
     /// # Errors
-    /// Those of a commit; `Invalid` when the archive is being closed.
+    /// Errors of a commit; `Invalid` when the archive is being closed.
     pub(crate) fn pin(&self) -> Result<Pinned> {
-        let _work = self.closing.work()?;
-        self.pin_at_work()
+        let _work = self.shutdown_gate.enter()?;
+        self.pin_held_open()
     }
 
-    /// The same for somebody who holds [`FileSystem::work`], and longer than the pin.
+    /// Pins the current version, for a caller that holds [`FileSystem::hold_open`] longer than the
+    /// pin.
     ///
     /// # Errors
-    /// Those of a commit.
-    pub(crate) fn pin_at_work(&self) -> Result<Pinned> {
+    /// Errors of a commit.
+    pub(crate) fn pin_held_open(&self) -> Result<Pinned> {
         if !self.volume.read_only() {
-            // So that little is left to the commit for which writers wait.
+            // Leaves little to the commit, which blocks writers.
             self.commit_all()?;
         }
-        self.volume.pin().map_err(|error| self.told(error))
+        self.volume.pin().map_err(|error| self.deliver_error(error))
     }
 
-    /// Keeps the archive from being closed while the answer is there.
+    /// Keeps the archive from being closed while the guard lives.
     ///
     /// # Errors
     /// `Invalid` when it is being closed.
-    pub fn work(&self) -> Result<impl Drop + '_> {
-        self.closing.work()
+    pub fn hold_open(&self) -> Result<impl Drop + '_> {
+        self.shutdown_gate.enter()
     }
 
-    /// Long work asks now and then, so that closing does not wait for the rest of it.
+    /// Fails when the archive is being closed. Long work calls it regularly, so that closing does
+    /// not wait for the rest of the work.
     ///
     /// # Errors
     /// `Invalid` when the archive is being closed.
     pub fn check_closing(&self) -> Result<()> {
-        self.closing.check()
+        self.shutdown_gate.check_open()
     }
 
-    /// Whether something was changed since the newest snapshot was taken; true without one. What was accepted is made durable for that.
+    /// Returns whether anything changed since the newest snapshot; true without one. Commits
+    /// accepted data for that.
     ///
     /// # Errors
-    /// As [`FileSystem::make_durable`]; `Damaged`.
+    /// Errors of [`FileSystem::make_durable`]; `Damaged`.
     pub(crate) fn differs_from_newest_snapshot(&self) -> Result<bool> {
-        let _work = self.closing.work()?;
+        let _work = self.shutdown_gate.enter()?;
         if self.volume.is_dirty() {
             self.commit_all()?;
         }
         self.volume.differs_from_newest_snapshot()
     }
 
-    /// What the snapshot of this name shows, as a file system of its own for reading. Nobody may remove the snapshot while it is in use.
+    /// Opens the snapshot of this name as a read-only file system. The snapshot must not be removed
+    /// while it is in use.
     ///
     /// # Errors
     /// `NotFound` when there is none.
-    pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+    pub(crate) fn open_snapshot(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
         FileSystem::new(self.volume.moment(name)?, self.environment.clone(), self.name_key, self.options)
     }
 
-    /// What is pinned, as a file system of its own for reading. The pin has to be held as long as it is in use.
+    /// Opens a pinned version as a read-only file system. The pin has to be held as long as it is
+    /// in use.
     ///
     /// # Errors
-    /// Those of reading its root.
-    pub(crate) fn pinned_moment(&self, pinned: &Pinned) -> Result<Arc<FileSystem>> {
+    /// Errors of reading its root.
+    pub(crate) fn open_pinned(&self, pinned: &Pinned) -> Result<Arc<FileSystem>> {
         FileSystem::new(self.volume.pinned_moment(pinned), self.environment.clone(), self.name_key, self.options)
     }
 
-    /// Those that can be read, the oldest first, with their numbers and the bytes that removing each one alone would free.
+    /// Returns the readable snapshots, the oldest first, with their numbers and the bytes that
+    /// removing each one alone would free.
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue, u64)>> {
         let mut all = Vec::new();
         for (id, snapshot) in self.volume.readable_snapshots()? {
@@ -100,20 +109,20 @@ impl FileSystem {
         Ok(all)
     }
 
-    /// Those that a name leads to, the oldest first.
-    pub fn kept_snapshots(&self) -> Result<Vec<KeptSnapshot>> {
-        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
+    /// Returns the readable snapshots with unique names, the oldest first.
+    pub fn list_snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        // Names are unique, but a key holder can write duplicates: the newest one counts.
         let mut newest = BTreeMap::new();
         for (id, snapshot) in self.volume.readable_snapshots()? {
             newest.insert(snapshot.name, (id, snapshot.time));
         }
-        let kept = |(name, (id, time))| KeptSnapshot { id: SnapshotId(id), name, time };
-        let mut all: Vec<KeptSnapshot> = newest.into_iter().map(kept).collect();
+        let kept = |(name, (id, time))| SnapshotInfo { id: SnapshotId(id), name, time };
+        let mut all: Vec<SnapshotInfo> = newest.into_iter().map(kept).collect();
         all.sort_unstable_by_key(|snapshot| snapshot.id);
         Ok(all)
     }
 
-    /// The one of this name.
+    /// Returns the id of the snapshot of this name.
     ///
     /// # Errors
     /// `NotFound` when there is none.
@@ -121,27 +130,30 @@ impl FileSystem {
         self.volume.snapshot_named(name).map(|(id, _)| SnapshotId(id))
     }
 
-    /// What a snapshot shows, beside the live tree. It may be gone already, which each request finds out.
+    /// Returns a view of a snapshot. The snapshot may be removed already, which each request
+    /// detects.
     pub fn snapshot_view(&self, id: SnapshotId) -> SnapshotView<'_> {
         SnapshotView::new(&self.volume, &self.name_key, id)
     }
 
-    /// Removes the snapshots that `choose` wants gone of those that there are: durable when it returns, though what they alone showed is still to be freed
-    /// ([`FileSystem::finish_removals`]). Nobody takes or removes one between the choice and the removal.
+    /// Removes the snapshots that `choose` selects from the existing ones. The removal is durable
+    /// on return, but the space is freed later ([`FileSystem::finish_removals`]). No snapshot is
+    /// taken or removed between the choice and the removal.
     ///
     /// # Errors
-    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when the archive is being closed.
+    /// Errors of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when
+    /// the archive is being closed.
     pub(crate) fn remove_chosen_snapshots(&self, choose: Choice<'_>) -> Result<()> {
-        let _work = self.closing.work()?;
+        let _work = self.shutdown_gate.enter()?;
         self.check_snapshots_writable()?;
         self.volume.forget_snapshots(choose)?;
         self.commit_all()
     }
 
-    /// The same of snapshots by their ids.
+    /// Removes snapshots by their ids.
     ///
     /// # Errors
-    /// `NotFound` when one of them is gone.
+    /// `NotFound` when one of them does not exist.
     #[cfg(test)]
     pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
         self.remove_chosen_snapshots(&mut |all| {
@@ -157,16 +169,17 @@ impl FileSystem {
         }
     }
 
-    /// Frees what removed snapshots alone showed, in steps, before each of which `go_on` is asked. What is left is done in the background of a mount.
+    /// Frees the space that only removed snapshots used, in steps; `go_on` is called before each.
+    /// The background work of a mount does the rest.
     pub(crate) fn finish_removals(&self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let _work = self.closing.work()?;
+        let _work = self.shutdown_gate.enter()?;
         self.finish_removals_in(go_on)
     }
 
-    /// By who works already.
+    /// Frees like [`Self::finish_removals`], for a caller inside the shutdown gate.
     pub(in crate::fs) fn finish_removals_in(&self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         while self.volume.removal_step()? {
-            self.closing.check()?;
+            self.shutdown_gate.check_open()?;
             go_on()?;
         }
         Ok(())

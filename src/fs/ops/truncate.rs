@@ -8,12 +8,13 @@ use crate::fs::write_buffer::LockedFile;
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::{Operation, View};
 
-/// The greatest size of a file: what a signed 64-bit offset can say.
+/// Maximum size of a file: the limit of a signed 64-bit offset.
 pub(super) const MAX_SIZE: u64 = i64::MAX as u64;
 
 impl FileSystem {
-    /// Sets the size and applies `change` to the inode in the same operation. What lies behind a smaller size is gone at once: when it
-    /// is a lot, it is hidden by the trim offset and freed later in steps. Growing makes a hole.
+    /// Sets the size and applies `change` to the inode in the same operation. Data after a smaller
+    /// size is removed at once: if it is a lot, the trim offset hides it, and it is freed later in
+    /// steps. Growing makes a hole.
     ///
     /// # Errors
     /// `FileTooLarge`, `IsDirectory`, `Invalid` for anything else that is not a regular file.
@@ -21,9 +22,9 @@ impl FileSystem {
         if size > MAX_SIZE {
             return Err(Error::FileTooLarge);
         }
-        let inode = self.truncate_locked(&self.staging.entry(ino).lock(), size, change)?;
+        let inode = self.truncate_locked(&self.write_buffer.file(ino).lock(), size, change)?;
         if inode.trim != NO_TRIM {
-            self.reclaim.add(ino);
+            self.reclaim.enqueue(ino);
         }
         Ok(inode)
     }
@@ -35,7 +36,7 @@ impl FileSystem {
         change: &mut dyn FnMut(&mut InodeValue),
     ) -> Result<InodeValue> {
         loop {
-            self.write_out.land_older(file)?;
+            self.writeback.finish_older_batches(file)?;
             let state = self.volume.state();
             let view = self.volume.view(&state);
             let inode = inode::load_regular(view, file.ino())?;
@@ -53,7 +54,7 @@ impl FileSystem {
         }
     }
 
-    /// None when a commit came between and the caller has to look again.
+    /// Returns `None` when a commit intervened and the caller has to try again.
     fn truncate_here(
         &self,
         op: &mut Operation<'_>,
@@ -74,7 +75,7 @@ impl FileSystem {
     }
 }
 
-/// Removes or hides everything at or behind `size`.
+/// Removes or hides everything from `size` on.
 fn cut(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, size: u64) -> Result<()> {
     if let Some(old) = extents::inline(op.view(), ino, inode)?
         && old.len() as u64 > size
@@ -97,7 +98,7 @@ fn cut(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, size: u64) -> R
     Ok(())
 }
 
-/// Bytes named before `size`, counted on the side that is likely shorter.
+/// Returns the bytes of extents before `size`, counted on the side that is likely shorter.
 fn kept_bytes(view: View<'_>, ino: Ino, inode: &InodeValue, size: u64) -> Result<u64> {
     if size <= inode.size / 2 {
         return Ok(extents::measure(view, ino, 0..size, u64::MAX)?.1);

@@ -1,11 +1,12 @@
-//! What an open archive holds in memory and on the host, told without waiting for either.
+//! Memory and host space of an open archive, read without waiting for either.
 
 use crate::error::{CacheUse, Result};
 use crate::format::{BLOCK, Ino};
 use crate::fs::{FileSystem, Usage};
 
 impl FileSystem {
-    /// Figures for an operator. Asks nothing of the host and waits for no lock that is held while the host works.
+    /// Returns figures for an operator. Does not access the host and waits for no lock that is held
+    /// during host I/O.
     pub fn usage(&self) -> Usage {
         let [cells, heads, nodes] = self.volume.cache_use();
         let blocks = self.volume.blocks_unless_busy();
@@ -25,31 +26,32 @@ impl FileSystem {
         }
     }
 
-    /// Reads what [`Usage`] tells of snapshots from then on.
+    /// Reads the snapshot part of [`Usage`], which is reported from then on.
     ///
     /// # Errors
-    /// `Damaged`, those of the host.
+    /// `Damaged`, errors of the host.
     pub fn look_at_snapshots(&self) -> Result<()> {
         self.volume.look_at_snapshots()
     }
 
-    /// The highest inode number that was ever given out.
+    /// Returns the highest inode number that was ever allocated.
     pub fn newest_inode(&self) -> Ino {
         Ino(self.volume.state().counters.next_ino.saturating_sub(1))
     }
 
-    /// Forgets what was decrypted and is not changed: pages of files, heads and nodes of trees.
+    /// Drops decrypted data that is not changed from memory: pages of files, heads and nodes of
+    /// trees.
     pub fn forget_plaintext(&self) {
         self.volume.forget_plaintext();
     }
 
-    /// Runs `f` with a buffer for [`FileSystem::read_into`] that is kept for the next caller, and
-    /// wiped with [`FileSystem::wipe_buffers`], by `purge` and by `forget_plaintext`.
+    /// Runs `f` with a buffer for [`FileSystem::read_into`] that is reused, and wiped with
+    /// [`FileSystem::wipe_buffers`], by `purge` and by `forget_plaintext`.
     pub fn with_read_buffer<R>(&self, f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         self.volume.with_read_buffer(f)
     }
 
-    /// Wipes the data of reads that is left in buffers: deleted content does not stay there until
+    /// Wipes the data of reads in reused buffers, so that deleted content does not stay there until
     /// the next read overwrites it.
     pub fn wipe_buffers(&self) {
         self.volume.wipe_buffers();
@@ -57,7 +59,7 @@ impl FileSystem {
 }
 
 impl Usage {
-    /// What counts against the cap of memory, in bytes.
+    /// Returns the bytes that count against the memory limit.
     pub fn memory(&self) -> u64 {
         let cache = |cache: &CacheUse| cache.bytes;
         cache(&self.cells) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes

@@ -7,15 +7,17 @@ use parking_lot::Mutex;
 
 use crate::format::Ino;
 
-/// Locks that opens of different files rarely share; opens are short, so a few times the number of threads is enough.
+/// Number of shards, so that opens of different files rarely share a lock; opens are short, so a
+/// few times the number of threads is enough.
 const SHARDS: usize = 16;
-/// Count of an inode that an operation is about to delete: it can be opened no more.
+/// Count of an inode that an operation is about to delete: it can no longer be opened.
 const RETIRED: u64 = u64::MAX;
 
-/// How many handles each inode has.
+/// Number of open handles of each inode.
 ///
-/// Whether an unlinked inode is deleted or kept is decided inside the operation that drops its last name, by `retire`. An `open` that
-/// comes between that decision and the publication is refused, so it cannot hold an inode that vanishes under it.
+/// The operation that drops the last name of an inode decides by `retire` whether the inode is
+/// deleted or kept. An `open` between that decision and the publication is refused, so it cannot
+/// hold a deleted inode.
 #[derive(Default)]
 pub(super) struct OpenHandles {
     shards: [Mutex<HashMap<Ino, u64>>; SHARDS],
@@ -26,7 +28,7 @@ impl OpenHandles {
         &self.shards[(ino.0 % SHARDS as u64) as usize]
     }
 
-    /// Counts a handle; false, and nothing counted, when the inode is being deleted.
+    /// Counts a handle; returns false, and counts nothing, when the inode is being deleted.
     pub(super) fn open(&self, ino: Ino) -> bool {
         let mut counts = self.shard(ino).lock();
         let count = counts.entry(ino).or_insert(0);
@@ -37,7 +39,7 @@ impl OpenHandles {
         true
     }
 
-    /// Ends a handle; answers whether it was the last one.
+    /// Releases a handle; returns whether it was the last one.
     pub(super) fn release(&self, ino: Ino) -> bool {
         let mut counts = self.shard(ino).lock();
         let Entry::Occupied(mut count) = counts.entry(ino) else { return false };
@@ -54,8 +56,8 @@ impl OpenHandles {
         }
     }
 
-    /// Ends all handles.
-    pub(super) fn forget(&self) {
+    /// Drops all handles.
+    pub(super) fn clear(&self) {
         for shard in &self.shards {
             shard.lock().retain(|_, count| *count == RETIRED);
         }
@@ -65,12 +67,13 @@ impl OpenHandles {
         self.shard(ino).lock().get(&ino).is_some_and(|&count| count != RETIRED)
     }
 
-    /// Lets nobody open the inode until `revive`; false, and nothing done, when somebody has it open.
+    /// Refuses opens of the inode until `revive`; returns false, and does nothing, if it is open.
     pub(super) fn retire(&self, ino: Ino) -> bool {
         *self.shard(ino).lock().entry(ino).or_insert(RETIRED) == RETIRED
     }
 
-    /// Ends `retire`: the inode is gone, which a later open sees in the tree, or the deletion failed.
+    /// Ends `retire`: either the inode is deleted, which a later open sees in the tree, or the
+    /// deletion failed.
     pub(super) fn revive(&self, ino: Ino) {
         let mut counts = self.shard(ino).lock();
         if counts.get(&ino) == Some(&RETIRED) {

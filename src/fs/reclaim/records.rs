@@ -1,4 +1,4 @@
-//! The records of an object that goes: removed at once when they are few, else in bounded steps.
+//! Removal of an object's records: at once if they are few, else in bounded steps.
 
 use std::ops::ControlFlow;
 
@@ -8,11 +8,13 @@ use crate::format::{Ino, Key, MAX_INO, ROOT_INO, kind};
 use crate::fs::{extents, inode};
 use crate::txn::{Operation, View};
 
-/// Records of an object that one operation removes at most: about a hundred leaves, well under a tenth of a second.
+/// Maximum records of an object that one operation removes: about a hundred leaves, well under a
+/// tenth of a second.
 pub(in crate::fs) const STEP: u64 = 512;
 
-/// What an operation that calls `removed` has to count for it: each record, and for extents the reference records around it.
-pub(in crate::fs) const REMOVED_RECORDS: u64 = STEP * 5;
+/// Records that an operation has to reserve for `remove_unlinked`: each record, and for extents the
+/// reference records around it.
+pub(in crate::fs) const REMOVAL_RECORDS: u64 = STEP * 5;
 
 pub(super) fn orphan_key(ino: Ino) -> Key {
     Key::new(0, kind::ORPHAN, ino.0)
@@ -22,7 +24,8 @@ fn trim_key(ino: Ino) -> Key {
     Key::new(0, kind::TRIM, ino.0)
 }
 
-/// The first records of the object but its inode value, at most `limit`; extents with their value.
+/// Returns the first records of the object without its inode value, at most `limit`; extents with
+/// their value.
 fn first_records(view: View<'_>, ino: Ino, limit: u64) -> Result<Vec<(Key, Option<Extent>)>> {
     let mut found = Vec::new();
     view.scan(Key::new(ino.0, kind::INODE, 1), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
@@ -37,17 +40,18 @@ fn remove_records(op: &mut Operation<'_>, records: &[(Key, Option<Extent>)]) -> 
     for (key, extent) in records {
         op.remove(*key)?;
         if let Some(extent) = extent {
-            extents::note_packed(op, key.sub, extent);
+            extents::note_stale_if_packed(op, key.sub, extent);
             op.release(&extent.page, extent.born)?;
         }
     }
     Ok(())
 }
 
-/// To be called when the last link went, in the same operation. A small inode that nobody has open goes at once: then the answer is true
-/// and, once the operation is published, the caller forgets what is staged of it. Else it becomes an orphan and the answer is false; unless it
-/// is open the caller then queues it.
-pub(in crate::fs) fn removed(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue, open: bool) -> Result<bool> {
+/// Removes an inode in the operation that dropped its last link. A small inode that is not open is
+/// deleted at once: the result is true and, once the operation is published, the caller discards
+/// its dirty data. Otherwise it becomes an orphan and the result is false; the caller queues it
+/// unless it is open.
+pub(in crate::fs) fn remove_unlinked(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue, open: bool) -> Result<bool> {
     if !open {
         let records = first_records(op.view(), ino, STEP + 1)?;
         if records.len() as u64 <= STEP {
@@ -64,7 +68,7 @@ pub(in crate::fs) fn removed(op: &mut Operation<'_>, ino: Ino, inode: &InodeValu
     Ok(false)
 }
 
-/// Frees up to `STEP` extents from the trim offset on and moves it behind them.
+/// Frees up to `STEP` extents from the trim offset on and advances the offset past them.
 pub(super) fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result<()> {
     let mut found = Vec::new();
     op.view().scan(extents::key(ino, inode.trim), extents::end_key(ino), &mut |key, value| {
@@ -81,12 +85,13 @@ pub(super) fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue
     inode::store(op, ino, inode)
 }
 
-/// Whether what an orphan record says can be true: what has names, and the root, is not taken to pieces for it, whoever wrote that.
+/// Returns whether an orphan record is plausible: an inode with names, or the root, is never
+/// reclaimed because of a forged record.
 pub(super) fn is_nameless(ino: Ino, inode: Option<&InodeValue>) -> bool {
     ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
 }
 
-/// One step for an orphan; answers whether it is gone.
+/// Runs one step for an orphan; returns whether it is deleted.
 pub(super) fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
     let Some(mut inode) = inode::find(op.view(), ino)? else {
         op.remove(orphan_key(ino))?;
@@ -102,7 +107,7 @@ pub(super) fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
         op.remove(trim_key(ino))?;
         op.inode_gone();
     } else if inode.trim != 0 {
-        // What is left of it is hidden, so the inode stays true to its extents between the steps.
+        // The rest is hidden, so the inode stays consistent with its extents between the steps.
         inode.size = 0;
         inode.bytes = 0;
         inode.trim = 0;

@@ -1,4 +1,5 @@
-//! What happens to an inode that loses a name: it stays, is deleted, or waits for its last handle or for reclaim.
+//! Removal of a name: the inode stays, is deleted at once, or waits for its last handle or for
+//! reclaim.
 
 use super::handles::OpenHandles;
 use super::records;
@@ -9,26 +10,27 @@ use crate::fs::inode;
 use crate::fs::types::mode;
 use crate::txn::Operation;
 
-/// The inode, if any, that loses its last name in an operation.
-pub(in crate::fs) struct Removal<'r> {
+/// Inode that loses its last name in an operation, if any.
+pub(in crate::fs) struct NameRemoval<'r> {
     handles: &'r OpenHandles,
-    last: Option<Last>,
+    last: Option<UnlinkedInode>,
 }
 
-struct Last {
+struct UnlinkedInode {
     ino: Ino,
-    /// Nobody had it open, and `OpenHandles::retire` lets nobody open it.
+    /// Not open, and protected from opens by `OpenHandles::retire`.
     retired: bool,
     /// All its records are removed.
     gone: bool,
 }
 
-impl<'r> Removal<'r> {
-    pub(super) fn new(handles: &'r OpenHandles) -> Removal<'r> {
-        Removal { handles, last: None }
+impl<'r> NameRemoval<'r> {
+    pub(super) fn new(handles: &'r OpenHandles) -> NameRemoval<'r> {
+        NameRemoval { handles, last: None }
     }
 
-    /// Takes a name away from `inode` (of a directory: the only one) and stores it. Changes 1 record, and at most REMOVED_RECORDS.
+    /// Removes a name of `inode` (of a directory: the only one) and stores it. Changes 1 record,
+    /// and at most REMOVAL_RECORDS.
     pub(in crate::fs) fn drop_name(
         &mut self,
         op: &mut Operation<'_>,
@@ -41,15 +43,16 @@ impl<'r> Removal<'r> {
         inode::store(op, ino, inode)?;
         if inode.links == 0 {
             let retired = self.handles.retire(ino);
-            let last = self.last.insert(Last { ino, retired, gone: false });
-            last.gone = records::removed(op, ino, inode, !retired)?;
+            let last = self.last.insert(UnlinkedInode { ino, retired, gone: false });
+            last.gone = records::remove_unlinked(op, ino, inode, !retired)?;
         }
         Ok(())
     }
 
-    /// The operation has ended: the inode that lost its last name in it, and whether all its records went.
+    /// Ends the protection after the operation. Returns the inode that lost its last name, and
+    /// whether all its records were removed.
     pub(super) fn end(self) -> Option<(Ino, bool)> {
-        let Last { ino, retired, gone } = self.last?;
+        let UnlinkedInode { ino, retired, gone } = self.last?;
         if retired {
             self.handles.revive(ino);
         }

@@ -1,4 +1,4 @@
-//! The namespace as POSIX has it, in memory: what the file system is compared with.
+//! In-memory model of a POSIX namespace, compared with the file system.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -150,7 +150,7 @@ impl Model {
         self.touch(ino, false);
     }
 
-    /// What was touched is known by other means.
+    /// Changes of times are tested separately.
     pub(super) fn forget_touch(&mut self, ino: Ino) {
         self.touched.remove(&ino);
     }

@@ -1,4 +1,4 @@
-//! Which bytes of a file are there, staged and published together.
+//! Size and allocated bytes of a file, dirty and published data together.
 
 use std::ops::Range;
 
@@ -8,41 +8,41 @@ use crate::format::values::InodeValue;
 use crate::fs::extents;
 use crate::txn::View;
 
-/// Size of a file and the bytes of it that are not in holes.
+/// Size of a file, and its bytes that are not in holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fs) struct Presence {
+pub(in crate::fs) struct ContentSize {
     pub(in crate::fs) size: u64,
     pub(in crate::fs) bytes: u64,
 }
 
-/// The inode as it is published, and the file with what is staged of it.
-pub(in crate::fs) type Known = (InodeValue, Presence);
+/// The published inode, and the size of the file including dirty data.
+pub(in crate::fs) type InodeAndSize = (InodeValue, ContentSize);
 
-impl Presence {
-    /// Of a file that nothing is staged of.
-    pub(in crate::fs) fn published(inode: &InodeValue) -> Presence {
-        Presence { size: inode.size, bytes: inode.bytes }
+impl ContentSize {
+    /// Returns the size of a file without dirty data.
+    pub(in crate::fs) fn published(inode: &InodeValue) -> ContentSize {
+        ContentSize { size: inode.size, bytes: inode.bytes }
     }
 }
 
-/// What is published of a file.
-pub(super) struct Below<'a> {
+/// Published ranges of a file.
+pub(super) struct PublishedRanges<'a> {
     view: View<'a>,
     ino: Ino,
     bytes: u64,
-    /// Where extents can be seen.
+    /// End of the visible extents.
     visible: u64,
     inline: Option<u64>,
 }
 
-impl Below<'_> {
-    pub(super) fn new<'a>(view: View<'a>, ino: Ino, inode: &InodeValue) -> Result<Below<'a>> {
+impl PublishedRanges<'_> {
+    pub(super) fn new<'a>(view: View<'a>, ino: Ino, inode: &InodeValue) -> Result<PublishedRanges<'a>> {
         let inline = extents::inline(view, ino, inode)?.map(|content| content.len() as u64);
-        Ok(Below { view, ino, bytes: inode.bytes, visible: inode.trim.min(inode.size), inline })
+        Ok(PublishedRanges { view, ino, bytes: inode.bytes, visible: inode.trim.min(inode.size), inline })
     }
 
-    /// Bytes of the range that lie over nothing.
-    pub(super) fn bare(&self, range: &Range<u64>) -> Result<u64> {
+    /// Returns the bytes of the range that are holes in the published file.
+    pub(super) fn hole_bytes(&self, range: &Range<u64>) -> Result<u64> {
         let covered = match self.inline {
             Some(length) => length.min(range.end).saturating_sub(range.start),
             None if self.bytes == 0 => 0,

@@ -1,4 +1,4 @@
-//! One file's staged data behind its two locks: that of a whole change, and that of the content.
+//! Dirty data of one file under its two locks: one for whole changes, one for the content.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -7,41 +7,42 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::batch::Batch;
-use super::dirty_content::Content;
+use super::batch::WritebackBatch;
+use super::dirty_content::DirtyContent;
 use crate::format::Ino;
 use crate::txn::{Operation, Volume};
 
-pub(in crate::fs) struct StagedFile {
+pub(in crate::fs) struct DirtyFile {
     ino: Ino,
     lock: Mutex<()>,
-    content: Mutex<Content>,
-    /// Of all files of the file system.
+    content: Mutex<DirtyContent>,
+    /// Sum over all files of the file system.
     total: Arc<AtomicU64>,
-    /// Bytes of the active layer, for choosing what to write out.
+    /// Bytes of the active layer, for choosing files to write back.
     active_bytes: AtomicU64,
 }
 
-/// A file of which nobody else makes a whole change (write, truncate) or seals a layer meanwhile, but for commits. What was sealed before may be
-/// written and published.
+/// Exclusive right to make whole changes (write, truncate) of a file and to seal its layers; only
+/// commits do so without it. Layers sealed before may be written and published meanwhile.
 ///
-/// Who holds one may wait for space and for commits, but not for a second one, and not for the lock of `Pressure`.
+/// The holder may wait for space and for commits, but neither for a second file nor for the lock of
+/// `DirtyThrottle`.
 pub(in crate::fs) struct LockedFile<'f> {
-    file: &'f Arc<StagedFile>,
+    file: &'f Arc<DirtyFile>,
     _lock: MutexGuard<'f, ()>,
 }
 
 impl Deref for LockedFile<'_> {
-    type Target = Arc<StagedFile>;
+    type Target = Arc<DirtyFile>;
 
-    fn deref(&self) -> &Arc<StagedFile> {
+    fn deref(&self) -> &Arc<DirtyFile> {
         self.file
     }
 }
 
-impl StagedFile {
-    pub(super) fn new(ino: Ino, total: Arc<AtomicU64>) -> StagedFile {
-        StagedFile { ino, lock: Mutex::default(), content: Mutex::default(), total, active_bytes: AtomicU64::new(0) }
+impl DirtyFile {
+    pub(super) fn new(ino: Ino, total: Arc<AtomicU64>) -> DirtyFile {
+        DirtyFile { ino, lock: Mutex::default(), content: Mutex::default(), total, active_bytes: AtomicU64::new(0) }
     }
 
     pub(in crate::fs) fn ino(&self) -> Ino {
@@ -60,8 +61,8 @@ impl StagedFile {
         self.lock.try_lock_for(time).map(|lock| LockedFile { file: self, _lock: lock })
     }
 
-    /// Runs `f` on the content and keeps the totals right.
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Content) -> R) -> R {
+    /// Runs `f` on the content and updates the totals.
+    pub(super) fn with_content<R>(&self, f: impl FnOnce(&mut DirtyContent) -> R) -> R {
         let mut content = self.content.lock();
         let before = content.weight();
         let result = f(&mut content);
@@ -79,9 +80,8 @@ impl StagedFile {
         self.content.lock().is_empty()
     }
 
-    /// Drops what is published by now.
     pub(in crate::fs) fn drop_published(&self, volume: &Volume) {
-        self.with(|content| content.drop_published(&volume.state()));
+        self.with_content(|content| content.drop_published(&volume.state()));
     }
 
     pub(in crate::fs) fn active_bytes(&self) -> u64 {
@@ -90,39 +90,41 @@ impl StagedFile {
 }
 
 impl LockedFile<'_> {
-    /// First offset behind all staged bytes.
+    /// Returns the end of the last dirty byte.
     pub(in crate::fs) fn end(&self) -> u64 {
-        self.with(|content| content.end())
+        self.with_content(|content| content.end())
     }
 
-    /// The batches of the sealed layers that are not published yet.
-    pub(in crate::fs) fn sealed_batches(&self, volume: &Volume) -> Vec<Arc<Batch>> {
-        self.with(|content| {
+    /// Returns the batches of the sealed layers that are not published yet.
+    pub(in crate::fs) fn sealed_batches(&self, volume: &Volume) -> Vec<Arc<WritebackBatch>> {
+        self.with_content(|content| {
             content.drop_published(&volume.state());
             content.sealed_batches()
         })
     }
 
-    /// Whether the active layer has bytes of the range.
+    /// Returns whether the active layer has bytes of the range.
     pub(in crate::fs) fn has_active(&self, range: &Range<u64>) -> bool {
-        self.with(|content| content.has_active(range))
+        self.with_content(|content| content.has_active(range))
     }
 
-    /// Whether the file has no sealed layer, so that its extents may be changed in `op` (STAGE-2); a definite answer, for `op` holds the writers' lock.
+    /// Returns whether the file has no sealed layer, so that its extents may be changed in `op`
+    /// (STAGE-2). The answer is definite, because `op` holds the writers' lock.
     pub(in crate::fs) fn is_unsealed(&self, volume: &Volume, _op: &Operation<'_>) -> bool {
-        self.with(|content| {
+        self.with_content(|content| {
             content.drop_published(&volume.state());
             !content.has_sealed()
         })
     }
 
-    /// Lets the active layer lose the range when `op` is published. The caller calls `drop_published` afterwards; when `op` fails, nothing is lost.
+    /// Removes the range from the active layer once `op` is published. The caller calls
+    /// `drop_published` afterwards; when `op` fails, the data stays.
     pub(in crate::fs) fn supersede(&self, op: &mut Operation<'_>, range: Range<u64>) {
-        self.with(|content| content.supersede(op, self.ino, range));
+        self.with_content(|content| content.supersede(op, self.ino, range));
     }
 
-    /// Drops what no batch has sealed.
+    /// Drops all data that no batch has sealed.
     pub(in crate::fs) fn discard_active(&self) {
-        self.with(Content::discard_active);
+        self.with_content(DirtyContent::discard_active);
     }
 }

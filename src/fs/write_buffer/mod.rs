@@ -1,22 +1,29 @@
-//! File data accepted but not yet named by extents: bounded, visible to readers at once.
+//! Write buffer: file data that is accepted but not yet referenced by extents; bounded, and visible
+//! to readers at once.
 //!
-//! A staged file is layers over its extents: the sealed ones, oldest first, each on its way into extents as part of a batch, then the
-//! active one that takes writes.
+//! A dirty file has layers over its extents: the sealed ones, oldest first, each being written as
+//! part of a batch, then the active one that takes writes.
 //!
 //! # Locks, in order
-//! That of a file ([`LockedFile`]: a whole write or truncate, sealing for write-out) > writers' lock (operations, commits) > `gate` > `batches` > the step of a
-//! batch; `gate` > a shard > `content` of a file (short: no I/O on data, never while waiting for one of the others). What needs the first takes it
-//! as a parameter; `gate`, `batches` and `content` are seen in this module only. The flusher runs under the writers' lock and so locks no file;
-//! readers take a shard and `content` only.
+//! That of a file ([`LockedFile`]: a whole write or truncate, sealing for writeback) > writers'
+//! lock (operations, commits) > `gate` > `batches` > the state of a batch; `gate` > a shard >
+//! `content` of a file (short: no I/O on data, never while waiting for one of the others). A
+//! function that needs the first takes it as a parameter; `gate`, `batches` and `content` are
+//! private to this module. The flusher runs under the writers' lock and so locks no file; readers
+//! take a shard and `content` only.
 //!
 //! # Invariants
-//! STAGE-1  A reader misses no accepted byte: under `content` it takes the state, drops the layers whose batch that state has, and copies the others.
-//!     What it does not find in a layer was dropped for this state or an earlier one, so the state has it.
-//! STAGE-2  A layer is newer than the extents and than the layers before it, or equal to the extents: data that goes straight into extents,
-//!     and truncation, wait until no sealed layer is left, and take what they supersede out of the active layer from the moment on that
-//!     their operation is in the state (`txn::Publication`).
-//! STAGE-3  One commit is one moment in time: a write enters its layer with `gate` shared, the flusher seals all layers with it exclusive.
-//! STAGE-4  Room for all staged bytes is reserved before they are accepted, held by the frame that needs it.
+//! STAGE-1  A reader misses no accepted byte: under `content` it takes the state, drops the layers
+//!     of batches that the state includes, and copies the others. A byte in no layer was dropped for
+//!     this state or an earlier one, so the state has it.
+//! STAGE-2  A layer is newer than the extents and than the layers before it, or equal to the
+//!     extents. Truncation, and data that goes straight into extents, wait until no sealed layer is
+//!     left, and remove the range that they supersede from the active layer once their operation is
+//!     in the state (`txn::Publication`).
+//! STAGE-3  A commit is one point in time: a write enters its layer with `gate` shared, the flusher
+//!     seals all layers with it exclusive.
+//! STAGE-4  Space for all dirty bytes is reserved before they are accepted, and belongs to the
+//!     frame that needs it.
 
 mod allocated_ranges;
 mod batch;
@@ -26,12 +33,12 @@ mod layer;
 mod log_pieces;
 mod sealed_layers;
 
-pub(super) use allocated_ranges::Presence;
-pub(super) use batch::{Batch, Plan};
-pub(super) use dirty_file::{LockedFile, StagedFile};
-pub(super) use layer::{Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, Piece, WHOLE_GROUPS};
-pub(crate) use log_pieces::LoggedPieces;
-pub(super) use sealed_layers::Sealed;
+pub(super) use allocated_ranges::ContentSize;
+pub(super) use batch::{FilePlan, WritebackBatch};
+pub(super) use dirty_file::{DirtyFile, LockedFile};
+pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, WHOLE_GROUPS};
+pub(crate) use log_pieces::LogPieces;
+pub(super) use sealed_layers::SealedLayers;
 
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
@@ -45,54 +52,55 @@ use crate::format::Ino;
 use crate::fs::inode;
 use crate::fs::ranges::join;
 use crate::txn::{Operation, Reservation, State, View, Volume};
-use allocated_ranges::{Below, Known};
-use dirty_content::{Content, Overlay, Touched};
+use allocated_ranges::{InodeAndSize, PublishedRanges};
+use dirty_content::{DirtyContent, DirtyOverlay, TouchedFrames};
 
-/// Spreads the map of staged files over this many locks; a few times the threads that serve a mount.
+/// Number of locks over the map of dirty files; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;
 
-/// All staged files of one file system.
-pub(super) struct Staging {
+/// Dirty files of one file system.
+pub(super) struct WriteBuffer {
     volume: Arc<Volume>,
-    shards: Vec<Mutex<HashMap<Ino, Arc<StagedFile>>>>,
-    /// STAGE-3.
+    shards: Vec<Mutex<HashMap<Ino, Arc<DirtyFile>>>>,
+    /// Makes sealing for a commit exclusive (STAGE-3).
     gate: RwLock<()>,
     /// Weight of all layers.
     total: Arc<AtomicU64>,
     /// Batches that may not be published yet, oldest first.
-    batches: Mutex<Vec<Arc<Batch>>>,
-    /// The most bytes that a flush sealed.
+    batches: Mutex<Vec<Arc<WritebackBatch>>>,
+    /// Maximum bytes that a flush sealed.
     #[cfg(test)]
     most_flushed: AtomicU64,
 }
 
-/// A staged file in use. It leaves the map when its last user ends with nothing staged of it.
-pub(super) struct Entry<'s> {
-    staging: &'s Staging,
-    file: Arc<StagedFile>,
+/// Reference to a dirty file. The file leaves the map when its last reference is dropped and it has
+/// no dirty data.
+pub(super) struct DirtyFileRef<'s> {
+    write_buffer: &'s WriteBuffer,
+    file: Arc<DirtyFile>,
 }
 
-impl Deref for Entry<'_> {
-    type Target = Arc<StagedFile>;
+impl Deref for DirtyFileRef<'_> {
+    type Target = Arc<DirtyFile>;
 
-    fn deref(&self) -> &Arc<StagedFile> {
+    fn deref(&self) -> &Arc<DirtyFile> {
         &self.file
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for DirtyFileRef<'_> {
     fn drop(&mut self) {
-        let mut shard = self.staging.shard(self.file.ino()).lock();
-        // This one and the map's.
+        let mut shard = self.write_buffer.shard(self.file.ino()).lock();
+        // This reference and the map's.
         if Arc::strong_count(&self.file) == 2 && self.file.is_empty() {
             shard.remove(&self.file.ino());
         }
     }
 }
 
-impl Staging {
-    pub(super) fn new(volume: Arc<Volume>) -> Staging {
-        Staging {
+impl WriteBuffer {
+    pub(super) fn new(volume: Arc<Volume>) -> WriteBuffer {
+        WriteBuffer {
             volume,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             gate: RwLock::new(()),
@@ -103,56 +111,62 @@ impl Staging {
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<StagedFile>>> {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<DirtyFile>>> {
         &self.shards[(ino.0 % SHARDS) as usize]
     }
 
-    pub(super) fn total(&self) -> u64 {
+    pub(super) fn total_bytes(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Whether a version taken from now on has all that was accepted before: an entry leaves only when what it had is published.
+    /// Returns whether a version taken from now on has all data accepted before: an entry is
+    /// removed only when its data is published.
     pub(super) fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
-    pub(super) fn find(&self, ino: Ino) -> Option<Entry<'_>> {
+    pub(super) fn find(&self, ino: Ino) -> Option<DirtyFileRef<'_>> {
         let file = self.shard(ino).lock().get(&ino).cloned()?;
-        Some(Entry { staging: self, file })
+        Some(DirtyFileRef { write_buffer: self, file })
     }
 
-    pub(super) fn entry(&self, ino: Ino) -> Entry<'_> {
-        let make = || Arc::new(StagedFile::new(ino, self.total.clone()));
+    pub(super) fn file(&self, ino: Ino) -> DirtyFileRef<'_> {
+        let make = || Arc::new(DirtyFile::new(ino, self.total.clone()));
         let file = self.shard(ino).lock().entry(ino).or_insert_with(make).clone();
-        Entry { staging: self, file }
+        DirtyFileRef { write_buffer: self, file }
     }
 
-    /// All files in the order of their numbers, which is the order of creation.
-    pub(super) fn files(&self) -> Vec<Arc<StagedFile>> {
+    /// Returns all files in the order of their numbers, which is the order of creation.
+    pub(super) fn files(&self) -> Vec<Arc<DirtyFile>> {
         let mut files: Vec<_> =
             self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect();
         files.sort_unstable_by_key(|file| file.ino());
         files
     }
 
-    /// Drops what is published, and entries without content that nobody uses.
-    pub(super) fn sweep(&self) {
+    /// Drops published data, and unused entries without content.
+    pub(super) fn drop_published(&self) {
         for file in self.files() {
             file.drop_published(&self.volume);
         }
         for shard in &self.shards {
-            // Under the shard's lock nobody else can get hold of an entry that only the map holds.
+            // Under the shard's lock no other thread can get an entry that only the map references.
             shard.lock().retain(|_, file| Arc::strong_count(file) > 1 || !file.is_empty());
         }
-        self.forget_batches();
+        self.remove_finished_batches();
     }
 
-    /// A state, and what `f` tells of the content that lies over it (STAGE-1).
-    fn look<R>(&self, ino: Ino, f: impl FnOnce(&mut Content, View<'_>) -> R) -> (Arc<State>, Option<R>) {
-        // An entry leaves the map only when all it had is published, so without one the state taken now has everything.
+    /// Returns a state, and the result of `f` on the dirty content over it (STAGE-1).
+    fn with_dirty_content<R>(
+        &self,
+        ino: Ino,
+        f: impl FnOnce(&mut DirtyContent, View<'_>) -> R,
+    ) -> (Arc<State>, Option<R>) {
+        // An entry leaves the map only when all its data is published, so without one the state
+        // taken now has everything.
         let file = self.shard(ino).lock().get(&ino).cloned();
         let Some(file) = file else { return (self.volume.state(), None) };
-        file.with(|content| {
+        file.with_content(|content| {
             let state = self.volume.state();
             content.drop_published(&state);
             let found = (!content.is_empty()).then(|| f(content, self.volume.view(&state)));
@@ -160,39 +174,41 @@ impl Staging {
         })
     }
 
-    pub(super) fn overlay(&self, ino: Ino, range: &Range<u64>) -> (Arc<State>, Overlay) {
-        let (state, overlay) = self.look(ino, |content, _| content.overlay(range));
+    pub(super) fn read_overlay(&self, ino: Ino, range: &Range<u64>) -> (Arc<State>, DirtyOverlay) {
+        let (state, overlay) = self.with_dirty_content(ino, |content, _| content.overlay(range));
         (state, overlay.unwrap_or_default())
     }
 
-    /// Drops the staged data of an inode that no longer exists.
-    pub(super) fn forget(&self, ino: Ino) {
+    /// Discards the dirty data of an inode that no longer exists.
+    pub(super) fn discard(&self, ino: Ino) {
         if let Some(file) = self.find(ino) {
-            file.with(|content| *content = Content::default());
+            file.with_content(|content| *content = DirtyContent::default());
         }
     }
 
-    /// Accepts `parts` into the active layer, all or nothing, on `reserved` and what it lacks. `inline` says that the file may have inline data.
-    pub(super) fn stage(
+    /// Accepts all of `parts` into the active layer or nothing, with `reserved` and further space
+    /// as needed. `inline`: the file may have inline data.
+    pub(super) fn put(
         &self,
         file: &LockedFile<'_>,
         inline: bool,
         parts: &[(u64, &[u8])],
         mut reserved: Option<Reservation>,
     ) -> Result<()> {
-        let touched = Touched::new(parts, inline);
+        let touched = TouchedFrames::new(parts, inline);
         loop {
-            // STAGE-4. Room is reserved without the content's lock: it may take a commit to find it.
-            let short = file.with(|content| touched.shortfall(content));
+            // STAGE-4. Space is reserved without the content's lock: finding it may take a commit.
+            let short = file.with_content(|content| touched.shortfall(content));
             let got = reserved.as_ref().map_or(0, Reservation::groups);
             if short > got {
                 self.volume.reserve_data((short - got) * GROUP, 0)?.join(&mut reserved);
             }
             let gate = self.gate.read();
-            // When it is refused the flusher took frames that had space in them.
-            let staged = file.with(|content| content.accept(&touched, parts, &mut reserved));
+            // A refusal means that the flusher took frames with reserved space.
+            let staged = file.with_content(|content| content.accept(&touched, parts, &mut reserved));
             if staged {
-                // Before an entry of the log can have it: a commit that finds no mark contains all that is staged.
+                // Before a log entry can include it: a commit that finds no mark contains all dirty
+                // data.
                 self.volume.mark_staged();
                 return Ok(());
             }
@@ -200,15 +216,20 @@ impl Staging {
         }
     }
 
-    /// Announces the batch and seals all that is staged for it (STAGE-3); answers that, and the batches before it that are not over. The caller holds the
-    /// writers' lock, which `op` proves, so nothing is published meanwhile.
-    pub(super) fn seal_all(&self, batch: &Arc<Batch>, _op: &Operation<'_>) -> (Sealed, Vec<Arc<Batch>>) {
-        let mut sealed = Sealed::default();
+    /// Registers the batch and seals all dirty data for it (STAGE-3). Returns that, and the older
+    /// batches that are not finished. The caller holds the writers' lock, as `op` proves, so
+    /// nothing is published meanwhile.
+    pub(super) fn seal_all(
+        &self,
+        batch: &Arc<WritebackBatch>,
+        _op: &Operation<'_>,
+    ) -> (SealedLayers, Vec<Arc<WritebackBatch>>) {
+        let mut sealed = SealedLayers::default();
         let state = self.volume.state();
         let _gate = self.gate.write();
         let mut batches = self.batches.lock();
-        // Failed ones are unsealed by now, so their data is sealed here.
-        let older = batches.iter().filter(|older| !older.is_over()).cloned().collect();
+        // Failed batches are unsealed by now, so their data is sealed here.
+        let older = batches.iter().filter(|older| !older.is_finished()).cloned().collect();
         batches.push(batch.clone());
         drop(batches);
         for file in self.files() {
@@ -223,21 +244,22 @@ impl Staging {
         (sealed, older)
     }
 
-    /// Announces the batch and seals the first frames of `files`, ascending, for it: up to about so many pieces and bytes.
+    /// Registers the batch and seals the first frames of `files`, ascending, for it: up to about
+    /// `pieces` pieces and `bytes` bytes.
     pub(super) fn seal_some(
         &self,
-        batch: &Arc<Batch>,
+        batch: &Arc<WritebackBatch>,
         files: &[LockedFile<'_>],
         mut pieces: u64,
         mut bytes: u64,
-    ) -> Sealed {
-        let mut sealed = Sealed::default();
+    ) -> SealedLayers {
+        let mut sealed = SealedLayers::default();
         let _gate = self.gate.read();
-        self.announce(batch);
+        self.register_batch(batch);
         for file in files {
             sealed.add(file, |content| {
                 content.drop_published(&self.volume.state());
-                // A sealed layer is one of the flusher, who came between and took all there was.
+                // A sealed layer belongs to a concurrent flush, which sealed all there was.
                 let (layer, reserved) = if content.has_sealed() { None } else { content.seal(batch, pieces, bytes) }?;
                 pieces = pieces.saturating_sub(layer.pieces());
                 bytes = bytes.saturating_sub(layer.bytes());
@@ -250,61 +272,61 @@ impl Staging {
         sealed
     }
 
-    /// Has the next flush land the batch first, or wait for it.
-    pub(super) fn announce(&self, batch: &Arc<Batch>) {
+    /// Registers the batch with the next flush, which then applies it first, or waits for it.
+    pub(super) fn register_batch(&self, batch: &Arc<WritebackBatch>) {
         self.batches.lock().push(batch.clone());
     }
 
-    /// Lets the announced batches go that nothing is left to do with.
-    pub(super) fn forget_batches(&self) {
-        self.batches.lock().retain(|batch| !batch.is_over());
+    /// Removes the batches that are published or failed.
+    pub(super) fn remove_finished_batches(&self) {
+        self.batches.lock().retain(|batch| !batch.is_finished());
     }
 
-    /// A state, and the ranges of the staged data that lies over it, sorted and disjoint.
-    pub(super) fn staged_ranges(&self, ino: Ino) -> (Arc<State>, Vec<Range<u64>>) {
-        let (state, ranges) = self.look(ino, |content, _| content.ranges());
+    /// Returns a state, and the ranges of the dirty data over it, sorted and disjoint.
+    pub(super) fn dirty_ranges(&self, ino: Ino) -> (Arc<State>, Vec<Range<u64>>) {
+        let (state, ranges) = self.with_dirty_content(ino, |content, _| content.ranges());
         (state, join(ranges.unwrap_or_default()))
     }
 
-    /// A state, and what the inode is with the staged data that lies over it, if there is any.
+    /// Returns a state, and the inode with its size including dirty data, if there is any.
     ///
-    /// The kernel may ask with each write, of a file of which thousands of pieces are staged: only those are looked at of which it is not
-    /// known yet what lies below them.
-    pub(super) fn staged_presence(&self, ino: Ino) -> Result<(Arc<State>, Option<Known>)> {
-        let (state, staged) = self.look(ino, |content, view| {
+    /// The kernel may call this with each write, for a file with thousands of dirty pieces: only
+    /// frames that changed since the last count are compared with the published ranges.
+    pub(super) fn load_dirty_inode(&self, ino: Ino) -> Result<(Arc<State>, Option<InodeAndSize>)> {
+        let (state, staged) = self.with_dirty_content(ino, |content, view| {
             let inode = inode::load(view, ino)?;
-            let below = Below::new(view, ino, &inode)?;
-            let added = content.added(&|range| below.bare(&range))?;
-            let presence = Presence { size: inode.size.max(content.end()), bytes: inode.bytes.saturating_add(added) };
+            let below = PublishedRanges::new(view, ino, &inode)?;
+            let added = content.new_bytes(&|range| below.hole_bytes(&range))?;
+            let presence =
+                ContentSize { size: inode.size.max(content.end()), bytes: inode.bytes.saturating_add(added) };
             Ok((inode, presence))
         });
         Ok((state, staged.transpose()?))
     }
 
-    pub(super) fn presence(&self, ino: Ino) -> Result<Known> {
-        let (state, staged) = self.staged_presence(ino)?;
+    pub(super) fn load_inode(&self, ino: Ino) -> Result<InodeAndSize> {
+        let (state, staged) = self.load_dirty_inode(ino)?;
         if let Some(staged) = staged {
             return Ok(staged);
         }
         let inode = inode::load(self.volume.view(&state), ino)?;
-        Ok((inode, Presence::published(&inode)))
+        Ok((inode, ContentSize::published(&inode)))
     }
 
-    /// As [`Self::presence`], with nothing remembered.
+    /// Counts like [`Self::load_inode`], without cached counts.
     #[cfg(test)]
-    pub(super) fn presence_anew(&self, ino: Ino) -> Result<Presence> {
-        let (state, staged) = self.staged_ranges(ino);
+    pub(super) fn recount_size(&self, ino: Ino) -> Result<ContentSize> {
+        let (state, staged) = self.dirty_ranges(ino);
         let view = self.volume.view(&state);
         let inode = inode::load(view, ino)?;
-        let below = Below::new(view, ino, &inode)?;
-        let added = staged.iter().map(|range| below.bare(range)).sum::<Result<u64>>()?;
+        let below = PublishedRanges::new(view, ino, &inode)?;
+        let added = staged.iter().map(|range| below.hole_bytes(range)).sum::<Result<u64>>()?;
         let size = inode.size.max(staged.last().map_or(0, |range| range.end));
-        Ok(Presence { size, bytes: inode.bytes + added })
+        Ok(ContentSize { size, bytes: inode.bytes + added })
     }
 
-    /// The most bytes that a flush sealed.
     #[cfg(test)]
-    pub(super) fn most_flushed(&self) -> u64 {
+    pub(super) fn max_flushed(&self) -> u64 {
         self.most_flushed.load(Ordering::Relaxed)
     }
 }

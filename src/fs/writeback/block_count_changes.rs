@@ -1,34 +1,37 @@
-//! Which files write-out gave more blocks than their staged data said: for whoever keeps the count that it was told before.
+//! Files that got more blocks in writeback than their dirty data counted, for invalidation of
+//! cached attributes.
 //!
-//! Many small pieces of a frame go into one page, which then covers the holes between them (`plan`). Until that is published the file has
-//! the blocks of its pieces, and afterwards those of the page. Who asks before and keeps the answer has to be told after; so a file is named
-//! no earlier than its batch is seen to be published, from when on every answer counts the page.
+//! Many small pieces of a frame go into one page, which then covers the holes between them
+//! (`plan`). Before that is published the file has the blocks of its pieces, and afterwards
+//! the blocks of the page, so attributes returned before are outdated. A file is reported only after its batch
+//! is published: from then on every count includes the page.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
 use crate::format::Ino;
-use crate::fs::write_buffer::Plan;
+use crate::fs::write_buffer::FilePlan;
 use crate::txn::{Publication, Volume};
 
-/// Files that nobody was told of yet, and the publications that make them grow.
+/// Unreported files, with the publications that make them grow.
 #[derive(Default)]
-pub(super) struct Grown(Mutex<HashMap<Ino, Vec<Publication>>>);
+pub(super) struct BlockCountChanges(Mutex<HashMap<Ino, Vec<Publication>>>);
 
-impl Grown {
-    /// Notes what a batch that is about to be named will make grow.
-    pub(super) fn note(&self, publication: &Publication, plans: &[Plan]) {
-        for plan in plans.iter().filter(|plan| plan.grows) {
+impl BlockCountChanges {
+    /// Records the files that a batch will make grow, before the batch is applied.
+    pub(super) fn record(&self, publication: &Publication, plans: &[FilePlan]) {
+        for plan in plans.iter().filter(|plan| plan.fills_holes) {
             let mut files = self.0.lock();
             let growing = files.entry(plan.ino).or_default();
-            // One that is over is told of together with this one, so that an archive that nobody asks keeps little.
+            // A published one is reported together with this one, so the list stays short in an
+            // archive whose caller never asks.
             growing.retain(|older| !older.is_set());
             growing.push(publication.clone());
         }
     }
 
-    /// The files whose publications are in the newest state, each once.
+    /// Returns each file with a publication in the newest state once.
     pub(super) fn take(&self, volume: &Volume) -> Vec<Ino> {
         let mut files = self.0.lock();
         if files.is_empty() {

@@ -1,9 +1,12 @@
-//! Turns staged data into pages and extents: all of it at each commit, some of it when there is too much.
+//! Turns dirty data into pages and extents: all of it at each commit, some of it when the
+//! dirty-data limit is near.
 //!
-//! Two may want to write out the same file: the thread that sealed a layer of it (`write_out`) and the flusher, which holds the writers' lock.
-//! They never do it twice. A layer is sealed for exactly one batch, under its content's lock; the batch is announced before. The flusher
-//! first lands every announced batch, waiting for those whose pages are being written (they wait for nothing that it holds, BATCH-2), then
-//! seals what is active for a batch of its own. Whoever comes second finds the batch applied and changes nothing.
+//! Two threads may want to write back the same file: the thread that sealed a layer of it
+//! (`write_back`) and the flusher, which holds the writers' lock. They never do it twice. A layer
+//! is sealed for exactly one batch, under its content's lock; the batch is registered before. The
+//! flusher first applies every registered batch, waiting while pages are being written (the writing
+//! threads wait for no lock that it holds, BATCH-2), then seals the active layers for a batch of
+//! its own. The second of the two finds the batch applied and changes nothing.
 
 mod block_count_changes;
 mod plan;
@@ -11,74 +14,83 @@ mod plan;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::parallel_writer::processors;
+use super::parallel_writer::worker_threads;
 use super::types::FsOptions;
-use super::write_buffer::{Batch, LockedFile, Plan, Sealed, Staging};
+use super::write_buffer::{FilePlan, LockedFile, SealedLayers, WriteBuffer, WritebackBatch};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume};
-use block_count_changes::Grown;
-use plan::Planner;
+use block_count_changes::BlockCountChanges;
+use plan::PagePlanner;
 
-/// Pieces of one write-out under pressure: bounds its operation to some thousands of records.
+/// Maximum pieces of one writeback by a writer: bounds its operation to some thousands of records.
 pub(super) const BATCH_PIECES: u64 = 512;
 
-/// Bytes of one write-out under pressure: what a flush, which holds the writers' lock, may have to wait for.
+/// Maximum bytes of one writeback by a writer: a flush, which holds the writers' lock, may have to
+/// wait for it.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// Records of landing a batch that was left over; the estimate only decides whether to make space first.
+/// Estimated records of applying an older batch; only decides whether to make space first.
 const LEFT_OVER: u64 = 64;
 
-pub(super) struct WriteOut {
+pub(super) struct Writeback {
     volume: Arc<Volume>,
-    staging: Arc<Staging>,
+    write_buffer: Arc<WriteBuffer>,
     options: FsOptions,
     threads: usize,
-    grown: Grown,
+    block_count_changes: BlockCountChanges,
 }
 
-impl WriteOut {
-    pub(super) fn new(volume: Arc<Volume>, staging: Arc<Staging>, options: FsOptions) -> WriteOut {
-        WriteOut { volume, staging, options, threads: processors(), grown: Grown::default() }
+impl Writeback {
+    pub(super) fn new(volume: Arc<Volume>, write_buffer: Arc<WriteBuffer>, options: FsOptions) -> Writeback {
+        Writeback {
+            volume,
+            write_buffer,
+            options,
+            threads: worker_threads(),
+            block_count_changes: BlockCountChanges::default(),
+        }
     }
 
-    /// How many may write pages at once.
+    /// Returns the number of threads that write pages.
     pub(super) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// What runs at the start of each commit, under the writers' lock: leaves nothing staged that was accepted before (STAGE-3).
+    /// Flushes all dirty data accepted so far, at the start of each commit and under the writers'
+    /// lock (STAGE-3).
     pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
-        let batch = Arc::new(Batch::new());
-        let (mut sealed, older) = self.staging.seal_all(&batch, op);
-        let written = land_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed));
+        let batch = Arc::new(WritebackBatch::new());
+        let (mut sealed, older) = self.write_buffer.seal_all(&batch, op);
+        let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed));
         let result = match written {
             Ok((plans, pages)) => {
-                self.grown.note(batch.publication(), &plans);
-                batch.written(plans, pages);
-                batch.land_as_planned(op)
+                self.block_count_changes.record(batch.publication(), &plans);
+                batch.set_written(plans, pages);
+                batch.apply_as_planned(op)
             }
             Err(error) => {
                 sealed.unseal(&batch);
-                batch.failed(&error);
+                batch.set_failed(&error);
                 Err(error)
             }
         };
-        self.staging.forget_batches();
+        self.write_buffer.remove_finished_batches();
         result
     }
 
-    /// Writes the pages of what was sealed; on an error none of them is kept, and the space that they took is promised to the layers again.
-    fn write_pages(&self, view: View<'_>, sealed: &mut Sealed) -> Result<(Vec<Plan>, UnnamedPages)> {
+    /// Writes the pages of the sealed layers. After an error none of them is kept, and their space
+    /// is reserved for the layers again.
+    fn write_pages(&self, view: View<'_>, sealed: &mut SealedLayers) -> Result<(Vec<FilePlan>, UnnamedPages)> {
         let (layers, reserved) = sealed.parts();
         let held = reserved.as_ref().map_or(0, Reservation::groups);
         let written = UnnamedPages::new(&self.volume);
         let planner =
-            Planner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
+            PagePlanner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
         let planned = planner.plan(layers);
         if planned.is_err() {
             let lost = held.saturating_sub(reserved.as_ref().map_or(0, Reservation::groups));
-            // When others were quicker, write-out asks again.
+            // If other threads took it, writeback reserves again.
             if let Some(reserved) = reserved
                 && let Some(back) = self.volume.reserve_spare(lost)
             {
@@ -88,96 +100,100 @@ impl WriteOut {
         planned
     }
 
-    /// Writes out some of what is staged of `files`, ascending. Answers whether there was anything.
-    pub(super) fn write_out(&self, files: &[LockedFile<'_>]) -> Result<bool> {
+    /// Writes back some of the dirty data of `files`, ascending. Returns whether there was any.
+    pub(super) fn write_back(&self, files: &[LockedFile<'_>]) -> Result<bool> {
         let (batch, sealed) = self.seal(files)?;
         self.write_sealed(&batch, sealed)
     }
 
-    /// As [`Self::write_out`], beside whoever writes to the files meanwhile: they are let go once a layer of them is sealed. Whoever is to change what lies
-    /// below that lands it first, or looks again (STAGE-2).
-    pub(super) fn write_out_beside(&self, files: Vec<LockedFile<'_>>) -> Result<bool> {
+    /// Like [`Self::write_back`], but unlocks the files as soon as a layer is sealed, so that
+    /// writers continue. A thread that wants to change the data under that layer applies it first,
+    /// or checks again (STAGE-2).
+    pub(super) fn write_back_unlocked(&self, files: Vec<LockedFile<'_>>) -> Result<bool> {
         let (batch, sealed) = self.seal(&files)?;
         drop(files);
         self.write_sealed(&batch, sealed)
     }
 
-    fn seal(&self, files: &[LockedFile<'_>]) -> Result<(Arc<Batch>, Sealed)> {
+    fn seal(&self, files: &[LockedFile<'_>]) -> Result<(Arc<WritebackBatch>, SealedLayers)> {
         for file in files {
-            self.land_older(file)?;
+            self.finish_older_batches(file)?;
         }
-        let batch = Arc::new(Batch::new());
-        let sealed = self.staging.seal_some(&batch, files, BATCH_PIECES, BATCH_BYTES);
+        let batch = Arc::new(WritebackBatch::new());
+        let sealed = self.write_buffer.seal_some(&batch, files, BATCH_PIECES, BATCH_BYTES);
         Ok((batch, sealed))
     }
 
-    fn write_sealed(&self, batch: &Arc<Batch>, mut sealed: Sealed) -> Result<bool> {
+    fn write_sealed(&self, batch: &Arc<WritebackBatch>, mut sealed: SealedLayers) -> Result<bool> {
         let state = self.volume.state();
         let written = self.write_pages(self.volume.view(&state), &mut sealed);
         drop(state);
         let (plans, pages) = match written {
             Ok(planned) => planned,
             Err(error) => {
-                // Unsealed before the flusher stops waiting, so that it fails too rather than commit without this data.
+                // Unsealed before the flusher stops waiting, so that it fails too rather than
+                // commit without this data.
                 sealed.unseal(batch);
-                batch.failed(&error);
-                self.staging.forget_batches();
+                batch.set_failed(&error);
+                self.write_buffer.remove_finished_batches();
                 self.volume.mark_staged();
                 return Err(error);
             }
         };
-        let records = plans.iter().map(Plan::records).sum();
-        self.grown.note(batch.publication(), &plans);
-        batch.written(plans, pages);
+        let records = plans.iter().map(FilePlan::records).sum();
+        self.block_count_changes.record(batch.publication(), &plans);
+        batch.set_written(plans, pages);
         drop(sealed.parts().1.take());
         // Only now: the flusher of a commit may have waited for the pages (BATCH-2).
         self.volume.bound_unsynced()?;
-        // When this fails the batch stays announced, and the next commit or change of these files lands it.
-        self.volume.operate(records, true, |op| batch.land(op))?;
+        // If this fails the batch stays registered, and the next commit or change of these files
+        // applies it.
+        self.volume.operate(records, true, |op| batch.apply(op))?;
         sealed.drop_published(&self.volume);
-        self.staging.forget_batches();
+        self.write_buffer.remove_finished_batches();
         Ok(!sealed.is_empty())
     }
 
-    /// Returns when no sealed layer of the file is left (a commit may seal another one at once).
-    pub(super) fn land_older(&self, file: &LockedFile<'_>) -> Result<()> {
+    /// Applies and publishes all sealed layers of the file (a commit may seal another one at once).
+    pub(super) fn finish_older_batches(&self, file: &LockedFile<'_>) -> Result<()> {
         let batches = file.sealed_batches(&self.volume);
         if batches.is_empty() {
             return Ok(());
         }
         batches.iter().for_each(|batch| batch.await_pages());
-        self.volume.operate(LEFT_OVER, true, |op| batches.iter().try_for_each(|batch| batch.land(op)))?;
+        self.volume.operate(LEFT_OVER, true, |op| batches.iter().try_for_each(|batch| batch.apply(op)))?;
         file.drop_published(&self.volume);
         Ok(())
     }
 
-    /// Returns when no sealed layer of the file is left and nothing staged lies over `range` (a commit may seal a layer of the rest at once;
-    /// `is_clear` tells).
+    /// Publishes all sealed layers of the file and the dirty data of `range`. A commit may seal a
+    /// layer of the rest at once; `is_clear` detects that.
     pub(super) fn clear(&self, file: &LockedFile<'_>, range: &Range<u64>) -> Result<()> {
         loop {
-            self.land_older(file)?;
+            self.finish_older_batches(file)?;
             if !file.has_active(range) {
                 return Ok(());
             }
-            self.write_out(std::slice::from_ref(file))?;
+            self.write_back(std::slice::from_ref(file))?;
         }
     }
 
-    /// Whether the extents of `range` may be changed in `op` (STAGE-2); a definite answer, for `op` holds the writers' lock.
+    /// Returns whether the extents of `range` may be changed in `op` (STAGE-2). The answer is
+    /// definite, because `op` holds the writers' lock.
     pub(super) fn is_clear(&self, file: &LockedFile<'_>, op: &Operation<'_>, range: &Range<u64>) -> bool {
         file.is_unsealed(&self.volume, op) && !file.has_active(range)
     }
 
-    /// Files whose block count has grown without a call that changed them since this was asked last.
-    pub(super) fn take_grown(&self) -> Vec<Ino> {
-        self.grown.take(&self.volume)
+    /// Returns and clears the files that got more blocks in writeback since the last call.
+    pub(super) fn take_block_count_changes(&self) -> Vec<Ino> {
+        self.block_count_changes.take(&self.volume)
     }
 }
 
-fn land_all(batches: &[Arc<Batch>], op: &mut Operation<'_>) -> Result<()> {
+fn apply_all(batches: &[Arc<WritebackBatch>], op: &mut Operation<'_>) -> Result<()> {
     for batch in batches {
-        batch.land(op)?;
-        if let Some(error) = batch.failure() {
+        batch.apply(op)?;
+        if let Some(error) = batch.error() {
             return Err(error);
         }
     }
@@ -193,8 +209,8 @@ mod tests {
     #[test]
     fn a_commit_tells_why_a_write_out_that_it_waited_for_failed() {
         let (_, fs) = fresh(1);
-        let batch = Arc::new(Batch::new());
-        fs.staging.announce(&batch);
+        let batch = Arc::new(WritebackBatch::new());
+        fs.write_buffer.register_batch(&batch);
         let committing = std::thread::spawn({
             let fs = fs.clone();
             move || {
@@ -202,12 +218,13 @@ mod tests {
                 fs.sync()
             }
         });
-        // Whichever comes first: the commit takes up the announced batch and waits for it, or finds it over and has nothing to report.
+        // In either order: the commit finds the registered batch and waits for it, or finds it
+        // finished and has no error to report.
         let failed = Error::io("cannot write", std::io::Error::from_raw_os_error(5));
         while Arc::strong_count(&batch) < 3 {
             std::thread::yield_now();
         }
-        batch.failed(&failed);
+        batch.set_failed(&failed);
         let told = committing.join().unwrap();
         assert!(matches!(told, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(5)));
     }
