@@ -30,12 +30,12 @@ const IDLE_READS: u64 = 64;
 struct ReadStream {
     ino: Ino,
     /// Offsets of the first read, the end of the reads, and the end of the requests.
-    began: u64,
-    next: u64,
-    asked: u64,
+    start: u64,
+    read_end: u64,
+    requested_end: u64,
     /// Start of the range that was requested without gaps; the largest number if none was.
-    expected: u64,
-    following: u32,
+    requested_start: u64,
+    sequential_reads: u32,
     /// Number of the stream's last read, counted over all streams.
     turn: u64,
 }
@@ -60,50 +60,51 @@ impl Readahead {
         *turn += 1;
         let follows = |stream: &ReadStream| {
             stream.ino == ino
-                && read.start.abs_diff(stream.next) <= REORDER_WINDOW
-                && read.end + REORDER_WINDOW > stream.next
+                && read.start.abs_diff(stream.read_end) <= REORDER_WINDOW
+                && read.end + REORDER_WINDOW > stream.read_end
         };
         let Some(at) = streams.iter().rposition(follows) else {
             if streams.len() == MAX_STREAMS {
                 streams.remove(0);
             }
-            let Range { start: began, end } = *read;
+            let Range { start, end } = *read;
             streams.push(ReadStream {
                 ino,
-                began,
-                next: end,
-                asked: end,
-                expected: u64::MAX,
-                following: 0,
+                start,
+                read_end: end,
+                requested_end: end,
+                requested_start: u64::MAX,
+                sequential_reads: 0,
                 turn: *turn,
             });
             return (0..0, false);
         };
         let mut stream = streams.remove(at);
-        let is_expected = read.start >= stream.expected && read.end <= stream.asked;
-        stream.following = stream.following.saturating_add(1);
+        let is_prefetched = read.start >= stream.requested_start && read.end <= stream.requested_end;
+        stream.sequential_reads = stream.sequential_reads.saturating_add(1);
         stream.turn = *turn;
-        stream.next = stream.next.max(read.end);
-        if stream.asked < stream.next {
-            (stream.asked, stream.expected) = (stream.next, u64::MAX);
+        stream.read_end = stream.read_end.max(read.end);
+        if stream.requested_end < stream.read_end {
+            (stream.requested_end, stream.requested_start) = (stream.read_end, u64::MAX);
         }
-        let reads = |other: &&ReadStream| other.following >= MIN_SEQUENTIAL_READS && *turn - other.turn <= IDLE_READS;
+        let reads =
+            |other: &&ReadStream| other.sequential_reads >= MIN_SEQUENTIAL_READS && *turn - other.turn <= IDLE_READS;
         let most = MAX_WINDOW / (1 + streams.iter().filter(reads).count() as u64);
         // Twice the bytes read so far, so an abandoned stream has cost no more than that.
-        let window = (2 * stream.next.saturating_sub(stream.began)).min(most).max(INITIAL_WINDOW.min(most));
-        let ahead = stream.asked - stream.next;
-        let mut ask = 0..0;
+        let window = (2 * stream.read_end.saturating_sub(stream.start)).min(most).max(INITIAL_WINDOW.min(most));
+        let ahead = stream.requested_end - stream.read_end;
+        let mut request = 0..0;
         // In large parts: neighbours may be anywhere in the archive, and one request fetches them
         // together.
-        if stream.following >= MIN_SEQUENTIAL_READS && ahead + (window / 4).max(INITIAL_WINDOW / 2) <= window {
-            if stream.expected == u64::MAX {
-                stream.expected = stream.asked;
+        if stream.sequential_reads >= MIN_SEQUENTIAL_READS && ahead + (window / 4).max(INITIAL_WINDOW / 2) <= window {
+            if stream.requested_start == u64::MAX {
+                stream.requested_start = stream.requested_end;
             }
-            ask = stream.asked..stream.next + window;
-            stream.asked = ask.end;
+            request = stream.requested_end..stream.read_end + window;
+            stream.requested_end = request.end;
         }
         streams.push(stream);
-        (ask, is_expected)
+        (request, is_prefetched)
     }
 }
 
@@ -116,57 +117,61 @@ mod tests {
     #[test]
     fn who_reads_on_is_read_ahead_of_without_gaps_and_nothing_is_asked_for_twice() {
         let ahead = Readahead::default();
-        let (mut asked, mut named) = (0..0, None);
+        let (mut requested_end, mut named) = (0..0, None);
         for at in (0..64 * MIB).step_by(128 << 10) {
-            let (ask, is_expected) = ahead.record_read(Ino(5), &(at..at + (128 << 10)));
-            assert_eq!(is_expected, named.is_some_and(|named| named <= at), "at {at}");
-            if !ask.is_empty() {
-                named.get_or_insert(ask.start);
+            let (request, is_prefetched) = ahead.record_read(Ino(5), &(at..at + (128 << 10)));
+            assert_eq!(is_prefetched, named.is_some_and(|named| named <= at), "at {at}");
+            if !request.is_empty() {
+                named.get_or_insert(request.start);
             }
-            if ask.is_empty() {
+            if request.is_empty() {
                 continue;
             }
-            assert!(asked.end == ask.start || asked.is_empty(), "{asked:?}, and then {ask:?}");
-            assert!(ask.start >= at && ask.end <= at + (128 << 10) + MAX_WINDOW, "{ask:?} at {at}");
-            asked = asked.start.max(ask.start)..ask.end;
+            assert!(
+                requested_end.end == request.start || requested_end.is_empty(),
+                "{requested_end:?}, and then {request:?}"
+            );
+            assert!(request.start >= at && request.end <= at + (128 << 10) + MAX_WINDOW, "{request:?} at {at}");
+            requested_end = requested_end.start.max(request.start)..request.end;
         }
-        assert!(asked.end > 64 * MIB + MAX_WINDOW / 2);
+        assert!(requested_end.end > 64 * MIB + MAX_WINDOW / 2);
     }
 
     #[test]
     fn what_is_asked_for_grows_with_what_was_read_and_is_shared_by_all_who_read() {
         let ahead = Readahead::default();
         let piece = 128u64 << 10;
-        let mut asked = [0; 4];
+        let mut requested_end = [0; 4];
         for number in 0..1024 {
-            for (reader, asked) in (0..).zip(&mut asked) {
+            for (reader, requested_end) in (0..).zip(&mut requested_end) {
                 let read = number * piece..(number + 1) * piece;
-                let (ask, _) = ahead.record_read(Ino(5 + reader), &read);
-                *asked = ask.end.max(*asked);
+                let (request, _) = ahead.record_read(Ino(5 + reader), &read);
+                *requested_end = request.end.max(*requested_end);
                 let most = (2 * read.end).clamp(INITIAL_WINDOW, MAX_WINDOW / if number > 10 { 4 } else { 1 });
-                assert!(asked.saturating_sub(read.end) <= most, "{ask:?} by {reader} at {read:?}");
+                assert!(requested_end.saturating_sub(read.end) <= most, "{request:?} by {reader} at {read:?}");
             }
         }
         // With the others idle, one stream has the whole window.
         for number in 1024..2048 {
-            asked[0] = ahead.record_read(Ino(5), &(number * piece..(number + 1) * piece)).0.end.max(asked[0]);
+            requested_end[0] =
+                ahead.record_read(Ino(5), &(number * piece..(number + 1) * piece)).0.end.max(requested_end[0]);
         }
-        assert!(asked[0] >= 2048 * piece + MAX_WINDOW * 3 / 4);
+        assert!(requested_end[0] >= 2048 * piece + MAX_WINDOW * 3 / 4);
     }
 
     #[test]
     fn requests_that_overtake_each_other_are_of_one_reader_and_jumps_of_none() {
         let ahead = Readahead::default();
         let piece = 256u64 << 10;
-        let mut asked = 0;
+        let mut requested_end = 0;
         // Every second request overtakes the one before it.
         for pair in 0..64 {
             for number in [2 * pair + 1, 2 * pair] {
-                let (ask, _) = ahead.record_read(Ino(5), &(number * piece..(number + 1) * piece));
-                asked += ask.end - ask.start;
+                let (request, _) = ahead.record_read(Ino(5), &(number * piece..(number + 1) * piece));
+                requested_end += request.end - request.start;
             }
         }
-        assert!(asked >= 32 * MIB, "{asked}");
+        assert!(requested_end >= 32 * MIB, "{requested_end}");
         for at in [900, 100, 500, 300, 700, 50, 870, 222] {
             assert_eq!(ahead.record_read(Ino(6), &(at * MIB..at * MIB + 4096)), (0..0, false), "a jump to {at}");
         }

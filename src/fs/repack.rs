@@ -248,10 +248,10 @@ impl Repack {
     /// Repacks with few parts on each page. Each page is an operation of its own, so that space
     /// freed by the previous one can be used.
     fn repack_into_reserve(&self, pages: &[Pointer]) -> Result<()> {
-        let kept = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
+        let reserve = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
         self.read_live_content(pages, PARTS_PER_RESERVE_PAGE)?
             .into_iter()
-            .try_for_each(|page| self.move_to(vec![page], kept))
+            .try_for_each(|page| self.move_to(vec![page], reserve))
     }
 
     /// Moves the parts in one operation; `reserve(bytes, parts)` reserves their space.

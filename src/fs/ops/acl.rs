@@ -32,7 +32,7 @@ impl FileSystem {
         let Some(list) = Acl::parse(value)? else { return self.remove_acl(ino, kind) };
         let before = self.attributes(ino)?;
         let set_gid = kind == AclKind::Access && before.mode & mode::SET_GID != 0;
-        let kept = (set_gid && keeps_set_gid(before.gid)).then_some(before.gid);
+        let retained_gid = (set_gid && keeps_set_gid(before.gid)).then_some(before.gid);
         // The inode, the old list and the new one.
         self.volume.operate(1 + 2 * RECORDS_OF_LIST, false, |op| {
             let now = self.environment.stamp();
@@ -40,7 +40,7 @@ impl FileSystem {
             check_placement(kind, inode.mode)?;
             if kind == AclKind::Access {
                 inode.mode = (inode.mode & !mode::ACCESS) | list.mode_bits();
-                if kept != Some(inode.gid) {
+                if retained_gid != Some(inode.gid) {
                     inode.mode &= !mode::SET_GID;
                 }
             }

@@ -1,4 +1,4 @@
-//! lookup, getattr, setattr.
+//! Lookup, getattr, setattr, and access times like Linux's relatime.
 
 use super::{acl, xattr};
 use crate::error::{Error, Result, Timestamp};
@@ -90,9 +90,9 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Stale` when one of the two is removed.
-    pub(crate) fn restore_storage_flags(&self, moment: &FileSystem, kept: Ino, target: Ino) -> Result<()> {
-        let state = moment.volume.state();
-        let wanted = inode::load(moment.volume.view(&state), kept)?.flags & STORING;
+    pub(crate) fn restore_storage_flags(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
+        let state = snapshot.volume.state();
+        let wanted = inode::load(snapshot.volume.view(&state), source)?.flags & STORING;
         let state = self.volume.state();
         if inode::load(self.volume.view(&state), target)?.flags & STORING == wanted {
             return Ok(());
@@ -111,21 +111,21 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Stale` when one of the two is removed.
-    pub(crate) fn restore_inode(&self, moment: &FileSystem, kept: Ino, target: Ino) -> Result<()> {
-        let state = moment.volume.state();
-        let kept = inode::load(moment.volume.view(&state), kept)?;
+    pub(crate) fn restore_inode(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
+        let state = snapshot.volume.state();
+        let source = inode::load(snapshot.volume.view(&state), source)?;
         self.volume.operate(1, false, |op| {
             let now = self.environment.stamp();
             let before = inode::load(op.view(), target)?;
             let restored = InodeValue {
-                mode: (before.mode & mode::TYPE) | (kept.mode & mode::PERMISSIONS),
-                uid: kept.uid,
-                gid: kept.gid,
-                atime: kept.atime,
-                mtime: kept.mtime,
+                mode: (before.mode & mode::TYPE) | (source.mode & mode::PERMISSIONS),
+                uid: source.uid,
+                gid: source.gid,
+                atime: source.atime,
+                mtime: source.mtime,
                 ctime: now,
-                btime: kept.btime,
-                flags: (before.flags & !STORING) | (kept.flags & STORING),
+                btime: source.btime,
+                flags: (before.flags & !STORING) | (source.flags & STORING),
                 ..before
             };
             inode::store(op, target, &restored)
@@ -304,4 +304,40 @@ pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, content: ContentSize) 
         ctime: inode.ctime,
         btime: inode.btime,
     }
+}
+
+/// Seconds after which an access time is updated although nothing changed.
+const DAY: i64 = 24 * 60 * 60;
+
+impl FileSystem {
+    /// Sets the access time to now if it is not newer than the last change of content and
+    /// attributes, or a day old. So a file that is read all the time costs one small change a day,
+    /// and programs that compare the times, such as mail readers, see that new content was read.
+    /// Returns whether it was set; a read-only archive stays unchanged. The change becomes durable
+    /// with the next commit, under every profile.
+    pub fn note_access(&self, ino: Ino) -> Result<bool> {
+        if self.volume.read_only() {
+            return Ok(false);
+        }
+        let now = self.environment.stamp();
+        let state = self.volume.state();
+        if !is_due(&inode::load(self.volume.view(&state), ino)?, now) {
+            return Ok(false);
+        }
+        drop(state);
+        // The inode.
+        self.volume.operate(1, false, |op| {
+            let mut inode = inode::load(op.view(), ino)?;
+            let due = is_due(&inode, now);
+            if due {
+                inode.atime = now;
+                inode::store(op, ino, &inode)?;
+            }
+            Ok(due)
+        })
+    }
+}
+
+fn is_due(inode: &InodeValue, now: Timestamp) -> bool {
+    inode.atime <= inode.mtime || inode.atime <= inode.ctime || now.seconds.saturating_sub(inode.atime.seconds) >= DAY
 }

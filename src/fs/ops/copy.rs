@@ -116,17 +116,17 @@ impl FileSystem {
     /// content.
     pub(crate) fn restore_content(
         &self,
-        moment: &FileSystem,
-        kept: Ino,
+        snapshot: &FileSystem,
+        source: Ino,
         target: Ino,
         go_on: &mut dyn FnMut() -> Result<()>,
     ) -> Result<u64> {
-        if !self.volume.shares_pages_with(&moment.volume) {
+        if !self.volume.shares_pages_with(&snapshot.volume) {
             return Err(Error::invalid("the snapshot is not one of this archive"));
         }
-        let size = moment.attributes(kept)?.size;
+        let size = snapshot.attributes(source)?.size;
         let entry = self.write_buffer.file(target);
-        let copy = CopyJob { source: CopySource::Snapshot(moment, kept), target: &entry, kill_set_id: false };
+        let copy = CopyJob { source: CopySource::Snapshot(snapshot, source), target: &entry, kill_set_id: false };
         let (mut done, mut copied) = (0, 0);
         while done < size {
             go_on()?;
@@ -229,8 +229,8 @@ impl FileSystem {
                 if inode.trim < range.end || has_inline(op.view(), target.ino(), &inode)? {
                     return Ok(None);
                 }
-                if let CopySource::Snapshot(moment, _) = copy.source {
-                    op.require_moment(&moment.volume)?; // COPY-4
+                if let CopySource::Snapshot(snapshot, _) = copy.source {
+                    op.require_moment(&snapshot.volume)?; // COPY-4
                 }
                 let SourceContent::Shared(length, extents) = copy.source.find(op.view(), &inode, &part)? else {
                     return Ok(None);
@@ -255,7 +255,7 @@ impl FileSystem {
     fn copy_bytes(&self, copy: &CopyJob<'_>, target: &LockedFile<'_>, part: &CopyRange, length: u64) -> Result<u64> {
         let mut data = match copy.source {
             CopySource::Live(source) => self.read(source, part.from, length as usize)?,
-            CopySource::Snapshot(moment, kept) => moment.read(kept, part.from, length as usize)?,
+            CopySource::Snapshot(snapshot, source) => snapshot.read(source, part.from, length as usize)?,
         };
         // The source may have been truncated since: the rest is a hole.
         data.resize(length as usize, 0);
@@ -308,9 +308,9 @@ impl CopySource<'_> {
     fn find(self, live: View<'_>, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
         match self {
             CopySource::Live(source) => find(live, source, target, part),
-            CopySource::Snapshot(moment, kept) => {
-                let state = moment.volume.state();
-                find(moment.volume.view(&state), kept, target, part)
+            CopySource::Snapshot(snapshot, source) => {
+                let state = snapshot.volume.state();
+                find(snapshot.volume.view(&state), source, target, part)
             }
         }
     }

@@ -51,15 +51,15 @@ impl FileSystem {
         let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::REGULAR, rdev: 0, creator };
         let mut opened = None;
         // Counted before the publication, when no other caller can open or unlink the file.
-        let made = self.make(directory, name, object, &mut |_, ino, _| {
+        let created = self.make(directory, name, object, &mut |_, ino, _| {
             self.reclaim.open(ino);
             opened = Some(ino);
             Ok(())
         });
-        if let (Err(_), Some(ino)) = (&made, opened) {
+        if let (Err(_), Some(ino)) = (&created, opened) {
             self.reclaim.cancel_open(ino);
         }
-        made
+        created
     }
 
     pub fn make_directory(&self, directory: Ino, name: &[u8], mode: u32, creator: Creator) -> Result<Attributes> {

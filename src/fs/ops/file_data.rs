@@ -70,14 +70,14 @@ impl FileSystem {
         let range = offset..wanted.end.min(inode.size.max(overlay.end)).max(offset);
         let out = resize_buffer(buffer, (range.end - range.start) as usize);
         let whole = overlay.parts.iter().any(|(at, part)| *at == offset && part.len() == out.len());
-        let mut is_expected = false;
+        let mut is_prefetched = false;
         if let Some(ahead) = &self.readahead {
             let (behind, known) = ahead.record_read(ino, &range);
-            is_expected = known;
+            is_prefetched = known;
             prefetch_range(&self.volume, view, ino, &inode, behind)?;
         }
         if !whole {
-            read_published(&self.volume, view, ino, &inode, &range, out, is_expected)?;
+            read_published(&self.volume, view, ino, &inode, &range, out, is_prefetched)?;
         }
         for (at, part) in &overlay.parts {
             let from = (at - offset) as usize;
@@ -295,7 +295,7 @@ pub(super) fn resize_buffer(buffer: &mut Vec<u8>, count: usize) -> &mut [u8] {
 }
 
 /// Fills `out` with the published bytes of `range`, and holes with zeros. The pages are prefetched,
-/// unless `is_expected` tells that they were already.
+/// unless `is_prefetched` tells that they were already.
 pub(super) fn read_published(
     volume: &Volume,
     view: View<'_>,
@@ -303,7 +303,7 @@ pub(super) fn read_published(
     inode: &InodeValue,
     range: &Range<u64>,
     out: &mut [u8],
-    is_expected: bool,
+    is_prefetched: bool,
 ) -> Result<()> {
     if inode.bytes == 0 {
         out.fill(0);
@@ -328,7 +328,7 @@ pub(super) fn read_published(
         let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
         (from, to, mapped.extent.start + (from - mapped.offset) as u32)
     };
-    if !is_expected {
+    if !is_prefetched {
         volume.expect_data(found.iter().map(|mapped| {
             let (from, to, start) = part(mapped);
             (&mapped.extent.page, start, (to - from) as u32)

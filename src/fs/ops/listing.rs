@@ -41,9 +41,9 @@ impl FileSystem {
     ) -> Result<()> {
         // Checked before the version is taken: data accepted until then is in that version, unless
         // some is dirty.
-        let nothing_staged = self.write_buffer.is_empty();
+        let nothing_dirty = self.write_buffer.is_empty();
         let reading = Reading::of(&self.volume, self.volume.state());
-        let attributes = |ino: Ino, inode: &InodeValue| match nothing_staged {
+        let attributes = |ino: Ino, inode: &InodeValue| match nothing_dirty {
             true => Ok(Attributes::of_published(ino, inode)),
             false => self.listed_attributes(reading.state(), ino, inode),
         };
@@ -59,7 +59,7 @@ impl FileSystem {
         // are taken from it. An inode removed meanwhile is taken from the older version, which has
         // it.
         let published = || Ok(attributes_of(ino, inode, ContentSize::published(inode)));
-        let (newest, staged) = match self.write_buffer.load_dirty_inode(ino) {
+        let (newest, dirty) = match self.write_buffer.load_dirty_inode(ino) {
             Err(Error::Stale) => return published(),
             looked => looked?,
         };
@@ -69,8 +69,8 @@ impl FileSystem {
                 newest => return newest,
             }
         }
-        let presence = staged.map_or_else(|| ContentSize::published(inode), |(_, presence)| presence);
-        Ok(attributes_of(ino, inode, presence))
+        let content_size = dirty.map_or_else(|| ContentSize::published(inode), |(_, content_size)| content_size);
+        Ok(attributes_of(ino, inode, content_size))
     }
 }
 

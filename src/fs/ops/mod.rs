@@ -1,32 +1,27 @@
 //! File system operations, one file per family; each is one core call of an adapter.
 
-mod access;
 mod acl;
-mod allocate;
 mod attributes;
 mod bulk;
-mod changes;
 mod copy;
 mod create;
+mod fallocate;
 mod file_data;
-mod holes;
-mod links;
 mod listing;
+mod names;
 mod paths;
-mod rename;
 mod seek;
 mod snapshot_view;
 mod snapshots;
 mod statistics;
 mod sync;
 mod truncate;
-mod usage;
 mod xattr;
 
 pub use bulk::{MAX_SMALL_FILE, NewFile};
-pub(crate) use changes::ChangedInode;
 pub(super) use create::MAX_TARGET;
 pub use snapshot_view::SnapshotView;
+pub(crate) use snapshots::ChangedInode;
 pub use sync::PendingSync;
 #[cfg(test)]
 pub(super) use xattr::put_entry;

@@ -26,7 +26,7 @@ pub(super) struct FileLayout<'a> {
     /// Length of the inline data.
     inline: u64,
     /// Sorted and disjoint.
-    staged: Vec<Range<u64>>,
+    dirty: Vec<Range<u64>>,
     size: u64,
 }
 
@@ -51,8 +51,8 @@ impl FileSystem {
     }
 
     fn with_layout<R>(&self, ino: Ino, offset: u64, f: impl FnOnce(&FileLayout<'_>) -> Result<R>) -> Result<R> {
-        let (state, staged) = self.write_buffer.dirty_ranges(ino);
-        f(&FileLayout::at(self.volume.view(&state), ino, offset, staged)?)
+        let (state, dirty) = self.write_buffer.dirty_ranges(ino);
+        f(&FileLayout::at(self.volume.view(&state), ino, offset, dirty)?)
     }
 }
 
@@ -62,14 +62,14 @@ impl FileLayout<'_> {
     /// # Errors
     /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory`
     /// for anything but a regular file.
-    pub(super) fn at(view: View<'_>, ino: Ino, offset: u64, staged: Vec<Range<u64>>) -> Result<FileLayout<'_>> {
+    pub(super) fn at(view: View<'_>, ino: Ino, offset: u64, dirty: Vec<Range<u64>>) -> Result<FileLayout<'_>> {
         let inode = inode::load_regular(view, ino)?;
-        let size = inode.size.max(staged.last().map_or(0, |range| range.end));
+        let size = inode.size.max(dirty.last().map_or(0, |range| range.end));
         if offset >= size {
             return Err(Error::NoSuchRange);
         }
         let inline = extents::inline(view, ino, &inode)?.map_or(0, |content| content.len() as u64);
-        Ok(FileLayout { view, ino, inode, inline, staged, size })
+        Ok(FileLayout { view, ino, inode, inline, dirty, size })
     }
 
     /// Returns the range of visible extents from `offset` on.
@@ -82,9 +82,9 @@ impl FileLayout<'_> {
         if offset < self.inline {
             return Ok(Some(offset));
         }
-        let staged = self.staged.iter().find(|range| range.end > offset).map(|range| range.start);
+        let dirty = self.dirty.iter().find(|range| range.end > offset).map(|range| range.start);
         let mapped = extents::overlapping(self.view, self.ino, self.visible(offset), 1)?.first().map(|m| m.offset);
-        let first = [staged, mapped].into_iter().flatten().min();
+        let first = [dirty, mapped].into_iter().flatten().min();
         Ok(first.map(|start| floor(start).max(offset)))
     }
 
@@ -92,8 +92,8 @@ impl FileLayout<'_> {
         let mut at = if offset < self.inline { ceiling(self.inline) } else { offset };
         loop {
             let before = at;
-            let ahead = self.staged.partition_point(|range| range.end <= at);
-            for range in &self.staged[ahead..] {
+            let position = self.dirty.partition_point(|range| range.end <= at);
+            for range in &self.dirty[position..] {
                 if floor(range.start) > at {
                     break;
                 }

@@ -1,13 +1,12 @@
 //! Frees unlinked and trimmed file content in bounded steps, after the last handle is released.
 
 mod handles;
-mod records;
 mod removal;
 
-#[cfg(test)]
-pub(super) use records::remove_unlinked;
-pub(super) use records::{REMOVAL_RECORDS, STEP};
 pub(super) use removal::NameRemoval;
+#[cfg(test)]
+pub(super) use removal::remove_unlinked;
+pub(super) use removal::{REMOVAL_RECORDS, STEP};
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -24,7 +23,7 @@ use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, Reclaimer, Volume};
 use handles::OpenHandles;
-use records::{is_nameless, orphan_key, orphan_step, trim_step};
+use removal::{is_nameless, orphan_key, orphan_step, trim_step};
 
 /// Bounds of the keys of orphan and trim records.
 const RECLAIM_RECORDS: (Key, Key) =

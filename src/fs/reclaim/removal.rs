@@ -1,14 +1,15 @@
-//! Removal of a name: the inode stays, is deleted at once, or waits for its last handle or for
-//! reclaim.
+//! Removal of an object after its last name: the inode is deleted at once if its records are few, or
+//! becomes an orphan that waits for its last handle and for reclaim in bounded steps.
+
+use std::ops::ControlFlow;
 
 use super::handles::OpenHandles;
-use super::records;
 use crate::error::{Result, Timestamp};
-use crate::format::Ino;
-use crate::format::values::InodeValue;
-use crate::fs::inode;
+use crate::format::values::{Extent, InodeValue, NO_TRIM};
+use crate::format::{Ino, Key, MAX_INO, ROOT_INO, kind};
 use crate::fs::types::mode;
-use crate::txn::Operation;
+use crate::fs::{extents, inode};
+use crate::txn::{Operation, View};
 
 /// Inode that loses its last name in an operation, if any.
 pub(in crate::fs) struct NameRemoval<'r> {
@@ -44,7 +45,7 @@ impl<'r> NameRemoval<'r> {
         if inode.links == 0 {
             let retired = self.handles.retire(ino);
             let last = self.last.insert(UnlinkedInode { ino, retired, gone: false });
-            last.gone = records::remove_unlinked(op, ino, inode, !retired)?;
+            last.gone = remove_unlinked(op, ino, inode, !retired)?;
         }
         Ok(())
     }
@@ -58,4 +59,114 @@ impl<'r> NameRemoval<'r> {
         }
         Some((ino, gone))
     }
+}
+
+/// Maximum records of an object that one operation removes: about a hundred leaves, well under a
+/// tenth of a second.
+pub(in crate::fs) const STEP: u64 = 512;
+
+/// Records that an operation has to reserve for `remove_unlinked`: each record, and for extents the
+/// reference records around it.
+pub(in crate::fs) const REMOVAL_RECORDS: u64 = STEP * 5;
+
+pub(super) fn orphan_key(ino: Ino) -> Key {
+    Key::new(0, kind::ORPHAN, ino.0)
+}
+
+fn trim_key(ino: Ino) -> Key {
+    Key::new(0, kind::TRIM, ino.0)
+}
+
+/// Returns the first records of the object without its inode value, at most `limit`; extents with
+/// their value.
+fn first_records(view: View<'_>, ino: Ino, limit: u64) -> Result<Vec<(Key, Option<Extent>)>> {
+    let mut found = Vec::new();
+    view.scan(Key::new(ino.0, kind::INODE, 1), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
+        let extent = if key.kind == kind::EXTENT { Some(Extent::decode(value)?) } else { None };
+        found.push((key, extent));
+        Ok(if found.len() as u64 >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
+}
+
+fn remove_records(op: &mut Operation<'_>, records: &[(Key, Option<Extent>)]) -> Result<()> {
+    for (key, extent) in records {
+        op.remove(*key)?;
+        if let Some(extent) = extent {
+            extents::note_stale_if_packed(op, key.sub, extent);
+            op.release(&extent.page, extent.born)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an inode in the operation that dropped its last link. A small inode that is not open is
+/// deleted at once: the result is true and, once the operation is published, the caller discards
+/// its dirty data. Otherwise it becomes an orphan and the result is false; the caller queues it
+/// unless it is open.
+pub(in crate::fs) fn remove_unlinked(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue, open: bool) -> Result<bool> {
+    if !open {
+        let records = first_records(op.view(), ino, STEP + 1)?;
+        if records.len() as u64 <= STEP {
+            remove_records(op, &records)?;
+            op.remove(Key::new(ino.0, kind::INODE, 0))?;
+            if inode.trim != NO_TRIM {
+                op.remove(trim_key(ino))?;
+            }
+            op.inode_gone();
+            return Ok(true);
+        }
+    }
+    op.insert(orphan_key(ino), &[])?;
+    Ok(false)
+}
+
+/// Frees up to `STEP` extents from the trim offset on and advances the offset past them.
+pub(super) fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result<()> {
+    let mut found = Vec::new();
+    op.view().scan(extents::key(ino, inode.trim), extents::end_key(ino), &mut |key, value| {
+        found.push((key, Some(Extent::decode(value)?)));
+        Ok(if found.len() as u64 > STEP { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    let next = found.get(STEP as usize).map(|(key, _)| key.sub);
+    found.truncate(STEP as usize);
+    remove_records(op, &found)?;
+    inode.trim = next.unwrap_or(NO_TRIM);
+    if next.is_none() {
+        op.remove(trim_key(ino))?;
+    }
+    inode::store(op, ino, inode)
+}
+
+/// Returns whether an orphan record is plausible: an inode with names, or the root, is never
+/// reclaimed because of a forged record.
+pub(super) fn is_nameless(ino: Ino, inode: Option<&InodeValue>) -> bool {
+    ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
+}
+
+/// Runs one step for an orphan; returns whether it is deleted.
+pub(super) fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
+    let Some(mut inode) = inode::find(op.view(), ino)? else {
+        op.remove(orphan_key(ino))?;
+        return Ok(true);
+    };
+    let mut records = first_records(op.view(), ino, STEP + 1)?;
+    let all = records.len() as u64 <= STEP;
+    records.truncate(STEP as usize);
+    remove_records(op, &records)?;
+    if all {
+        op.remove(Key::new(ino.0, kind::INODE, 0))?;
+        op.remove(orphan_key(ino))?;
+        op.remove(trim_key(ino))?;
+        op.inode_gone();
+    } else if inode.trim != 0 {
+        // The rest is hidden, so the inode stays consistent with its extents between the steps.
+        inode.size = 0;
+        inode.bytes = 0;
+        inode.trim = 0;
+        op.drop_staged(ino, 0..u64::MAX);
+        op.insert(trim_key(ino), &[])?;
+        inode::store(op, ino, &inode)?;
+    }
+    Ok(all)
 }

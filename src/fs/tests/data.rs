@@ -260,13 +260,13 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
             }
             39 if bench.below(2) == 0 => bench.fs.repack_all(bench.below(2) == 0).unwrap(),
             _ => {
-                let (_, presence) = bench.fs.write_buffer.load_inode(ino).unwrap();
-                assert_eq!(presence.size, size, "step {step}");
+                let (_, content_size) = bench.fs.write_buffer.load_inode(ino).unwrap();
+                assert_eq!(content_size.size, size, "step {step}");
             }
         }
         for ino in files.keys() {
-            let (_, presence) = bench.fs.write_buffer.load_inode(*ino).unwrap();
-            assert_eq!(presence, bench.fs.write_buffer.recount_size(*ino).unwrap(), "step {step}: {ino:?}");
+            let (_, content_size) = bench.fs.write_buffer.load_inode(*ino).unwrap();
+            assert_eq!(content_size, bench.fs.write_buffer.recount_size(*ino).unwrap(), "step {step}: {ino:?}");
         }
         moments.push(digest(&files));
         assert!(

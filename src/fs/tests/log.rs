@@ -302,8 +302,8 @@ fn full_log(seed: u64) -> (Vec<u8>, Vec<Arc<str>>) {
 /// Nonce, head and tag of the head: without them the start of an entry cannot be recognized.
 const BEGINNING: u64 = 104;
 
-/// Blocks of the log, and the blocks after it up to the first page (the second header, and half of
-/// the ring), which decide whether an entry counts as lost.
+/// Range of the flips: the log, and the blocks after it up to the first page (the second header, and
+/// half of the ring). A flip that loses an entry is in it.
 const FLIPPED: Range<u64> = LOG.0..MIN_BLOCKS;
 
 /// Flips a byte at `at`, and answers which entry that lost; one more than there are when it lost none.

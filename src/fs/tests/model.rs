@@ -150,7 +150,7 @@ impl Model {
         self.touch(ino, false);
     }
 
-    /// Changes of times are tested separately.
+    /// Drops the expected time change of an inode that is checked in another way.
     pub(super) fn forget_touch(&mut self, ino: Ino) {
         self.touched.remove(&ino);
     }

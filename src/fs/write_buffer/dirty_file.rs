@@ -1,4 +1,7 @@
 //! Dirty data of one file under its two locks: one for whole changes, one for the content.
+//!
+//! Also the layers that a batch seals of several files, and the size of a file, dirty and published
+//! data together.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -9,8 +12,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::batch::WritebackBatch;
 use super::dirty_content::DirtyContent;
+use super::layer::Layer;
+use crate::error::Result;
 use crate::format::Ino;
-use crate::txn::{Operation, Volume};
+use crate::format::values::InodeValue;
+use crate::fs::extents;
+use crate::txn::{Operation, Reservation, View, Volume};
 
 pub(in crate::fs) struct DirtyFile {
     ino: Ino,
@@ -126,5 +133,100 @@ impl LockedFile<'_> {
     /// Drops all data that no batch has sealed.
     pub(in crate::fs) fn discard_active(&self) {
         self.with_content(DirtyContent::discard_active);
+    }
+}
+
+/// Layers sealed for one batch.
+#[derive(Default)]
+pub(in crate::fs) struct SealedLayers {
+    layers: Vec<(Ino, Arc<Layer>)>,
+    files: Vec<Arc<DirtyFile>>,
+    reserved: Option<Reservation>,
+}
+
+impl SealedLayers {
+    pub(super) fn add(
+        &mut self,
+        file: &Arc<DirtyFile>,
+        seal: impl FnOnce(&mut DirtyContent) -> Option<(Arc<Layer>, Option<Reservation>)>,
+    ) {
+        let Some((layer, reserved)) = file.with_content(seal) else { return };
+        self.layers.push((file.ino(), layer));
+        self.files.push(file.clone());
+        if let Some(more) = reserved {
+            more.join(&mut self.reserved);
+        }
+    }
+
+    /// Returns the layers in the order of the files' numbers, and the space for writing them.
+    pub(in crate::fs) fn parts(&mut self) -> (&[(Ino, Arc<Layer>)], &mut Option<Reservation>) {
+        (&self.layers, &mut self.reserved)
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        self.layers.iter().map(|(_, layer)| layer.bytes()).sum()
+    }
+
+    pub(in crate::fs) fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    pub(in crate::fs) fn drop_published(&self, volume: &Volume) {
+        self.files.iter().for_each(|file| file.drop_published(volume));
+    }
+
+    /// Puts the layers back under newer data, because the batch could not be written.
+    pub(in crate::fs) fn unseal(&mut self, batch: &Arc<WritebackBatch>) {
+        for file in &self.files {
+            file.with_content(|content| content.unseal(batch, &mut self.reserved));
+        }
+    }
+}
+
+/// Size of a file, and its bytes that are not in holes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::fs) struct ContentSize {
+    pub(in crate::fs) size: u64,
+    pub(in crate::fs) bytes: u64,
+}
+
+/// The published inode, and the size of the file including dirty data.
+pub(in crate::fs) type InodeAndSize = (InodeValue, ContentSize);
+
+impl ContentSize {
+    /// Returns the size of a file without dirty data.
+    pub(in crate::fs) fn published(inode: &InodeValue) -> ContentSize {
+        ContentSize { size: inode.size, bytes: inode.bytes }
+    }
+}
+
+/// Published ranges of a file.
+pub(super) struct PublishedRanges<'a> {
+    view: View<'a>,
+    ino: Ino,
+    bytes: u64,
+    /// End of the visible extents.
+    visible: u64,
+    inline: Option<u64>,
+}
+
+impl PublishedRanges<'_> {
+    pub(super) fn new<'a>(view: View<'a>, ino: Ino, inode: &InodeValue) -> Result<PublishedRanges<'a>> {
+        let inline = extents::inline(view, ino, inode)?.map(|content| content.len() as u64);
+        Ok(PublishedRanges { view, ino, bytes: inode.bytes, visible: inode.trim.min(inode.size), inline })
+    }
+
+    /// Returns the bytes of the range that are holes in the published file.
+    pub(super) fn hole_bytes(&self, range: &Range<u64>) -> Result<u64> {
+        let covered = match self.inline {
+            Some(length) => length.min(range.end).saturating_sub(range.start),
+            None if self.bytes == 0 => 0,
+            None => {
+                let visible = range.start..range.end.min(self.visible).max(range.start);
+                extents::measure(self.view, self.ino, visible, u64::MAX)?.1
+            }
+        };
+        Ok(range.end - range.start - covered)
     }
 }

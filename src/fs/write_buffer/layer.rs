@@ -95,8 +95,8 @@ impl Frame {
         } else {
             let mut data = new.to_vec();
             if high - low == 1 {
-                let kept = (end - first.start) as usize;
-                data.extend_from_slice(first.data.get(kept..).unwrap_or_default());
+                let remaining = (end - first.start) as usize;
+                data.extend_from_slice(first.data.get(remaining..).unwrap_or_default());
             }
             data.extend_from_slice(&tail);
             *first = DirtyPiece { start, data };
@@ -105,26 +105,26 @@ impl Frame {
     }
 
     fn remove(&mut self, from: u32, to: u32) {
-        let mut kept = Vec::with_capacity(self.pieces.len() + 1);
+        let mut remaining = Vec::with_capacity(self.pieces.len() + 1);
         for mut piece in self.pieces.drain(..) {
             let (start, end) = (piece.start, piece.end());
             if end <= from || start >= to {
-                kept.push(piece);
+                remaining.push(piece);
                 continue;
             }
             if end > to {
                 let tail = DirtyPiece { start: to, data: piece.data[(to - start) as usize..].to_vec() };
                 if start < from {
                     piece.data.truncate((from - start) as usize);
-                    kept.push(piece);
+                    remaining.push(piece);
                 }
-                kept.push(tail);
+                remaining.push(tail);
             } else if start < from {
                 piece.data.truncate((from - start) as usize);
-                kept.push(piece);
+                remaining.push(piece);
             }
         }
-        self.pieces = kept;
+        self.pieces = remaining;
     }
 }
 

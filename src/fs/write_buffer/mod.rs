@@ -25,20 +25,16 @@
 //! STAGE-4  Space for all dirty bytes is reserved before they are accepted, and belongs to the
 //!     frame that needs it.
 
-mod allocated_ranges;
 mod batch;
 mod dirty_content;
 mod dirty_file;
 mod layer;
 mod log_pieces;
-mod sealed_layers;
 
-pub(super) use allocated_ranges::ContentSize;
 pub(super) use batch::{FilePlan, WritebackBatch};
-pub(super) use dirty_file::{DirtyFile, LockedFile};
+pub(super) use dirty_file::{ContentSize, DirtyFile, LockedFile, SealedLayers};
 pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, WHOLE_GROUPS};
 pub(crate) use log_pieces::LogPieces;
-pub(super) use sealed_layers::SealedLayers;
 
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
@@ -52,8 +48,8 @@ use crate::format::Ino;
 use crate::fs::inode;
 use crate::fs::ranges::join;
 use crate::txn::{Operation, Reservation, State, View, Volume};
-use allocated_ranges::{InodeAndSize, PublishedRanges};
 use dirty_content::{DirtyContent, DirtyOverlay, TouchedFrames};
+use dirty_file::{InodeAndSize, PublishedRanges};
 
 /// Number of locks over the map of dirty files; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;
@@ -205,8 +201,8 @@ impl WriteBuffer {
             }
             let gate = self.gate.read();
             // A refusal means that the flusher took frames with reserved space.
-            let staged = file.with_content(|content| content.accept(&touched, parts, &mut reserved));
-            if staged {
+            let accepted = file.with_content(|content| content.accept(&touched, parts, &mut reserved));
+            if accepted {
                 // Before a log entry can include it: a commit that finds no mark contains all dirty
                 // data.
                 self.volume.mark_staged();
@@ -293,21 +289,21 @@ impl WriteBuffer {
     /// The kernel may call this with each write, for a file with thousands of dirty pieces: only
     /// frames that changed since the last count are compared with the published ranges.
     pub(super) fn load_dirty_inode(&self, ino: Ino) -> Result<(Arc<State>, Option<InodeAndSize>)> {
-        let (state, staged) = self.with_dirty_content(ino, |content, view| {
+        let (state, dirty) = self.with_dirty_content(ino, |content, view| {
             let inode = inode::load(view, ino)?;
             let below = PublishedRanges::new(view, ino, &inode)?;
             let added = content.new_bytes(&|range| below.hole_bytes(&range))?;
-            let presence =
+            let content_size =
                 ContentSize { size: inode.size.max(content.end()), bytes: inode.bytes.saturating_add(added) };
-            Ok((inode, presence))
+            Ok((inode, content_size))
         });
-        Ok((state, staged.transpose()?))
+        Ok((state, dirty.transpose()?))
     }
 
     pub(super) fn load_inode(&self, ino: Ino) -> Result<InodeAndSize> {
-        let (state, staged) = self.load_dirty_inode(ino)?;
-        if let Some(staged) = staged {
-            return Ok(staged);
+        let (state, dirty) = self.load_dirty_inode(ino)?;
+        if let Some(dirty) = dirty {
+            return Ok(dirty);
         }
         let inode = inode::load(self.volume.view(&state), ino)?;
         Ok((inode, ContentSize::published(&inode)))
@@ -316,12 +312,12 @@ impl WriteBuffer {
     /// Counts like [`Self::load_inode`], without cached counts.
     #[cfg(test)]
     pub(super) fn recount_size(&self, ino: Ino) -> Result<ContentSize> {
-        let (state, staged) = self.dirty_ranges(ino);
+        let (state, dirty) = self.dirty_ranges(ino);
         let view = self.volume.view(&state);
         let inode = inode::load(view, ino)?;
         let below = PublishedRanges::new(view, ino, &inode)?;
-        let added = staged.iter().map(|range| below.hole_bytes(range)).sum::<Result<u64>>()?;
-        let size = inode.size.max(staged.last().map_or(0, |range| range.end));
+        let added = dirty.iter().map(|range| below.hole_bytes(range)).sum::<Result<u64>>()?;
+        let size = inode.size.max(dirty.last().map_or(0, |range| range.end));
         Ok(ContentSize { size, bytes: inode.bytes + added })
     }
 

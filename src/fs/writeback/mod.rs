@@ -8,19 +8,20 @@
 //! threads wait for no lock that it holds, BATCH-2), then seals the active layers for a batch of
 //! its own. The second of the two finds the batch applied and changes nothing.
 
-mod block_count_changes;
 mod plan;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::parallel_writer::worker_threads;
 use super::types::FsOptions;
 use super::write_buffer::{FilePlan, LockedFile, SealedLayers, WriteBuffer, WritebackBatch};
 use crate::error::Result;
 use crate::format::Ino;
-use crate::txn::{Operation, Reservation, UnnamedPages, View, Volume};
-use block_count_changes::BlockCountChanges;
+use crate::txn::{Operation, Publication, Reservation, UnnamedPages, View, Volume};
 use plan::PagePlanner;
 
 /// Maximum pieces of one writeback by a writer: bounds its operation to some thousands of records.
@@ -190,6 +191,49 @@ impl Writeback {
     }
 }
 
+/// Files that got more blocks in writeback than their dirty data counted, with the publications that
+/// make them grow; for invalidation of cached attributes.
+///
+/// Many small pieces of a frame go into one page, which then covers the holes between them
+/// (`plan`). Before that is published the file has the blocks of its pieces, and afterwards the
+/// blocks of the page, so attributes returned before are outdated. A file is reported only after
+/// its batch is published: from then on every count includes the page.
+#[derive(Default)]
+struct BlockCountChanges(Mutex<HashMap<Ino, Vec<Publication>>>);
+
+impl BlockCountChanges {
+    /// Records the files that a batch will make grow, before the batch is applied.
+    fn record(&self, publication: &Publication, plans: &[FilePlan]) {
+        for plan in plans.iter().filter(|plan| plan.fills_holes) {
+            let mut files = self.0.lock();
+            let growing = files.entry(plan.ino).or_default();
+            // A published one is reported together with this one, so the list stays short in an
+            // archive whose caller never asks.
+            growing.retain(|older| !older.is_set());
+            growing.push(publication.clone());
+        }
+    }
+
+    /// Returns each file with a publication in the newest state once.
+    fn take(&self, volume: &Volume) -> Vec<Ino> {
+        let mut files = self.0.lock();
+        if files.is_empty() {
+            return Vec::new();
+        }
+        let state = volume.state();
+        let mut taken = Vec::new();
+        files.retain(|ino, growing| {
+            let before = growing.len();
+            growing.retain(|publication| !publication.is_in(&state));
+            if growing.len() < before {
+                taken.push(*ino);
+            }
+            !growing.is_empty()
+        });
+        taken
+    }
+}
+
 fn apply_all(batches: &[Arc<WritebackBatch>], op: &mut Operation<'_>) -> Result<()> {
     for batch in batches {
         batch.apply(op)?;
@@ -225,7 +269,7 @@ mod tests {
             std::thread::yield_now();
         }
         batch.set_failed(&failed);
-        let told = committing.join().unwrap();
-        assert!(matches!(told, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(5)));
+        let result = committing.join().unwrap();
+        assert!(matches!(result, Err(Error::Io { source, .. }) if source.raw_os_error() == Some(5)));
     }
 }

@@ -78,9 +78,9 @@ impl PagePlanner<'_> {
                 // Merges for which no space is found are prefetched in vain.
                 let runs =
                     choose_runs(&piece_ranges(base, frame), &mapped, &range).into_iter().next().unwrap_or_default();
-                let kept = runs.iter().flat_map(|run| old_parts(base, frame, &mapped, run));
+                let parts = runs.iter().flat_map(|run| old_parts(base, frame, &mapped, run));
                 expected.extend(
-                    kept.map(|(old, part)| (old.extent.page, old.start_of(&part), (part.end - part.start) as u32)),
+                    parts.map(|(old, part)| (old.extent.page, old.start_of(&part), (part.end - part.start) as u32)),
                 );
             }
         }
