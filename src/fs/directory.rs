@@ -297,7 +297,8 @@ mod tests {
 
     #[test]
     fn the_name_hash_is_siphash_2_4_of_owner_and_name() {
-        // The reference vector of SipHash-2-4 for the bytes 0..15 under the key 0..16 (Aumasson and Bernstein, appendix A).
+        // The reference vector of SipHash-2-4 for the bytes 0..15 under the key 0..16 (Aumasson and
+        // Bernstein, appendix A).
         let key: [u8; 16] = std::array::from_fn(|i| i as u8);
         let name: Vec<u8> = (8..15).collect();
         assert_eq!(name_hash(&key, Ino(0x0706_0504_0302_0100), &name), 0xa129_ca61_49be_45e5);

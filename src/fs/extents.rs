@@ -89,7 +89,7 @@ pub(crate) fn visit(
 }
 
 /// Returns the extents that overlap `range`, at most `limit`.
-pub(crate) fn overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: usize) -> Result<Vec<MappedExtent>> {
+pub(crate) fn find_overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: usize) -> Result<Vec<MappedExtent>> {
     let mut found = Vec::new();
     visit(view, ino, range, &mut |mapped| {
         found.push(mapped);
@@ -127,7 +127,7 @@ pub(crate) fn note_stale_if_packed(op: &mut Operation<'_>, offset: u64, extent: 
 /// Makes `range` a hole: removes the visible extents in it and cuts the extents at its ends.
 pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, range: Range<u64>) -> Result<()> {
     let range = range.start..range.end.min(inode.trim);
-    for mapped in overlapping(op.view(), ino, range.clone(), usize::MAX)? {
+    for mapped in find_overlapping(op.view(), ino, range.clone(), usize::MAX)? {
         let MappedExtent { offset, extent } = mapped;
         note_stale_if_packed(op, offset, &extent);
         let head = offset < range.start;
@@ -181,7 +181,7 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Ok(()) };
     let (ino, born) = (first.ino, op.generation());
     let mut counts: Vec<(Pointer, i64)> = Vec::new();
-    for mapped in overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
+    for mapped in find_overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
         let MappedExtent { offset, extent } = mapped;
         // Pieces replace no hidden extents.
         let replaced = pieces.iter().map(|piece| piece.offset..end(piece).min(inode.trim).max(piece.offset));
@@ -227,7 +227,7 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
 }
 
 /// Returns the inode's inline data, if any; skips the lookup if there cannot be any.
-pub(crate) fn inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {
+pub(crate) fn load_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {
     // Inline data counts in `bytes` and is never longer than a value (specification 7).
     if inode.bytes == 0 || inode.bytes > crate::format::MAX_VALUE as u64 {
         return Ok(None);
@@ -241,7 +241,7 @@ pub(crate) fn inline_key(ino: Ino) -> Key {
 
 /// Replaces the inline data; an empty value removes the record.
 pub(crate) fn set_inline(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, value: &[u8]) -> Result<()> {
-    if let Some(old) = inline(op.view(), ino, inode)? {
+    if let Some(old) = load_inline(op.view(), ino, inode)? {
         inode.bytes = inode.bytes.saturating_sub(old.len() as u64);
         if value.is_empty() {
             op.remove(inline_key(ino))?;

@@ -50,7 +50,7 @@ use check::StructureCounts;
 use dirty_throttle::DirtyThrottle;
 use readahead::Readahead;
 use reclaim::Reclaim;
-use repack::Repack;
+use repack::Repacker;
 use shutdown_gate::ShutdownGate;
 pub(crate) use write_buffer::LogPieces;
 use write_buffer::WriteBuffer;
@@ -67,7 +67,7 @@ pub struct FileSystem {
     writeback: Arc<Writeback>,
     dirty_throttle: DirtyThrottle,
     reclaim: Arc<Reclaim>,
-    repack: Repack,
+    repack: Repacker,
     shutdown_gate: ShutdownGate,
     /// `Some` for a remote archive.
     readahead: Option<Readahead>,
@@ -87,7 +87,7 @@ impl FileSystem {
         let writeback = Arc::new(Writeback::new(volume.clone(), write_buffer.clone(), options));
         let fs = Arc::new(FileSystem {
             reclaim: Arc::new(Reclaim::new(volume.clone(), write_buffer.clone(), writeback.clone())),
-            repack: Repack::new(volume.clone(), environment.clone(), options),
+            repack: Repacker::new(volume.clone(), environment.clone(), options),
             dirty_throttle: DirtyThrottle::new(
                 volume.clone(),
                 write_buffer.clone(),

@@ -33,7 +33,7 @@ const PAGES: usize = 8;
 /// Maximum parts of a page when only the reserve for deletes has space: each part reserves its own
 /// space, all from that reserve.
 const PARTS_PER_RESERVE_PAGE: usize = 16;
-/// Attempts of `Repack::run_all` for pages that are noted meanwhile.
+/// Attempts of `Repacker::run_all` for pages that are noted meanwhile.
 const ROUNDS: usize = 4;
 /// Maximum records and pages that one step of a search reads.
 const SEARCH_RECORDS: usize = 4096;
@@ -42,7 +42,7 @@ const SEARCH_PAGES: usize = 64;
 /// numbers.
 const MAX_SEARCHED_PAGES: usize = 4096;
 
-pub(super) struct Repack {
+pub(super) struct Repacker {
     volume: Arc<Volume>,
     environment: Arc<dyn Environment>,
     options: FsOptions,
@@ -82,9 +82,9 @@ impl PagePart {
     }
 }
 
-impl Repack {
-    pub(super) fn new(volume: Arc<Volume>, environment: Arc<dyn Environment>, options: FsOptions) -> Repack {
-        Repack { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
+impl Repacker {
+    pub(super) fn new(volume: Arc<Volume>, environment: Arc<dyn Environment>, options: FsOptions) -> Repacker {
+        Repacker { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
     }
 
     /// Starts a search of the whole tree for stale pages that the previous session noted (STALE-3).
@@ -276,7 +276,7 @@ impl Repack {
         let mut written = written.sorted();
         // Each extent is removed; each piece adds one, with a reference count.
         let records = 4 * moved.len() as u64 + written.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
-        self.volume.operate(records, true, |op| name_moved(op, &moved, &mut written))
+        self.volume.operate(records, true, |op| link_moved(op, &moved, &mut written))
     }
 
     /// Returns the live parts of all pages with their content, grouped by shared page, in the order
@@ -314,7 +314,7 @@ impl Repack {
 }
 
 /// Replaces the extents that are unchanged by the new pieces (REPACK-1).
-fn name_moved(op: &mut Operation<'_>, moved: &[PagePart], written: &mut UnnamedPages) -> Result<()> {
+fn link_moved(op: &mut Operation<'_>, moved: &[PagePart], written: &mut UnnamedPages) -> Result<()> {
     let mut same = BTreeMap::new();
     for part in moved {
         let found = op.view().get(extents::key(part.ino, part.offset), Extent::decode)?;

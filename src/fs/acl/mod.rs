@@ -167,7 +167,7 @@ impl Acl {
     }
 
     /// Sets each entry that is tied to the mode to `change(entry_permissions, mode_permissions)`.
-    fn tie(&mut self, mode: u32, change: impl Fn(u32, u32) -> u32) {
+    fn update_tied(&mut self, mode: u32, change: impl Fn(u32, u32) -> u32) {
         let group_class = self.group_class();
         for entry in &mut self.entries {
             let of_mode = match entry.qualifier {
@@ -182,7 +182,7 @@ impl Acl {
 
     /// Applies chmod: the mode sets owner, others and the mask (without one, the group).
     pub(crate) fn set_mode(&mut self, mode: u32) {
-        self.tie(mode, |_, of_mode| of_mode);
+        self.update_tied(mode, |_, of_mode| of_mode);
     }
 
     /// Returns the access list and the nine permission bits of an object created with `mode` under
@@ -190,7 +190,7 @@ impl Acl {
     /// all of it.
     pub(crate) fn inherit(&self, mode: u32) -> (Option<Acl>, u32) {
         let mut access = self.clone();
-        access.tie(mode, |permissions, of_mode| permissions & of_mode);
+        access.update_tied(mode, |permissions, of_mode| permissions & of_mode);
         let bits = access.mode_bits();
         ((!access.is_minimal()).then_some(access), bits)
     }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::acl::{Acl, AclKind};
 use super::directory::{self, DIRECTORY_TYPE, DirectoryRecord, EntryTarget, FIRST_SEQUENCE, file_type, name_hash};
-use super::ops::{BIRTH, MAX_TARGET, value_of_entry};
+use super::ops::{BIRTH, MAX_TARGET, load_value};
 use super::types::mode;
 use crate::error::{Error, Result};
 use crate::format::values::{
@@ -140,7 +140,7 @@ pub(super) fn walk_structure(
                     progress(walk.counts.inodes, state.inodes());
                 }
             }
-            match walk.record(key, value) {
+            match walk.check_record(key, value) {
                 Err(Error::Damaged(detail)) => {
                     walk.report(Finding::new(FindingKind::Record, Severity::Wrong, detail).of_inode(Ino(key.object)));
                     Ok(())
@@ -168,7 +168,7 @@ pub(super) fn walk_structure(
         let text = format!("the archive counts {} inodes, but has {}", state.inodes(), walk.counts.inodes);
         walk.report(Finding::new(FindingKind::Counter, Severity::Minor, text));
     }
-    walk.name_findings()?;
+    walk.set_finding_paths()?;
     progress(state.inodes(), state.inodes());
     let StructureWalk { counts, findings, lost_pages, .. } = walk;
     Ok(StructureReport { counts, findings, lost_pages })
@@ -191,7 +191,7 @@ impl StructureWalk<'_> {
         self.report_inode(kind, self.object.ino, detail);
     }
 
-    fn record(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_record(&mut self, key: Key, value: &[u8]) -> Result<()> {
         if key.object == 0 {
             match key.kind {
                 kind::ORPHAN => drop(self.orphans.insert(Ino(key.sub))),
@@ -228,17 +228,17 @@ impl StructureWalk<'_> {
                     self.object.target.extend_from_slice(value);
                 }
             }
-            kind::XATTR => self.xattrs(key, value)?,
-            kind::XATTR_PIECE => self.xattr_piece(key, value),
-            kind::DIR_INDEX => self.index(key, value)?,
-            kind::DIR_LIST => self.entry(key, value)?,
-            kind::EXTENT => self.extent(key, value)?,
+            kind::XATTR => self.check_xattrs(key, value)?,
+            kind::XATTR_PIECE => self.check_xattr_piece(key, value),
+            kind::DIR_INDEX => self.check_index(key, value)?,
+            kind::DIR_LIST => self.check_entry(key, value)?,
+            kind::EXTENT => self.check_extent(key, value)?,
             _ => self.report_object(FindingKind::Record, "has a record of an unknown kind"),
         }
         Ok(())
     }
 
-    fn xattrs(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_xattrs(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.object.has_xattrs = true;
         let entries = decode_xattrs(value)?;
         if entries.is_empty() {
@@ -262,16 +262,16 @@ impl StructureWalk<'_> {
                 self.report_object(FindingKind::Attribute, "two attributes share pieces");
             }
             if let Some(kind) = AclKind::of_name(&entry.name) {
-                self.list(kind, entry)?;
+                self.check_acl(kind, entry)?;
             }
         }
         Ok(())
     }
 
     /// Checks a stored list against ACL-1 to ACL-3.
-    fn list(&mut self, kind: AclKind, entry: XattrEntry) -> Result<()> {
+    fn check_acl(&mut self, kind: AclKind, entry: XattrEntry) -> Result<()> {
         let mode = self.object.inode.map_or(0, |inode| inode.mode);
-        let value = value_of_entry(self.view, self.object.ino, entry)?;
+        let value = load_value(self.view, self.object.ino, entry)?;
         let (file_type, bits) = (mode & mode::TYPE, mode & mode::ACCESS);
         match Acl::parse(&value) {
             Ok(Some(list)) if kind == AclKind::Access && (list.is_minimal() || list.mode_bits() != bits) => {
@@ -286,7 +286,7 @@ impl StructureWalk<'_> {
         Ok(())
     }
 
-    fn xattr_piece(&mut self, key: Key, value: &[u8]) {
+    fn check_xattr_piece(&mut self, key: Key, value: &[u8]) {
         let missing = self.object.pieces.get_mut(&((key.sub >> 32) as u32));
         // All pieces but the last are full, so the missing length is a whole number of pieces and
         // the last.
@@ -298,7 +298,7 @@ impl StructureWalk<'_> {
         }
     }
 
-    fn index(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_index(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let entries = decode_index(value)?;
         if entries.is_empty() {
             self.report_object(FindingKind::Entry, "has an empty index record");
@@ -314,7 +314,7 @@ impl StructureWalk<'_> {
 
     /// Checks a list record with its index entry. Equal counts, and an index entry of its own for
     /// each list record, make the relation one to one.
-    fn entry(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_entry(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let entry = decode_list(value)?;
         let directory = self.object.ino;
         self.object.listed += 1;
@@ -341,7 +341,7 @@ impl StructureWalk<'_> {
         Ok(())
     }
 
-    fn extent(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_extent(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let extent = Extent::decode(value)?;
         let trim = self.object.inode.map_or(NO_TRIM, |inode| inode.trim);
         let (offset, length) = (key.sub, u64::from(extent.length));

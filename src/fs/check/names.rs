@@ -11,7 +11,7 @@ use crate::txn::{Finding, FindingKind, Severity};
 
 impl StructureWalk<'_> {
     /// Gives each finding about an inode its path, as far as directories lead to it.
-    pub(super) fn name_findings(&mut self) -> Result<()> {
+    pub(super) fn set_finding_paths(&mut self) -> Result<()> {
         let mut wanted: HashSet<Ino> = self.findings.iter().filter_map(|finding| finding.inode).collect();
         let mut way: Vec<Ino> = wanted.iter().copied().collect();
         while let Some(ino) = way.pop() {

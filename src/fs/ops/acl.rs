@@ -1,6 +1,6 @@
 //! Inheritance of access control lists, and consistency of list and mode.
 
-use super::xattr::{put_entry, remove_entry, value_of};
+use super::xattr::{find_value, put_entry, remove_entry};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::{InodeValue, XATTR_PIECE};
@@ -83,7 +83,7 @@ fn check_placement(kind: AclKind, mode: u32) -> Result<()> {
 
 /// Loads the stored list of an inode.
 fn load(view: View<'_>, hash_key: &[u8; 16], ino: Ino, inode: &InodeValue, kind: AclKind) -> Result<Option<Acl>> {
-    let Some(value) = value_of(view, hash_key, ino, inode, kind.name())? else { return Ok(None) };
+    let Some(value) = find_value(view, hash_key, ino, inode, kind.name())? else { return Ok(None) };
     // Only valid lists are stored: another program wrote this one.
     let damaged = |error| Error::damaged(format!("{error}: inode={}", ino.0));
     Acl::parse(&value)

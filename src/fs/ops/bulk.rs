@@ -169,7 +169,7 @@ impl FileSystem {
         let mut directories: BTreeMap<Ino, u32> = BTreeMap::new();
         let (mut refused, mut packer) = (Vec::with_capacity(files.len()), Packer::new(self.options));
         for (index, file) in files.iter().enumerate() {
-            let checked = check(file).and_then(|()| self.refusal(view, file, &mut directories));
+            let checked = validate(file).and_then(|()| self.check_target(view, file, &mut directories));
             match checked {
                 Ok(flags) => {
                     refused.push(None);
@@ -186,7 +186,7 @@ impl FileSystem {
 
     /// Returns the flags of the file's directory, or an error if the file cannot be created in this
     /// version.
-    fn refusal(&self, view: View<'_>, file: &NewFile<'_>, directories: &mut BTreeMap<Ino, u32>) -> Result<u32> {
+    fn check_target(&self, view: View<'_>, file: &NewFile<'_>, directories: &mut BTreeMap<Ino, u32>) -> Result<u32> {
         let flags = match directories.get(&file.directory) {
             Some(flags) => *flags,
             None => {
@@ -322,7 +322,7 @@ fn batch_length(files: &[NewFile<'_>]) -> usize {
     fitting.count().max(1)
 }
 
-fn check(file: &NewFile<'_>) -> Result<()> {
+fn validate(file: &NewFile<'_>) -> Result<()> {
     check_name(file.name)?;
     if is_dot(file.name) {
         return Err(Error::Exists);

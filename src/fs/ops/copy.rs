@@ -27,7 +27,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use super::attributes::clear_set_id;
-use super::truncate::MAX_SIZE;
+use super::sparse::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_VALUE};
@@ -97,7 +97,7 @@ impl FileSystem {
         length: u64,
         kill_set_id: bool,
     ) -> Result<u64> {
-        let wanted = self.copied_length(source, from, target, to, length)?;
+        let wanted = self.check_copy(source, from, target, to, length)?;
         if wanted == 0 {
             return Ok(0);
         }
@@ -143,7 +143,7 @@ impl FileSystem {
         Ok(copied)
     }
 
-    fn copied_length(&self, source: Ino, from: u64, target: Ino, to: u64, length: u64) -> Result<u64> {
+    fn check_copy(&self, source: Ino, from: u64, target: Ino, to: u64, length: u64) -> Result<u64> {
         for ino in [source, target] {
             let state = self.volume.state();
             inode::load_regular(self.volume.view(&state), ino)?;
@@ -205,7 +205,7 @@ impl FileSystem {
             let state = self.volume.state();
             let view = self.volume.view(&state);
             let inode = inode::load_regular(view, target.ino())?;
-            let found = copy.source.find(view, &inode, &part)?;
+            let found = copy.source.find_content(view, &inode, &part)?;
             drop(state);
             let shared = match found {
                 SourceContent::Bytes(length) => {
@@ -232,7 +232,7 @@ impl FileSystem {
                 if let CopySource::Snapshot(snapshot, _) = copy.source {
                     op.require_moment(&snapshot.volume)?; // COPY-4
                 }
-                let SourceContent::Shared(length, extents) = copy.source.find(op.view(), &inode, &part)? else {
+                let SourceContent::Shared(length, extents) = copy.source.find_content(op.view(), &inode, &part)? else {
                     return Ok(None);
                 };
                 let length = length.min(range.end - range.start);
@@ -277,7 +277,7 @@ impl FileSystem {
             let state = self.volume.state();
             let view = self.volume.view(&state);
             let inode = inode::load_regular(view, file.ino())?;
-            let Some(content) = extents::inline(view, file.ino(), &inode)? else { return Ok(()) };
+            let Some(content) = extents::load_inline(view, file.ino(), &inode)? else { return Ok(()) };
             drop(state);
             let mut reserved = self.volume.reserve_data(content.len() as u64, 1)?;
             let compress = compresses(&self.options, inode.flags);
@@ -286,7 +286,7 @@ impl FileSystem {
             let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
             let moved = self.volume.operate(records, false, |op| {
                 let mut inode = inode::load(op.view(), file.ino())?;
-                let same = extents::inline(op.view(), file.ino(), &inode)?.as_ref() == Some(&content);
+                let same = extents::load_inline(op.view(), file.ino(), &inode)?.as_ref() == Some(&content);
                 if !same || !file.is_unsealed(&self.volume, op) {
                     return Ok(false);
                 }
@@ -305,27 +305,27 @@ impl FileSystem {
 impl CopySource<'_> {
     /// Returns the content at the beginning of `part`, for a target with this inode; `live` is the
     /// version of the live tree.
-    fn find(self, live: View<'_>, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
+    fn find_content(self, live: View<'_>, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
         match self {
-            CopySource::Live(source) => find(live, source, target, part),
+            CopySource::Live(source) => find_content(live, source, target, part),
             CopySource::Snapshot(snapshot, source) => {
                 let state = snapshot.volume.state();
-                find(snapshot.volume.view(&state), source, target, part)
+                find_content(snapshot.volume.view(&state), source, target, part)
             }
         }
     }
 }
 
 fn has_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
-    Ok(extents::inline(view, ino, inode)?.is_some())
+    Ok(extents::load_inline(view, ino, inode)?.is_some())
 }
 
 /// Returns the content of `source` at the beginning of `part`, for a target with this inode.
-fn find(view: View<'_>, source: Ino, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
+fn find_content(view: View<'_>, source: Ino, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
     let inode = inode::load(view, source)?;
     let range = part.from..part.from + part.length;
     if inode.bytes <= MAX_VALUE as u64
-        && let Some(content) = extents::inline(view, source, &inode)?
+        && let Some(content) = extents::load_inline(view, source, &inode)?
         && content.len() as u64 > range.start
     {
         return Ok(SourceContent::Bytes((content.len() as u64).min(range.end) - range.start));
@@ -367,7 +367,7 @@ fn share(
     mut found: Vec<MappedExtent>,
 ) -> Result<(u64, Vec<MappedExtent>)> {
     debug_assert!(inode.trim >= part.to + length, "the caller completed the trim");
-    let replaced = extents::overlapping(op.view(), ino, part.to..part.to + length, STEP + 1)?;
+    let replaced = extents::find_overlapping(op.view(), ino, part.to..part.to + length, STEP + 1)?;
     let length = replaced.get(STEP).map_or(length, |next| next.offset - part.to);
     let source = part.from..part.from + length;
     found.retain(|mapped| mapped.overlap(&source) > 0);

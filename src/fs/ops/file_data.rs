@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zeroize::Zeroize;
 
-use super::truncate::MAX_SIZE;
+use super::sparse::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{Ino, MAX_VALUE};
@@ -87,7 +87,8 @@ impl FileSystem {
         Ok(out.len())
     }
 
-    /// Writes like [`FileSystem::write_buffered`], and writes back some dirty data when the limit is near.
+    /// Writes like [`FileSystem::write_buffered`], and writes back some dirty data when the limit
+    /// is near.
     ///
     /// # Errors
     /// Errors of `write_buffered`.
@@ -168,7 +169,7 @@ impl FileSystem {
         let (frames, known) = frames.unzip();
         let (_, known) = self.look_up(file.ino(), known)?;
         let Some(frames) = frames else {
-            self.uncover(file, &known, range.end)?;
+            self.free_hidden(file, &known, range.end)?;
             let parts = [(range.start, data)];
             return if data.is_empty() {
                 Ok(())
@@ -184,21 +185,21 @@ impl FileSystem {
         // Space for the rest is reserved before any change, so that the write is accepted whole or
         // not at all.
         let most = parts.len() as u64 * (WHOLE_GROUPS + INLINE_GROUPS);
-        self.uncover(file, &known, range.end)?;
+        self.free_hidden(file, &known, range.end)?;
         let reserved = if most > 0 { Some(self.volume.reserve_data(most * GROUP, 0)?) } else { None };
-        let inode = self.name_frames(file, known, &direct, whole, frames)?;
+        let inode = self.link_frames(file, known, &direct, whole, frames)?;
         if parts.is_empty() { Ok(()) } else { self.write_buffer.put(file, may_be_inline(&inode), &parts, reserved) }
     }
 
     /// Frees hidden extents before `end`, where no extent may be added until then. Only the holder
     /// of the file's lock hides more.
-    fn uncover(&self, file: &LockedFile<'_>, known: &InodeInState, end: u64) -> Result<()> {
+    fn free_hidden(&self, file: &LockedFile<'_>, known: &InodeInState, end: u64) -> Result<()> {
         if known.inode.trim < end { self.reclaim.complete_trim(file, end) } else { Ok(()) }
     }
 
     /// Makes `pages` (of whole frames) the content of the range in one operation; returns the inode
     /// after it.
-    fn name_frames(
+    fn link_frames(
         &self,
         file: &LockedFile<'_>,
         mut known: InodeInState,
@@ -209,7 +210,7 @@ impl FileSystem {
         // Inline data that the pages include, since a file with extents has none.
         let mut included: Option<Vec<u8>> = None;
         loop {
-            if let Some(inode) = self.try_to_name(file, &mut known, range, data, &mut pages, &mut included)? {
+            if let Some(inode) = self.try_link_frames(file, &mut known, range, data, &mut pages, &mut included)? {
                 file.drop_published(&self.volume);
                 return Ok(inode);
             }
@@ -217,7 +218,7 @@ impl FileSystem {
     }
 
     /// Returns `None` when a commit intervened and the caller has to try again.
-    fn try_to_name(
+    fn try_link_frames(
         &self,
         file: &LockedFile<'_>,
         known: &mut InodeInState,
@@ -295,7 +296,7 @@ pub(super) fn resize_buffer(buffer: &mut Vec<u8>, count: usize) -> &mut [u8] {
 }
 
 /// Fills `out` with the published bytes of `range`, and holes with zeros. The pages are prefetched,
-/// unless `is_prefetched` tells that they were already.
+/// unless they were already (`is_prefetched`).
 pub(super) fn read_published(
     volume: &Volume,
     view: View<'_>,
@@ -309,7 +310,7 @@ pub(super) fn read_published(
         out.fill(0);
         return Ok(());
     }
-    if let Some(content) = extents::inline(view, ino, inode)? {
+    if let Some(content) = extents::load_inline(view, ino, inode)? {
         let from = range.start.min(content.len() as u64) as usize;
         let to = range.end.min(content.len() as u64) as usize;
         let (stored, rest) = out.split_at_mut(to - from);
@@ -369,7 +370,7 @@ fn whole_frames(range: &Range<u64>) -> Range<u64> {
 
 /// Returns the inline data that whole frames at `range` do not replace: it is shorter than a frame.
 fn remaining_inline(view: View<'_>, ino: Ino, inode: &InodeValue, range: &Range<u64>) -> Result<Option<Vec<u8>>> {
-    if range.start > 0 { extents::inline(view, ino, inode) } else { Ok(None) }
+    if range.start > 0 { extents::load_inline(view, ino, inode) } else { Ok(None) }
 }
 
 /// Returns whether the file may have inline data, now or after writeback of its dirty data.

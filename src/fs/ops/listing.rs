@@ -45,13 +45,13 @@ impl FileSystem {
         let reading = Reading::of(&self.volume, self.volume.state());
         let attributes = |ino: Ino, inode: &InodeValue| match nothing_dirty {
             true => Ok(Attributes::of_published(ino, inode)),
-            false => self.listed_attributes(reading.state(), ino, inode),
+            false => self.load_listed_attributes(reading.state(), ino, inode),
         };
-        let attributes: Option<&Described<'_>> = if with_attributes { Some(&attributes) } else { None };
+        let attributes: Option<&AttributeLoader<'_>> = if with_attributes { Some(&attributes) } else { None };
         list(reading.view(), directory, cookie, bound, attributes, f)
     }
 
-    fn listed_attributes(&self, state: &State, ino: Ino, inode: &InodeValue) -> Result<Attributes> {
+    fn load_listed_attributes(&self, state: &State, ino: Ino, inode: &InodeValue) -> Result<Attributes> {
         if inode.mode & mode::TYPE != mode::REGULAR {
             return Ok(attributes_of(ino, inode, ContentSize::published(inode)));
         }
@@ -75,7 +75,7 @@ impl FileSystem {
 }
 
 /// Returns the attributes of a listed inode.
-pub(super) type Described<'a> = dyn Fn(Ino, &InodeValue) -> Result<Attributes> + 'a;
+pub(super) type AttributeLoader<'a> = dyn Fn(Ino, &InodeValue) -> Result<Attributes> + 'a;
 
 /// Lists like [`FileSystem::list_directory`], with the attributes that `attributes` returns for
 /// each existing inode.
@@ -84,7 +84,7 @@ pub(super) fn list(
     directory: Ino,
     cookie: u64,
     bound: u64,
-    attributes: Option<&Described<'_>>,
+    attributes: Option<&AttributeLoader<'_>>,
     f: &mut dyn FnMut(&DirectoryEntry<'_>, Option<&Attributes>) -> ControlFlow<()>,
 ) -> Result<()> {
     // A removed directory that is still open lists nothing, not even itself.
@@ -93,7 +93,7 @@ pub(super) fn list(
         Ok(_) | Err(Error::NotFound) => return Ok(()),
         Err(error) => return Err(error),
     };
-    let described = |ino: Ino, load: &dyn Fn() -> Result<InodeValue>| -> Result<Option<Attributes>> {
+    let load_attributes = |ino: Ino, load: &dyn Fn() -> Result<InodeValue>| -> Result<Option<Attributes>> {
         let Some(attributes) = attributes else { return Ok(None) };
         match load().and_then(|inode| attributes(ino, &inode)) {
             Ok(attributes) => Ok(Some(attributes)),
@@ -106,7 +106,7 @@ pub(super) fn list(
     for (ino, name, place) in [(directory, &b"."[..], SELF_COOKIE), (parent, b"..", PARENT_COOKIE)] {
         if cookie < place {
             let entry = DirectoryEntry { ino, file_type: DIRECTORY_TYPE, name, cookie: place };
-            let found = described(ino, &|| inode::load_named(view, ino))?;
+            let found = load_attributes(ino, &|| inode::load_named(view, ino))?;
             if f(&entry, found.as_ref()).is_break() {
                 return Ok(());
             }
@@ -125,7 +125,7 @@ pub(super) fn list(
                 return Ok(ControlFlow::Continue(()));
             }
         };
-        let found = described(ino, &|| directory::load_target(view, directory, EntryTarget { ino, file_type }))?;
+        let found = load_attributes(ino, &|| directory::load_target(view, directory, EntryTarget { ino, file_type }))?;
         Ok(f(&DirectoryEntry { ino, file_type, name, cookie: key.sub }, found.as_ref()))
     })?;
     unreadable

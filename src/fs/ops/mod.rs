@@ -5,27 +5,24 @@ mod attributes;
 mod bulk;
 mod copy;
 mod create;
-mod fallocate;
 mod file_data;
 mod listing;
 mod names;
 mod paths;
-mod seek;
-mod snapshot_view;
 mod snapshots;
+mod sparse;
 mod statistics;
 mod sync;
-mod truncate;
 mod xattr;
 
 pub use bulk::{MAX_SMALL_FILE, NewFile};
 pub(super) use create::MAX_TARGET;
-pub use snapshot_view::SnapshotView;
 pub(crate) use snapshots::ChangedInode;
+pub use snapshots::SnapshotView;
 pub use sync::PendingSync;
 #[cfg(test)]
 pub(super) use xattr::put_entry;
-pub(super) use xattr::{BIRTH, value_of_entry};
+pub(super) use xattr::{BIRTH, load_value};
 
 use crate::error::Result;
 use crate::fs::{FileSystem, SyncProfile};

@@ -107,11 +107,11 @@ impl<'a> PathSearch<'a> {
         for ino in all {
             (self.go_on)()?;
             // Cheap guesses are tried before any directory is scanned.
-            let large = self.large_directory_before(ino)?;
+            let large = self.find_large_directory_before(ino)?;
             if self.is_found_in_order(ino, large)? {
                 continue;
             }
-            let near = self.nearby_directory(ino, large)?;
+            let near = self.find_nearby_directory(ino, large)?;
             if self.is_found_in_order(ino, near)? {
                 continue;
             }
@@ -130,7 +130,7 @@ impl<'a> PathSearch<'a> {
     /// found.
     fn is_found_in_order(&mut self, ino: Ino, directory: Option<Ino>) -> Result<bool> {
         if let Some(directory) = directory
-            && let Some(name) = entry_in_order(self.view, directory, ino)?
+            && let Some(name) = find_in_order(self.view, directory, ino)?
         {
             self.note(directory, ino, &name);
         }
@@ -166,7 +166,7 @@ impl<'a> PathSearch<'a> {
 
     /// Returns the directory with entries that has the greatest number just below `ino`, if it is
     /// after the large one; entries of that one are not scanned.
-    fn nearby_directory(&self, ino: Ino, large: Option<Ino>) -> Result<Option<Ino>> {
+    fn find_nearby_directory(&self, ino: Ino, large: Option<Ino>) -> Result<Option<Ino>> {
         let mut found = None;
         let behind = large.map_or(Key::MIN, |large| Key::new(large.0, kind::DIR_LIST + 1, 0));
         let from = Key::new(ino.0.saturating_sub(NEARBY_INODES), 0, 0).max(behind);
@@ -181,7 +181,7 @@ impl<'a> PathSearch<'a> {
 
     /// Returns the directory with the greatest number below `ino` that has entries at the start of
     /// a leaf, unless it is too far.
-    fn large_directory_before(&mut self, ino: Ino) -> Result<Option<Ino>> {
+    fn find_large_directory_before(&mut self, ino: Ino) -> Result<Option<Ino>> {
         let mut found = None;
         let most = self.fences.min(MAX_FENCES);
         if most == 0 {
@@ -207,7 +207,7 @@ impl<'a> PathSearch<'a> {
         }
         (self.go_on)()?;
         let mut below = Vec::new();
-        entries(self.view, directory, &mut |name, target| {
+        visit_entries(self.view, directory, &mut |name, target| {
             if target.is_directory() {
                 below.push(target.ino);
             } else {
@@ -249,7 +249,7 @@ impl<'a> PathSearch<'a> {
             (self.go_on)()?;
             let above = &mut self.above;
             for directory in wanted.clone() {
-                if let Some(name) = entry_in_order(self.view, parent, directory)? {
+                if let Some(name) = find_in_order(self.view, parent, directory)? {
                     wanted.remove(&directory);
                     above.insert(directory, (parent, Some(name)));
                 }
@@ -257,7 +257,7 @@ impl<'a> PathSearch<'a> {
             if wanted.is_empty() {
                 continue;
             }
-            entries(self.view, parent, &mut |name, target| {
+            visit_entries(self.view, parent, &mut |name, target| {
                 if target.is_directory() && wanted.remove(&target.ino) {
                     above.insert(target.ino, (parent, Some(name.to_vec())));
                 }
@@ -304,7 +304,7 @@ impl<'a> PathSearch<'a> {
 
 /// Returns the name of an inode in a directory by binary search, if entries are in the order of
 /// their inodes; an entry out of order may be missed.
-fn entry_in_order(view: View<'_>, directory: Ino, ino: Ino) -> Result<Option<Vec<u8>>> {
+fn find_in_order(view: View<'_>, directory: Ino, ino: Ino) -> Result<Option<Vec<u8>>> {
     let last = |below: u64| -> Result<Option<(u64, Ino, Vec<u8>)>> {
         let found = view.floor(list_key(directory, below), |key, value| {
             if key.object != directory.0 || key.kind != kind::DIR_LIST {
@@ -336,7 +336,11 @@ fn entry_in_order(view: View<'_>, directory: Ino, ino: Ino) -> Result<Option<Vec
 }
 
 /// Calls `f` with the entries of a directory.
-fn entries(view: View<'_>, directory: Ino, f: &mut dyn FnMut(&[u8], EntryTarget) -> ControlFlow<()>) -> Result<()> {
+fn visit_entries(
+    view: View<'_>,
+    directory: Ino,
+    f: &mut dyn FnMut(&[u8], EntryTarget) -> ControlFlow<()>,
+) -> Result<()> {
     let end = Key::new(directory.0, kind::DIR_LIST + 1, 0);
     view.scan(list_key(directory, 0), end, &mut |_, value| {
         let entry = decode_list(value)?;

@@ -25,7 +25,7 @@ const NEW_FILE: u64 = 256 << 10;
 
 /// Returns the bytes of file data that certainly fit into free blocks of `room` bytes, for writes
 /// of whole frames of 128 KiB of incompressible data.
-fn writable(room: u64) -> u64 {
+fn writable_bytes(room: u64) -> u64 {
     let pages = room / BLOCK;
     let data = (pages - pages / DESCRIBED).saturating_mul(MAX_DATA as u64 / BLOCK) / FULL_PAGE;
     data.saturating_mul(BLOCK)
@@ -68,7 +68,7 @@ impl FileSystem {
         Ok(Statistics {
             total: used.saturating_add(free),
             free,
-            available: writable(free.saturating_sub(blocks.kept * BLOCK + keep)),
+            available: writable_bytes(free.saturating_sub(blocks.kept * BLOCK + keep)),
             // Like f_files of statfs(2): used inodes and those that fit into the free space.
             inodes: inodes.saturating_add(free_inodes),
             free_inodes,

@@ -130,13 +130,15 @@ pub(super) fn read(view: View<'_>, name_key: &[u8; 16], ino: Ino, name: &[u8]) -
     let inode = inode::load(view, ino)?;
     match attribute {
         Attribute::Birth => Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes()),
-        Attribute::Plain | Attribute::List(_) => value_of(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute),
+        Attribute::Plain | Attribute::List(_) => {
+            find_value(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute)
+        }
     }
 }
 
 /// See [`FileSystem::list_xattrs_for`].
 pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
-    let names = names(view, ino, &inode::load(view, ino)?)?;
+    let names = load_names(view, ino, &inode::load(view, ino)?)?;
     let has_trusted = names.split(|&byte| byte == 0).any(|name| name.starts_with(TRUSTED));
     if !has_trusted || is_trusted() {
         return Ok(names);
@@ -171,7 +173,7 @@ fn classify(name: &[u8]) -> Result<Attribute> {
 }
 
 /// Returns the value of an attribute, if it exists.
-pub(super) fn value_of(
+pub(super) fn find_value(
     view: View<'_>,
     hash_key: &[u8; 16],
     ino: Ino,
@@ -179,10 +181,10 @@ pub(super) fn value_of(
     name: &[u8],
 ) -> Result<Option<Vec<u8>>> {
     let entries = load(view, inode, record_key(hash_key, ino, name))?;
-    entries.into_iter().find(|entry| entry.name == name).map(|entry| value_of_entry(view, ino, entry)).transpose()
+    entries.into_iter().find(|entry| entry.name == name).map(|entry| load_value(view, ino, entry)).transpose()
 }
 
-pub(in crate::fs) fn value_of_entry(view: View<'_>, ino: Ino, entry: XattrEntry) -> Result<Vec<u8>> {
+pub(in crate::fs) fn load_value(view: View<'_>, ino: Ino, entry: XattrEntry) -> Result<Vec<u8>> {
     if entry.piece == 0 {
         return Ok(entry.value);
     }
@@ -202,7 +204,7 @@ pub(in crate::fs) fn value_of_entry(view: View<'_>, ino: Ino, entry: XattrEntry)
 
 /// Returns every name with its NUL; `AttributeTooLarge` beyond MAX_LIST, which this program never
 /// writes.
-fn names(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Vec<u8>> {
+fn load_names(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Vec<u8>> {
     let mut names = Vec::new();
     if inode.flags & inode_flags::HAS_XATTRS == 0 {
         return Ok(names);
@@ -242,7 +244,7 @@ pub(in crate::fs) fn put_entry(
         (_, None) => {
             // Stops a flood of attributes. The names are counted each time: hundreds of them take
             // microseconds, and there is no counter to maintain.
-            if names(op.view(), ino, inode)?.len() + name.len() + 1 > MAX_LIST {
+            if load_names(op.view(), ino, inode)?.len() + name.len() + 1 > MAX_LIST {
                 return Err(Error::NoSpace("an inode's attributes have 64 KiB of names".into()));
             }
         }

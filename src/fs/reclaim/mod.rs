@@ -1,6 +1,5 @@
 //! Frees unlinked and trimmed file content in bounded steps, after the last handle is released.
 
-mod handles;
 mod removal;
 
 pub(super) use removal::NameRemoval;
@@ -22,8 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, Reclaimer, Volume};
-use handles::OpenHandles;
-use removal::{is_nameless, orphan_key, orphan_step, trim_step};
+use removal::{OpenHandles, is_nameless, orphan_key, orphan_step, trim_step};
 
 /// Bounds of the keys of orphan and trim records.
 const RECLAIM_RECORDS: (Key, Key) =

@@ -36,7 +36,8 @@ fn contents(count: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     (0..count).map(|n| (format!("file {n}").into_bytes(), content(n))).collect()
 }
 
-/// Attributes of a file but for its times of change and birth, its attribute `user.a`, and its content.
+/// Attributes of a file but for its times of change and birth, its attribute `user.a`, and its
+/// content.
 type Seen = (Vec<u8>, u32, u32, u64, u64, Timestamp, Timestamp, Option<Vec<u8>>, Vec<u8>);
 
 fn see(fs: &FileSystem, directory: Ino) -> Vec<Seen> {

@@ -124,7 +124,7 @@ impl Bench {
 
     pub(super) fn extents(&self, ino: Ino) -> Vec<extents::MappedExtent> {
         let state = self.fs.volume.state();
-        extents::overlapping(self.fs.volume.view(&state), ino, 0..u64::MAX, usize::MAX).unwrap()
+        extents::find_overlapping(self.fs.volume.view(&state), ino, 0..u64::MAX, usize::MAX).unwrap()
     }
 
     pub(super) fn has_inline(&self, ino: Ino) -> bool {
@@ -149,7 +149,7 @@ impl Bench {
             assert!(!self.has_inline(ino) || mapped.is_empty(), "inline data beside extents");
             let state = self.fs.volume.state();
             let view = self.fs.volume.view(&state);
-            let inline = extents::inline(view, ino, &inode).unwrap().map_or(0, |value| value.len() as u64);
+            let inline = extents::load_inline(view, ino, &inode).unwrap().map_or(0, |value| value.len() as u64);
             let visible: u64 = mapped.iter().map(|m| m.overlap(&(0..inode.trim))).sum();
             assert_eq!(inode.bytes, inline + visible, "ino {}", ino.0);
             assert!(mapped.iter().all(|m| m.end() <= inode.size || m.offset >= inode.trim));
@@ -633,7 +633,8 @@ fn a_write_looks_for_its_inode_once_and_its_commit_once_more() {
     };
     assert_eq!(lookups(&|| bench.fs.write(ino, 8192, &[1; 4096]).unwrap()), 1);
     assert_eq!(lookups(&|| bench.fs.sync().unwrap()), 1, "in the flush");
-    // A head, whole frames and a tail: before their pages are sealed, and in the operation that names them.
+    // A head, whole frames and a tail: before their pages are sealed, and in the operation that
+    // names them.
     assert_eq!(lookups(&|| bench.fs.write(ino, FRAME - 100, &vec![2; 2 * FRAME as usize + 200]).unwrap()), 2);
     assert_eq!(lookups(&|| drop(bench.fs.read(ino, 8192, 4096).unwrap())), 1);
     bench.fs.sync().unwrap();

@@ -140,7 +140,8 @@ fn a_deep_tree_is_moved_and_never_below_itself() {
     assert_sound(&fs);
 }
 
-/// Ways to the root are looked at and changed in one operation, so that two moves that are right alone cannot make a loop together.
+/// Ways to the root are looked at and changed in one operation, so that two moves that are right
+/// alone cannot make a loop together.
 #[test]
 fn renames_at_once_never_make_a_loop() {
     const DIRECTORIES: u64 = 6;

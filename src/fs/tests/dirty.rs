@@ -10,8 +10,8 @@ use crate::format::ROOT_INO;
 use crate::fs::{FsOptions, SyncProfile, mode};
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 
-/// Whatever the commit is doing to the storage when a write or a new name comes, the archive is dirty when the commit is done, and the next
-/// commit makes it clean and has the change.
+/// Whatever the commit is doing to the storage when a write or a new name comes, the archive is
+/// dirty when the commit is done, and the next commit makes it clean and has the change.
 #[test]
 fn what_is_accepted_while_a_commit_runs_is_not_taken_for_committed() {
     for named in [false, true] {

@@ -90,7 +90,8 @@ const SCRIPT: &[Step] = &[
     ("close", Kind::Sync, |fs| fs.close()),
 ];
 
-/// Checkpoints come after 24 commits: they are made due early in the script, so that their writes meet faults, too.
+/// Checkpoints come after 24 commits: they are made due early in the script, so that their writes
+/// meet faults, too.
 fn prepare(storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
     let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
     for n in 0..20 {
@@ -102,7 +103,7 @@ fn prepare(storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>
     try_open_with(storage.clone(), environment.clone(), 1).unwrap()
 }
 
-/// One run with a plan. Answers whether the plan's fault was met.
+/// Runs the script once with a plan. Returns whether the fault of the plan occurred.
 fn run(plan: FaultPlan) -> bool {
     let environment = Arc::new(SeededEnvironment::new(1));
     let storage = SimulatedStorage::new();
@@ -223,8 +224,9 @@ fn a_write_that_is_cut_short() {
     every_turn(Class::Write, Fault::Short);
 }
 
-/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning, quotas): once is got over, and from then on every
-/// write of data is refused until a commit cannot be finished.
+/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning, quotas):
+/// once is got over, and from then on every write of data is refused until a commit cannot be
+/// finished.
 #[test]
 fn a_write_to_allocated_blocks_without_space() {
     every_turn(Class::Write, Fault::NoSpace);

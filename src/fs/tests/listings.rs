@@ -8,7 +8,8 @@ use crate::env::{SeededEnvironment, seeds};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{FileSystem, RenameMode, mode};
 
-/// An entry of the directory: a name may go to another inode, and an entry may get another name, in place.
+/// An entry of the directory: a name may go to another inode, and an entry may get another name, in
+/// place.
 #[derive(Clone, Copy)]
 struct Entry {
     /// Each entry that ever was made has one.

@@ -15,7 +15,8 @@ use crate::storage::simulated::{Class, Fate, Fault, FaultPlan, OpKind, Simulated
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
-/// An archive with a log and a first session that has committed, so that its next fsync is an entry.
+/// An archive with a log and a first session that has committed, so that its next fsync is an
+/// entry.
 fn with_log(seed: u64) -> (Arc<SimulatedStorage>, Arc<SeededEnvironment>, Arc<FileSystem>) {
     println!("seed {seed}");
     HAS_LOG.set(true);
@@ -63,7 +64,8 @@ fn a_small_fsync_is_one_write_into_the_log_and_one_barrier() {
     let ino = file(&fs, b"file");
     fs.write(ino, 0, &vec![7; 1 << 20]).unwrap();
     fs.make_durable().unwrap();
-    // The file grows for the first ones, for the commit that is to come. Each of them takes one block.
+    // The file grows for the first ones, for the commit that is to come. Each of them takes one
+    // block.
     for _ in 0..3 {
         fs.write(ino, 0, &[7; 100]).unwrap();
         fs.sync().unwrap();
@@ -302,11 +304,12 @@ fn full_log(seed: u64) -> (Vec<u8>, Vec<Arc<str>>) {
 /// Nonce, head and tag of the head: without them the start of an entry cannot be recognized.
 const BEGINNING: u64 = 104;
 
-/// Range of the flips: the log, and the blocks after it up to the first page (the second header, and
-/// half of the ring). A flip that loses an entry is in it.
+/// Range of the flips: the log, and the blocks after it up to the first page (the second header,
+/// and half of the ring). A flip that loses an entry is in it.
 const FLIPPED: Range<u64> = LOG.0..MIN_BLOCKS;
 
-/// Flips a byte at `at`, and answers which entry that lost; one more than there are when it lost none.
+/// Flips a byte at `at`, and answers which entry that lost; one more than there are when it lost
+/// none.
 fn judge_flip(whole: &MemoryStorage, at: u64, moments: &[Arc<str>]) -> usize {
     let flipped = whole.clone();
     let mut byte = [0];
@@ -380,7 +383,8 @@ fn flipped_bytes_of_a_full_log_are_told() {
     assert!(moments.len() > 20 && before >= moments.len() - 1, "{} entries, {before}", moments.len() - 1);
 }
 
-/// A page of a record that entries extend was durable: its loss is damage and no interrupted commit.
+/// A page of a record that entries extend was durable: its loss is damage and no interrupted
+/// commit.
 #[test]
 fn a_commit_that_an_entry_extends_is_never_undone() {
     let (storage, _, fs) = with_log(7);
@@ -494,7 +498,8 @@ fn a_damaged_inode_in_the_log_costs_a_reader_that_file() {
     assert!(refused.contains("can be read but not written"), "{refused}");
 }
 
-/// After a commit its entries are obsolete: they are overwritten on the clock, by a purge and at the end, and nothing of them opens then.
+/// After a commit its entries are obsolete: they are overwritten on the clock, by a purge and at
+/// the end, and nothing of them opens then.
 #[test]
 fn obsolete_entries_are_erased() {
     let (storage, dice, fs) = with_log(8);

@@ -300,7 +300,8 @@ impl Model {
         }
     }
 
-    /// Everything that the file system answers is as in the model; times moved exactly where the last operation touched.
+    /// Everything that the file system answers is as in the model; times moved exactly where the
+    /// last operation touched.
     pub(super) fn assert_equal(&mut self, fs: &FileSystem) {
         while fs.reclaim.step().unwrap() {}
         assert_eq!(fs.volume.state().inodes(), self.nodes.len() as u64, "inodes in use");

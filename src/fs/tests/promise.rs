@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::format::ROOT_INO;
 use crate::fs::mode;
 
-/// On a fresh archive every free byte that is shown is allocated in one request, and then written, in requests of every kind that lies in whole
-/// frames; afterwards hardly any is shown.
+/// On a fresh archive every free byte that is shown is allocated in one request, and then written,
+/// in requests of every kind that lies in whole frames; afterwards hardly any is shown.
 #[test]
 fn what_is_shown_as_free_can_be_allocated_and_written() {
     for limit in [8_u64 << 20, 24 << 20, 100 << 20] {

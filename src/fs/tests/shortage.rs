@@ -12,7 +12,8 @@ use crate::fs::{FileSystem, mode};
 
 const LIMIT: u64 = 14 << 20;
 
-/// How an archive is filled: bytes of each write, the distance from one to the next, writes of each file, writes between two fsyncs.
+/// How an archive is filled: bytes of each write, the distance from one to the next, writes of each
+/// file, writes between two fsyncs.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     request: usize,

@@ -87,7 +87,7 @@ fn pieces_beside_inline_data_find_the_room_that_was_promised() {
 /// Flips a bit in the page that holds the start of the file.
 fn damage(storage: &MemoryStorage, fs: &FileSystem, file: Ino) {
     let state = fs.volume.state();
-    let mapped = extents::overlapping(fs.volume.view(&state), file, 0..1, 1).unwrap();
+    let mapped = extents::find_overlapping(fs.volume.view(&state), file, 0..1, 1).unwrap();
     let at = mapped[0].extent.page.run.offset() + 3000;
     let mut byte = [0];
     storage.read_at(at, &mut byte).unwrap();

@@ -213,7 +213,7 @@ pub(super) struct PublishedRanges<'a> {
 
 impl PublishedRanges<'_> {
     pub(super) fn new<'a>(view: View<'a>, ino: Ino, inode: &InodeValue) -> Result<PublishedRanges<'a>> {
-        let inline = extents::inline(view, ino, inode)?.map(|content| content.len() as u64);
+        let inline = extents::load_inline(view, ino, inode)?.map(|content| content.len() as u64);
         Ok(PublishedRanges { view, ino, bytes: inode.bytes, visible: inode.trim.min(inode.size), inline })
     }
 

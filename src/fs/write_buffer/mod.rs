@@ -14,8 +14,8 @@
 //!
 //! # Invariants
 //! STAGE-1  A reader misses no accepted byte: under `content` it takes the state, drops the layers
-//!     of batches that the state includes, and copies the others. A byte in no layer was dropped for
-//!     this state or an earlier one, so the state has it.
+//!     of batches that the state includes, and copies the others. A byte in no layer was dropped
+//!     for this state or an earlier one, so the state has it.
 //! STAGE-2  A layer is newer than the extents and than the layers before it, or equal to the
 //!     extents. Truncation, and data that goes straight into extents, wait until no sealed layer is
 //!     left, and remove the range that they supersede from the active layer once their operation is

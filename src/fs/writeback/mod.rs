@@ -191,8 +191,8 @@ impl Writeback {
     }
 }
 
-/// Files that got more blocks in writeback than their dirty data counted, with the publications that
-/// make them grow; for invalidation of cached attributes.
+/// Files that got more blocks in writeback than their dirty data counted, with the publications
+/// that make them grow; for invalidation of cached attributes.
 ///
 /// Many small pieces of a frame go into one page, which then covers the holes between them
 /// (`plan`). Before that is published the file has the blocks of its pieces, and afterwards the

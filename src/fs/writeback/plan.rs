@@ -74,7 +74,7 @@ impl PagePlanner<'_> {
             let Some(inode) = inode::find(self.view, *ino)?.filter(|inode| inode.bytes > 0) else { continue };
             for (number, frame) in layer.frames() {
                 let (base, range) = (number * FRAME, number * FRAME..((number + 1) * FRAME).min(inode.trim));
-                let mapped = extents::overlapping(self.view, *ino, range.clone(), usize::MAX)?;
+                let mapped = extents::find_overlapping(self.view, *ino, range.clone(), usize::MAX)?;
                 // Merges for which no space is found are prefetched in vain.
                 let runs =
                     choose_runs(&piece_ranges(base, frame), &mapped, &range).into_iter().next().unwrap_or_default();
@@ -115,7 +115,7 @@ impl PagePlanner<'_> {
             if extents::measure(self.view, plan.ino, 0..inode.trim, 1)?.0 > 0 {
                 return Ok(None);
             }
-            content = extents::inline(self.view, plan.ino, inode)?.unwrap_or_default();
+            content = extents::load_inline(self.view, plan.ino, inode)?.unwrap_or_default();
         }
         if content.len() as u64 > INLINE {
             return Ok(None);
@@ -147,7 +147,7 @@ impl PagePlanner<'_> {
     fn frames(&mut self, plan: &mut FilePlan, inode: &InodeValue, layer: &Layer) -> Result<()> {
         // A file has inline data or extents: inline data that the layer does not replace becomes
         // part of its first frame.
-        let old = extents::inline(self.view, plan.ino, inode)?.unwrap_or_default();
+        let old = extents::load_inline(self.view, plan.ino, inode)?.unwrap_or_default();
         let gaps = layer.gaps(0..old.len() as u64);
         if !gaps.is_empty() {
             let mut first = layer.frames().get(&0).cloned().unwrap_or_default();
@@ -210,7 +210,7 @@ impl PagePlanner<'_> {
         let mapped = if inode.bytes == 0 {
             Vec::new()
         } else {
-            extents::overlapping(self.view, plan.ino, range.clone(), usize::MAX)?
+            extents::find_overlapping(self.view, plan.ino, range.clone(), usize::MAX)?
         };
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;

@@ -344,7 +344,8 @@ pub(super) fn run(seed: u64) -> Run {
         copies: Vec::new(),
         copying: false,
     };
-    // Long runs pass checkpoints (every 24 commits), short ones let recovery begin from many different chains.
+    // Long runs pass checkpoints (every 24 commits), short ones let recovery begin from many
+    // different chains.
     for _ in 0..30 + 40 * (seed % 4) {
         let wants_fsync = changes.step();
         if wants_fsync || changes.below(4) == 0 {
