@@ -27,10 +27,9 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use super::attributes::clear_set_id;
-use super::sparse::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
-use crate::format::{BLOCK, Ino, MAX_VALUE};
+use crate::format::{BLOCK, Ino, MAX_OFFSET, MAX_VALUE};
 use crate::fs::extents::{self, MappedExtent};
 use crate::fs::packing::{PACK, compresses};
 use crate::fs::write_buffer::{DirtyFile, LockedFile};
@@ -150,7 +149,7 @@ impl FileSystem {
         }
         let size = self.write_buffer.load_inode(source)?.1.size;
         let wanted = length.min(size.saturating_sub(from));
-        if to.checked_add(wanted).is_none_or(|end| end > MAX_SIZE) {
+        if to.checked_add(wanted).is_none_or(|end| end > MAX_OFFSET) {
             return Err(Error::FileTooLarge);
         }
         if source == target && from < to.saturating_add(wanted) && to < from.saturating_add(wanted) {

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use zeroize::Zeroize;
 
-use super::sparse::MAX_SIZE;
 use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
-use crate::format::{Ino, MAX_VALUE};
+use crate::format::{Ino, MAX_OFFSET, MAX_VALUE};
 use crate::fs::extents::{FRAME, MappedExtent};
 use crate::fs::packing::compresses;
 use crate::fs::write_buffer::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
@@ -105,7 +104,7 @@ impl FileSystem {
     /// # Errors
     /// `NoSpace` against reservations, `FileTooLarge` beyond 2^63-1, `Latched`, `ReadOnly`.
     pub fn write_buffered(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE).ok_or(Error::FileTooLarge)?;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_OFFSET).ok_or(Error::FileTooLarge)?;
         let range = offset..end;
         let written = {
             let file = self.write_buffer.file(ino);

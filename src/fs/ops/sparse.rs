@@ -5,14 +5,11 @@ use std::ops::{ControlFlow, Range};
 use super::attributes::clear_set_id;
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, NO_TRIM};
-use crate::format::{BLOCK, Ino, Key, kind};
+use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, kind};
 use crate::fs::reclaim::STEP;
 use crate::fs::write_buffer::LockedFile;
 use crate::fs::{FileSystem, extents, inode};
 use crate::txn::{Operation, View};
-
-/// Maximum size of a file: the limit of a signed 64-bit offset.
-pub(super) const MAX_SIZE: u64 = i64::MAX as u64;
 
 impl FileSystem {
     /// Sets the size and applies `change` to the inode in the same operation. Data after a smaller
@@ -22,7 +19,7 @@ impl FileSystem {
     /// # Errors
     /// `FileTooLarge`, `IsDirectory`, `Invalid` for anything else that is not a regular file.
     pub(crate) fn truncate(&self, ino: Ino, size: u64, change: &mut dyn FnMut(&mut InodeValue)) -> Result<InodeValue> {
-        if size > MAX_SIZE {
+        if size > MAX_OFFSET {
             return Err(Error::FileTooLarge);
         }
         let inode = self.truncate_locked(&self.write_buffer.file(ino).lock(), size, change)?;
@@ -115,7 +112,7 @@ fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
     if length == 0 {
         return Err(Error::invalid("the range is empty"));
     }
-    match offset.checked_add(length).filter(|end| *end <= MAX_SIZE) {
+    match offset.checked_add(length).filter(|end| *end <= MAX_OFFSET) {
         Some(end) => Ok(offset..end),
         None => Err(Error::FileTooLarge),
     }
