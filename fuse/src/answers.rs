@@ -208,7 +208,7 @@ impl Answers {
                 .living
                 .following
                 .as_ref()
-                .map(|failing| Follows { committed: fs.committed().seconds, failure: failing.lock().clone() }),
+                .map(|failing| Follows { committed: fs.commit_time().seconds, failure: failing.lock().clone() }),
             ..Status::default()
         };
         status.set_archive(Path::new(path));

@@ -95,7 +95,7 @@ fn differences(
     newer: Option<&Name>,
 ) -> Result<Vec<Difference>> {
     let _turn = wait(&turns.comparison, client)?;
-    let _work = fs.work()?;
+    let _work = fs.hold_open()?;
     // Before the snapshots are looked up: whoever removes one meanwhile frees nothing that is read here.
     let now = moments.now()?;
     let older = moments.moment(&older.0)?;

@@ -180,7 +180,7 @@ impl Clock {
     /// Tells the kernel which block counts it keeps are wrong since WRITEs and write-out.
     fn tell(&self) {
         self.cache.tell_written(&self.fs);
-        for ino in self.fs.take_grown() {
+        for ino in self.fs.take_block_count_changes() {
             self.cache.blocks_changed(ino);
         }
     }

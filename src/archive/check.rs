@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::Archive;
 use crate::error::Result;
 use crate::format::BLOCK;
-use crate::fs::{FileSystem, Reading, Structure};
+use crate::fs::{DataReading, FileSystem, StructureReport};
 use crate::txn::{Audit, Finding, FindingKind, LostPage, Severity};
 
 /// Findings of one check, in the order in which they were made.
@@ -96,8 +96,8 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckS
         progress(CheckStep::Pages { done: done.saturating_mul(BLOCK), total: total.saturating_mul(BLOCK) });
     };
     let Audit { mut findings, of_files, data } = fs.volume.audit(full, pages)?;
-    let reading = if full { Reading::But(&data) } else { Reading::Nothing };
-    let Structure { counts, findings: structure, lost_pages } =
+    let reading = if full { DataReading::But(&data) } else { DataReading::Nothing };
+    let StructureReport { counts, findings: structure, lost_pages } =
         fs.walk_structure(reading, &mut |done, total| progress(CheckStep::Tree { done, total }))?;
     let records_lost = structure.iter().any(|finding| finding.kind == FindingKind::RecordsLost);
     findings.extend(structure);

@@ -71,8 +71,8 @@ impl Default for OpenOptions {
 impl OpenOptions {
     /// A quarter of the memory may hold staged data, but no more than 32 MiB: one fsync waits for at most that much.
     fn file_system_options(&self) -> FsOptions {
-        let staged_bytes = (self.memory / 4).clamp(4 << 20, 32 << 20);
-        FsOptions { staged_bytes, sync: self.sync, pack: self.pack, compress: self.compress }
+        let max_dirty_bytes = (self.memory / 4).clamp(4 << 20, 32 << 20);
+        FsOptions { max_dirty_bytes, sync: self.sync, pack: self.pack, compress: self.compress }
     }
 }
 

@@ -83,7 +83,7 @@ impl Archive {
         let cipher = PageCipher::new(&key.volume_key, key.archive, header.framing().has_log(), environment.clone());
         let fs_options = options.file_system_options();
         let volume_options =
-            txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.staged_bytes };
+            txn::OpenOptions { read_only: options.read_only, memory: options.memory - fs_options.max_dirty_bytes };
         let sequence = header.framing().sequence;
         let looked = looked.unwrap_or_else(|| {
             RollbackCheck::at(seen_options, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient)

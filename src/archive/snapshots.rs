@@ -142,8 +142,8 @@ impl Moments {
         if self.fs.volume.read_only() {
             return Ok(Now { fs: Arc::clone(&self.fs), _pinned: None });
         }
-        let pinned = self.fs.pin_at_work()?;
-        Ok(Now { fs: self.fs.pinned_moment(&pinned)?, _pinned: Some(pinned) })
+        let pinned = self.fs.pin_held_open()?;
+        Ok(Now { fs: self.fs.open_pinned(&pinned)?, _pinned: Some(pinned) })
     }
 
     /// As [`Archive::moment`].
@@ -151,7 +151,7 @@ impl Moments {
     /// # Errors
     /// As there.
     pub fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
-        self.fs.moment(name).map_err(|error| named(error, name))
+        self.fs.open_snapshot(name).map_err(|error| named(error, name))
     }
 
     /// Keeps what is there before a restore replaces it, under a name that says so and is free; answers the name.

@@ -1,13 +1,18 @@
 //! Edits and searches the two records of a directory entry (specification 7).
 //!
 //! # Invariants
-//! NAME-1  Every entry has one index entry (found by the hash of its name) and one list record (at its sequence number) that agree.
-//! NAME-2  A directory's size is the number of its entries, its links are 2 plus the number of its subdirectories.
-//! NAME-3  A sequence number belongs to one entry at most for ever; renaming within the directory and replacing the target keep it.
-//! NAME-4  A directory that has no name any more has no entries and gets none.
-//! NAME-5  An entry is followed, listed with attributes and changed only where its inode has the type that it says and, of a directory, the
-//!     entry's directory as its parent. So every directory that is reached has one way up, to the root: whoever holds the key can write
-//!     circles and entries of other directories' children, but nobody walks in them, and removing such a name removes nothing else.
+//! NAME-1  Every entry has one index entry (found by the hash of its name) and one list record (at
+//!     its sequence number) that agree.
+//! NAME-2  A directory's size is the number of its entries, its links are 2 plus the number of its
+//!     subdirectories.
+//! NAME-3  A sequence number is never reused for another entry; renaming within the directory and
+//!     replacing the target keep it.
+//! NAME-4  A directory without a name has no entries and gets none.
+//! NAME-5  An entry is followed, listed with attributes and changed only if its inode has the type
+//!     in the entry and, for a directory, the entry's directory as its parent. So every directory
+//!     that is reached has one path to the root: a key holder can write cycles and entries of other
+//!     directories' children, but they are never followed, and removing such a name removes nothing
+//!     else.
 
 use std::hash::Hasher;
 use std::ops::ControlFlow;
@@ -24,21 +29,21 @@ use crate::txn::{Operation, View};
 
 /// First sequence number of a directory: 1 and 2 are the cookies of `.` and `..`.
 pub(crate) const FIRST_SEQUENCE: u64 = 3;
-/// One less than the greatest u32, which stays free for programs that take it as "unknown".
+/// One less than the greatest u32, which some programs take as "unknown".
 pub(crate) const MAX_LINKS: u32 = u32::MAX - 1;
-/// Type of a directory in its entry.
+/// Type code of a directory in its entry.
 pub(crate) const DIRECTORY_TYPE: u8 = file_type(mode::DIRECTORY);
 
-/// Type of an inode in its entry.
+/// Returns the type code of an inode in its entry.
 pub(crate) const fn file_type(mode: u32) -> u8 {
     ((mode & mode::TYPE) >> 12) as u8
 }
 
-/// With this key every directory and inode has but four different name hashes.
+/// With this key every directory and inode has only four different name hashes.
 #[cfg(test)]
 pub(crate) const COLLIDING_KEY: [u8; 16] = [0xC0; 16];
 
-/// Where the entry or attribute `name` of `owner` is found.
+/// Returns the hash under which the entry or attribute `name` of `owner` is stored.
 pub(crate) fn name_hash(key: &[u8; 16], owner: Ino, name: &[u8]) -> u64 {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(&owner.0.to_le_bytes());
@@ -51,7 +56,7 @@ pub(crate) fn name_hash(key: &[u8; 16], owner: Ino, name: &[u8]) -> u64 {
     hash
 }
 
-/// Refuses what cannot be the name of anything. `.` and `..` pass: each operation has its own answer to them.
+/// Refuses invalid names. `.` and `..` pass: each operation has its own error for them.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() {
         return Err(Error::NotFound);
@@ -69,16 +74,16 @@ pub(crate) fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
 
-/// What an entry names.
+/// Inode and type that an entry references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct EntryTarget {
     pub(crate) ino: Ino,
     pub(crate) file_type: u8,
 }
 
-impl Target {
-    pub(crate) fn of(ino: Ino, inode: &InodeValue) -> Target {
-        Target { ino, file_type: file_type(inode.mode) }
+impl EntryTarget {
+    pub(crate) fn of(ino: Ino, inode: &InodeValue) -> EntryTarget {
+        EntryTarget { ino, file_type: file_type(inode.mode) }
     }
 
     pub(crate) fn is_directory(self) -> bool {
@@ -86,19 +91,20 @@ impl Target {
     }
 }
 
-/// The inode that an entry of `directory` names in the same version (NAME-5).
+/// Returns the inode of an entry of `directory` in the same version (NAME-5).
 ///
 /// # Errors
-/// `Damaged` when it is missing, of another type, or a directory of somewhere else.
-pub(crate) fn follow(view: View<'_>, directory: Ino, target: Target) -> Result<InodeValue> {
+/// `Damaged` when it is missing, of another type, or a directory with another parent.
+pub(crate) fn load_target(view: View<'_>, directory: Ino, target: EntryTarget) -> Result<InodeValue> {
     let inode = inode::load_named(view, target.ino)?;
-    match agrees(directory, target, &inode) {
+    match is_consistent_target(directory, target, &inode) {
         true => Ok(inode),
         false => Err(Error::damaged(format!("an entry does not agree with what it names: inode={}", target.ino.0))),
     }
 }
 
-/// Whether a directory has entries, as its inode says or as its list shows: the inode's word alone is not enough to let them go.
+/// Returns whether a directory has entries, according to its inode or its list. The size in the
+/// inode alone is not sufficient to delete them.
 pub(crate) fn has_entries(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
     let mut any = inode.size != 0;
     if !any {
@@ -110,16 +116,16 @@ pub(crate) fn has_entries(view: View<'_>, ino: Ino, inode: &InodeValue) -> Resul
     Ok(any)
 }
 
-/// Whether this may be the inode of an entry of `directory` (NAME-5).
-pub(crate) fn agrees(directory: Ino, target: Target, inode: &InodeValue) -> bool {
+/// Returns whether the inode may be the target of an entry of `directory` (NAME-5).
+pub(crate) fn is_consistent_target(directory: Ino, target: EntryTarget, inode: &InodeValue) -> bool {
     let is_in_place = !target.is_directory() || (inode.parent == directory && target.ino != ROOT_INO);
     file_type(inode.mode) == target.file_type && is_in_place
 }
 
-/// What the records of an entry say.
+/// Contents of the two records of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectoryRecord {
-    pub(crate) target: Target,
+    pub(crate) target: EntryTarget,
     pub(crate) sequence: u64,
 }
 
@@ -131,7 +137,7 @@ pub(crate) fn list_key(directory: Ino, sequence: u64) -> Key {
     Key::new(directory.0, kind::DIR_LIST, sequence)
 }
 
-/// The entry `name` of `directory`.
+/// Returns the entry `name` of `directory`.
 pub(crate) fn find(
     view: View<'_>,
     hash_key: &[u8; 16],
@@ -141,17 +147,17 @@ pub(crate) fn find(
     let found = view.get(index_key(hash_key, directory, name), |value| find_in_index(value, name))?;
     Ok(found
         .flatten()
-        .map(|(ino, file_type, sequence)| DirectoryRecord { target: Target { ino, file_type }, sequence }))
+        .map(|(ino, file_type, sequence)| DirectoryRecord { target: EntryTarget { ino, file_type }, sequence }))
 }
 
 pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found: DirectoryRecord) -> Result<()> {
-    let DirectoryRecord { target: Target { ino, file_type }, sequence } = found;
+    let DirectoryRecord { target: EntryTarget { ino, file_type }, sequence } = found;
     let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
     entries.retain(|entry| entry.name != name);
     entries.push(IndexEntry { name: name.to_vec(), file_type, sequence, ino });
     let value = encode_index(&entries);
     if value.len() > MAX_VALUE {
-        // 13 names of the same keyed 64-bit hash: not to be found without the key.
+        // 13 names with the same keyed 64-bit hash: infeasible to find without the key.
         return Err(Error::NoSpace("too many names share one hash".into()));
     }
     op.insert(key, &value)?;
@@ -159,20 +165,21 @@ pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found:
 }
 
 pub(crate) fn put_in_list(op: &mut Operation<'_>, directory: Ino, name: &[u8], found: DirectoryRecord) -> Result<()> {
-    let DirectoryRecord { target: Target { ino, file_type }, sequence } = found;
+    let DirectoryRecord { target: EntryTarget { ino, file_type }, sequence } = found;
     op.insert(list_key(directory, sequence), &encode_list(&ListEntry { name, file_type, ino }))?;
     Ok(())
 }
 
-/// A directory that an operation changes. Its records change at once, its inode when `store` is called.
-pub(crate) struct Directory {
+/// A directory that an operation changes. Its records are written at once, its inode by `store`.
+pub(crate) struct DirectoryEditor {
     pub(crate) ino: Ino,
     pub(crate) inode: InodeValue,
 }
 
-impl Directory {
-    /// `NotFound` when it was removed (NAME-4): the caller holds it by a working directory or a handle.
-    pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<Directory> {
+impl DirectoryEditor {
+    /// Loads the directory. `NotFound` when it was removed (NAME-4): the caller has it as a working
+    /// directory or by a handle.
+    pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<DirectoryEditor> {
         let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
         if inode.mode & mode::TYPE != mode::DIRECTORY {
             return Err(Error::NotDirectory);
@@ -180,33 +187,34 @@ impl Directory {
         if inode.links == 0 {
             return Err(Error::NotFound);
         }
-        Ok(Directory { ino, inode })
+        Ok(DirectoryEditor { ino, inode })
     }
 
-    /// Adds an entry behind all others. Changes 2 records.
+    /// Appends an entry. Changes 2 records.
     pub(crate) fn insert(
         &mut self,
         op: &mut Operation<'_>,
         hash_key: &[u8; 16],
         name: &[u8],
-        target: Target,
+        target: EntryTarget,
     ) -> Result<()> {
-        let found = self.number(target)?;
+        let found = self.allocate_sequence(target)?;
         self.put(op, hash_key, name, found)
     }
 
-    /// Counts an entry behind all others, of which the caller puts both records.
-    pub(crate) fn number(&mut self, target: Target) -> Result<DirectoryRecord> {
+    /// Allocates a sequence number at the end for an entry, and counts it; the caller puts both
+    /// records.
+    pub(crate) fn allocate_sequence(&mut self, target: EntryTarget) -> Result<DirectoryRecord> {
         self.count_subdirectory(None, Some(target))?;
         let sequence = self.inode.next_sequence;
-        // A sequence number is never used again; only a hostile archive has one at the end of its range.
+        // Sequence numbers are never reused; only a forged archive has one at the end of its range.
         let next = sequence.checked_add(1);
         self.inode.next_sequence = next.ok_or_else(|| Error::damaged("a directory has used up its numbers"))?;
         self.inode.size = self.inode.size.saturating_add(1);
         Ok(DirectoryRecord { target, sequence })
     }
 
-    /// Removes an entry that `find` found in the same operation. Changes 2 records.
+    /// Removes an entry that `find` returned in the same operation. Changes 2 records.
     pub(crate) fn remove(
         &mut self,
         op: &mut Operation<'_>,
@@ -221,20 +229,20 @@ impl Directory {
         Ok(())
     }
 
-    /// Lets an entry name something else. Changes 2 records.
+    /// Makes an entry reference another inode. Changes 2 records.
     pub(crate) fn retarget(
         &mut self,
         op: &mut Operation<'_>,
         hash_key: &[u8; 16],
         name: &[u8],
         found: DirectoryRecord,
-        target: Target,
+        target: EntryTarget,
     ) -> Result<()> {
         self.count_subdirectory(Some(found.target), Some(target))?;
         self.put(op, hash_key, name, DirectoryRecord { target, ..found })
     }
 
-    /// Gives an entry another, free name; it stays where it is in the listing. Changes 3 records.
+    /// Gives an entry another, free name; its position in the listing stays. Changes 3 records.
     pub(crate) fn rename(
         &mut self,
         op: &mut Operation<'_>,
@@ -254,8 +262,8 @@ impl Directory {
         inode::store(op, self.ino, &self.inode)
     }
 
-    fn count_subdirectory(&mut self, old: Option<Target>, new: Option<Target>) -> Result<()> {
-        match (old.is_some_and(Target::is_directory), new.is_some_and(Target::is_directory)) {
+    fn count_subdirectory(&mut self, old: Option<EntryTarget>, new: Option<EntryTarget>) -> Result<()> {
+        match (old.is_some_and(EntryTarget::is_directory), new.is_some_and(EntryTarget::is_directory)) {
             (false, true) if self.inode.links >= MAX_LINKS => return Err(Error::TooManyLinks),
             (false, true) => self.inode.links += 1,
             (true, false) => self.inode.links = self.inode.links.saturating_sub(1),
@@ -264,7 +272,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Writes both records of an entry, in place of those of the same name and sequence number.
+    /// Writes both records of an entry, and replaces records of the same name and sequence number.
     fn put(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8], found: DirectoryRecord) -> Result<()> {
         put_in_index(op, index_key(hash_key, self.ino, name), name, found)?;
         put_in_list(op, self.ino, name, found)
@@ -289,7 +297,8 @@ mod tests {
 
     #[test]
     fn the_name_hash_is_siphash_2_4_of_owner_and_name() {
-        // The reference vector of SipHash-2-4 for the bytes 0..15 under the key 0..16 (Aumasson and Bernstein, appendix A).
+        // The reference vector of SipHash-2-4 for the bytes 0..15 under the key 0..16 (Aumasson and
+        // Bernstein, appendix A).
         let key: [u8; 16] = std::array::from_fn(|i| i as u8);
         let name: Vec<u8> = (8..15).collect();
         assert_eq!(name_hash(&key, Ino(0x0706_0504_0302_0100), &name), 0xa129_ca61_49be_45e5);

@@ -1,9 +1,12 @@
-//! Maps file ranges to extents: lookup, insert with split, removal, with reference counts kept right.
+//! Maps file ranges to extents: lookup, insert with split, removal, and reference counts.
 //!
 //! # Invariants
-//! EXTENT-1  Extents of an inode do not overlap; every extent is one count of its page (specification 8).
-//! EXTENT-2  A part that remains of a cut extent is a new reference, born in the open transaction: it is shared before the old one is released.
-//! EXTENT-3  `InodeValue::bytes` is the sum of the visible extents and the inline data; extents at or behind the trim offset are not visible.
+//! EXTENT-1  Extents of an inode do not overlap; every extent is one count of its page
+//!     (specification 8).
+//! EXTENT-2  The remaining part of a cut extent is a new reference, born in the open transaction:
+//!     it is shared before the old one is released.
+//! EXTENT-3  `InodeValue::bytes` is the sum of the visible extents and the inline data; extents at
+//!     or after the trim offset are not visible.
 
 use std::ops::{ControlFlow, Range};
 
@@ -14,54 +17,56 @@ use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
 use crate::txn::{Operation, UnreferencedPages, View, WrittenPiece};
 
-/// Bytes of an aligned frame of a file: what one data page holds at most.
+/// Bytes of an aligned frame of a file, which is the maximum of one data page.
 pub(crate) const FRAME: u64 = MAX_DATA as u64;
 
-/// Records that removing or cutting one extent changes at most: itself, two parts, a dead-list entry, and a reference record split in
-/// three by the sharing and again by the release.
+/// Maximum records changed by removing or cutting one extent: itself, two parts, a dead-list entry,
+/// and a reference record split in three by the sharing and again by the release.
 pub(crate) const RECORDS_PER_CUT: u64 = 1 + 2 + 1 + 3 + 3;
 
-/// Records that one new extent changes at most: itself and the three around a reference count above 1.
+/// Maximum records changed by one new extent: itself and the three around a reference count above
+/// 1.
 pub(crate) const RECORDS_PER_PIECE: u64 = 1 + 3;
 
 pub(crate) fn key(ino: Ino, offset: u64) -> Key {
     Key::new(ino.0, kind::EXTENT, offset)
 }
 
-/// First key behind all extents of the inode.
+/// Returns the first key after all extents of the inode.
 pub(crate) fn end_key(ino: Ino) -> Key {
     Key::new(ino.0, kind::EXTENT + 1, 0)
 }
 
-/// An extent where it lies in its file.
+/// An extent with its offset in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedExtent {
     pub(crate) offset: u64,
     pub(crate) extent: Extent,
 }
 
-impl Mapped {
+impl MappedExtent {
     pub(crate) fn end(&self) -> u64 {
         self.offset + u64::from(self.extent.length)
     }
 
-    /// Where a part of it, given by its place in the file, begins in its page.
+    /// Returns the offset in the page of a part of the extent, given by its range in the file.
     pub(crate) fn start_of(&self, part: &Range<u64>) -> u32 {
         self.extent.start + (part.start - self.offset) as u32
     }
 
-    /// Bytes of it that lie in `range`.
+    /// Returns the bytes of the extent that are in `range`.
     pub(crate) fn overlap(&self, range: &Range<u64>) -> u64 {
         self.end().min(range.end).saturating_sub(self.offset.max(range.start))
     }
 }
 
-/// Calls `f` with the extents that overlap `range`, ascending and whole; hidden ones too, the caller bounds `range` by the trim offset.
+/// Calls `f` with the extents that overlap `range`, ascending and not clipped. Hidden extents are
+/// included: the caller bounds `range` by the trim offset.
 pub(crate) fn visit(
     view: View<'_>,
     ino: Ino,
     range: Range<u64>,
-    f: &mut dyn FnMut(Mapped) -> Result<ControlFlow<()>>,
+    f: &mut dyn FnMut(MappedExtent) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
     if range.is_empty() {
         return Ok(());
@@ -70,7 +75,7 @@ pub(crate) fn visit(
         if found.object != ino.0 || found.kind != kind::EXTENT {
             return Ok(None);
         }
-        Ok(Some(Mapped { offset: found.sub, extent: Extent::decode(value)? }))
+        Ok(Some(MappedExtent { offset: found.sub, extent: Extent::decode(value)? }))
     })?;
     if let Some(mapped) = before.flatten()
         && mapped.end() > range.start
@@ -79,12 +84,12 @@ pub(crate) fn visit(
         return Ok(());
     }
     view.scan(key(ino, range.start.saturating_add(1)), key(ino, range.end), &mut |found, value| {
-        f(Mapped { offset: found.sub, extent: Extent::decode(value)? })
+        f(MappedExtent { offset: found.sub, extent: Extent::decode(value)? })
     })
 }
 
-/// The extents that overlap `range`, at most `limit`.
-pub(crate) fn overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: usize) -> Result<Vec<Mapped>> {
+/// Returns the extents that overlap `range`, at most `limit`.
+pub(crate) fn find_overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: usize) -> Result<Vec<MappedExtent>> {
     let mut found = Vec::new();
     visit(view, ino, range, &mut |mapped| {
         found.push(mapped);
@@ -93,7 +98,8 @@ pub(crate) fn overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: us
     Ok(found)
 }
 
-/// Number of extents that overlap `range`, counted to `limit`, and the bytes of `range` that they name.
+/// Returns the number of extents that overlap `range`, counted up to `limit`, and the bytes of
+/// `range` that they cover.
 pub(crate) fn measure(view: View<'_>, ino: Ino, range: Range<u64>, limit: u64) -> Result<(u64, u64)> {
     let (mut count, mut bytes) = (0, 0);
     visit(view, ino, range.clone(), &mut |mapped| {
@@ -104,28 +110,31 @@ pub(crate) fn measure(view: View<'_>, ino: Ino, range: Range<u64>, limit: u64) -
     Ok((count, bytes))
 }
 
-/// Only what ends in the first `PACK` bytes of its file can lie on a packed page (COPY-1).
+/// Returns whether the extent may be on a packed page: only extents within the first `PACK` bytes
+/// of a file can be (COPY-1).
 pub(crate) fn may_be_packed(offset: u64, extent: &Extent) -> bool {
     offset.saturating_add(extent.length.into()) <= PACK
 }
 
-/// The extent at `offset` is about to go, or a part of it.
-pub(crate) fn note_packed(op: &mut Operation<'_>, offset: u64, extent: &Extent) {
+/// Notes the page of the extent at `offset` as stale, before all or a part of the extent is
+/// removed.
+pub(crate) fn note_stale_if_packed(op: &mut Operation<'_>, offset: u64, extent: &Extent) {
     if may_be_packed(offset, extent) {
         op.note_stale(&extent.page);
     }
 }
 
-/// Makes `range` a hole: removes the visible extents in it and cuts those that reach out of it.
+/// Makes `range` a hole: removes the visible extents in it and cuts the extents at its ends.
 pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, range: Range<u64>) -> Result<()> {
     let range = range.start..range.end.min(inode.trim);
-    for mapped in overlapping(op.view(), ino, range.clone(), usize::MAX)? {
-        let Mapped { offset, extent } = mapped;
-        note_packed(op, offset, &extent);
+    for mapped in find_overlapping(op.view(), ino, range.clone(), usize::MAX)? {
+        let MappedExtent { offset, extent } = mapped;
+        note_stale_if_packed(op, offset, &extent);
         let head = offset < range.start;
         let tail = mapped.end() > range.end;
         let parts = u32::from(head) + u32::from(tail);
-        // EXTENT-2, except that a reference of the open transaction can simply stay: it has the right `born` already.
+        // EXTENT-2, except that a reference of the open transaction can stay: its `born` is already
+        // right.
         if extent.born == op.generation() && parts > 0 {
             op.share(&extent.page, parts - 1)?;
         } else {
@@ -149,38 +158,39 @@ pub(crate) fn remove_range(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeVa
     Ok(())
 }
 
-/// Names pages that were written for one file and makes their pieces its content.
-pub(crate) fn name_pages(op: &mut Operation<'_>, inode: &mut InodeValue, pages: &mut UnreferencedPages) -> Result<()> {
+/// References pages that were written for one file and makes their pieces its content.
+pub(crate) fn link_pages(op: &mut Operation<'_>, inode: &mut InodeValue, pages: &mut UnreferencedPages) -> Result<()> {
     pages.name(op, |_| true)?;
     replace(op, inode, pages.pieces())
 }
 
-/// Lets the pieces, of one file, be the content of their ranges. The caller adopts the pages.
+/// Makes the pieces, all of one file, the content of their ranges. The caller references the pages.
 pub(crate) fn replace(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[WrittenPiece]) -> Result<()> {
-    // Pieces of one frame mostly cut the same extents. What lies between those far apart need not be looked at.
+    // Pieces of one frame mostly cut the same extents; extents between distant pieces need no look.
     let near = |a: &WrittenPiece, b: &WrittenPiece| a.offset / FRAME == b.offset / FRAME && end(a) <= b.offset;
-    pieces.chunk_by(near).try_for_each(|pieces| replace_near(op, inode, pieces))
+    pieces.chunk_by(near).try_for_each(|pieces| replace_in_frame(op, inode, pieces))
 }
 
 fn end(piece: &WrittenPiece) -> u64 {
     piece.offset + u64::from(piece.length)
 }
 
-/// `replace` for ascending pieces: each extent is cut once, and the count of each page changes once, however many pieces cut it.
-fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[WrittenPiece]) -> Result<()> {
+/// Runs `replace` for ascending pieces: each extent is cut once, and the count of each page changes
+/// once, however many pieces cut it.
+fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[WrittenPiece]) -> Result<()> {
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Ok(()) };
     let (ino, born) = (first.ino, op.generation());
     let mut counts: Vec<(Pointer, i64)> = Vec::new();
-    for mapped in overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
-        let Mapped { offset, extent } = mapped;
-        // Pieces replace nothing that is hidden.
+    for mapped in find_overlapping(op.view(), ino, first.offset..end(last).min(inode.trim), usize::MAX)? {
+        let MappedExtent { offset, extent } = mapped;
+        // Pieces replace no hidden extents.
         let replaced = pieces.iter().map(|piece| piece.offset..end(piece).min(inode.trim).max(piece.offset));
         let rest = gaps(offset..mapped.end(), replaced.filter(|range| !range.is_empty()));
         let left: u64 = rest.iter().map(|part| part.end - part.start).sum();
         if left == u64::from(extent.length) {
             continue;
         }
-        note_packed(op, offset, &extent);
+        note_stale_if_packed(op, offset, &extent);
         let parts = rest.len() as u32; // an extent of at most 128 KiB has no more
         if op.is_shown_by_snapshot(extent.born) {
             // EXTENT-2
@@ -193,7 +203,7 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
                 None => counts.push((extent.page, more)),
             }
         }
-        // A record at the same offset takes the place of this one.
+        // A record at the same offset is overwritten.
         let stays = |at: u64| at == offset;
         if !rest.iter().any(|part| stays(part.start)) && !pieces.iter().any(|piece| stays(piece.offset)) {
             op.remove(key(ino, offset))?;
@@ -216,8 +226,8 @@ fn replace_near(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Writte
     Ok(())
 }
 
-/// The inode's inline data, if it has any; looked for only where it can be.
-pub(crate) fn inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {
+/// Returns the inode's inline data, if any; skips the lookup if there cannot be any.
+pub(crate) fn load_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {
     // Inline data counts in `bytes` and is never longer than a value (specification 7).
     if inode.bytes == 0 || inode.bytes > crate::format::MAX_VALUE as u64 {
         return Ok(None);
@@ -231,7 +241,7 @@ pub(crate) fn inline_key(ino: Ino) -> Key {
 
 /// Replaces the inline data; an empty value removes the record.
 pub(crate) fn set_inline(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, value: &[u8]) -> Result<()> {
-    if let Some(old) = inline(op.view(), ino, inode)? {
+    if let Some(old) = load_inline(op.view(), ino, inode)? {
         inode.bytes = inode.bytes.saturating_sub(old.len() as u64);
         if value.is_empty() {
             op.remove(inline_key(ino))?;

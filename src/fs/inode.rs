@@ -8,7 +8,7 @@ use crate::txn::{Operation, View};
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has looked for an inode.
+    /// Number of inode lookups of this thread.
     pub(crate) static LOOKUPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -16,19 +16,19 @@ pub(crate) fn key(ino: Ino) -> Key {
     Key::new(ino.0, kind::INODE, 0)
 }
 
-/// The inode, or None when it does not exist (any more).
+/// Returns the inode, or `None` when it does not exist (any more).
 pub(crate) fn find(view: View<'_>, ino: Ino) -> Result<Option<InodeValue>> {
     #[cfg(test)]
     LOOKUPS.with(|lookups| lookups.set(lookups.get() + 1));
     view.get(key(ino), InodeValue::decode)
 }
 
-/// The inode of a number that the caller was given earlier: `Stale` when it is gone.
+/// Returns the inode of a number that the caller got earlier: `Stale` when it is gone.
 pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     find(view, ino)?.ok_or(Error::Stale)
 }
 
-/// The inode of a regular file.
+/// Returns the inode of a regular file.
 pub(crate) fn load_regular(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     let inode = load(view, ino)?;
     match inode.mode & mode::TYPE {
@@ -38,7 +38,7 @@ pub(crate) fn load_regular(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     }
 }
 
-/// The inode that an authentic record of the same version names: its absence is damage.
+/// Returns the inode that an authentic record of the same version names: its absence is damage.
 pub(crate) fn load_named(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     find(view, ino)?.ok_or_else(|| Error::damaged(format!("an entry names an inode that is missing: inode={}", ino.0)))
 }

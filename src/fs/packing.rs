@@ -1,4 +1,5 @@
-//! Where the content of small files lies: in the tree, or on a page that they share. Those of one owner and one compression setting, in the order in which they come.
+//! Placement of small files: inline in the tree, or packed on a page shared by files of one owner
+//! and one compression setting, in the order of arrival.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +7,13 @@ use super::types::FsOptions;
 use crate::format::MAX_DATA;
 use crate::format::values::inode_flags;
 
-/// Files up to this many bytes are packed: at four or more a page the blocks that each would round up are worth sharing.
+/// Files up to this many bytes are packed: with four or more on a page, sharing saves the rounding
+/// up to blocks.
 pub(super) const PACK: u64 = 32 * 1024;
 
-/// Files up to this many bytes are kept in the tree itself. To be decided by measurement (design 3.2): a packed file costs an extent of
-/// 73 bytes and a share of a page, an inline one its bytes in every walk over the inodes.
+/// Files up to this many bytes are stored inline in the tree. To be decided by measurement (design
+/// 3.2): a packed file costs an extent of 73 bytes and a share of a page, an inline one its bytes
+/// in every walk over the inodes.
 pub(super) const INLINE: u64 = 256;
 
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
@@ -24,7 +27,7 @@ pub(super) fn packs(options: &FsOptions, flags: u32) -> bool {
     options.pack && flags & inode_flags::NO_PACK == 0
 }
 
-/// What is to share a page.
+/// Items that share a page.
 pub(super) struct SharedPage<T> {
     pub(super) items: Vec<T>,
     pub(super) bytes: usize,
@@ -33,27 +36,28 @@ pub(super) struct SharedPage<T> {
 
 pub(super) type SharedPages<T> = Vec<SharedPage<T>>;
 
-/// Collects content for pages.
+/// Groups items into shared pages.
 pub(super) struct Packer<T> {
     options: FsOptions,
-    /// Items of one page.
+    /// Maximum items of one page.
     most: usize,
-    /// By owner and compression: what lies on one page is read, and lost, together.
+    /// Keyed by owner and compression: the contents of one page are read, and lost, together.
     open: BTreeMap<(u32, bool), SharedPage<T>>,
     full: Vec<SharedPage<T>>,
 }
 
 impl<T> Packer<T> {
     pub(super) fn new(options: FsOptions) -> Packer<T> {
-        Packer::of_few(options, PACK_FILES)
+        Packer::with_max_items(options, PACK_FILES)
     }
 
-    /// With so many items on a page at most.
-    pub(super) fn of_few(options: FsOptions, most: usize) -> Packer<T> {
+    /// Like `new`, with `most` as the maximum number of items on a page.
+    pub(super) fn with_max_items(options: FsOptions, most: usize) -> Packer<T> {
         Packer { options, most, open: BTreeMap::new(), full: Vec::new() }
     }
 
-    /// Of a file with this owner and these flags; so many bytes, at most `MAX_DATA`.
+    /// Adds an item of `bytes` bytes (at most `MAX_DATA`) of a file with this owner and these
+    /// flags.
     pub(super) fn add(&mut self, uid: u32, flags: u32, bytes: usize, item: T) {
         let compress = compresses(&self.options, flags);
         let empty = || SharedPage { items: Vec::new(), bytes: 0, compress };
@@ -81,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_page_is_shared_by_files_of_one_owner_and_setting_as_far_as_it_goes() {
-        let options = FsOptions { staged_bytes: 0, sync: SyncProfile::Periodic, pack: true, compress: true };
+        let options = FsOptions { max_dirty_bytes: 0, sync: SyncProfile::Periodic, pack: true, compress: true };
         let mut packer = Packer::new(options);
         let third = MAX_DATA / 3;
         let alone = inode_flags::NO_PACK;

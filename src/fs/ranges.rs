@@ -1,8 +1,8 @@
-//! Sets of ranges: joined, and what they leave of another one.
+//! Sets of ranges: union and difference.
 
 use std::ops::Range;
 
-/// Sorts and joins what overlaps or touches.
+/// Sorts the ranges and joins overlapping and adjacent ones.
 pub(crate) fn join<T: Copy + Ord>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<T>> = Vec::with_capacity(ranges.len());
@@ -15,7 +15,7 @@ pub(crate) fn join<T: Copy + Ord>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
     joined
 }
 
-/// The parts of `range` that none of `others`, ascending, overlaps.
+/// Returns the parts of `range` that no range of `others` (ascending) overlaps.
 pub(crate) fn gaps(range: Range<u64>, others: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let mut gaps = Vec::new();
     let mut at = range.start;

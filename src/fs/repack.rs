@@ -1,10 +1,13 @@
-//! Writes what is left of stale packed pages elsewhere, so that the bytes of deleted files go with the old pages.
+//! Rewrites the live parts of stale packed pages, so that the bytes of deleted files are freed with
+//! the old pages.
 //!
 //! # Invariants
-//! REPACK-1  A repack changes no content: an extent is replaced by the bytes read through it, and only when in the operation it is still the same.
-//! REPACK-2  What went between the reading and the operation makes the new page a stale one, noted by the same operation.
-//! REPACK-3  Pages wait for one to two intervals, so that those that die as a whole are not written again, and one that is noted again and again is
-//!     repacked once per interval at most.
+//! REPACK-1  A repack changes no content: an extent is replaced by the bytes read through it, and
+//!     only if it is unchanged in the operation.
+//! REPACK-2  A part removed between the reading and the operation makes the new page a stale one,
+//!     noted by the same operation.
+//! REPACK-3  Pages wait for one to two intervals, so that pages that die as a whole are not
+//!     rewritten, and a page that is noted again and again is repacked once per interval at most.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -12,10 +15,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::closing::Closing;
-use super::extents::{self, Mapped};
+use super::extents::{self, MappedExtent};
 use super::inode;
 use super::packing::{PACK_FILES, Packer, SharedPages};
+use super::shutdown_gate::ShutdownGate;
 use super::types::FsOptions;
 use crate::env::Environment;
 use crate::error::{Error, Result};
@@ -27,67 +30,69 @@ use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, Writte
 const INTERVAL: i64 = 5;
 /// Pages of one step: 1 MiB of content at most.
 const PAGES: usize = 8;
-/// Parts that share a page where only what is kept for deletes is left: each is promised room by itself, and all of them come out of that.
-const FEW: usize = 16;
-/// Attempts of `Repack::all` for pages that are noted meanwhile.
+/// Maximum parts of a page when only the reserve for deletes has space: each part reserves its own
+/// space, all from that reserve.
+const PARTS_PER_RESERVE_PAGE: usize = 16;
+/// Attempts of `Repacker::run_all` for pages that are noted meanwhile.
 const ROUNDS: usize = 4;
-/// Records and pages that one step of a search looks at.
+/// Maximum records and pages that one step of a search reads.
 const SEARCH_RECORDS: usize = 4096;
 const SEARCH_PAGES: usize = 64;
-/// Addresses of pages that a search remembers: files that were packed together have neighbouring numbers.
-const LOOKED_AT: usize = 4096;
+/// Maximum addresses of pages that a search remembers: files packed together have neighbouring
+/// numbers.
+const MAX_SEARCHED_PAGES: usize = 4096;
 
-pub(super) struct Repack {
+pub(super) struct Repacker {
     volume: Arc<Volume>,
     environment: Arc<dyn Environment>,
     options: FsOptions,
-    /// Held by whoever repacks: pages that another one took out are not overlooked by a purge.
-    progress: Mutex<Progress>,
+    /// Held during a repack, so that a purge does not overlook pages that another thread took out.
+    progress: Mutex<RepackProgress>,
     last_tick: Mutex<i64>,
 }
 
 #[derive(Default)]
-struct Progress {
-    /// Where the search for pages that nobody noted goes on (STALE-3).
+struct RepackProgress {
+    /// Position of the search for stale pages that were never noted (STALE-3).
     search: Option<Key>,
     looked_at: BTreeSet<u64>,
-    /// The archive was idle but for the repacking, which therefore commits itself.
+    /// Only repacking changed the archive, which therefore commits itself.
     commits: bool,
 }
 
-impl Progress {
+impl RepackProgress {
     fn begin_search(&mut self) {
         self.search = Some(Key::new(1, 0, 0));
         self.looked_at.clear();
     }
 }
 
-/// An extent that names a page.
-struct Part {
+/// An extent that references a page.
+struct PagePart {
     ino: Ino,
     offset: u64,
     extent: Extent,
 }
 
-impl Part {
-    /// Whether a new piece holds a part of it.
+impl PagePart {
+    /// Returns whether a new piece contains a part of the extent.
     fn has(&self, piece: &WrittenPiece) -> bool {
         let range = self.offset..self.offset + u64::from(self.extent.length);
         piece.ino == self.ino && range.contains(&piece.offset)
     }
 }
 
-impl Repack {
-    pub(super) fn new(volume: Arc<Volume>, environment: Arc<dyn Environment>, options: FsOptions) -> Repack {
-        Repack { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
+impl Repacker {
+    pub(super) fn new(volume: Arc<Volume>, environment: Arc<dyn Environment>, options: FsOptions) -> Repacker {
+        Repacker { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
     }
 
-    /// Has the whole tree searched for pages that the session before noted (STALE-3).
+    /// Starts a search of the whole tree for stale pages that the previous session noted (STALE-3).
     pub(super) fn begin_search(&self) {
         self.progress.lock().begin_search();
     }
 
-    /// One background step; answers whether there is more to do at once.
+    /// Runs one background step; returns whether there is more to do at once.
     pub(super) fn step(&self) -> Result<bool> {
         let Some(mut progress) = self.progress.try_lock() else { return Ok(false) };
         if self.interval_is_over() {
@@ -99,7 +104,7 @@ impl Repack {
         let searching = self.volume.stale_pages().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
         let idle = !self.volume.is_dirty();
         let repacked = match self.repack_due(false) {
-            // It is tried again an interval later.
+            // Retried an interval later.
             Err(Error::NoSpace(_)) => false,
             repacked => repacked?,
         };
@@ -110,19 +115,20 @@ impl Repack {
         Ok(searching || repacked)
     }
 
-    /// Repacks all that is noted; a purge, which ends when closing begins, also what nobody noted. Pages that lose a part meanwhile may be left.
-    /// At the end, where nobody else wants it any more, it may take what is kept for deletes.
-    pub(super) fn all(&self, purge: Option<&Closing>) -> Result<()> {
+    /// Repacks all noted pages; a purge, which stops when closing begins, also searches for others.
+    /// Pages that become stale meanwhile may be left. When the archive closes (`purge` is `None`),
+    /// the reserve for deletes may be used, since nothing else will need it.
+    pub(super) fn run_all(&self, purge: Option<&ShutdownGate>) -> Result<()> {
         self.repack_all(purge, purge.is_some(), purge.is_none())
     }
 
-    /// Repacks all that is noted, before a snapshot would keep the bytes of files that were deleted before.
-    pub(super) fn noted(&self, closing: &Closing) -> Result<()> {
+    /// Repacks all noted pages before a snapshot would preserve the bytes of files deleted before.
+    pub(super) fn run_noted(&self, closing: &ShutdownGate) -> Result<()> {
         self.repack_all(Some(closing), false, false)
     }
 
-    fn repack_all(&self, closing: Option<&Closing>, search: bool, at_end: bool) -> Result<()> {
-        let go_on = || closing.map_or(Ok(()), Closing::check);
+    fn repack_all(&self, closing: Option<&ShutdownGate>, search: bool, at_end: bool) -> Result<()> {
+        let go_on = || closing.map_or(Ok(()), ShutdownGate::check_open);
         let mut progress = self.progress.lock();
         if search || self.volume.stale_pages().take_overflow() {
             progress.begin_search();
@@ -148,7 +154,7 @@ impl Repack {
     fn interval_is_over(&self) -> bool {
         let now = self.environment.now().seconds;
         let mut last = self.last_tick.lock();
-        // A clock that was set back must not stop it.
+        // A clock that was set back must not stop the repacking.
         let over = now < *last || now - *last >= INTERVAL;
         if over {
             *last = now;
@@ -156,8 +162,9 @@ impl Repack {
         over
     }
 
-    /// Looks at the next records, and at the packed pages that they name; answers whether there are more.
-    fn search_step(&self, progress: &mut Progress) -> Result<bool> {
+    /// Searches the next records and the packed pages that they reference; returns whether there
+    /// are more.
+    fn search_step(&self, progress: &mut RepackProgress) -> Result<bool> {
         let Some(from) = progress.search else { return Ok(false) };
         let state = self.volume.state();
         let view = self.volume.view(&state);
@@ -177,32 +184,33 @@ impl Repack {
             Ok(ControlFlow::Break(()))
         });
         if let Err(error) = found {
-            // It would fail there every time.
+            // The search would fail at the same record every time.
             progress.search = None;
             return Err(error);
         }
         for page in pages {
-            match self.parts_left(view, &page) {
+            match self.live_parts(view, &page) {
                 Ok(Some(_)) => self.volume.stale_pages().note_again(page),
-                // A damaged page is not for this to report.
+                // Other readers and `check` report damaged pages.
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
             }
         }
-        if progress.looked_at.len() > LOOKED_AT {
+        if progress.looked_at.len() > MAX_SEARCHED_PAGES {
             progress.looked_at.clear();
         }
         progress.search = next;
         Ok(next.is_some())
     }
 
-    /// What names the page, when it is a packed one of which a part is named no more.
-    fn parts_left(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<Part>>> {
+    /// Returns the extents that reference the page, if it is a packed page with dead parts and live
+    /// ones.
+    fn live_parts(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<PagePart>>> {
         let Some(items) = self.volume.packed_items(page)? else { return Ok(None) };
         let mut parts = BTreeMap::new();
         for item in &items {
             let range = item.offset..item.offset + u64::from(item.length);
-            extents::visit(view, item.ino, range, &mut |Mapped { offset, extent }| {
+            extents::visit(view, item.ino, range, &mut |MappedExtent { offset, extent }| {
                 if extent.page == *page {
                     parts.insert((item.ino, offset), extent);
                 }
@@ -211,19 +219,19 @@ impl Repack {
         }
         let held: u64 = items.iter().map(|item| u64::from(item.length)).sum();
         let named: u64 = parts.values().map(|extent| u64::from(extent.length)).sum();
-        let part = |((ino, offset), extent)| Part { ino, offset, extent };
+        let part = |((ino, offset), extent)| PagePart { ino, offset, extent };
         Ok((named < held && named > 0).then(|| parts.into_iter().map(part).collect()))
     }
 
-    /// Repacks the next pages that are due; answers whether there were any.
+    /// Repacks the next pages that are due; returns whether there were any.
     fn repack_due(&self, at_end: bool) -> Result<bool> {
-        // Taken out before the state is: what goes later is noted anew.
+        // Taken before the state: later removals are noted again.
         let pages = self.volume.stale_pages().take_due(PAGES);
         if pages.is_empty() {
             return Ok(false);
         }
         let repacked = match self.repack(&pages) {
-            Err(Error::NoSpace(_)) if at_end => self.repack_into_what_is_kept(&pages),
+            Err(Error::NoSpace(_)) if at_end => self.repack_into_reserve(&pages),
             repacked => repacked,
         };
         if repacked.is_err() {
@@ -233,26 +241,29 @@ impl Repack {
     }
 
     fn repack(&self, pages: &[Pointer]) -> Result<()> {
-        let all = self.content_left(pages, PACK_FILES)?;
+        let all = self.read_live_content(pages, PACK_FILES)?;
         self.move_to(all, |bytes, parts| self.volume.reserve_data(bytes, parts))
     }
 
-    /// With few parts on each page, which is a change of its own, so that what the one before made free can be had.
-    fn repack_into_what_is_kept(&self, pages: &[Pointer]) -> Result<()> {
-        let kept = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
-        self.content_left(pages, FEW)?.into_iter().try_for_each(|page| self.move_to(vec![page], kept))
+    /// Repacks with few parts on each page. Each page is an operation of its own, so that space
+    /// freed by the previous one can be used.
+    fn repack_into_reserve(&self, pages: &[Pointer]) -> Result<()> {
+        let reserve = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
+        self.read_live_content(pages, PARTS_PER_RESERVE_PAGE)?
+            .into_iter()
+            .try_for_each(|page| self.move_to(vec![page], reserve))
     }
 
-    /// As one change; `reserve` promises room for so many bytes in so many pages.
+    /// Moves the parts in one operation; `reserve(bytes, parts)` reserves their space.
     fn move_to(
         &self,
-        pages: SharedPages<(Part, Vec<u8>)>,
+        pages: SharedPages<(PagePart, Vec<u8>)>,
         reserve: impl Fn(u64, u64) -> Result<Reservation>,
     ) -> Result<()> {
         let mut written = UnreferencedPages::new(&self.volume);
         let mut moved = Vec::new();
         for page in pages {
-            // Room for each by itself, which is what free space in fragments takes.
+            // Each reserves its own space, as fragmented free space requires.
             let mut reserved = reserve(page.bytes as u64, page.items.len() as u64 + 1)?;
             let content: Vec<_> = page.items.iter().map(|(part, bytes)| (part.ino, part.offset, &bytes[..])).collect();
             written.absorb(self.volume.write_packed(&mut reserved, &content, page.compress)?);
@@ -263,18 +274,19 @@ impl Repack {
         }
         self.volume.limit_unsynced()?;
         let mut written = written.sorted();
-        // An extent goes; for each piece one comes, with a reference count.
+        // Each extent is removed; each piece adds one, with a reference count.
         let records = 4 * moved.len() as u64 + written.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
-        self.volume.operate(records, true, |op| name_moved(op, &moved, &mut written))
+        self.volume.operate(records, true, |op| link_moved(op, &moved, &mut written))
     }
 
-    /// The parts of all pages with their content, by what may share a page, in the order of the files' numbers.
-    fn content_left(&self, pages: &[Pointer], most: usize) -> Result<SharedPages<(Part, Vec<u8>)>> {
+    /// Returns the live parts of all pages with their content, grouped by shared page, in the order
+    /// of the files' numbers.
+    fn read_live_content(&self, pages: &[Pointer], most: usize) -> Result<SharedPages<(PagePart, Vec<u8>)>> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut left = Vec::new();
         for page in pages {
-            let read = self.parts_left(view, page).and_then(|parts| {
+            let read = self.live_parts(view, page).and_then(|parts| {
                 let mut read = Vec::new();
                 for part in parts.unwrap_or_default() {
                     let Some(inode) = inode::find(view, part.ino)? else { continue };
@@ -286,14 +298,14 @@ impl Repack {
             });
             match read {
                 Err(Error::Damaged(reason)) => {
-                    // It was freed since it was noted, or is damaged, which readers and `check` report.
+                    // Freed since it was noted, or damaged, which readers and `check` report.
                     tracing::debug!("a packed page is not repacked: {reason}");
                 }
                 read => left.extend(read?),
             }
         }
         left.sort_by_key(|(part, ..)| (part.ino, part.offset));
-        let mut packer = Packer::of_few(self.options, most);
+        let mut packer = Packer::with_max_items(self.options, most);
         for (part, inode, content) in left {
             packer.add(inode.uid, inode.flags, content.len(), (part, content));
         }
@@ -301,8 +313,8 @@ impl Repack {
     }
 }
 
-/// Lets the new pieces take the place of the extents that are still the same (REPACK-1).
-fn name_moved(op: &mut Operation<'_>, moved: &[Part], written: &mut UnreferencedPages) -> Result<()> {
+/// Replaces the extents that are unchanged by the new pieces (REPACK-1).
+fn link_moved(op: &mut Operation<'_>, moved: &[PagePart], written: &mut UnreferencedPages) -> Result<()> {
     let mut same = BTreeMap::new();
     for part in moved {
         let found = op.view().get(extents::key(part.ino, part.offset), Extent::decode)?;

@@ -1,4 +1,4 @@
-//! The vocabulary of the file system: attributes, requests and entries, free of kernel types.
+//! Attributes, requests and entries of the file system, free of kernel types.
 
 use crate::error::{CacheStats, LogStats, SnapshotStats};
 use crate::format::{Ino, Timestamp};
@@ -17,11 +17,11 @@ pub mod mode {
     pub const SET_GID: u32 = 0o2000;
     pub const STICKY: u32 = 0o1000;
     pub const PERMISSIONS: u32 = 0o7777;
-    /// What a umask takes away and an access control list is tied to.
+    /// Bits that a umask clears and an access control list is tied to.
     pub const ACCESS: u32 = 0o777;
 }
 
-/// What stat(2) tells.
+/// Attributes of an inode, as in stat(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     pub ino: Ino,
@@ -30,7 +30,7 @@ pub struct Attributes {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// Bytes of a file or symlink target; of a directory a multiple of its entries.
+    /// Bytes of a file or symlink target; for a directory a multiple of its number of entries.
     pub size: u64,
     /// 512-byte units of logical data without holes; never 0 for a file with data.
     pub blocks: u64,
@@ -46,14 +46,14 @@ impl Attributes {
     }
 }
 
-/// A time to set.
+/// New value of a timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
     Now,
     To(Timestamp),
 }
 
-/// What setattr is to change.
+/// Changes requested by setattr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttributes {
     pub mode: Option<u32>,
@@ -63,25 +63,28 @@ pub struct SetAttributes {
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
     pub ctime: Option<SetTime>,
-    /// Clears set-id bits as a write by an ordinary user does (kernel's KILL_SUIDGID): set-gid only where the group may execute.
+    /// Clears set-id bits like a write by an ordinary user (kernel's KILL_SUIDGID): set-gid only if
+    /// the group may execute.
     pub kill_set_id: bool,
     /// With `kill_set_id`, clears set-gid in any case.
     pub kill_set_gid: bool,
-    /// Whoever asks brings mtime and ctime of a regular file himself, now or later: what is not given stays.
-    pub brings_times: bool,
+    /// The caller sets mtime and ctime of a regular file itself, now or later: times that are
+    /// `None` stay.
+    pub keeps_times: bool,
 }
 
-/// Who creates an object.
+/// Owner and umask of a new object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Creator {
     pub uid: u32,
     pub gid: u32,
-    /// Bits taken from the mode unless the directory has a default access control list, which then decides instead.
-    /// None keeps the mode exactly as given and inherits no list, as copies that bring their own permissions want it.
+    /// Bits cleared in the mode, unless the directory has a default access control list, which then
+    /// decides instead. `None` keeps the exact mode and inherits no list, for copies that set their
+    /// own permissions.
     pub umask: Option<u32>,
 }
 
-/// What rename does with an existing target.
+/// Treatment of an existing target in rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     Replace,
@@ -106,63 +109,64 @@ pub struct DirectoryEntry<'a> {
     /// `mode >> 12`.
     pub file_type: u8,
     pub name: &'a [u8],
-    /// Where to go on after this entry.
+    /// Cookie at which the listing continues after this entry.
     pub cookie: u64,
 }
 
-/// Number of a snapshot, never given to another one.
+/// Number of a snapshot, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotId(pub u64);
 
-/// A snapshot that can be read.
+/// A readable snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptSnapshot {
+pub struct SnapshotInfo {
     pub id: SnapshotId,
     pub name: Vec<u8>,
     pub time: Timestamp,
 }
 
-/// What statfs(2) tells, in bytes.
+/// Space and inode counts in bytes, as in statfs(2).
 #[derive(Clone, Copy, Debug)]
 pub struct Statistics {
     pub total: u64,
-    /// Taken by nothing.
+    /// Unallocated space.
     pub free: u64,
-    /// What of it file data may take: less than `free` by what is kept for deletes, commits and the unmount.
+    /// Part of `free` that file data may use: without the reserve for deletes, commits and the
+    /// unmount.
     pub available: u64,
-    /// In use and free together.
+    /// Used and free inodes together.
     pub inodes: u64,
     pub free_inodes: u64,
 }
 
-/// What an open archive takes and how its caches do, in bytes.
+/// Memory, cache and space usage of an open archive, in bytes.
 #[derive(Clone, Debug)]
 pub struct Usage {
-    /// Decrypted pieces of file data.
+    /// Decrypted cells of file data.
     pub cells: CacheStats,
     /// Opened heads of data pages.
     pub heads: CacheStats,
     /// Nodes of trees.
     pub nodes: CacheStats,
-    /// What no commit has begun to make durable.
+    /// Data that no commit has begun to make durable.
     pub dirty_bytes: u64,
-    /// What of it a power cut would take; 0 when the log has the rest.
+    /// Part of `dirty_bytes` that a power failure would lose; 0 when the log has the rest.
     pub volatile_bytes: u64,
     pub log: LogStats,
-    /// None when nobody has looked, or who looked found damage.
+    /// `None` before the first look at the snapshots, or when it found damage.
     pub snapshots: Option<SnapshotStats>,
-    /// The part of the space map that is loaded.
+    /// Loaded part of the space map.
     pub map_bytes: u64,
-    /// Length of the archive's file and what of it is in use; None while the space map is busy.
+    /// Length of the archive's file, and the used part of it; `None` while the space map is busy.
     pub file_bytes: Option<u64>,
     pub used_bytes: Option<u64>,
-    /// Why the archive became read-only.
+    /// Reason why the archive became read-only.
     pub latched: Option<String>,
-    /// Why the newest commit was left out when the archive was opened.
+    /// Reason why the newest commit was left out when the archive was opened.
     pub fallback: Option<String>,
 }
 
-/// How durable things are without fsync.
+/// Durability of changes without fsync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SyncProfile {
     Never,
@@ -171,11 +175,11 @@ pub enum SyncProfile {
     Always,
 }
 
-/// How a file system is opened.
+/// Options for opening a file system.
 #[derive(Clone, Copy, Debug)]
 pub struct FsOptions {
-    /// Bytes of staged file data at most.
-    pub staged_bytes: u64,
+    /// Maximum dirty file data in bytes.
+    pub max_dirty_bytes: u64,
     pub sync: SyncProfile,
     /// Pack small files into shared pages.
     pub pack: bool,

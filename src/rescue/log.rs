@@ -21,7 +21,7 @@ use crate::format::log::{LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::record::CommitRecord;
 use crate::format::{BLOCK, Generation, Ino, Key, LOG, Tag, kind};
 use crate::frame::PageCipher;
-use crate::fs::LoggedPieces;
+use crate::fs::LogPieces;
 use crate::storage::Storage;
 
 /// The entries that lead from the first block on, and what else the log shows.
@@ -127,7 +127,7 @@ impl FoundLog {
         for entry in &self.entries {
             laid.records.extend(entry.records.iter().cloned());
         }
-        laid.pieces = LoggedPieces::of(&self.entries);
+        laid.pieces = LogPieces::of(&self.entries);
         laid.entries = self.entries.len() as u64;
         laid
     }
@@ -148,7 +148,7 @@ pub(super) struct LaidLog {
     /// The last generation whose tree they may be laid over.
     pub(super) over: Generation,
     pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
-    pieces: LoggedPieces,
+    pieces: LogPieces,
     pub(super) entries: u64,
     pub(super) lost: bool,
 }

@@ -13,9 +13,9 @@ impl Adapter {
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.taken.forget(self.live(number)?);
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
+        let set = SetAttributes { kill_set_id: true, keeps_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
-        let written = ready.and_then(|()| self.fs.accept(ino(number), offset, data));
+        let written = ready.and_then(|()| self.fs.write_buffered(ino(number), offset, data));
         self.cache.content_written(&self.fs, number, kill);
         if written.is_err() {
             self.cache.content_refused(number, data.len());

@@ -338,7 +338,7 @@ impl fuser::Filesystem for Adapter {
         if self.fs.may_wait() {
             in_flight.long();
         }
-        self.fs.write_out_early();
+        self.fs.throttle_dirty();
     }
 
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.

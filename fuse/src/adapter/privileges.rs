@@ -128,7 +128,7 @@ mod tests {
         mtime: None,
         kill_set_id: false,
         kill_set_gid: false,
-        brings_times: false,
+        keeps_times: false,
     };
 
     #[test]

@@ -15,7 +15,7 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
 };
 use lockbox::format::{Ino, ROOT_INO};
-use lockbox::fs::{Attributes, FileSystem, KeptSnapshot, SnapshotId, SnapshotView, mode};
+use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
 use lockbox::{Error, Result};
 
 use super::context::Adapter;
@@ -124,7 +124,7 @@ impl Adapter {
     /// Belongs to whom the root belongs to; its times are those of the newest snapshot.
     fn directory_attributes(&self) -> Result<FileAttr> {
         let root = self.fs.attributes(ROOT_INO)?;
-        let kept = self.fs.kept_snapshots()?;
+        let kept = self.fs.list_snapshots()?;
         let time = kept.last().map_or(root.btime, |newest| newest.time);
         let attributes = Attributes {
             ino: Ino(directory_number()),
@@ -391,8 +391,8 @@ impl<'a> Kept<'a> {
     }
 
     /// Those of `.snapshots` that come behind `offset`, with their places.
-    fn snapshots_from(&self, offset: u64) -> Result<impl Iterator<Item = (u64, KeptSnapshot)>> {
-        let all = self.adapter.fs.kept_snapshots()?.into_iter();
+    fn snapshots_from(&self, offset: u64) -> Result<impl Iterator<Item = (u64, SnapshotInfo)>> {
+        let all = self.adapter.fs.list_snapshots()?.into_iter();
         let placed = all.map(|snapshot| (snapshot.id.0.saturating_add(DOTS).min(LAST_COOKIE), snapshot));
         Ok(placed.filter(move |(cookie, _)| *cookie > offset))
     }

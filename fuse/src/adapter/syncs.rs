@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use fuser::ReplyEmpty;
-use lockbox::fs::{BegunSync, FileSystem};
+use lockbox::fs::{FileSystem, PendingSync};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply::reply_empty;
@@ -34,7 +34,7 @@ enum Lead {
 #[derive(Default)]
 struct State {
     lead: Lead,
-    waiting: Vec<(BegunSync, ReplyEmpty)>,
+    waiting: Vec<(PendingSync, ReplyEmpty)>,
     ended: bool,
 }
 

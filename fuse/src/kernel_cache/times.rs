@@ -31,7 +31,7 @@ impl KernelCache {
         by_handle: bool,
     ) -> Result<Attributes> {
         // KERNEL-8.
-        let change = || fs.set_attributes(ino, &SetAttributes { brings_times: true, ..*set });
+        let change = || fs.set_attributes(ino, &SetAttributes { keeps_times: true, ..*set });
         let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest(ino.0)) else { return change() };
         let mut newest = newest.lock();
         if !is_store(set, by_handle) {

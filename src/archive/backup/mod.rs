@@ -167,7 +167,7 @@ impl BackupSource {
     /// # Errors
     /// Those of reading the archive and writing the file; that of `watch`.
     pub fn fill(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<BackedUp> {
-        let _work = self.fs.work()?;
+        let _work = self.fs.hold_open()?;
         let copies = self.header()?;
         let environment = Arc::new(SystemEnvironment);
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
@@ -184,7 +184,7 @@ impl BackupSource {
     /// `Refused` for a file that is no backup of this archive, or newer than it, or of a copy that was written apart, or damaged; those of reading the
     /// archive and writing the file; that of `watch`. The file shows what it showed then.
     pub fn bring_up_to_date(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<Option<BackedUp>> {
-        let _work = self.fs.work()?;
+        let _work = self.fs.hold_open()?;
         settle(&**file)?;
         let (backup, base, copies) = match self.examine(file)? {
             Examined::Whole => return Ok(None),
@@ -212,7 +212,7 @@ impl BackupSource {
     /// # Errors
     /// `Refused` for a backup that is damaged or differs; those of reading the archive; that of `watch`.
     pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
-        let _work = self.fs.work()?;
+        let _work = self.fs.hold_open()?;
         verify::verify(self, file, &mut |step| self.go_on(step, watch))
     }
 

@@ -262,7 +262,7 @@ impl Before<'_> {
     /// COMPACT-1: has a session like others put in order what an unfinished one left.
     fn settle(&mut self) -> Result<()> {
         let old = &self.archive;
-        if old.volume.lays_log() || old.has_left_over()? || old.volume.has_begun_removals()? {
+        if old.volume.lays_log() || old.has_pending_reclaim()? || old.volume.has_begun_removals()? {
             self.header.repair(&*self.storage, &self.key.volume_key)?;
             let mended = self.open(false)?;
             mended.finish_removals(&mut || Ok(()))?;

@@ -30,7 +30,8 @@ use crate::txn::{OpenOptions, Volume};
 /// Id of every archive made here.
 pub(in crate::archive) const ARCHIVE: ArchiveId = [7; 16];
 const KEY: [u8; 32] = [9; 32];
-const OPTIONS: FsOptions = FsOptions { staged_bytes: 4 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+const OPTIONS: FsOptions =
+    FsOptions { max_dirty_bytes: 4 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 pub(in crate::archive) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 /// Memory of the layers below the file system.
 const MEMORY: u64 = 16 << 20;

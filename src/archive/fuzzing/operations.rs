@@ -123,10 +123,10 @@ fn remove_snapshot(fs: &FileSystem, kept: &mut BTreeMap<Vec<u8>, Model>, choice:
 }
 
 fn assert_shown(fs: &FileSystem, kept: &BTreeMap<Vec<u8>, Model>) {
-    let names: Vec<Vec<u8>> = fs.kept_snapshots().expect("a list").into_iter().map(|one| one.name).collect();
+    let names: Vec<Vec<u8>> = fs.list_snapshots().expect("a list").into_iter().map(|one| one.name).collect();
     assert!(names.len() == kept.len() && names.iter().all(|name| kept.contains_key(name)), "{names:?}");
     for (name, shown) in kept {
-        assert!(observe(&fs.moment(name).expect("a snapshot")) == *shown, "a snapshot shows something else");
+        assert!(observe(&fs.open_snapshot(name).expect("a snapshot")) == *shown, "a snapshot shows something else");
     }
 }
 

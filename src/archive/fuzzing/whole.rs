@@ -17,7 +17,7 @@ use crate::format::log::{DroppedRange, LogMark, LogPiece};
 use crate::format::values::{Extent, is_valid_name};
 use crate::format::{BLOCK, Generation, HEADER_BLOCKS, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
 use crate::frame::{PageCipher, PageContent};
-use crate::fs::{FileSystem, KeptSnapshot, RenameMode, SetAttributes, XattrMode, mode};
+use crate::fs::{FileSystem, RenameMode, SetAttributes, SnapshotInfo, XattrMode, mode};
 use crate::rescue::{RescueOptions, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -203,8 +203,8 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         Err(_) => refusals += 1,
         Ok(fs) => {
             refusals += walk(&fs);
-            refusals += fs.kept_snapshots().map_or(1, |kept| {
-                let walked = |one: &KeptSnapshot| fs.moment(&one.name).map_or(1, |moment| walk(&moment));
+            refusals += fs.list_snapshots().map_or(1, |kept| {
+                let walked = |one: &SnapshotInfo| fs.open_snapshot(&one.name).map_or(1, |moment| walk(&moment));
                 kept.iter().take(MOST_SNAPSHOTS).map(walked).sum()
             });
             for full in [false, true] {
@@ -312,10 +312,10 @@ fn change(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Vec<Result<()>>
         });
     }
     results.push(fs.sync());
-    match fs.kept_snapshots() {
+    match fs.list_snapshots() {
         Ok(kept) => {
             let newest = kept.iter().rev().take(MOST_SNAPSHOTS);
-            results.extend(newest.map(|one| fs.moment(&one.name).and_then(|moment| restored(fs, &moment))));
+            results.extend(newest.map(|one| fs.open_snapshot(&one.name).and_then(|moment| restored(fs, &moment))));
         }
         Err(error) => results.push(Err(error)),
     }

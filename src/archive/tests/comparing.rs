@@ -56,7 +56,7 @@ fn each_kind_of_change_is_told_once_and_by_path() {
     let moved = directory(ROOT_INO, b"moved");
     put(&fs, moved, b"with", b"x");
     fs.take_snapshot(b"s").unwrap();
-    let old = fs.moment(b"s").unwrap();
+    let old = fs.open_snapshot(b"s").unwrap();
     assert_eq!(short(&old, &fs), "");
 
     // What says nothing of content, by itself.
@@ -90,7 +90,7 @@ fn each_kind_of_change_is_told_once_and_by_path() {
     let mtime = old.attributes(link).unwrap().mtime;
     attribute(&fs, again, SetAttributes { mtime: Some(SetTime::To(mtime)), ..SetAttributes::default() });
     let last = "R moved -> a/here, A a/here/too, T becomes, A becomes/a directory, D gone";
-    let newer = fs.moment(b"t").unwrap();
+    let newer = fs.open_snapshot(b"t").unwrap();
     assert_eq!(short(&newer, &fs), last);
     assert_eq!(short(&old, &newer), middle);
     // The other way round everything is the other way round.
@@ -107,7 +107,7 @@ fn content_that_lies_elsewhere_is_the_same_content() {
         put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &noise(n, 3000));
     }
     fs.take_snapshot(b"s").unwrap();
-    let old = fs.moment(b"s").unwrap();
+    let old = fs.open_snapshot(b"s").unwrap();
     fs.unlink(ROOT_INO, b"file7").unwrap();
     fs.purge().unwrap();
     let mut elsewhere = 0;
@@ -327,7 +327,7 @@ fn what_is_told_makes_the_new_paths_of_the_old_ones_and_leaves_nothing_out() {
             }
             let name = format!("{round}").into_bytes();
             fs.take_snapshot(&name).unwrap();
-            kept.push((fs.moment(&name).unwrap(), live));
+            kept.push((fs.open_snapshot(&name).unwrap(), live));
         }
         for (one, described) in &kept {
             for (other, also) in &kept {
@@ -357,7 +357,7 @@ fn renames_are_told_as_such() {
     put(&fs, b, b"out", b"z");
     put(&fs, b, b"stays", b"z");
     fs.take_snapshot(b"s").unwrap();
-    let old = fs.moment(b"s").unwrap();
+    let old = fs.open_snapshot(b"s").unwrap();
 
     rename((ROOT_INO, b"a"), (b, b"moved"));
     assert_eq!(short(&old, &fs), "R a -> b/moved");
@@ -371,7 +371,7 @@ fn renames_are_told_as_such() {
         "D a/inner/file5, R a -> b/moved, M b/moved/inner/file3, A b/moved/inner/new, R a/inner/file4 -> b/moved/inner/renamed"
     );
     fs.take_snapshot(b"t").unwrap();
-    let old = fs.moment(b"t").unwrap();
+    let old = fs.open_snapshot(b"t").unwrap();
     // A log that is rotated, with more lines than before.
     fs.write(log, 9, b", more").unwrap();
     rename((ROOT_INO, b"log"), (ROOT_INO, b"log.1"));
@@ -385,7 +385,7 @@ fn renames_are_told_as_such() {
     assert_eq!(short(&old, &fs), "A log, RM log -> log.1, D lost, R b/out -> lost, R linked -> second");
     // A directory that is made anew with what was in it: nothing was renamed, as the paths show it.
     fs.take_snapshot(b"u").unwrap();
-    let old = fs.moment(b"u").unwrap();
+    let old = fs.open_snapshot(b"u").unwrap();
     let again = directory(ROOT_INO, b"again");
     for name in [&b"stays"[..], b"moved"] {
         rename((b, name), (again, name));
@@ -402,7 +402,7 @@ fn renames_are_told_as_such() {
         fs.link(linked, parent, name).unwrap();
     }
     fs.take_snapshot(b"v").unwrap();
-    let old = fs.moment(b"v").unwrap();
+    let old = fs.open_snapshot(b"v").unwrap();
     for (parent, name) in [(one, &b"x"[..]), (one, b"y"), (other, b"x")] {
         fs.unlink(parent, name).unwrap();
     }
@@ -474,7 +474,7 @@ fn a_name_is_found_by_reading_few_nodes() {
     }
     fs.take_snapshot(b"s").unwrap();
     for file in files {
-        let moment = fs.moment(b"s").unwrap();
+        let moment = fs.open_snapshot(b"s").unwrap();
         let paths = moment.paths_of(&[file].into_iter().collect(), &mut || Ok(())).unwrap();
         let read = moment.usage().nodes.misses;
         let names = paths[&file][0].split(|&byte| byte == b'/');
@@ -493,7 +493,7 @@ fn a_comparison_ends_when_it_is_told_to() {
         put(&fs, directory, format!("file{n}").as_bytes(), &noise(n, 100));
     }
     fs.take_snapshot(b"s").unwrap();
-    let old = fs.moment(b"s").unwrap();
+    let old = fs.open_snapshot(b"s").unwrap();
     for n in 0..20 {
         fs.unlink(directory, format!("file{n}").as_bytes()).unwrap();
         fs.rename(directory, format!("file{}", n + 20).as_bytes(), ROOT_INO, b"moved", RenameMode::Replace).unwrap();

@@ -39,7 +39,7 @@ fn sample() -> Sample {
     let mut states = BTreeMap::new();
     let mut keep = |fs: &FileSystem| {
         fs.make_durable().unwrap();
-        let kept = fs.kept_snapshots().unwrap().into_iter();
+        let kept = fs.list_snapshots().unwrap().into_iter();
         let kept = kept.map(|kept| (kept.name, expected_in(&fs.snapshot_view(kept.id)))).collect();
         states.insert(fs.volume.durable().generation, Moment { live: expected(fs), kept });
     };
@@ -99,7 +99,7 @@ impl Sample {
         };
         let moment = self.at(fs.volume.durable().generation);
         let mut lost = compare(read_all(&fs), &moment.live, what);
-        match fs.kept_snapshots() {
+        match fs.list_snapshots() {
             Ok(all) => {
                 let names: BTreeSet<&Vec<u8>> = all.iter().map(|kept| &kept.name).collect();
                 assert_eq!(names, moment.kept.keys().collect(), "{what}");
@@ -148,7 +148,7 @@ fn compare(found: Listing, expected: &Expected, what: &str) -> usize {
 /// What the snapshot shows to who opens it in place of the live tree; None when that is refused as damaged.
 fn show(storage: MemoryStorage, name: &[u8]) -> Option<Listing> {
     let environment = Arc::new(SeededEnvironment::new(900));
-    let options = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
     let opened = || -> Result<Listing> {
         let open = OpenOptions { read_only: true, memory: 32 << 20 };
         let volume = Volume::open(Arc::new(storage), cipher(), environment.clone(), 1, &open)?;

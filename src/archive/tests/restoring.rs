@@ -113,7 +113,7 @@ fn restore_while(
     to: Option<&[u8]>,
     go_on: &mut dyn FnMut() -> Result<()>,
 ) -> Result<RestoreReport> {
-    let moment = fs.moment(name)?;
+    let moment = fs.open_snapshot(name)?;
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.to_vec()).collect();
     Restore::prepare(fs, &moment, &paths, to, &mut Alone(fs))?.run(go_on)
 }
@@ -212,7 +212,7 @@ fn the_whole_tree_comes_back_and_outlives_the_snapshots() {
     let report = restore(&fs, b"good", &[], None).unwrap();
     assert!(report.copied.files > 10 && report.copied.links == 2 && report.deleted > 20, "{report:?}");
     assert_same(&describe(&fs), &expected, "restored");
-    assert_eq!(compare(&fs.moment(b"good").unwrap(), &fs, &mut |_| Ok(())).unwrap(), []);
+    assert_eq!(compare(&fs.open_snapshot(b"good").unwrap(), &fs, &mut |_| Ok(())).unwrap(), []);
     assert_sound(&fs, "with both snapshots");
     restore(&fs, b"before", &[], None).unwrap();
     assert_same(&describe(&fs), &wrecked, "and back");
@@ -220,7 +220,7 @@ fn the_whole_tree_comes_back_and_outlives_the_snapshots() {
     remove_snapshots(&fs, Some(b"good"));
     assert_sound(&fs, "without the source");
     assert_same(&describe(&fs), &expected, "without the source");
-    assert_same(&describe(&fs.moment(b"before").unwrap()), &wrecked, "the other one");
+    assert_same(&describe(&fs.open_snapshot(b"before").unwrap()), &wrecked, "the other one");
     remove_snapshots(&fs, None);
     assert_sound(&fs, "without snapshots");
     assert_same(&describe(&fs), &expected, "without snapshots");
@@ -244,7 +244,7 @@ fn large_files_share_their_pages_with_the_snapshot() {
     let ino = fs.lookup(ROOT_INO, b"large").unwrap().ino;
     fs.write(ino, 1 << 20, &[7; 100_000]).unwrap();
     fs.make_durable().unwrap();
-    let moment = fs.moment(b"good").unwrap();
+    let moment = fs.open_snapshot(b"good").unwrap();
     let kept = moment.lookup(ROOT_INO, b"large").unwrap();
     assert!(moment.read(kept.ino, 0, large.len()).unwrap() == large);
     assert_sound(&fs, "written to");
@@ -282,7 +282,7 @@ fn paths_come_back_with_the_directories_above_them() {
         let deep = resolve(fs, b"tree/deep").unwrap();
         (deep.mode, deep.uid, deep.mtime, fs.list_xattrs(deep.ino).unwrap())
     };
-    assert_eq!(attributes(&fs), attributes(&fs.moment(b"good").unwrap()));
+    assert_eq!(attributes(&fs), attributes(&fs.open_snapshot(b"good").unwrap()));
     assert_sound(&fs, "paths");
     assert!(found.is_directory());
 
@@ -334,7 +334,7 @@ fn another_directory_takes_them_and_loses_nothing() {
     assert!(twice.is_ok());
     assert!(matches!(restore(&fs, b"good", &[b"file"], Some(b"file/x")), Ok(_) | Err(Error::NotDirectory)));
     assert_sound(&fs, "elsewhere");
-    assert_same(&describe(&fs.moment(b"good").unwrap()), &expected, "the snapshot");
+    assert_same(&describe(&fs.open_snapshot(b"good").unwrap()), &expected, "the snapshot");
 }
 
 /// Names at the root that a restore uses when they are free.
@@ -509,7 +509,7 @@ fn interrupted_anywhere_each_path_is_old_or_new_and_again_completes_it() {
 fn open(storage: Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
     let options = OpenOptions { read_only: false, memory: 32 << 20 };
     let volume = Volume::open(storage, cipher(), environment.clone(), 1, &options).unwrap();
-    let options = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
     FileSystem::new(volume, environment.clone(), name_key(&key(), &ARCHIVE), options).unwrap()
 }
 
@@ -575,7 +575,7 @@ fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it()
                 for storage in images {
                     let fs = open(storage, &environment);
                     assert_old_or_new(&fs, &wrecked, &expected, &what);
-                    assert_same(&describe(&fs.moment(b"good").unwrap()), &expected, &what);
+                    assert_same(&describe(&fs.open_snapshot(b"good").unwrap()), &expected, &what);
                     restore(&fs, b"good", paths, None).unwrap();
                     assert_new(&fs, &what);
                     assert_sound(&fs, "again");
@@ -619,7 +619,7 @@ fn any_snapshot_comes_back_at_any_time() {
             restore(fs, name, &[], None).unwrap();
             assert_same(&describe(fs), expected, &format!("seed {seed}, round {round}"));
             for (name, expected) in &kept {
-                assert_same(&describe(&fs.moment(name).unwrap()), expected, "a snapshot");
+                assert_same(&describe(&fs.open_snapshot(name).unwrap()), expected, "a snapshot");
             }
             assert_sound(fs, &format!("seed {seed}, round {round}"));
         }
@@ -636,7 +636,7 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     let (_, fs) = fresh(1);
     put(&fs, ROOT_INO, b"large", &noise(1, 500_000));
     fs.take_snapshot(b"good").unwrap();
-    let moment = fs.moment(b"good").unwrap();
+    let moment = fs.open_snapshot(b"good").unwrap();
     let all = fs.snapshots().unwrap();
     fs.unlink(ROOT_INO, b"large").unwrap();
     fs.remove_snapshots(&[all[0].0]).unwrap();
@@ -690,7 +690,7 @@ fn a_rename_that_was_given_up_finds_nothing_to_rename() {
     fs.take_snapshot(b"good").unwrap();
     wreck(&fs);
     let wrecked = describe(&fs);
-    let moment = fs.moment(b"good").unwrap();
+    let moment = fs.open_snapshot(b"good").unwrap();
     let mut names = Late { fs: &fs, told: None, late: 0 };
     let restored = Restore::prepare(&fs, &moment, &[b"tree".to_vec()], None, &mut names).unwrap().run(&mut || Ok(()));
     assert!(matches!(restored, Err(Error::Interrupted(0))));

@@ -18,7 +18,8 @@ use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
-const OPTIONS: FsOptions = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+const OPTIONS: FsOptions =
+    FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 pub(super) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
 /// Everything that a reader sees of an object.

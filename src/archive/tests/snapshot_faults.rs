@@ -48,7 +48,7 @@ pub(super) fn is_full_host(plan: FaultPlan) -> bool {
 type Kept = BTreeMap<Vec<u8>, Expected>;
 
 fn kept(fs: &FileSystem) -> Kept {
-    let all = fs.kept_snapshots().unwrap().into_iter();
+    let all = fs.list_snapshots().unwrap().into_iter();
     all.map(|kept| (kept.name, expected_in(&fs.snapshot_view(kept.id)))).collect()
 }
 

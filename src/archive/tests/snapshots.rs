@@ -30,7 +30,7 @@ fn shown(storage: &MemoryStorage, name: &[u8]) -> Expected {
     let options = txn::OpenOptions { read_only: true, memory: 32 << 20 };
     let volume = Volume::open(copy, cipher(), environment.clone(), 1, &options).unwrap();
     volume.show_snapshot(name).unwrap();
-    let options = FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
     expected(&FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), options).unwrap())
 }
 
@@ -258,7 +258,7 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
     let nothing = &mut |_: &DirectoryEntry<'_>, _: Option<&Attributes>| ControlFlow::Continue(());
     stale("list_directory", view.list_directory(ROOT_INO, 0, 9, true, nothing));
     assert!(matches!(fs.snapshot_named(b"kept"), Err(Error::NotFound)));
-    assert_eq!(fs.kept_snapshots().unwrap(), []);
+    assert_eq!(fs.list_snapshots().unwrap(), []);
     fs.finish_removals(&mut || Ok(())).unwrap();
     fs.purge().unwrap();
     for n in 0..20 {
@@ -331,7 +331,7 @@ fn a_view_is_of_a_snapshot_and_not_of_a_name() {
     assert_ne!(first, second);
     assert!(matches!(fs.snapshot_view(first).attributes(file), Err(Error::Stale)));
     assert_eq!(expected_in(&fs.snapshot_view(second))[&b"/file"[..]].content, b"other");
-    let kept = fs.kept_snapshots().unwrap();
+    let kept = fs.list_snapshots().unwrap();
     assert_eq!(kept.iter().map(|kept| (kept.id, &kept.name[..])).collect::<Vec<_>>(), [(second, &b"kept"[..])]);
     assert!(matches!(fs.snapshot_view(SnapshotId(99)).attributes(ROOT_INO), Err(Error::Stale)));
 }

@@ -79,7 +79,7 @@ impl<'a> Builder<'a> {
             file_type => {
                 let made = self.live.make_node(parent, name, file_type | permissions, kept.rdev, creator)?;
                 if file_type == mode::REGULAR {
-                    self.live.restore_storing(self.moment, kept.ino, made.ino)?;
+                    self.live.restore_storage_flags(self.moment, kept.ino, made.ino)?;
                     self.content(kept, made.ino)?;
                     self.copied.files += 1;
                     self.copied.bytes += kept.size;

@@ -79,7 +79,7 @@ pub fn compare(
 ) -> Result<Vec<Differing>> {
     let (mut changes, mut held) = (Vec::new(), 0);
     newer.changes_since(older, &mut |change| {
-        held += 1 + change.gone.len() + change.come.len();
+        held += 1 + change.removed_entries.len() + change.added_entries.len();
         changes.push(change);
         go_on(held)
     })?;
@@ -234,7 +234,7 @@ impl Comparison<'_> {
     /// Compares what came and went in a directory that is in both, with its paths there.
     fn entries(&mut self, directory: &ChangedInode, old: &[u8], new: &[u8]) -> Result<()> {
         let names = |entries: &[(Vec<u8>, Ino)]| entries.iter().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>();
-        let (gone, come) = (names(&directory.gone), names(&directory.come));
+        let (gone, come) = (names(&directory.removed_entries), names(&directory.added_entries));
         let mut waiting = Vec::new();
         for name in gone.union(&come) {
             let there = |fs: &FileSystem, is_there: bool, path: &[u8]| -> Result<There> {
@@ -315,9 +315,12 @@ impl Entered {
     fn of(changes: &[ChangedInode]) -> Entered {
         let mut entered = Entered { gone: BTreeMap::new(), come: BTreeMap::new() };
         for change in changes {
-            let come: BTreeSet<&(Vec<u8>, Ino)> = change.come.iter().collect();
-            let moved: BTreeSet<&(Vec<u8>, Ino)> = change.gone.iter().filter(|gone| come.contains(gone)).collect();
-            for (list, entries) in [(&change.gone, &mut entered.gone), (&change.come, &mut entered.come)] {
+            let come: BTreeSet<&(Vec<u8>, Ino)> = change.added_entries.iter().collect();
+            let moved: BTreeSet<&(Vec<u8>, Ino)> =
+                change.removed_entries.iter().filter(|gone| come.contains(gone)).collect();
+            for (list, entries) in
+                [(&change.removed_entries, &mut entered.gone), (&change.added_entries, &mut entered.come)]
+            {
                 for entry @ (name, ino) in list {
                     if !moved.contains(entry) {
                         entries.entry(*ino).or_default().insert((change.ino, name.clone()));

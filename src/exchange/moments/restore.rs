@@ -236,7 +236,7 @@ impl<'a> Restore<'a> {
     pub fn run(mut self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<RestoreReport> {
         let live = self.live;
         let report = {
-            let _work = live.work()?;
+            let _work = live.hold_open()?;
             let go_on = &mut || live.check_closing().and_then(|()| go_on());
             let mut stage = self.make_stage()?;
             let mut report = RestoreReport::default();
@@ -394,7 +394,7 @@ impl<'a> Restore<'a> {
 
     /// Deletes what restores left, if there is something.
     fn remove_stages(&mut self) -> Result<()> {
-        let _work = self.live.work()?;
+        let _work = self.live.hold_open()?;
         let mut left = Vec::new();
         for entry in Entries::new(self.live, ROOT_INO)? {
             let entry = entry?;

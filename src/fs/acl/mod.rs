@@ -1,31 +1,33 @@
-//! POSIX access control lists: the kernel's xattr format, and what they have to do with modes. Pure.
+//! POSIX access control lists: the kernel's xattr format, and their relation to modes. Pure.
 //!
 //! # Invariants
-//! ACL-1  A stored list is valid (POSIX 1003.1e draft 17): one entry each for owner, group and others, at most one mask, and a mask
-//!     whenever a user or a group is named.
-//! ACL-2  A stored access list says what no mode can, so it has a mask; the permission bits of the mode are its owner, mask and others
-//!     entries. A list that a mode can say is stored as that mode and nothing else.
+//! ACL-1  A stored list is valid (POSIX 1003.1e draft 17): one entry each for owner, group and
+//!     others, at most one mask, and a mask whenever a user or a group is named.
+//! ACL-2  A stored access list is one that no mode can express, so it has a mask; the permission
+//!     bits of the mode are its owner, mask and others entries. A list that a mode can express is
+//!     stored as that mode and nothing else.
 //! ACL-3  Default lists are on directories only, and symbolic links have no list at all.
 
 use crate::error::{Error, Result};
 
-/// The only version that ever was.
+/// The only version in existence.
 const VERSION: u32 = 2;
 const HEAD: usize = 4;
 const ENTRY: usize = 8;
-/// The kernel reads and writes lists through one page of memory, and the smallest page is 4 KiB: a longer list could be stored on some
-/// machines and would lock its file on the others.
+/// Maximum bytes of a list. The kernel reads and writes lists through one page of memory, and the
+/// smallest page is 4 KiB: a longer list could be stored on some machines and would make its file
+/// inaccessible on others.
 pub(crate) const MAX_BYTES: usize = 4096;
-/// "Nobody" in a named entry, and what the other entries carry in place of a number.
+/// Id of entries without a number; invalid in named entries.
 const UNDEFINED: u32 = u32::MAX;
 const PERMISSIONS: u32 = 0o7;
 
-/// What a list is for.
+/// Purpose of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclKind {
-    /// Who may do what with the object.
+    /// Permissions of the object.
     Access,
-    /// What objects made in a directory begin with.
+    /// Initial permissions of objects created in a directory.
     Default,
 }
 
@@ -42,9 +44,9 @@ impl AclKind {
     }
 }
 
-/// Whom an entry is about.
+/// Subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum AclQualifier {
     Owner,
     User(u32),
     Group,
@@ -54,8 +56,8 @@ enum Who {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    who: Who,
+struct AclEntry {
+    qualifier: AclQualifier,
     /// Read 4, write 2, execute 1.
     permissions: u32,
 }
@@ -63,14 +65,14 @@ struct Entry {
 /// A valid list (ACL-1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl {
-    entries: Vec<Entry>,
+    entries: Vec<AclEntry>,
 }
 
 impl Acl {
-    /// None for a value without any entry, which stands for the absence of a list.
+    /// Parses a list; `None` for a value without entries, which means that there is no list.
     ///
     /// # Errors
-    /// `Invalid` for what is no list or not a valid one, `AttributeTooLarge`.
+    /// `Invalid` for a malformed or invalid list, `AttributeTooLarge`.
     pub(crate) fn parse(value: &[u8]) -> Result<Option<Acl>> {
         if value.is_empty() {
             return Ok(None);
@@ -90,7 +92,7 @@ impl Acl {
         if entries.is_empty() {
             return Ok(None);
         }
-        let entries: Option<Vec<Entry>> = entries.iter().map(decode).collect();
+        let entries: Option<Vec<AclEntry>> = entries.iter().map(decode).collect();
         let acl = Acl { entries: entries.ok_or_else(|| malformed("has an impossible entry"))? };
         if !acl.is_valid() {
             return Err(malformed("lacks entries or has them out of order"));
@@ -102,13 +104,13 @@ impl Acl {
         let mut out = Vec::with_capacity(HEAD + self.entries.len() * ENTRY);
         out.extend_from_slice(&VERSION.to_le_bytes());
         for entry in &self.entries {
-            let (tag, id): (u16, u32) = match entry.who {
-                Who::Owner => (0x01, UNDEFINED),
-                Who::User(id) => (0x02, id),
-                Who::Group => (0x04, UNDEFINED),
-                Who::NamedGroup(id) => (0x08, id),
-                Who::Mask => (0x10, UNDEFINED),
-                Who::Others => (0x20, UNDEFINED),
+            let (tag, id): (u16, u32) = match entry.qualifier {
+                AclQualifier::Owner => (0x01, UNDEFINED),
+                AclQualifier::User(id) => (0x02, id),
+                AclQualifier::Group => (0x04, UNDEFINED),
+                AclQualifier::NamedGroup(id) => (0x08, id),
+                AclQualifier::Mask => (0x10, UNDEFINED),
+                AclQualifier::Others => (0x20, UNDEFINED),
             };
             out.extend_from_slice(&tag.to_le_bytes());
             // Three bits.
@@ -118,15 +120,16 @@ impl Acl {
         out
     }
 
-    /// ACL-1, with the entries in the kernel's order: owner, users, group, groups, mask, others.
+    /// Checks ACL-1, with the entries in the kernel's order: owner, users, group, groups, mask,
+    /// others.
     fn is_valid(&self) -> bool {
-        let rank = |entry: &Entry| match entry.who {
-            Who::Owner => 0,
-            Who::User(_) => 1,
-            Who::Group => 2,
-            Who::NamedGroup(_) => 3,
-            Who::Mask => 4,
-            Who::Others => 5,
+        let rank = |entry: &AclEntry| match entry.qualifier {
+            AclQualifier::Owner => 0,
+            AclQualifier::User(_) => 1,
+            AclQualifier::Group => 2,
+            AclQualifier::NamedGroup(_) => 3,
+            AclQualifier::Mask => 4,
+            AclQualifier::Others => 5,
         };
         let ranks: Vec<u32> = self.entries.iter().map(rank).collect();
         let count = |wanted: u32| ranks.iter().filter(|&&rank| rank == wanted).count();
@@ -137,71 +140,76 @@ impl Acl {
             && (count(4) == 1 || !named)
     }
 
-    /// Whether a mode says as much.
+    /// Returns whether a mode can express the list.
     pub(crate) fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
-    /// The nine permission bits that go with it (ACL-2).
+    /// Returns the nine permission bits of the list (ACL-2).
     pub(crate) fn mode_bits(&self) -> u32 {
         let group_class = self.group_class();
-        let bits = |entry: &Entry| match entry.who {
-            Who::Owner => entry.permissions << 6,
-            Who::Others => entry.permissions,
-            who if who == group_class => entry.permissions << 3,
+        let bits = |entry: &AclEntry| match entry.qualifier {
+            AclQualifier::Owner => entry.permissions << 6,
+            AclQualifier::Others => entry.permissions,
+            qualifier if qualifier == group_class => entry.permissions << 3,
             _ => 0,
         };
         self.entries.iter().map(bits).fold(0, |all, bits| all | bits)
     }
 
-    /// The entry that the group bits of the mode are tied to.
-    fn group_class(&self) -> Who {
-        if self.entries.iter().any(|entry| entry.who == Who::Mask) { Who::Mask } else { Who::Group }
+    /// Returns the qualifier of the entry that the group bits of the mode are tied to.
+    fn group_class(&self) -> AclQualifier {
+        if self.entries.iter().any(|entry| entry.qualifier == AclQualifier::Mask) {
+            AclQualifier::Mask
+        } else {
+            AclQualifier::Group
+        }
     }
 
-    /// Changes the entries that are tied to the mode: each gets what `change` makes of its permissions and of the mode's.
-    fn tie(&mut self, mode: u32, change: impl Fn(u32, u32) -> u32) {
+    /// Sets each entry that is tied to the mode to `change(entry_permissions, mode_permissions)`.
+    fn update_tied(&mut self, mode: u32, change: impl Fn(u32, u32) -> u32) {
         let group_class = self.group_class();
         for entry in &mut self.entries {
-            let of_mode = match entry.who {
-                Who::Owner => mode >> 6,
-                Who::Others => mode,
-                who if who == group_class => mode >> 3,
+            let of_mode = match entry.qualifier {
+                AclQualifier::Owner => mode >> 6,
+                AclQualifier::Others => mode,
+                qualifier if qualifier == group_class => mode >> 3,
                 _ => continue,
             };
             entry.permissions = change(entry.permissions, of_mode & PERMISSIONS);
         }
     }
 
-    /// chmod: the mode sets owner, others and the mask (without one, the group).
+    /// Applies chmod: the mode sets owner, others and the mask (without one, the group).
     pub(crate) fn set_mode(&mut self, mode: u32) {
-        self.tie(mode, |_, of_mode| of_mode);
+        self.update_tied(mode, |_, of_mode| of_mode);
     }
 
-    /// The access list of an object that is made with `mode` under this default list, and the nine permission bits that it gets: what
-    /// both allow. None when those bits say all of it.
+    /// Returns the access list and the nine permission bits of an object created with `mode` under
+    /// this default list: the permissions that both allow. The list is `None` if the bits express
+    /// all of it.
     pub(crate) fn inherit(&self, mode: u32) -> (Option<Acl>, u32) {
         let mut access = self.clone();
-        access.tie(mode, |permissions, of_mode| permissions & of_mode);
+        access.update_tied(mode, |permissions, of_mode| permissions & of_mode);
         let bits = access.mode_bits();
         ((!access.is_minimal()).then_some(access), bits)
     }
 }
 
-fn decode(entry: &[u8; ENTRY]) -> Option<Entry> {
+fn decode(entry: &[u8; ENTRY]) -> Option<AclEntry> {
     let [t0, t1, p0, p1, id @ ..] = *entry;
     let (tag, permissions, id) = (u16::from_le_bytes([t0, t1]), u16::from_le_bytes([p0, p1]), u32::from_le_bytes(id));
     let permissions = u32::from(permissions);
-    let who = match tag {
-        0x01 => Who::Owner,
-        0x02 if id != UNDEFINED => Who::User(id),
-        0x04 => Who::Group,
-        0x08 if id != UNDEFINED => Who::NamedGroup(id),
-        0x10 => Who::Mask,
-        0x20 => Who::Others,
+    let qualifier = match tag {
+        0x01 => AclQualifier::Owner,
+        0x02 if id != UNDEFINED => AclQualifier::User(id),
+        0x04 => AclQualifier::Group,
+        0x08 if id != UNDEFINED => AclQualifier::NamedGroup(id),
+        0x10 => AclQualifier::Mask,
+        0x20 => AclQualifier::Others,
         _ => return None,
     };
-    (permissions <= PERMISSIONS).then_some(Entry { who, permissions })
+    (permissions <= PERMISSIONS).then_some(AclEntry { qualifier, permissions })
 }
 
 #[cfg(test)]

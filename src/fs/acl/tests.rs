@@ -1,4 +1,4 @@
-//! Lists against the kernel's rules, and any bytes against the parser.
+//! Lists against the kernel's rules, and arbitrary bytes against the parser.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn refused(entries: &[(u16, u16, u32)]) -> bool {
 #[test]
 fn a_list_comes_back_as_it_was() {
     assert_eq!(acl(&FULL).encode(), value(&FULL));
-    // What an entry without a number carries in its place means nothing.
+    // The id of an entry without a number is ignored.
     let careless = [(1, 6, 0), (4, 4, 7), (32, 4, 0)];
     assert_eq!(acl(&careless).encode(), value(&[(1, 6, NONE), (4, 4, NONE), (32, 4, NONE)]));
 }
@@ -96,7 +96,7 @@ fn a_new_object_gets_what_both_the_list_and_its_mode_allow() {
     assert_eq!(bits, 0o664);
     let narrowed = [(1, 6, NONE), (2, 7, 1000), (4, 5, NONE), (8, 2, 50), (16, 6, NONE), (32, 4, NONE)];
     assert_eq!(list, Some(acl(&narrowed)));
-    // Without a mask the group entry is narrowed, and the mode says all.
+    // Without a mask the group entry is narrowed, and the mode expresses everything.
     let (list, bits) = acl(&[(1, 7, NONE), (4, 7, NONE), (32, 5, NONE)]).inherit(0o040_751);
     assert_eq!((list, bits), (None, 0o751));
 }
@@ -108,7 +108,7 @@ proptest! {
             if let Ok(Some(mut list)) = Acl::parse(&bytes) {
                 prop_assert!(list.mode_bits() <= 0o777);
                 list.set_mode(mode);
-                prop_assert_eq!(list.group_class() == Who::Mask || list.is_minimal(), true);
+                prop_assert_eq!(list.group_class() == AclQualifier::Mask || list.is_minimal(), true);
                 prop_assert_eq!(list.mode_bits(), mode & 0o777);
                 prop_assert_eq!(Acl::parse(&list.encode()).unwrap().unwrap(), list);
             }

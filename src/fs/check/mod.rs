@@ -1,14 +1,16 @@
-//! Verifies the whole live tree: entries, inodes, links, extents and attributes agree with each other.
+//! Verifies the whole live tree: entries, inodes, links, extents and attributes agree with each
+//! other.
 //!
-//! Memory grows with the archive, about 64 bytes per inode: names can only be counted when all directories have been seen.
+//! Memory grows with the archive, about 64 bytes per inode: names can only be counted when all
+//! directories have been seen.
 
 mod names;
 
 use std::collections::{HashMap, HashSet};
 
 use super::acl::{Acl, AclKind};
-use super::directory::{self, DIRECTORY_TYPE, DirectoryRecord, FIRST_SEQUENCE, Target, file_type, name_hash};
-use super::ops::{BIRTH, MAX_TARGET, value_of_entry};
+use super::directory::{self, DIRECTORY_TYPE, DirectoryRecord, EntryTarget, FIRST_SEQUENCE, file_type, name_hash};
+use super::ops::{BIRTH, MAX_TARGET, load_value};
 use super::types::mode;
 use crate::error::{Error, Result};
 use crate::format::values::{
@@ -17,10 +19,10 @@ use crate::format::values::{
 use crate::format::{Generation, Ino, Key, MAX_DATA, MAX_INO, MAX_OFFSET, kind};
 use crate::txn::{DataPages, Finding, FindingKind, Lost, Severity, View, Volume};
 
-/// More than anybody reads; what follows from one damaged node may be millions.
+/// Limit of the report; one damaged node may lead to millions of findings.
 const MAX_FINDINGS: usize = 1000;
 
-/// What the walk over the live tree counted.
+/// Counts of the walk over the live tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StructureCounts {
     pub(crate) inodes: u64,
@@ -29,75 +31,76 @@ pub(crate) struct StructureCounts {
     pub(crate) bytes: u64,
 }
 
-/// What the walk found.
-pub(crate) struct Structure {
+/// Result of the walk.
+pub(crate) struct StructureReport {
     pub(crate) counts: StructureCounts,
     pub(crate) findings: Vec<Finding>,
-    /// First blocks of the pages of file data that are told to be lost, of which file.
+    /// First blocks of the data pages that are reported as lost with the file.
     pub(crate) lost_pages: HashSet<u64>,
 }
 
-/// How much of the file data is read.
+/// Extent of the data check.
 #[derive(Clone, Copy)]
-pub(crate) enum Reading<'a> {
+pub(crate) enum DataReading<'a> {
     Nothing,
-    /// Everything that an extent names.
+    /// All data that extents reference.
     All,
-    /// What an audit did not find sound already.
+    /// All data except pages that an audit found sound already.
     But(&'a DataPages),
 }
 
-/// What is remembered of an inode until all names are counted.
+/// Summary of an inode, until all names are counted.
 #[derive(Default)]
-struct Known {
-    /// There is an inode record (else only names).
+struct InodeSummary {
+    /// An inode record exists (else only names).
     exists: bool,
     file_type: u8,
     links: u32,
-    /// Names that were found, and the type that they say.
+    /// Number of names found, and the type in their entries.
     names: u32,
     named_type: Option<u8>,
-    /// Of a directory: the parent that it says, the one where its name was found, the subdirectories found in it.
+    /// For a directory: the parent in its inode, the directory of its entry, and the number of
+    /// subdirectories found in it.
     parent: Ino,
     named_in: Ino,
     subdirectories: u32,
 }
 
-/// The records of the object that the scan is at.
+/// Records of the object at the scan position.
 #[derive(Default)]
-struct Object {
+struct ObjectRecords {
     ino: Ino,
     inode: Option<InodeValue>,
     inline: bool,
     extents: u64,
-    /// Some of them lie before the trim offset; what lies behind it is as good as gone.
+    /// Some extents are before the trim offset; hidden ones count as freed.
     shows_extents: bool,
-    /// End of the extent before.
+    /// End of the previous extent.
     covered: u64,
     bytes: u64,
-    /// What is known of a symbolic link's target, in full checks and when it lies in the tree.
+    /// Target of a symbolic link, as far as it was read: in full checks, or when it is inline.
     target: Vec<u8>,
     indexed: u64,
     listed: u64,
     has_xattrs: bool,
-    /// Attribute values in pieces: piece id -> bytes that are still missing.
+    /// Incomplete attribute values in pieces: piece id -> missing bytes.
     pieces: HashMap<u32, u64>,
 }
 
-struct Walk<'a> {
+struct StructureWalk<'a> {
     volume: &'a Volume,
     /// Key of the name hashes.
     name_key: &'a [u8; 16],
     view: View<'a>,
-    reading: Reading<'a>,
-    /// Nothing that is there can have been made later.
+    reading: DataReading<'a>,
+    /// No extent can be born later.
     newest: Generation,
-    /// Takes the data that is read only to see that it can be.
+    /// Buffer for data that is read only to verify it.
     buffer: Vec<u8>,
-    known: HashMap<Ino, Known>,
+    known: HashMap<Ino, InodeSummary>,
     orphans: HashSet<Ino>,
     trims: HashSet<Ino>,
-    object: Object,
+    object: ObjectRecords,
     counts: StructureCounts,
     findings: Vec<Finding>,
     lost_pages: HashSet<u64>,
@@ -107,12 +110,12 @@ struct Walk<'a> {
 pub(super) fn walk_structure(
     volume: &Volume,
     name_key: &[u8; 16],
-    reading: Reading<'_>,
+    reading: DataReading<'_>,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Structure> {
+) -> Result<StructureReport> {
     let state = volume.state();
     let view = volume.view(&state);
-    let mut walk = Walk {
+    let mut walk = StructureWalk {
         volume,
         name_key,
         view,
@@ -122,7 +125,7 @@ pub(super) fn walk_structure(
         known: HashMap::new(),
         orphans: HashSet::new(),
         trims: HashSet::new(),
-        object: Object::default(),
+        object: ObjectRecords::default(),
         counts: StructureCounts::default(),
         findings: Vec::new(),
         lost_pages: HashSet::new(),
@@ -137,9 +140,9 @@ pub(super) fn walk_structure(
                     progress(walk.counts.inodes, state.inodes());
                 }
             }
-            match walk.record(key, value) {
+            match walk.check_record(key, value) {
                 Err(Error::Damaged(detail)) => {
-                    walk.find(Finding::new(FindingKind::Record, Severity::Wrong, detail).of_inode(Ino(key.object)));
+                    walk.report(Finding::new(FindingKind::Record, Severity::Wrong, detail).of_inode(Ino(key.object)));
                     Ok(())
                 }
                 other => other,
@@ -157,22 +160,22 @@ pub(super) fn walk_structure(
     )?;
     walk.finish_object();
     for finding in lost {
-        walk.find(finding);
+        walk.report(finding);
     }
-    walk.judge_names();
-    walk.judge_reachability();
+    walk.check_names();
+    walk.check_reachability();
     if walk.counts.inodes != state.inodes() {
         let text = format!("the archive counts {} inodes, but has {}", state.inodes(), walk.counts.inodes);
-        walk.find(Finding::new(FindingKind::Counter, Severity::Minor, text));
+        walk.report(Finding::new(FindingKind::Counter, Severity::Minor, text));
     }
-    walk.name_findings()?;
+    walk.set_finding_paths()?;
     progress(state.inodes(), state.inodes());
-    let Walk { counts, findings, lost_pages, .. } = walk;
-    Ok(Structure { counts, findings, lost_pages })
+    let StructureWalk { counts, findings, lost_pages, .. } = walk;
+    Ok(StructureReport { counts, findings, lost_pages })
 }
 
-impl Walk<'_> {
-    fn find(&mut self, finding: Finding) {
+impl StructureWalk<'_> {
+    fn report(&mut self, finding: Finding) {
         if self.findings.len() < MAX_FINDINGS {
             self.findings.push(finding);
         } else if self.findings.len() == MAX_FINDINGS {
@@ -180,32 +183,32 @@ impl Walk<'_> {
         }
     }
 
-    fn find_of(&mut self, kind: FindingKind, ino: Ino, detail: &str) {
-        self.find(Finding::new(kind, Severity::Wrong, detail).of_inode(ino));
+    fn report_inode(&mut self, kind: FindingKind, ino: Ino, detail: &str) {
+        self.report(Finding::new(kind, Severity::Wrong, detail).of_inode(ino));
     }
 
-    fn find_here(&mut self, kind: FindingKind, detail: &str) {
-        self.find_of(kind, self.object.ino, detail);
+    fn report_object(&mut self, kind: FindingKind, detail: &str) {
+        self.report_inode(kind, self.object.ino, detail);
     }
 
-    fn record(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_record(&mut self, key: Key, value: &[u8]) -> Result<()> {
         if key.object == 0 {
             match key.kind {
                 kind::ORPHAN => drop(self.orphans.insert(Ino(key.sub))),
                 kind::TRIM => drop(self.trims.insert(Ino(key.sub))),
                 _ => {
                     let text = format!("unknown record of kind {}", key.kind);
-                    self.find(Finding::new(FindingKind::Record, Severity::Wrong, text));
+                    self.report(Finding::new(FindingKind::Record, Severity::Wrong, text));
                 }
             }
             if !value.is_empty() {
                 let text = format!("a record of kind {} has a value", key.kind);
-                self.find(Finding::new(FindingKind::Record, Severity::Wrong, text));
+                self.report(Finding::new(FindingKind::Record, Severity::Wrong, text));
             }
             return Ok(());
         }
         if matches!(key.kind, kind::INODE | kind::INLINE) && key.sub != 0 {
-            self.find_here(FindingKind::Record, "has a record with a key that no writer gives it");
+            self.report_object(FindingKind::Record, "has a record with a key that no writer gives it");
             return Ok(());
         }
         if key.kind == kind::INODE {
@@ -213,8 +216,8 @@ impl Walk<'_> {
             return Ok(());
         }
         if self.object.inode.is_none() {
-            self.find_here(FindingKind::Inode, "has records, but no inode");
-            // Said once per object.
+            self.report_object(FindingKind::Inode, "has records, but no inode");
+            // Reported once per object.
             self.object.inode = Some(InodeValue { trim: NO_TRIM, ..InodeValue::default() });
         }
         match key.kind {
@@ -225,99 +228,104 @@ impl Walk<'_> {
                     self.object.target.extend_from_slice(value);
                 }
             }
-            kind::XATTR => self.xattrs(key, value)?,
-            kind::XATTR_PIECE => self.xattr_piece(key, value),
-            kind::DIR_INDEX => self.index(key, value)?,
-            kind::DIR_LIST => self.entry(key, value)?,
-            kind::EXTENT => self.extent(key, value)?,
-            _ => self.find_here(FindingKind::Record, "has a record of an unknown kind"),
+            kind::XATTR => self.check_xattrs(key, value)?,
+            kind::XATTR_PIECE => self.check_xattr_piece(key, value),
+            kind::DIR_INDEX => self.check_index(key, value)?,
+            kind::DIR_LIST => self.check_entry(key, value)?,
+            kind::EXTENT => self.check_extent(key, value)?,
+            _ => self.report_object(FindingKind::Record, "has a record of an unknown kind"),
         }
         Ok(())
     }
 
-    fn xattrs(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_xattrs(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.object.has_xattrs = true;
         let entries = decode_xattrs(value)?;
         if entries.is_empty() {
-            self.find_here(FindingKind::Attribute, "has an empty attribute record");
+            self.report_object(FindingKind::Attribute, "has an empty attribute record");
         }
-        // A record has the few names of one hash, so a name that is there twice is there twice in it.
+        // A record has the few names of one hash, so duplicate names are within one record.
         if entries.iter().enumerate().any(|(at, entry)| entries[..at].iter().any(|other| other.name == entry.name)) {
-            self.find_here(FindingKind::Attribute, "has two attributes of one name");
+            self.report_object(FindingKind::Attribute, "has two attributes of one name");
         }
         for entry in entries {
             if name_hash(self.name_key, self.object.ino, &entry.name) != key.sub {
-                self.find_here(FindingKind::Attribute, "an attribute is not where its name's hash says");
+                self.report_object(FindingKind::Attribute, "an attribute is not where its name's hash says");
             }
             if entry.name == BIRTH {
-                self.find_here(FindingKind::Attribute, "an attribute has the name under which the birth time is told");
+                self.report_object(
+                    FindingKind::Attribute,
+                    "an attribute has the name under which the birth time is told",
+                );
             }
             if entry.piece != 0 && self.object.pieces.insert(entry.piece, u64::from(entry.length)).is_some() {
-                self.find_here(FindingKind::Attribute, "two attributes share pieces");
+                self.report_object(FindingKind::Attribute, "two attributes share pieces");
             }
             if let Some(kind) = AclKind::of_name(&entry.name) {
-                self.list(kind, entry)?;
+                self.check_acl(kind, entry)?;
             }
         }
         Ok(())
     }
 
-    /// What `acl` promises of stored lists.
-    fn list(&mut self, kind: AclKind, entry: XattrEntry) -> Result<()> {
+    /// Checks a stored list against ACL-1 to ACL-3.
+    fn check_acl(&mut self, kind: AclKind, entry: XattrEntry) -> Result<()> {
         let mode = self.object.inode.map_or(0, |inode| inode.mode);
-        let value = value_of_entry(self.view, self.object.ino, entry)?;
+        let value = load_value(self.view, self.object.ino, entry)?;
         let (file_type, bits) = (mode & mode::TYPE, mode & mode::ACCESS);
         match Acl::parse(&value) {
             Ok(Some(list)) if kind == AclKind::Access && (list.is_minimal() || list.mode_bits() != bits) => {
-                self.find_here(FindingKind::Attribute, "its access control list disagrees with its mode");
+                self.report_object(FindingKind::Attribute, "its access control list disagrees with its mode");
             }
             Ok(Some(_)) => {}
-            Ok(None) | Err(_) => self.find_here(FindingKind::Attribute, "has a malformed access control list"),
+            Ok(None) | Err(_) => self.report_object(FindingKind::Attribute, "has a malformed access control list"),
         }
         if file_type == mode::SYMLINK || (kind == AclKind::Default && file_type != mode::DIRECTORY) {
-            self.find_here(FindingKind::Attribute, "has an access control list that its type cannot have");
+            self.report_object(FindingKind::Attribute, "has an access control list that its type cannot have");
         }
         Ok(())
     }
 
-    fn xattr_piece(&mut self, key: Key, value: &[u8]) {
+    fn check_xattr_piece(&mut self, key: Key, value: &[u8]) {
         let missing = self.object.pieces.get_mut(&((key.sub >> 32) as u32));
-        // All pieces but the last are full, so what is left always is a whole number of them and the last.
+        // All pieces but the last are full, so the missing length is a whole number of pieces and
+        // the last.
         match missing {
             Some(missing) if value.len() as u64 == (*missing).min(XATTR_PIECE as u64) && !value.is_empty() => {
                 *missing -= value.len() as u64;
             }
-            _ => self.find_here(FindingKind::Attribute, "a piece of an attribute is out of place"),
+            _ => self.report_object(FindingKind::Attribute, "a piece of an attribute is out of place"),
         }
     }
 
-    fn index(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_index(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let entries = decode_index(value)?;
         if entries.is_empty() {
-            self.find_here(FindingKind::Entry, "has an empty index record");
+            self.report_object(FindingKind::Entry, "has an empty index record");
         }
         for entry in &entries {
             self.object.indexed += 1;
             if name_hash(self.name_key, self.object.ino, &entry.name) != key.sub {
-                self.find_here(FindingKind::Entry, "an entry is not where its name's hash says");
+                self.report_object(FindingKind::Entry, "an entry is not where its name's hash says");
             }
         }
         Ok(())
     }
 
-    /// A list record, with its index entry: as many of either, and each list record with its own index entry, is one to one.
-    fn entry(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    /// Checks a list record with its index entry. Equal counts, and an index entry of its own for
+    /// each list record, make the relation one to one.
+    fn check_entry(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let entry = decode_list(value)?;
         let directory = self.object.ino;
         self.object.listed += 1;
         let next = self.object.inode.map_or(0, |inode| inode.next_sequence);
         if !(FIRST_SEQUENCE..next).contains(&key.sub) {
-            self.find_here(FindingKind::Entry, "an entry's sequence number is out of range");
+            self.report_object(FindingKind::Entry, "an entry's sequence number is out of range");
         }
-        let target = Target { ino: entry.ino, file_type: entry.file_type };
+        let target = EntryTarget { ino: entry.ino, file_type: entry.file_type };
         let indexed = directory::find(self.view, self.name_key, directory, entry.name)?;
         if indexed != Some(DirectoryRecord { target, sequence: key.sub }) {
-            self.find_here(FindingKind::Entry, "an entry's two records disagree");
+            self.report_object(FindingKind::Entry, "an entry's two records disagree");
         }
         if target.is_directory() {
             self.known.entry(directory).or_default().subdirectories += 1;
@@ -326,14 +334,14 @@ impl Walk<'_> {
         known.names += 1;
         known.named_in = directory;
         if known.named_type.is_some_and(|other| other != target.file_type) {
-            self.find_of(FindingKind::Name, target.ino, "its names say different types");
+            self.report_inode(FindingKind::Name, target.ino, "its names say different types");
         } else {
             known.named_type = Some(target.file_type);
         }
         Ok(())
     }
 
-    fn extent(&mut self, key: Key, value: &[u8]) -> Result<()> {
+    fn check_extent(&mut self, key: Key, value: &[u8]) -> Result<()> {
         let extent = Extent::decode(value)?;
         let trim = self.object.inode.map_or(NO_TRIM, |inode| inode.trim);
         let (offset, length) = (key.sub, u64::from(extent.length));
@@ -341,16 +349,16 @@ impl Walk<'_> {
         self.object.extents += 1;
         self.object.shows_extents |= offset < trim;
         if offset < self.object.covered {
-            self.find_here(FindingKind::Extent, "extents overlap");
+            self.report_object(FindingKind::Extent, "extents overlap");
         }
         if end > MAX_OFFSET {
-            self.find_here(FindingKind::Extent, "an extent reaches beyond the greatest offset");
+            self.report_object(FindingKind::Extent, "an extent reaches beyond the greatest offset");
         }
         if length == 0 || u64::from(extent.start) + length > MAX_DATA as u64 {
-            self.find_here(FindingKind::Extent, "an extent reaches beyond a page");
+            self.report_object(FindingKind::Extent, "an extent reaches beyond a page");
         }
         if extent.born > self.newest {
-            self.find_here(FindingKind::Extent, "an extent was made by a commit that is yet to come");
+            self.report_object(FindingKind::Extent, "an extent was made by a commit that is yet to come");
         }
         self.object.covered = end;
         self.object.bytes += end.min(trim).saturating_sub(offset);
@@ -360,13 +368,14 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Reads what nobody read yet. Targets of links that do not lie in the tree are read again: they are short and few.
+    /// Reads data that was not verified yet. Targets of links with extents are read again: they are
+    /// short and few.
     fn read_extent(&mut self, offset: u64, extent: &Extent) -> Result<()> {
         let is_symlink = self.is_symlink();
         match self.reading {
-            Reading::Nothing => return Ok(()),
-            Reading::But(pages) if !is_symlink && pages.hold(extent) => return Ok(()),
-            Reading::But(_) | Reading::All => {}
+            DataReading::Nothing => return Ok(()),
+            DataReading::But(pages) if !is_symlink && pages.hold(extent) => return Ok(()),
+            DataReading::But(_) | DataReading::All => {}
         }
         self.buffer.resize(extent.length as usize, 0);
         match self.volume.read_data(&extent.page, extent.start, &mut self.buffer) {
@@ -375,7 +384,7 @@ impl Walk<'_> {
                 let last = offset.saturating_add(length).saturating_sub(1);
                 let text = format!("bytes {offset} to {last} are lost: {error}");
                 let finding = Finding::new(FindingKind::DataLost, Severity::Lost, text).of_inode(self.object.ino);
-                self.find(finding.on_page(&extent.page).losing(Lost::Bytes { offset, length }));
+                self.report(finding.on_page(&extent.page).losing(Lost::Bytes { offset, length }));
                 if self.lost_pages.len() < MAX_FINDINGS {
                     self.lost_pages.insert(extent.page.run.address);
                 }
@@ -394,7 +403,7 @@ impl Walk<'_> {
         self.object.inode.is_some_and(|inode| inode.mode & mode::TYPE == mode::SYMLINK)
     }
 
-    /// All records of the object were seen.
+    /// Completes an object after its last record.
     fn finish_object(&mut self) {
         let object = std::mem::take(&mut self.object);
         let Some(inode) = object.inode else { return };
@@ -408,14 +417,14 @@ impl Walk<'_> {
         known.file_type = file_type(inode.mode);
         known.links = inode.links;
         known.parent = inode.parent;
-        // An orphan is taken to pieces in steps: what is left of it need not agree.
+        // An orphan is removed in steps: its remains need not agree.
         if !self.orphans.contains(&object.ino) {
-            self.judge_object(&object, &inode);
+            self.check_object(&object, &inode);
         }
-        self.object = Object::default();
+        self.object = ObjectRecords::default();
     }
 
-    fn judge_object(&mut self, object: &Object, inode: &InodeValue) {
+    fn check_object(&mut self, object: &ObjectRecords, inode: &InodeValue) {
         let has_content = matches!(inode.mode & mode::TYPE, mode::REGULAR | mode::SYMLINK);
         let is_directory = file_type(inode.mode) == DIRECTORY_TYPE;
         let is_symlink = inode.mode & mode::TYPE == mode::SYMLINK;
@@ -445,7 +454,7 @@ impl Walk<'_> {
             (is_symlink && object.target.contains(&0), Inode, "its target has a byte that no path has"),
         ];
         for (_, kind, detail) in wrong.into_iter().filter(|(is_wrong, ..)| *is_wrong) {
-            self.find_here(kind, detail);
+            self.report_object(kind, detail);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! What can be judged when every name was seen: links, parents, reachability; and the paths of findings.
+//! Checks that need all names: links, parents, reachability; and the paths of findings.
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Known, Walk};
+use super::{InodeSummary, StructureWalk};
 use crate::error::Result;
 use crate::format::values::decode_list;
 use crate::format::{Ino, Key, ROOT_INO, kind};
 use crate::fs::directory::DIRECTORY_TYPE;
 use crate::txn::{Finding, FindingKind, Severity};
 
-impl Walk<'_> {
-    /// Gives each finding about an inode its path, as far as the directories tell it.
-    pub(super) fn name_findings(&mut self) -> Result<()> {
+impl StructureWalk<'_> {
+    /// Gives each finding about an inode its path, as far as directories lead to it.
+    pub(super) fn set_finding_paths(&mut self) -> Result<()> {
         let mut wanted: HashSet<Ino> = self.findings.iter().filter_map(|finding| finding.inode).collect();
         let mut way: Vec<Ino> = wanted.iter().copied().collect();
         while let Some(ino) = way.pop() {
@@ -35,14 +35,14 @@ impl Walk<'_> {
         for finding in &mut self.findings {
             let Some(ino) = finding.inode else { continue };
             let (mut at, mut path) = (ino, Vec::new());
-            // No path is longer than there are names: a circle ends.
+            // A path has at most as many components as there are names: a cycle ends.
             for _ in 0..=names.len() {
                 let Some((above, name)) = names.get(&at) else { break };
                 path = [b"/", &name[..], &path].concat();
                 at = *above;
             }
             finding.path = match at {
-                // The root is in no directory.
+                // The root has no entry.
                 _ if ino == ROOT_INO => Some(b"/".to_vec()),
                 _ if path.is_empty() => None,
                 ROOT_INO => Some(path),
@@ -52,31 +52,31 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Types, links and parents, now that every name was seen.
-    pub(super) fn judge_names(&mut self) {
+    /// Checks types, links and parents, after all names were counted.
+    pub(super) fn check_names(&mut self) {
         let known = std::mem::take(&mut self.known);
         let orphans = std::mem::take(&mut self.orphans);
         for ino in &orphans {
             match known.get(ino) {
                 Some(known) if known.exists && known.links == 0 && known.names == 0 => {}
-                Some(known) if known.exists => self.find_of(FindingKind::Name, *ino, "is an orphan with names"),
-                _ => self.find_of(FindingKind::Name, *ino, "is an orphan, but missing"),
+                Some(known) if known.exists => self.report_inode(FindingKind::Name, *ino, "is an orphan with names"),
+                _ => self.report_inode(FindingKind::Name, *ino, "is an orphan, but missing"),
             }
         }
         for ino in std::mem::take(&mut self.trims) {
             if !known.get(&ino).is_some_and(|known| known.exists) {
-                self.find_of(FindingKind::Inode, ino, "is marked to be cut, but missing");
+                self.report_inode(FindingKind::Inode, ino, "is marked to be cut, but missing");
             }
         }
         for (&ino, known) in &known {
-            for finding in judge_known(ino, known, orphans.contains(&ino)) {
-                self.find_of(FindingKind::Name, ino, finding);
+            for finding in check_summary(ino, known, orphans.contains(&ino)) {
+                self.report_inode(FindingKind::Name, ino, finding);
             }
         }
         if !known.get(&ROOT_INO).is_some_and(|root| root.exists && root.file_type == DIRECTORY_TYPE) {
-            self.find(Finding::new(FindingKind::Name, Severity::Wrong, "there is no root directory"));
+            self.report(Finding::new(FindingKind::Name, Severity::Wrong, "there is no root directory"));
         }
-        // The order of a hash map is not that of the next run. That there are more stays last.
+        // Hash maps have no stable order. The finding about further findings stays last.
         self.findings.sort_by(|one, other| {
             let last = |finding: &Finding| finding.kind == FindingKind::More;
             let key = |finding: &Finding| (last(finding), finding.inode, finding.kind, finding.lost.clone());
@@ -85,8 +85,9 @@ impl Walk<'_> {
         self.known = known;
     }
 
-    /// Directories that name each other in a circle have right links and parents, but no way from the root.
-    pub(super) fn judge_reachability(&mut self) {
+    /// Reports directories in a cycle: they have right links and parents, but no path from the
+    /// root.
+    pub(super) fn check_reachability(&mut self) {
         let mut reached: HashSet<Ino> = HashSet::from([ROOT_INO]);
         let mut circles = Vec::new();
         let directories = self.known.iter().filter(|(_, known)| known.exists && known.file_type == DIRECTORY_TYPE);
@@ -104,12 +105,12 @@ impl Walk<'_> {
             reached.extend(way);
         }
         for ino in circles {
-            self.find_of(FindingKind::Name, ino, "is in a circle of directories");
+            self.report_inode(FindingKind::Name, ino, "is in a circle of directories");
         }
     }
 }
 
-fn judge_known(ino: Ino, known: &Known, orphan: bool) -> Vec<&'static str> {
+fn check_summary(ino: Ino, known: &InodeSummary, orphan: bool) -> Vec<&'static str> {
     let is_directory = known.file_type == DIRECTORY_TYPE;
     let wrong = if !known.exists {
         vec![(true, "is named, but missing")]

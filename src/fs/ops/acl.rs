@@ -1,24 +1,26 @@
-//! Keeps what access control lists promise: inheritance, and the tie between a list and the mode.
+//! Inheritance of access control lists, and consistency of list and mode.
 
-use super::xattr::{put_entry, remove_entry, value_of};
+use super::xattr::{find_value, put_entry, remove_entry};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::{InodeValue, XATTR_PIECE};
 use crate::fs::acl::{self, Acl, AclKind};
-use crate::fs::directory::Directory;
+use crate::fs::directory::DirectoryEditor;
 use crate::fs::{FileSystem, XattrMode, inode, mode};
 use crate::txn::{Operation, View};
 
-/// Records that writing one list changes at most: its entry and its pieces.
+/// Maximum records changed by writing one list: its entry and its pieces.
 const RECORDS_OF_LIST: u64 = 1 + acl::MAX_BYTES.div_ceil(XATTR_PIECE) as u64;
-/// Records that an object may inherit: both lists.
+/// Maximum records that an object inherits: both lists.
 pub(super) const RECORDS_INHERITED: u64 = 2 * RECORDS_OF_LIST;
-/// Records that a change of the mode may change beside the inode: a list that is replaced by one of the same length.
+/// Maximum records changed by a change of the mode, in addition to the inode: a list replaced by
+/// one of the same length.
 pub(super) const RECORDS_OF_CHMOD: u64 = 2 * RECORDS_OF_LIST;
 
 impl FileSystem {
-    /// Sets the list, and by an access list the mode (ACL-2). `keeps_set_gid` answers whether the one who sets it may leave the set-gid bit on
-    /// what belongs to the group: else an access list takes it away, as chmod(2) does. It is asked before the change begins.
+    /// Sets the list, and with an access list the mode (ACL-2). `keeps_set_gid` returns whether the
+    /// caller may keep the set-gid bit on objects of the group; otherwise an access list clears it,
+    /// like chmod(2). It is called before the change begins.
     pub(super) fn set_acl(
         &self,
         ino: Ino,
@@ -30,15 +32,15 @@ impl FileSystem {
         let Some(list) = Acl::parse(value)? else { return self.remove_acl(ino, kind) };
         let before = self.attributes(ino)?;
         let set_gid = kind == AclKind::Access && before.mode & mode::SET_GID != 0;
-        let kept = (set_gid && keeps_set_gid(before.gid)).then_some(before.gid);
+        let retained_gid = (set_gid && keeps_set_gid(before.gid)).then_some(before.gid);
         // The inode, the old list and the new one.
         self.volume.operate(1 + 2 * RECORDS_OF_LIST, false, |op| {
             let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
-            refuse_misplaced(kind, inode.mode)?;
+            check_placement(kind, inode.mode)?;
             if kind == AclKind::Access {
                 inode.mode = (inode.mode & !mode::ACCESS) | list.mode_bits();
-                if kept != Some(inode.gid) {
+                if retained_gid != Some(inode.gid) {
                     inode.mode &= !mode::SET_GID;
                 }
             }
@@ -53,7 +55,8 @@ impl FileSystem {
         self.finish_change()
     }
 
-    /// Removing what is not there succeeds, as on every Linux file system. The mode stays as the list made it.
+    /// Removes the list; without one it succeeds, as on every Linux file system. The mode keeps the
+    /// bits of the list.
     pub(super) fn remove_acl(&self, ino: Ino, kind: AclKind) -> Result<()> {
         // The inode and the list.
         self.volume.operate(1 + RECORDS_OF_LIST, true, |op| {
@@ -69,8 +72,8 @@ impl FileSystem {
     }
 }
 
-/// ACL-3.
-fn refuse_misplaced(kind: AclKind, mode: u32) -> Result<()> {
+/// Checks ACL-3.
+fn check_placement(kind: AclKind, mode: u32) -> Result<()> {
     match (kind, mode & mode::TYPE) {
         (_, mode::SYMLINK) => Err(Error::Unsupported("access control lists of symbolic links".into())),
         (AclKind::Access, _) | (AclKind::Default, mode::DIRECTORY) => Ok(()),
@@ -78,17 +81,17 @@ fn refuse_misplaced(kind: AclKind, mode: u32) -> Result<()> {
     }
 }
 
-/// The stored list of an inode.
+/// Loads the stored list of an inode.
 fn load(view: View<'_>, hash_key: &[u8; 16], ino: Ino, inode: &InodeValue, kind: AclKind) -> Result<Option<Acl>> {
-    let Some(value) = value_of(view, hash_key, ino, inode, kind.name())? else { return Ok(None) };
-    // Only valid lists are stored: this one comes from another writer.
+    let Some(value) = find_value(view, hash_key, ino, inode, kind.name())? else { return Ok(None) };
+    // Only valid lists are stored: another program wrote this one.
     let damaged = |error| Error::damaged(format!("{error}: inode={}", ino.0));
     Acl::parse(&value)
         .map_err(damaged)?
         .map_or_else(|| Err(damaged(Error::invalid("an empty list"))), |list| Ok(Some(list)))
 }
 
-/// Gives `inode` other permission bits, and its access list with them (ACL-2). The caller stores the inode.
+/// Changes the permission bits of `inode` and its access list (ACL-2). The caller stores the inode.
 pub(super) fn change_mode(
     op: &mut Operation<'_>,
     hash_key: &[u8; 16],
@@ -102,12 +105,13 @@ pub(super) fn change_mode(
     put_entry(op, hash_key, ino, inode, AclKind::Access.name(), &list.encode(), XattrMode::Replace)
 }
 
-/// Decides the permissions of a new object of `parent`: what the directory's default list and the mode both allow, or without a list what
-/// the umask leaves of the mode. Without a umask the mode is exact and nothing is inherited. The caller stores the inode.
+/// Sets the permissions of a new object of `parent`: the permissions in both the directory's
+/// default list and the mode, or without a list the mode without the umask. Without a umask the
+/// mode is exact and nothing is inherited. The caller stores the inode.
 pub(super) fn inherit(
     op: &mut Operation<'_>,
     hash_key: &[u8; 16],
-    parent: &Directory,
+    parent: &DirectoryEditor,
     umask: Option<u32>,
     ino: Ino,
     inode: &mut InodeValue,

@@ -1,60 +1,63 @@
-//! lookup, getattr, setattr.
+//! Lookup, getattr, setattr, and access times like Linux's relatime.
 
 use super::{acl, xattr};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
-use crate::fs::directory::{self, Target, check_name};
-use crate::fs::staging::Presence;
+use crate::fs::directory::{self, EntryTarget, check_name};
+use crate::fs::write_buffer::ContentSize;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime, inode, mode};
 use crate::txn::{Operation, View};
 
-/// Bytes that st_size of a directory says per entry: about what both records of a short name take.
+/// Bytes per entry in st_size of a directory: about the size of both records of a short name.
 const ENTRY_BYTES: u64 = 32;
 const GROUP_EXECUTE: u32 = 0o010;
-/// What chown(2) and writes by ordinary users take away together with the set-id bits.
+/// Attribute that chown(2) and writes by ordinary users remove together with the set-id bits.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Flags of an inode that say how its content is stored.
+/// Flags of an inode that select how its content is stored.
 const STORING: u32 = inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
 
 impl FileSystem {
-    /// `.` and `..` are understood; names are bytes without `/` and NUL, at most 255.
+    /// Looks up a name, including `.` and `..`; names are bytes without `/` and NUL, at most 255.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists, or has no name any more.
+    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` when `directory` no longer exists, or has
+    /// no name any more.
     pub fn lookup(&self, directory: Ino, name: &[u8]) -> Result<Attributes> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         match find(view, &self.name_key, directory, name)? {
-            Found::Dots(ino) => self.attributes(ino).map_err(or_not_found),
-            Found::Entry(target) => self.attributes_of_entry(view, directory, target),
+            LookupTarget::Dots(ino) => self.attributes(ino).map_err(stale_to_not_found),
+            LookupTarget::Entry(target) => self.attributes_of_entry(view, directory, target),
         }
     }
 
-    /// From the newest version, because staged sizes belong to it; the name may be gone there, or name something else. So what disagrees
-    /// there is damage only when it does so in the version of the entry.
-    fn attributes_of_entry(&self, view: View<'_>, directory: Ino, target: Target) -> Result<Attributes> {
-        match self.staging.presence(target.ino) {
+    /// Returns attributes of the newest version, to which dirty sizes belong; the name may be
+    /// removed there, or reference another inode. So a mismatch there is damage only if it is one
+    /// in the version of the entry too.
+    fn attributes_of_entry(&self, view: View<'_>, directory: Ino, target: EntryTarget) -> Result<Attributes> {
+        match self.write_buffer.load_inode(target.ino) {
             Ok((inode, presence)) => {
-                if !directory::agrees(directory, target, &inode) {
-                    directory::follow(view, directory, target)?;
+                if !directory::is_consistent_target(directory, target, &inode) {
+                    directory::load_target(view, directory, target)?;
                 }
                 Ok(attributes_of(target.ino, &inode, presence))
             }
-            Err(Error::Stale) => directory::follow(view, directory, target).and(Err(Error::NotFound)),
+            Err(Error::Stale) => directory::load_target(view, directory, target).and(Err(Error::NotFound)),
             Err(error) => Err(error),
         }
     }
 
-    /// Includes the size and blocks of staged data.
+    /// Returns the attributes, including the size and blocks of dirty data.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        let (inode, presence) = self.staging.presence(ino)?;
+        let (inode, presence) = self.write_buffer.load_inode(ino)?;
         Ok(attributes_of(ino, &inode, presence))
     }
 
-    /// Changes what is given, all or nothing. Sets ctime to now unless given, and so does a size that differs with mtime; of regular files
-    /// only without `brings_times`. A size beyond 2^63-1 is `FileTooLarge`.
+    /// Applies all changes or none. Sets ctime to now unless given, and a changed size sets mtime
+    /// likewise; for regular files only without `keeps_times`. A size beyond 2^63-1 is
+    /// `FileTooLarge`.
     ///
     /// `kill_set_id` also removes the file's capabilities and leaves directories alone.
     pub fn set_attributes(&self, ino: Ino, set: &SetAttributes) -> Result<Attributes> {
@@ -66,7 +69,8 @@ impl FileSystem {
         if let Some(size) = set.size {
             return self.set_size(ino, size, set);
         }
-        // The inode, its access list, and an xattr that goes. Permissions can be taken away on a full disk.
+        // The inode, its access list, and a removed xattr. Permissions can be removed on a full
+        // disk.
         let records = 1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE;
         let inode = self.volume.operate(records, true, |op| {
             let now = self.environment.stamp();
@@ -77,17 +81,18 @@ impl FileSystem {
             Ok(inode)
         })?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
+        Ok(attributes_of(ino, &inode, self.write_buffer.load_inode(ino)?.1))
     }
 
-    /// Lets the content of a file be stored as that of the file that a snapshot shows: packed and compressed or not. It comes before the content, which may be
-    /// written out at any time; most files are that way already.
+    /// Copies the storage flags (packed, compressed) of a file in a snapshot to another file. To be
+    /// called before the content is written, since writeback may happen at any time; most files
+    /// have the flags already.
     ///
     /// # Errors
-    /// `Stale` when one of the two is gone.
-    pub(crate) fn restore_storing(&self, moment: &FileSystem, kept: Ino, target: Ino) -> Result<()> {
-        let state = moment.volume.state();
-        let wanted = inode::load(moment.volume.view(&state), kept)?.flags & STORING;
+    /// `Stale` when one of the two is removed.
+    pub(crate) fn restore_storage_flags(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
+        let state = snapshot.volume.state();
+        let wanted = inode::load(snapshot.volume.view(&state), source)?.flags & STORING;
         let state = self.volume.state();
         if inode::load(self.volume.view(&state), target)?.flags & STORING == wanted {
             return Ok(());
@@ -100,26 +105,27 @@ impl FileSystem {
         self.finish_change()
     }
 
-    /// Gives an object the owner, mode, access, modification and birth time that a snapshot shows of another one of the same type. The attributes are
-    /// those already: an access control list says of the mode what the mode says.
+    /// Copies owner, mode, access, modification and birth time of an object in a snapshot to
+    /// another object of the same type. The extended attributes are copied already, so an access
+    /// control list agrees with the mode.
     ///
     /// # Errors
-    /// `Stale` when one of the two is gone.
-    pub(crate) fn restore_inode(&self, moment: &FileSystem, kept: Ino, target: Ino) -> Result<()> {
-        let state = moment.volume.state();
-        let kept = inode::load(moment.volume.view(&state), kept)?;
+    /// `Stale` when one of the two is removed.
+    pub(crate) fn restore_inode(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
+        let state = snapshot.volume.state();
+        let source = inode::load(snapshot.volume.view(&state), source)?;
         self.volume.operate(1, false, |op| {
             let now = self.environment.stamp();
             let before = inode::load(op.view(), target)?;
             let restored = InodeValue {
-                mode: (before.mode & mode::TYPE) | (kept.mode & mode::PERMISSIONS),
-                uid: kept.uid,
-                gid: kept.gid,
-                atime: kept.atime,
-                mtime: kept.mtime,
+                mode: (before.mode & mode::TYPE) | (source.mode & mode::PERMISSIONS),
+                uid: source.uid,
+                gid: source.gid,
+                atime: source.atime,
+                mtime: source.mtime,
                 ctime: now,
-                btime: kept.btime,
-                flags: (before.flags & !STORING) | (kept.flags & STORING),
+                btime: source.btime,
+                flags: (before.flags & !STORING) | (source.flags & STORING),
                 ..before
             };
             inode::store(op, target, &restored)
@@ -138,7 +144,7 @@ impl FileSystem {
             _ => return Err(Error::invalid("only regular files have a size to set")),
         }
         let mut set = *set;
-        if before.size != size && set.mtime.is_none() && !set.brings_times {
+        if before.size != size && set.mtime.is_none() && !set.keeps_times {
             set.mtime = Some(SetTime::Now);
         }
         if set.kill_set_id || set.mode.is_some() {
@@ -147,10 +153,11 @@ impl FileSystem {
         let now = self.environment.stamp();
         let inode = self.truncate(ino, size, &mut |inode| apply(inode, &set, now))?;
         self.finish_change()?;
-        Ok(attributes_of(ino, &inode, self.staging.presence(ino)?.1))
+        Ok(attributes_of(ino, &inode, self.write_buffer.load_inode(ino)?.1))
     }
 
-    /// A step of its own before the content changes: fewer privileges than asked for is the safe side when the second step fails.
+    /// Removes the capabilities, in an operation before the content changes: when the change fails,
+    /// fewer privileges than requested are the safe side.
     pub(super) fn strip_capability(&self, ino: Ino, kill_set_id: bool) -> Result<()> {
         let state = self.volume.state();
         let has_some = |inode: &InodeValue| {
@@ -160,7 +167,7 @@ impl FileSystem {
             return Ok(());
         }
         drop(state);
-        // The inode and an xattr that goes.
+        // The inode and a removed xattr.
         self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
             if has_some(&inode) && xattr::remove_entry(op, &self.name_key, ino, &mut inode, CAPABILITY)? {
@@ -170,7 +177,7 @@ impl FileSystem {
         })
     }
 
-    /// Mode, access list and capabilities. The caller stores the inode.
+    /// Changes mode, access list and capabilities. The caller stores the inode.
     fn change_privileges(
         &self,
         op: &mut Operation<'_>,
@@ -187,10 +194,10 @@ impl FileSystem {
         Ok(())
     }
 
-    /// `change_privileges` in a step of its own before the size changes: the safe side when the second step fails, since
-    /// nobody gets more than was asked for.
+    /// Runs `change_privileges` in an operation before the size changes: when the second one fails,
+    /// no caller has more privileges than requested.
     fn set_privileges(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
-        // The inode, its access list, and an xattr that goes.
+        // The inode, its access list, and a removed xattr.
         self.volume.operate(1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
             let before = inode;
@@ -200,32 +207,32 @@ impl FileSystem {
     }
 }
 
-/// What a name leads to.
-pub(super) enum Found {
-    /// `.` and `..` are no entries.
+/// Result of a name lookup.
+pub(super) enum LookupTarget {
+    /// `.` and `..` are not stored as entries.
     Dots(Ino),
-    Entry(Target),
+    Entry(EntryTarget),
 }
 
-/// Looks for a name as [`FileSystem::lookup`] does.
-pub(super) fn find(view: View<'_>, name_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<Found> {
+/// Looks up a name like [`FileSystem::lookup`].
+pub(super) fn find(view: View<'_>, name_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<LookupTarget> {
     check_name(name)?;
-    // What is held without a name cannot be found again, not even by its number.
+    // An open directory without a name cannot be found again, not even by its number.
     let parent = Some(inode::load(view, directory)?).filter(|inode| inode.links > 0).ok_or(Error::Stale)?;
     match name {
         // An NFS server asks for `.` of any inode by its bare number.
-        b"." => Ok(Found::Dots(directory)),
+        b"." => Ok(LookupTarget::Dots(directory)),
         _ if parent.mode & mode::TYPE != mode::DIRECTORY => Err(Error::NotDirectory),
-        b".." if directory == ROOT_INO => Ok(Found::Dots(ROOT_INO)),
-        b".." => Ok(Found::Dots(parent.parent)),
+        b".." if directory == ROOT_INO => Ok(LookupTarget::Dots(ROOT_INO)),
+        b".." => Ok(LookupTarget::Dots(parent.parent)),
         _ => {
             let found = directory::find(view, name_key, directory, name)?.ok_or(Error::NotFound)?;
-            Ok(Found::Entry(found.target))
+            Ok(LookupTarget::Entry(found.target))
         }
     }
 }
 
-pub(super) fn or_not_found(error: Error) -> Error {
+pub(super) fn stale_to_not_found(error: Error) -> Error {
     match error {
         Error::Stale => Error::NotFound,
         other => other,
@@ -236,46 +243,48 @@ fn drops_set_id(inode: &InodeValue, set: &SetAttributes) -> bool {
     set.kill_set_id && inode.mode & mode::TYPE != mode::DIRECTORY
 }
 
-/// Everything but the size and what an access list is tied to.
+/// Applies everything but the size and the parts tied to an access list.
 fn apply(inode: &mut InodeValue, set: &SetAttributes, now: Timestamp) {
     let at = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::To(time) => time,
     };
     if drops_set_id(inode, set) {
-        lose_set_id(inode, set.kill_set_gid);
+        clear_set_id(inode, set.kill_set_gid);
     }
     inode.uid = set.uid.unwrap_or(inode.uid);
     inode.gid = set.gid.unwrap_or(inode.gid);
     inode.atime = set.atime.map_or(inode.atime, at);
     inode.mtime = set.mtime.map_or(inode.mtime, at);
-    let stays = set.brings_times && inode.mode & mode::TYPE == mode::REGULAR;
+    let stays = set.keeps_times && inode.mode & mode::TYPE == mode::REGULAR;
     inode.ctime = set.ctime.map_or(if stays { inode.ctime } else { now }, at);
 }
 
-/// The set-id bits go as with a write by an ordinary user; set-gid only where the group may execute, unless `set_gid`.
-pub(super) fn lose_set_id(inode: &mut InodeValue, set_gid: bool) {
+/// Clears the set-id bits like a write by an ordinary user; set-gid only if the group may execute,
+/// unless `set_gid`.
+pub(super) fn clear_set_id(inode: &mut InodeValue, set_gid: bool) {
     inode.mode &= !mode::SET_UID;
-    // Without group execution the bit means mandatory locking, which has nothing to do with privileges.
+    // Without group execution the bit means mandatory locking and grants no privileges.
     if inode.mode & GROUP_EXECUTE != 0 || set_gid {
         inode.mode &= !mode::SET_GID;
     }
 }
 
 impl Attributes {
-    /// Of an inode that nothing is staged of.
+    /// Returns the attributes of an inode without dirty data.
     pub(crate) fn of_published(ino: Ino, inode: &InodeValue) -> Attributes {
-        attributes_of(ino, inode, Presence::published(inode))
+        attributes_of(ino, inode, ContentSize::published(inode))
     }
 }
 
-/// What stat(2) tells of an inode with this content, staged data included.
+/// Returns the stat(2) attributes of an inode with this content, dirty data included.
 ///
-/// A directory's size is 32 bytes per entry, rounded up to whole blocks and at least one, and its blocks are those of that size.
-pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, content: Presence) -> Attributes {
+/// A directory's size is 32 bytes per entry, rounded up to whole blocks and at least one, and its
+/// blocks are computed from that size.
+pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, content: ContentSize) -> Attributes {
     let (size, blocks) = match inode.mode & mode::TYPE {
         mode::DIRECTORY => {
-            // The number of entries is the archive's word, and may be absurd.
+            // The number of entries is read from the archive and may be absurd.
             let size = inode.size.saturating_mul(ENTRY_BYTES).clamp(1, MAX_OFFSET - BLOCK).next_multiple_of(BLOCK);
             (size, size / 512)
         }
@@ -295,4 +304,40 @@ pub(super) fn attributes_of(ino: Ino, inode: &InodeValue, content: Presence) -> 
         ctime: inode.ctime,
         btime: inode.btime,
     }
+}
+
+/// Seconds after which an access time is updated although nothing changed.
+const DAY: i64 = 24 * 60 * 60;
+
+impl FileSystem {
+    /// Sets the access time to now if it is not newer than the last change of content and
+    /// attributes, or a day old. So a file that is read all the time costs one small change a day,
+    /// and programs that compare the times, such as mail readers, see that new content was read.
+    /// Returns whether it was set; a read-only archive stays unchanged. The change becomes durable
+    /// with the next commit, under every profile.
+    pub fn note_access(&self, ino: Ino) -> Result<bool> {
+        if self.volume.read_only() {
+            return Ok(false);
+        }
+        let now = self.environment.stamp();
+        let state = self.volume.state();
+        if !is_due(&inode::load(self.volume.view(&state), ino)?, now) {
+            return Ok(false);
+        }
+        drop(state);
+        // The inode.
+        self.volume.operate(1, false, |op| {
+            let mut inode = inode::load(op.view(), ino)?;
+            let due = is_due(&inode, now);
+            if due {
+                inode.atime = now;
+                inode::store(op, ino, &inode)?;
+            }
+            Ok(due)
+        })
+    }
+}
+
+fn is_due(inode: &InodeValue, now: Timestamp) -> bool {
+    inode.atime <= inode.mtime || inode.atime <= inode.ctime || now.seconds.saturating_sub(inode.atime.seconds) >= DAY
 }

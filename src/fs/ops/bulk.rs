@@ -1,9 +1,13 @@
-//! Adds many small files at once: their pages are packed and written first, then one operation names them all.
+//! Adds many small files at once: their pages are packed and written first, then one operation
+//! references them all.
 //!
 //! # Invariants
-//! BULK-1  A batch is one operation: readers and crashes see all of its files, each whole, or none of them (TXN-6).
-//! BULK-2  Packed pages name inodes, so the numbers of a batch are set aside before; nobody else gets them, used or not.
-//! BULK-3  A page of a batch has as many counts as files that the operation names; a page that it names nothing of is given back.
+//! BULK-1  A batch is one operation: readers and crashes see all of its files, each whole, or none
+//!     of them (TXN-6).
+//! BULK-2  Packed pages contain inode numbers, so the numbers of a batch are allocated before; they
+//!     are never used otherwise, even if the batch fails.
+//! BULK-3  A page of a batch has as many counts as files that the operation references; a page
+//!     without any is given back.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,26 +18,28 @@ use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
-use crate::fs::directory::{self, Directory, DirectoryRecord, Target, check_name, is_dot, put_in_list};
+use crate::fs::directory::{self, DirectoryEditor, DirectoryRecord, EntryTarget, check_name, is_dot, put_in_list};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
-use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, sealers};
+use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, parallel_writer};
 use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
 
-/// Longest content of a file that can be added in bulk: what shares a page with others.
+/// Maximum content of a file that can be added in bulk, which is the limit for packing.
 pub const MAX_SMALL_FILE: u64 = PACK;
 
-/// Files of one operation. An operation copies each node that it changes once, about five for a file alone: with so many files that is
-/// nothing beside the files themselves, and nobody waits long for the writers' lock.
+/// Maximum files of one operation. An operation copies each changed node once, about five for a
+/// single file: with this many files the nodes cost little compared to the files, and the writers'
+/// lock is not held for long.
 const BATCH_FILES: usize = 1024;
-/// Content and attributes of one operation: some pages for each processor to seal.
+/// Maximum content and attributes of one operation: some pages for each processor to seal.
 const BATCH_BYTES: usize = 16 * MAX_DATA;
-/// Records of a new file beside its attributes: inode, index, list, and content with a page's share of a count.
+/// Records of a new file without its attributes: inode, index, list, and content with a page's
+/// share of a count.
 const RECORDS: u64 = 5;
-/// Pages for each thread at least: sealing one takes 100 us and more, starting a thread about 50.
-const ENOUGH: usize = 2;
+/// Minimum pages per thread: sealing one takes 100 us and more, starting a thread about 50.
+const MIN_PAGES_PER_THREAD: usize = 2;
 
-/// A regular file that does not exist yet, with all that it is to have. Neither permissions nor anything else is inherited from the
-/// directory, but whether it is packed and compressed.
+/// A regular file to be created, with its attributes and content. Of the directory it inherits only
+/// the storage flags (packed, compressed), neither permissions nor anything else.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFile<'a> {
     pub directory: Ino,
@@ -42,43 +48,47 @@ pub struct NewFile<'a> {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Now, unless given.
+    /// `None` means now.
     pub atime: Option<Timestamp>,
     pub mtime: Option<Timestamp>,
-    /// Names and values of attributes for which [`FileSystem::is_plain_xattr`].
+    /// Names and values of attributes that satisfy [`FileSystem::is_plain_xattr`].
     pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
     /// At most [`MAX_SMALL_FILE`] bytes.
     pub content: &'a [u8],
 }
 
 impl NewFile<'_> {
-    /// What it makes an operation longer by: attributes may be much more than the content.
+    /// Returns the bytes that the file adds to a batch: attributes may be much larger than the
+    /// content.
     fn bytes(&self) -> usize {
         self.content.len() + self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
 }
 
 impl FileSystem {
-    /// Adds new files, in the order given. Each is added whole or refused; what one is refused for (`Exists`, `NotFound`, ...) stands in its
-    /// place. Files are published in batches, each at once.
+    /// Adds new files, in the given order. Each is added whole or refused; the result has its
+    /// number or the reason (`Exists`, `NotFound`, ...). Files are published in batches, each
+    /// atomic.
     ///
     /// # Errors
-    /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, `Io`: what is not yet added is not. Files of the batches before are there, as durable as
-    /// without the error; [`FileSystem::add_files_to`] tells which.
+    /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, `Io`: the remaining files are not added. Files
+    /// of earlier batches exist, as durable as without the error; [`FileSystem::add_files_to`]
+    /// reports them.
     pub fn add_files(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
         let mut added = Vec::with_capacity(files.len());
         self.add_files_to(files, &mut added)?;
         Ok(added)
     }
 
-    /// As [`FileSystem::add_files`]; after an error `added` has what became of the first files, and the others are not there.
+    /// Adds files like [`FileSystem::add_files`]; after an error `added` has the results of the
+    /// first files, and the others were not added.
     ///
     /// # Errors
-    /// As of `add_files`.
+    /// Errors of `add_files`.
     pub fn add_files_to(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         let before = added.len();
         let done = self.add_batches(files, added);
-        // What was published stays, whatever became of the rest.
+        // Published batches stay, even after a later error.
         let durable = if added[before..].iter().any(Result::is_ok) { self.finish_change() } else { Ok(()) };
         done.and(durable)
     }
@@ -93,12 +103,12 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether an attribute of this name can be given to [`FileSystem::add_files`].
+    /// Returns whether [`FileSystem::add_files`] accepts an attribute of this name.
     pub fn is_plain_xattr(name: &[u8]) -> bool {
         xattr::is_plain(name)
     }
 
-    /// What has no space as a whole may have it in parts: then what does not fit is a single file.
+    /// Halves a batch that has no space as a whole, until a single file does not fit.
     fn add_batch(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         match self.try_add(files) {
             Ok(outcomes) => added.extend(outcomes),
@@ -117,27 +127,28 @@ impl FileSystem {
     }
 
     fn try_add(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
-        let (refused, pages) = self.arrange(files)?;
+        let (refused, pages) = self.plan_batch(files)?;
         let accepted = refused.iter().filter(|refused| refused.is_none()).count() as u64;
         if accepted == 0 {
             return Ok(refused.into_iter().flatten().map(Err).collect());
         }
         let paged = || pages.iter().flat_map(|page| &page.items).map(|index| files[*index].content.len() as u64);
-        // A file that finds no page to share takes one of its own.
+        // A file without others to share a page with takes one of its own.
         let (bytes, count) = (paged().sum(), paged().count() as u64);
         let reserved = if count > 0 { Some(self.volume.reserve_data(bytes, count)?) } else { None };
-        // BULK-2. Behind what may fail for want of space: numbers that were set aside are never given back.
+        // BULK-2. After the steps that may fail for lack of space: allocated numbers are never
+        // given back.
         let mut next = self.volume.operate(1, false, |op| op.set_aside_inos(accepted))?;
         let number = |refused: &Option<Error>| {
             let own = next;
             next.0 += u64::from(refused.is_none());
             own
         };
-        // A refused file has no number: what stands in its place is another's, and not asked for.
+        // The entry of a refused file has the number of another one and is not used.
         let inos: Vec<Ino> = refused.iter().map(number).collect();
         let ino_of = |index: usize| inos[index];
         let mut written =
-            write_pages(&self.volume, self.write_out.threads(), &pages, files, &ino_of, reserved)?.sorted();
+            write_pages(&self.volume, self.writeback.threads(), &pages, files, &ino_of, reserved)?.sorted();
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
         self.volume.operate(records, false, |op| {
             let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
@@ -145,19 +156,20 @@ impl FileSystem {
                 None => Ok(ino_of(index)),
             };
             let mut outcomes: Vec<Result<Ino>> = refused.iter().enumerate().map(outcome).collect();
-            self.name_batch(op, files, &mut outcomes, &mut written)?;
+            self.link_batch(op, files, &mut outcomes, &mut written)?;
             Ok(outcomes)
         })
     }
 
-    /// What can be told before the operation: why a file is refused, and which others share a page.
-    fn arrange(&self, files: &[NewFile<'_>]) -> Result<(Vec<Option<Error>>, SharedPages<usize>)> {
+    /// Decides before the operation: the reason for refusing a file, and the files that share a
+    /// page.
+    fn plan_batch(&self, files: &[NewFile<'_>]) -> Result<(Vec<Option<Error>>, SharedPages<usize>)> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut directories: BTreeMap<Ino, u32> = BTreeMap::new();
         let (mut refused, mut packer) = (Vec::with_capacity(files.len()), Packer::new(self.options));
         for (index, file) in files.iter().enumerate() {
-            let checked = check(file).and_then(|()| self.refusal(view, file, &mut directories));
+            let checked = validate(file).and_then(|()| self.check_target(view, file, &mut directories));
             match checked {
                 Ok(flags) => {
                     refused.push(None);
@@ -172,12 +184,13 @@ impl FileSystem {
         Ok((refused, packer.pages()))
     }
 
-    /// The flags of the file's directory when nothing speaks against the file as things are now.
-    fn refusal(&self, view: View<'_>, file: &NewFile<'_>, directories: &mut BTreeMap<Ino, u32>) -> Result<u32> {
+    /// Returns the flags of the file's directory, or an error if the file cannot be created in this
+    /// version.
+    fn check_target(&self, view: View<'_>, file: &NewFile<'_>, directories: &mut BTreeMap<Ino, u32>) -> Result<u32> {
         let flags = match directories.get(&file.directory) {
             Some(flags) => *flags,
             None => {
-                let flags = Directory::load(view, file.directory)?.inode.flags;
+                let flags = DirectoryEditor::load(view, file.directory)?.inode.flags;
                 directories.insert(file.directory, flags);
                 flags
             }
@@ -188,9 +201,9 @@ impl FileSystem {
         }
     }
 
-    /// Gives every file that nothing speaks against its name, then all of them their inodes. Each kind of record is inserted in the order of
-    /// its keys, so that leaves are filled one after the other.
-    fn name_batch(
+    /// Creates the entries of all files that are not refused, then their inodes. Each kind of
+    /// record is inserted in the order of its keys, so that leaves are filled one after the other.
+    fn link_batch(
         &self,
         op: &mut Operation<'_>,
         files: &[NewFile<'_>],
@@ -198,17 +211,18 @@ impl FileSystem {
         written: &mut UnreferencedPages,
     ) -> Result<()> {
         let now = self.environment.stamp();
-        let mut naming = Naming { directories: BTreeMap::new(), index: BTreeMap::new() };
+        let mut naming = BatchEntries { directories: BTreeMap::new(), index: BTreeMap::new() };
         let mut flags = vec![0; files.len()];
         let mut listed = Vec::with_capacity(files.len());
         for (index, file) in files.iter().enumerate() {
             let Ok(ino) = outcomes[index] else { continue };
-            match naming.name(op, &self.name_key, file, ino) {
+            match naming.add_entry(op, &self.name_key, file, ino) {
                 Ok((found, inherited)) => {
                     flags[index] = inherited;
                     listed.push((file, found));
                 }
-                // It came or went since it was looked at, or is twice in the batch. Nothing was changed for it.
+                // Created or removed since the check, or twice in the batch. Nothing was changed
+                // for it.
                 Err(error @ (Error::Exists | Error::NotFound | Error::NotDirectory)) => outcomes[index] = Err(error),
                 Err(error) => return Err(error),
             }
@@ -224,13 +238,13 @@ impl FileSystem {
         written.name(op, |piece| named.contains(&piece.ino))?; // BULK-3
         for (index, file) in files.iter().enumerate() {
             if let Ok(ino) = outcomes[index] {
-                self.fill_one(op, file, ino, flags[index], written.of(ino), now)?;
+                self.store_file(op, file, ino, flags[index], written.of(ino), now)?;
             }
         }
         Ok(())
     }
 
-    fn fill_one(
+    fn store_file(
         &self,
         op: &mut Operation<'_>,
         file: &NewFile<'_>,
@@ -267,15 +281,16 @@ impl FileSystem {
 }
 
 /// Entries that a batch adds to its directories, not yet in the tree.
-struct Naming<'a> {
-    directories: BTreeMap<Ino, Directory>,
+struct BatchEntries<'a> {
+    directories: BTreeMap<Ino, DirectoryEditor>,
     /// Names by the key of their index record.
     index: BTreeMap<Key, Vec<(&'a [u8], DirectoryRecord)>>,
 }
 
-impl<'a> Naming<'a> {
-    /// The entry for the file, and what its directory wants of it. An error changes nothing.
-    fn name(
+impl<'a> BatchEntries<'a> {
+    /// Returns the entry for the file, and the storage flags of its directory. An error changes
+    /// nothing.
+    fn add_entry(
         &mut self,
         op: &Operation<'_>,
         hash_key: &[u8; 16],
@@ -284,7 +299,7 @@ impl<'a> Naming<'a> {
     ) -> Result<(DirectoryRecord, u32)> {
         let directory = match self.directories.entry(file.directory) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Directory::load(op.view(), file.directory)?),
+            Entry::Vacant(entry) => entry.insert(DirectoryEditor::load(op.view(), file.directory)?),
         };
         let key = directory::index_key(hash_key, file.directory, file.name);
         let there = op.view().get(key, |value| find_in_index(value, file.name))?.flatten();
@@ -292,7 +307,7 @@ impl<'a> Naming<'a> {
         if there.is_some() || names.iter().any(|(name, _)| *name == file.name) {
             return Err(Error::Exists);
         }
-        let found = directory.number(Target { ino, file_type: directory::file_type(mode::REGULAR) })?;
+        let found = directory.allocate_sequence(EntryTarget { ino, file_type: directory::file_type(mode::REGULAR) })?;
         names.push((file.name, found));
         Ok((found, directory.inode.flags & (inode_flags::NO_PACK | inode_flags::NO_COMPRESS)))
     }
@@ -307,7 +322,7 @@ fn batch_length(files: &[NewFile<'_>]) -> usize {
     fitting.count().max(1)
 }
 
-fn check(file: &NewFile<'_>) -> Result<()> {
+fn validate(file: &NewFile<'_>) -> Result<()> {
     check_name(file.name)?;
     if is_dot(file.name) {
         return Err(Error::Exists);
@@ -342,8 +357,13 @@ fn write_pages(
         page.items.iter().map(|index| groups_for(files[*index].content.len() as u64, 1)).sum()
     };
     let mut written = UnreferencedPages::new(volume);
-    let parts =
-        sealers::spread(threads.min(pages.len() / ENOUGH), 1, pages, &mut reserved, share, |pages, reserved| {
+    let parts = parallel_writer::run_parallel(
+        threads.min(pages.len() / MIN_PAGES_PER_THREAD),
+        1,
+        pages,
+        &mut reserved,
+        share,
+        |pages, reserved| {
             let mut written = UnreferencedPages::new(volume);
             if let Some(reserved) = reserved {
                 for page in pages {
@@ -353,7 +373,8 @@ fn write_pages(
                 }
             }
             Ok(written)
-        })?;
+        },
+    )?;
     parts.into_iter().for_each(|part| written.absorb(part));
     volume.limit_unsynced()?;
     Ok(written)

@@ -8,31 +8,33 @@ use super::xattr;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
-use crate::fs::directory::{self, Directory, FIRST_SEQUENCE, Target, check_name, is_dot};
+use crate::fs::directory::{self, DirectoryEditor, EntryTarget, FIRST_SEQUENCE, check_name, is_dot};
 use crate::fs::packing::compresses;
-use crate::fs::staging::Presence;
+use crate::fs::write_buffer::ContentSize;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, extents, inode, mode};
 use crate::txn::{Operation, UnreferencedPages, View, Volume};
 
 /// PATH_MAX without its NUL.
 pub(in crate::fs) const MAX_TARGET: usize = 4095;
-/// A new object: its inode, and of the directory the inode, index and list.
+/// Records of a new object: its inode, and the directory's inode, index and list.
 const RECORDS: u64 = 4;
-/// A symlink's target: inline, or an extent (a piece of a fragmented write holds more than 4,095 bytes).
+/// Records of a symlink's target: inline, or an extent (a piece of a fragmented write holds more
+/// than 4,095 bytes).
 const RECORDS_OF_TARGET: u64 = 1;
 
-/// A new inode before it has a number.
+/// A new object without a number.
 #[derive(Clone, Copy)]
 pub(super) struct NewObject {
-    /// With the type bits.
+    /// Includes the type bits.
     pub(super) mode: u32,
     pub(super) rdev: u32,
     pub(super) creator: Creator,
 }
 
 impl FileSystem {
-    /// Regular file, FIFO, socket or device, by the type bits of `mode` (none: regular). In a set-gid directory the group is inherited.
-    /// `rdev` is `major << 20 | minor`, and 0 for everything but devices.
+    /// Creates a regular file, FIFO, socket or device, by the type bits of `mode` (none: regular).
+    /// In a set-gid directory the group is inherited. `rdev` is `major << 20 | minor`, and 0 for
+    /// everything but devices.
     pub fn make_node(&self, directory: Ino, name: &[u8], mode: u32, rdev: u32, creator: Creator) -> Result<Attributes> {
         let mode = match mode & mode::TYPE {
             0 => mode | mode::REGULAR,
@@ -44,20 +46,20 @@ impl FileSystem {
         self.make(directory, name, NewObject { mode, rdev, creator }, &mut |_, _, _| Ok(()))
     }
 
-    /// Like `make_node` for a regular file, and counts one open handle for it in the same step.
+    /// Creates a regular file like `make_node`, and counts one open handle for it in the same step.
     pub fn create_and_open(&self, directory: Ino, name: &[u8], mode: u32, creator: Creator) -> Result<Attributes> {
         let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::REGULAR, rdev: 0, creator };
         let mut opened = None;
-        // Nobody else can open or unlink it before it is published, so the handle is counted first.
-        let made = self.make(directory, name, object, &mut |_, ino, _| {
+        // Counted before the publication, when no other caller can open or unlink the file.
+        let created = self.make(directory, name, object, &mut |_, ino, _| {
             self.reclaim.open(ino);
             opened = Some(ino);
             Ok(())
         });
-        if let (Err(_), Some(ino)) = (&made, opened) {
-            self.reclaim.unopen(ino);
+        if let (Err(_), Some(ino)) = (&created, opened) {
+            self.reclaim.cancel_open(ino);
         }
-        made
+        created
     }
 
     pub fn make_directory(&self, directory: Ino, name: &[u8], mode: u32, creator: Creator) -> Result<Attributes> {
@@ -65,11 +67,12 @@ impl FileSystem {
         self.make(directory, name, object, &mut |_, _, _| Ok(()))
     }
 
-    /// Makes a directory that has the attribute from its first moment on: no commit shows the one without the other. The value is short enough to lie
-    /// in its record, and the attribute is no access control list.
+    /// Creates a directory with an attribute, atomically: no commit contains the one without the
+    /// other. The value is short enough for the record, and the attribute is not an access control
+    /// list.
     ///
     /// # Errors
-    /// `Exists`; what operating meets.
+    /// `Exists`; errors of the operation.
     pub(crate) fn make_marked_directory(
         &self,
         directory: Ino,
@@ -79,13 +82,13 @@ impl FileSystem {
         mark: (&[u8], &[u8]),
     ) -> Result<Attributes> {
         let object = NewObject { mode: (mode & mode::PERMISSIONS) | mode::DIRECTORY, rdev: 0, creator };
-        // The record takes the place of a target's.
+        // The record is counted as that of a symlink's target.
         self.make(directory, name, object, &mut |op, ino, inode| {
             xattr::put_entry(op, &self.name_key, ino, inode, mark.0, mark.1, XattrMode::Create)
         })
     }
 
-    /// Target of 1..=4095 bytes.
+    /// Creates a symlink; `target` has 1 to 4095 bytes.
     pub fn make_symlink(&self, directory: Ino, name: &[u8], target: &[u8], creator: Creator) -> Result<Attributes> {
         match target.len() {
             0 => return Err(Error::NotFound),
@@ -109,9 +112,9 @@ impl FileSystem {
             let compress = compresses(&self.options, inode.flags);
             written = self.volume.write_data(&mut reservation, ino, 0, target, compress)?;
             inode.size = target.len() as u64;
-            extents::name_pages(op, inode, &mut written)
+            extents::link_pages(op, inode, &mut written)
         })?;
-        // It is made; whoever asks for more is told what failed.
+        // The symlink exists; the next caller that needs durability gets the error.
         if let Err(error) = self.volume.limit_unsynced() {
             tracing::warn!(%error, "what was written could not be made durable early");
         }
@@ -119,7 +122,7 @@ impl FileSystem {
         Ok(attributes)
     }
 
-    /// `Invalid` for anything but a symlink.
+    /// Returns the target; `Invalid` for anything but a symlink.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let state = self.volume.state();
         link_target(&self.volume, self.volume.view(&state), ino)
@@ -139,19 +142,25 @@ impl FileSystem {
         self.finish_change()
     }
 
-    fn make(&self, directory: Ino, name: &[u8], object: NewObject, fill: &mut Fill<'_>) -> Result<Attributes> {
+    fn make(
+        &self,
+        directory: Ino,
+        name: &[u8],
+        object: NewObject,
+        fill: &mut ObjectInitializer<'_>,
+    ) -> Result<Attributes> {
         let attributes = self.publish_object(directory, name, object, fill)?;
         self.finish_change()?;
         Ok(attributes)
     }
 
-    /// Creates an object and its name in one operation, with what `fill` adds to it.
+    /// Creates an object and its name in one operation, with the additions of `fill`.
     fn publish_object(
         &self,
         directory: Ino,
         name: &[u8],
         object: NewObject,
-        fill: &mut Fill<'_>,
+        fill: &mut ObjectInitializer<'_>,
     ) -> Result<Attributes> {
         check_name(name)?;
         if is_dot(name) {
@@ -159,7 +168,7 @@ impl FileSystem {
         }
         let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET + RECORDS_INHERITED, false, |op| {
             let now = self.environment.stamp();
-            let mut parent = Directory::load(op.view(), directory)?;
+            let mut parent = DirectoryEditor::load(op.view(), directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);
             }
@@ -167,21 +176,22 @@ impl FileSystem {
             acl::inherit(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
             fill(op, ino, &mut inode)?;
             inode::store(op, ino, &inode)?;
-            parent.insert(op, &self.name_key, name, Target::of(ino, &inode))?;
+            parent.insert(op, &self.name_key, name, EntryTarget::of(ino, &inode))?;
             parent.store(op, now)?;
             Ok((ino, inode))
         })?;
-        Ok(attributes_of(ino, &inode, Presence::published(&inode)))
+        Ok(attributes_of(ino, &inode, ContentSize::published(&inode)))
     }
 }
 
-/// What a new object has beside its inode and name.
-type Fill<'a> = dyn FnMut(&mut Operation<'_>, Ino, &mut InodeValue) -> Result<()> + 'a;
+/// Additions to a new object besides its inode and name.
+type ObjectInitializer<'a> = dyn FnMut(&mut Operation<'_>, Ino, &mut InodeValue) -> Result<()> + 'a;
 
-/// Numbers a new object of `parent` and lets it inherit; the caller stores the inode.
+/// Allocates the number of a new object of `parent` and inherits flags and group; the caller stores
+/// the inode.
 pub(super) fn begin_object(
     op: &mut Operation<'_>,
-    parent: &Directory,
+    parent: &DirectoryEditor,
     object: NewObject,
     now: Timestamp,
 ) -> Result<(Ino, InodeValue)> {
@@ -216,7 +226,7 @@ pub(super) fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> Inode
     }
 }
 
-/// As [`FileSystem::read_link`].
+/// See [`FileSystem::read_link`].
 pub(super) fn link_target(volume: &Volume, view: View<'_>, ino: Ino) -> Result<Vec<u8>> {
     let inode = inode::load(view, ino)?;
     if inode.mode & mode::TYPE != mode::SYMLINK {

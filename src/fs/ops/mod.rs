@@ -1,42 +1,35 @@
-//! The operations, one file per family; each is one core call of an adapter.
+//! File system operations, one file per family; each is one core call of an adapter.
 
-mod access;
 mod acl;
-mod allocate;
 mod attributes;
 mod bulk;
-mod changes;
 mod copy;
 mod create;
-mod data;
-mod holes;
-mod links;
+mod file_data;
 mod listing;
+mod names;
 mod paths;
-mod rename;
-mod seek;
-mod snapshot_view;
 mod snapshots;
+mod sparse;
 mod statistics;
 mod sync;
-mod truncate;
-mod usage;
 mod xattr;
 
 pub use bulk::{MAX_SMALL_FILE, NewFile};
-pub(crate) use changes::ChangedInode;
 pub(super) use create::MAX_TARGET;
-pub use snapshot_view::SnapshotView;
-pub use sync::BegunSync;
+pub(crate) use snapshots::ChangedInode;
+pub use snapshots::SnapshotView;
+pub use sync::PendingSync;
 #[cfg(test)]
 pub(super) use xattr::put_entry;
-pub(super) use xattr::{BIRTH, value_of_entry};
+pub(super) use xattr::{BIRTH, load_value};
 
 use crate::error::Result;
 use crate::fs::{FileSystem, SyncProfile};
 
 impl FileSystem {
-    /// What every successful change of the namespace ends with: under `sync=always` it is durable before it returns.
+    /// Ends every successful change of the namespace: under `sync=always` it is durable before it
+    /// returns.
     fn finish_change(&self) -> Result<()> {
         if self.options.sync == SyncProfile::Always {
             self.volume.commit()?;

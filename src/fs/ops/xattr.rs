@@ -1,4 +1,4 @@
-//! Extended attributes: names, values up to 64 KiB, and the one that is not stored.
+//! Extended attributes: names, values up to 64 KiB, and a computed one for the birth time.
 
 use std::ops::{ControlFlow, Range};
 
@@ -12,21 +12,22 @@ use crate::fs::directory::name_hash;
 use crate::fs::{FileSystem, XattrMode, inode};
 use crate::txn::{Operation, View};
 
-/// Longest value inside the record: two of them with the longest names still share one leaf value of 3,500 bytes.
+/// Maximum value inside the record: two of them with the longest names still fit into one leaf
+/// value of 3,500 bytes.
 const MAX_INSIDE: usize = 1024;
-/// Records that writing or removing one value changes at most: its entry and its pieces.
+/// Maximum records changed by writing or removing one value: its entry and its pieces.
 pub(super) const RECORDS_OF_VALUE: u64 = 1 + MAX_XATTR.div_ceil(XATTR_PIECE) as u64;
 
-/// Answers with the birth time, which statx(2) cannot tell through FUSE. No file has a real attribute of this name, and it is not listed:
-/// programs that copy attributes would try to set it.
+/// Computed attribute with the birth time, which FUSE cannot pass to statx(2). No file has a stored
+/// attribute of this name, and it is not listed: programs that copy attributes would try to set it.
 pub(in crate::fs) const BIRTH: &[u8] = b"user.lockbox.btime";
-/// Namespaces whose attributes are kept as they are. The kernel decides who may read and write which.
+/// Namespaces of attributes that are stored unchanged. The kernel controls access to them.
 const NAMESPACES: [&[u8]; 3] = [b"user.", TRUSTED, b"security."];
 const TRUSTED: &[u8] = b"trusted.";
-/// All names of an inode with their NULs: what listxattr(2) can return.
+/// Maximum bytes of all names of an inode with their NULs, the limit of listxattr(2).
 pub(in crate::fs) const MAX_LIST: usize = 65_536;
 
-/// What is behind a name.
+/// Class of an attribute by its name.
 enum Attribute {
     Plain,
     List(AclKind),
@@ -34,28 +35,32 @@ enum Attribute {
 }
 
 impl FileSystem {
+    /// Returns the value of an attribute.
+    ///
     /// # Errors
-    /// `NoAttribute`, `Unsupported` for a namespace that is not kept.
+    /// `NoAttribute`, `Unsupported` for a namespace that is not stored.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let state = self.volume.state();
         read(self.volume.view(&state), &self.name_key, ino, name)
     }
 
-    /// As one who may do everything.
+    /// Sets an attribute with all privileges.
     ///
     /// # Errors
-    /// Those of [`FileSystem::set_xattr_for`].
+    /// Errors of [`FileSystem::set_xattr_for`].
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: XattrMode) -> Result<()> {
         self.set_xattr_for(ino, name, value, how, &|_| true)
     }
 
-    /// An access list also sets the mode, and takes the set-gid bit away unless `keeps_set_gid` of the file's group.
+    /// Sets an attribute. An access list also sets the mode, and clears the set-gid bit unless
+    /// `keeps_set_gid` returns true for the file's group.
     ///
     /// # Errors
-    /// `Exists` (Create), `NoAttribute` (Replace), `AttributeTooLarge` beyond 64 KiB, `RangeTooSmall` for names beyond 255, `Unsupported`
-    /// for other namespaces, `NotPermitted` for the birth time, `NoSpace` when the names of all attributes would exceed 64 KiB, which is
-    /// what can be listed. Of an access control list: `Invalid` when it is malformed, `PermissionDenied` for a default list of anything but
-    /// a directory.
+    /// `Exists` (Create), `NoAttribute` (Replace), `AttributeTooLarge` beyond 64 KiB,
+    /// `RangeTooSmall` for names beyond 255, `Unsupported` for other namespaces, `NotPermitted` for
+    /// the birth time, `NoSpace` when the names of all attributes would exceed 64 KiB, the limit of
+    /// listxattr(2). For an access control list: `Invalid` when it is malformed, `PermissionDenied`
+    /// for a default list of anything but a directory.
     pub fn set_xattr_for(
         &self,
         ino: Ino,
@@ -83,19 +88,22 @@ impl FileSystem {
         self.finish_change()
     }
 
-    /// All names, each followed by NUL, as listxattr(2) wants them.
+    /// Returns all names, each followed by NUL, in the format of listxattr(2).
     pub fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         self.list_xattrs_for(ino, &|| true)
     }
 
-    /// `trusted.` names only for those who may read them, as the kernel's own file systems do; `is_trusted` is asked when there is one.
+    /// Lists `trusted.` names only for privileged callers, like the kernel's own file systems;
+    /// `is_trusted` is called if there is such a name.
     pub fn list_xattrs_for(&self, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
         let state = self.volume.state();
         list(self.volume.view(&state), ino, is_trusted)
     }
 
+    /// Removes an attribute.
+    ///
     /// # Errors
-    /// `NoAttribute` (but for access control lists), `NotPermitted` for the birth time.
+    /// `NoAttribute` (except for access control lists), `NotPermitted` for the birth time.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         match classify(name)? {
             Attribute::Birth => return Err(Error::NotPermitted),
@@ -116,19 +124,21 @@ impl FileSystem {
     }
 }
 
-/// As [`FileSystem::xattr`].
+/// See [`FileSystem::xattr`].
 pub(super) fn read(view: View<'_>, name_key: &[u8; 16], ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     let attribute = classify(name)?;
     let inode = inode::load(view, ino)?;
     match attribute {
         Attribute::Birth => Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes()),
-        Attribute::Plain | Attribute::List(_) => value_of(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute),
+        Attribute::Plain | Attribute::List(_) => {
+            find_value(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute)
+        }
     }
 }
 
-/// As [`FileSystem::list_xattrs_for`].
+/// See [`FileSystem::list_xattrs_for`].
 pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
-    let names = names(view, ino, &inode::load(view, ino)?)?;
+    let names = load_names(view, ino, &inode::load(view, ino)?)?;
     let has_trusted = names.split(|&byte| byte == 0).any(|name| name.starts_with(TRUSTED));
     if !has_trusted || is_trusted() {
         return Ok(names);
@@ -137,7 +147,8 @@ pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> R
     Ok(shown.flatten().copied().collect())
 }
 
-/// Whether an attribute of this name is kept just as it is: no access control list, nor one that is not stored.
+/// Returns whether an attribute of this name is stored unchanged: neither an access control list
+/// nor the computed one.
 pub(super) fn is_plain(name: &[u8]) -> bool {
     matches!(classify(name), Ok(Attribute::Plain))
 }
@@ -161,8 +172,8 @@ fn classify(name: &[u8]) -> Result<Attribute> {
     }
 }
 
-/// The value of an attribute if it is there.
-pub(super) fn value_of(
+/// Returns the value of an attribute, if it exists.
+pub(super) fn find_value(
     view: View<'_>,
     hash_key: &[u8; 16],
     ino: Ino,
@@ -170,10 +181,10 @@ pub(super) fn value_of(
     name: &[u8],
 ) -> Result<Option<Vec<u8>>> {
     let entries = load(view, inode, record_key(hash_key, ino, name))?;
-    entries.into_iter().find(|entry| entry.name == name).map(|entry| value_of_entry(view, ino, entry)).transpose()
+    entries.into_iter().find(|entry| entry.name == name).map(|entry| load_value(view, ino, entry)).transpose()
 }
 
-pub(in crate::fs) fn value_of_entry(view: View<'_>, ino: Ino, entry: XattrEntry) -> Result<Vec<u8>> {
+pub(in crate::fs) fn load_value(view: View<'_>, ino: Ino, entry: XattrEntry) -> Result<Vec<u8>> {
     if entry.piece == 0 {
         return Ok(entry.value);
     }
@@ -191,8 +202,9 @@ pub(in crate::fs) fn value_of_entry(view: View<'_>, ino: Ino, entry: XattrEntry)
     Ok(value)
 }
 
-/// Every name with its NUL; `AttributeTooLarge` when they exceed MAX_LIST, which only another writer can have made.
-fn names(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Vec<u8>> {
+/// Returns every name with its NUL; `AttributeTooLarge` beyond MAX_LIST, which this program never
+/// writes.
+fn load_names(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Vec<u8>> {
     let mut names = Vec::new();
     if inode.flags & inode_flags::HAS_XATTRS == 0 {
         return Ok(names);
@@ -211,7 +223,8 @@ fn names(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Vec<u8>> {
     Ok(names)
 }
 
-/// Writes an attribute; the caller stores the inode. Changes at most twice as many records as the value takes.
+/// Writes an attribute; the caller stores the inode. Changes at most twice as many records as the
+/// value takes.
 pub(in crate::fs) fn put_entry(
     op: &mut Operation<'_>,
     hash_key: &[u8; 16],
@@ -229,8 +242,9 @@ pub(in crate::fs) fn put_entry(
         (XattrMode::Replace, None) => return Err(Error::NoAttribute),
         (_, Some(old)) => remove_pieces(op, ino, &old)?,
         (_, None) => {
-            // A flood ends here. The names are counted anew each time: hundreds of them take microseconds, and there is no counter to keep.
-            if names(op.view(), ino, inode)?.len() + name.len() + 1 > MAX_LIST {
+            // Stops a flood of attributes. The names are counted each time: hundreds of them take
+            // microseconds, and there is no counter to maintain.
+            if load_names(op.view(), ino, inode)?.len() + name.len() + 1 > MAX_LIST {
                 return Err(Error::NoSpace("an inode's attributes have 64 KiB of names".into()));
             }
         }
@@ -238,7 +252,7 @@ pub(in crate::fs) fn put_entry(
     entries.push(store_value(op, ino, inode, name, value)?);
     let record = encode_xattrs(&entries);
     if record.len() > MAX_VALUE {
-        // Three long values under the same keyed 64-bit hash: not to be found without the key.
+        // Three long values with the same keyed 64-bit hash: infeasible to find without the key.
         return Err(Error::NoSpace("too many attributes share one hash".into()));
     }
     op.insert(key, &record)?;
@@ -246,7 +260,8 @@ pub(in crate::fs) fn put_entry(
     Ok(())
 }
 
-/// Removes an attribute if it is there; the caller stores the inode. Changes at most RECORDS_OF_VALUE records.
+/// Removes an attribute if it exists; the caller stores the inode. Changes at most RECORDS_OF_VALUE
+/// records.
 pub(super) fn remove_entry(
     op: &mut Operation<'_>,
     hash_key: &[u8; 16],
@@ -284,14 +299,14 @@ fn records(ino: Ino) -> Range<Key> {
     Key::new(ino.0, kind::XATTR, 0)..Key::new(ino.0, kind::XATTR_PIECE, 0)
 }
 
-/// Keys of the pieces of a value that is in pieces.
+/// Returns the keys of the pieces of a value.
 fn pieces(ino: Ino, entry: &XattrEntry) -> Range<Key> {
     let first = u64::from(entry.piece) << 32;
     let count = (entry.length as usize).div_ceil(XATTR_PIECE) as u64;
     Key::new(ino.0, kind::XATTR_PIECE, first)..Key::new(ino.0, kind::XATTR_PIECE, first + count)
 }
 
-/// The entries of a record; an inode without attributes needs no search.
+/// Returns the entries of a record; an inode without attributes needs no search.
 fn load(view: View<'_>, inode: &InodeValue, key: Key) -> Result<Vec<XattrEntry>> {
     if inode.flags & inode_flags::HAS_XATTRS == 0 {
         return Ok(Vec::new());

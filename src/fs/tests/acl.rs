@@ -94,7 +94,7 @@ fn a_default_list_replaces_the_umask_and_is_inherited() {
     assert_eq!((link.mode, has_xattrs(&fs, link.ino)), (mode::SYMLINK | 0o777, false));
     let exact = fs.make_directory(top, b"exact", 0o777, CREATOR).unwrap();
     assert_eq!((exact.mode, has_xattrs(&fs, exact.ino)), (mode::DIRECTORY | 0o777, false));
-    // One that a mode can say leaves nothing but the mode on files.
+    // On files, a list that a mode can express is removed and only the mode stays.
     set(&fs, top, DEFAULT, &minimal(7, 5, 1)).unwrap();
     let plain = file(&fs, top, b"plain", 0o666, 0o777);
     assert_eq!((bits(&fs, plain.ino), has_xattrs(&fs, plain.ino)), (0o640, false));
@@ -141,7 +141,7 @@ fn an_access_list_and_the_mode_follow_each_other() {
     assert_eq!((is.mode, is.size), (mode::REGULAR | 0o755, 9));
     assert_eq!(fs.xattr(ino, ACCESS).unwrap(), named(5, 5));
     assert_sound(&fs);
-    // One that a mode can say is the mode.
+    // A list that a mode can express becomes the mode.
     set(&fs, ino, ACCESS, &minimal(6, 4, 0)).unwrap();
     assert_eq!((bits(&fs, ino), has_xattrs(&fs, ino)), (0o640, false));
     set(&fs, ino, ACCESS, &named(7, 1)).unwrap();
@@ -209,7 +209,7 @@ fn check_finds_lists_that_lie() {
     };
     assert_eq!(finding(ACCESS, &named(5, 4)), "inode 2 (/f): its access control list disagrees with its mode");
     assert_eq!(finding(ACCESS, &[7; 3000]), "inode 2 (/f): has a malformed access control list");
-    // What cannot be understood is an error of those who need it, not a guess.
+    // A malformed list is an error for callers that need it, not a guess.
     let chmod = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
     assert!(matches!(fs.set_attributes(ino, &chmod), Err(Error::Damaged(_))));
     assert!(finding(DEFAULT, &named(4, 4)).contains("that its type cannot have"));

@@ -1,4 +1,4 @@
-//! Files added in bulk are what files made one by one are, and what cannot be added leaves nothing behind.
+//! Files added in bulk equal files created one by one, and refused files leave no traces.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,8 @@ fn contents(count: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     (0..count).map(|n| (format!("file {n}").into_bytes(), content(n))).collect()
 }
 
-/// Attributes of a file but for its times of change and birth, its attribute `user.a`, and its content.
+/// Attributes of a file but for its times of change and birth, its attribute `user.a`, and its
+/// content.
 type Seen = (Vec<u8>, u32, u32, u64, u64, Timestamp, Timestamp, Option<Vec<u8>>, Vec<u8>);
 
 fn see(fs: &FileSystem, directory: Ino) -> Vec<Seen> {
@@ -195,7 +196,8 @@ fn a_directory_that_is_removed_gets_no_files() {
     assert_sound(&fs);
 }
 
-/// What is decided before the operation may be another thing within it: of two batches with the same names each name is given once.
+/// The state may change between the checks and the operation: of two batches with the same names
+/// each name is given once.
 #[test]
 fn threads_that_add_the_same_names_share_them() {
     let (storage, fs) = fresh(6);
@@ -232,7 +234,7 @@ fn threads_that_add_the_same_names_share_them() {
     assert!(fs.volume.check_space(true, &mut |_, _| {}).unwrap().is_empty());
 }
 
-/// Under sync=always what is there is durable, also when an error ends the rest.
+/// Under sync=always the added files are durable, also when an error ends the rest.
 #[test]
 fn what_was_added_before_an_error_is_durable_where_every_change_is() {
     let (storage, fs) = fresh_with(7, NAME_KEY, FsOptions { sync: SyncProfile::Always, ..OPTIONS });

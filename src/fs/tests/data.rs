@@ -1,4 +1,4 @@
-//! File content against a model: staged, written out, cut, reopened, removed.
+//! File content against a model: buffered, written back, truncated, reopened, removed.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,14 +13,14 @@ use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::fs::extents::FRAME;
-use crate::fs::staging::Presence;
+use crate::fs::write_buffer::ContentSize;
 use crate::fs::{FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
 use crate::storage::MemoryStorage;
 use crate::txn::{OpenOptions, Volume};
 
 const ARCHIVE: [u8; 16] = [7; 16];
 pub(super) const OPTIONS: FsOptions =
-    FsOptions { staged_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FsOptions { max_dirty_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 
 /// A file system in memory that can be closed, or dropped as in a crash, and opened again.
 pub(super) struct Bench {
@@ -66,7 +66,8 @@ impl Bench {
         Bench { dice, storage, options, fs }
     }
 
-    /// The files hold what the model says, now and after closing and opening; deleted, they leave nothing behind.
+    /// Compares the files with the model, now and after closing and opening; after their deletion
+    /// nothing is left.
     pub(super) fn ends_as(self, files: &BTreeMap<Ino, Vec<u8>>) {
         let inos: Vec<Ino> = files.keys().copied().collect();
         self.assert_holds(files);
@@ -76,7 +77,7 @@ impl Bench {
         bench.audit(&inos);
         for ino in inos {
             if !bench.unlink(ino, false) {
-                bench.fs.reclaim.add(ino);
+                bench.fs.reclaim.enqueue(ino);
             }
         }
         let bench = bench.reopen_closed();
@@ -103,15 +104,15 @@ impl Bench {
         let gone = self
             .fs
             .volume
-            .operate(reclaim::REMOVED_RECORDS, true, |op| {
+            .operate(reclaim::REMOVAL_RECORDS, true, |op| {
                 let mut inode = inode::load(op.view(), ino)?;
                 inode.links = 0;
                 inode::store(op, ino, &inode)?;
-                reclaim::removed(op, ino, &inode, open)
+                reclaim::remove_unlinked(op, ino, &inode, open)
             })
             .unwrap();
         if gone {
-            self.fs.staging.forget(ino);
+            self.fs.write_buffer.discard(ino);
         }
         gone
     }
@@ -121,9 +122,9 @@ impl Bench {
         inode::load(self.fs.volume.view(&state), ino).unwrap()
     }
 
-    pub(super) fn extents(&self, ino: Ino) -> Vec<extents::Mapped> {
+    pub(super) fn extents(&self, ino: Ino) -> Vec<extents::MappedExtent> {
         let state = self.fs.volume.state();
-        extents::overlapping(self.fs.volume.view(&state), ino, 0..u64::MAX, usize::MAX).unwrap()
+        extents::find_overlapping(self.fs.volume.view(&state), ino, 0..u64::MAX, usize::MAX).unwrap()
     }
 
     pub(super) fn has_inline(&self, ino: Ino) -> bool {
@@ -148,7 +149,7 @@ impl Bench {
             assert!(!self.has_inline(ino) || mapped.is_empty(), "inline data beside extents");
             let state = self.fs.volume.state();
             let view = self.fs.volume.view(&state);
-            let inline = extents::inline(view, ino, &inode).unwrap().map_or(0, |value| value.len() as u64);
+            let inline = extents::load_inline(view, ino, &inode).unwrap().map_or(0, |value| value.len() as u64);
             let visible: u64 = mapped.iter().map(|m| m.overlap(&(0..inode.trim))).sum();
             assert_eq!(inode.bytes, inline + visible, "ino {}", ino.0);
             assert!(mapped.iter().all(|m| m.end() <= inode.size || m.offset >= inode.trim));
@@ -259,16 +260,20 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
             }
             39 if bench.below(2) == 0 => bench.fs.repack_all(bench.below(2) == 0).unwrap(),
             _ => {
-                let (_, presence) = bench.fs.staging.presence(ino).unwrap();
-                assert_eq!(presence.size, size, "step {step}");
+                let (_, content_size) = bench.fs.write_buffer.load_inode(ino).unwrap();
+                assert_eq!(content_size.size, size, "step {step}");
             }
         }
         for ino in files.keys() {
-            let (_, presence) = bench.fs.staging.presence(*ino).unwrap();
-            assert_eq!(presence, bench.fs.staging.presence_anew(*ino).unwrap(), "step {step}: {ino:?}");
+            let (_, content_size) = bench.fs.write_buffer.load_inode(*ino).unwrap();
+            assert_eq!(content_size, bench.fs.write_buffer.recount_size(*ino).unwrap(), "step {step}: {ino:?}");
         }
         moments.push(digest(&files));
-        assert!(bench.fs.staging.total() <= options.staged_bytes + 3 * FRAME, "{}", bench.fs.staging.total());
+        assert!(
+            bench.fs.write_buffer.total_bytes() <= options.max_dirty_bytes + 3 * FRAME,
+            "{}",
+            bench.fs.write_buffer.total_bytes()
+        );
     }
     bench.ends_as(&files);
 }
@@ -283,7 +288,7 @@ fn content_equals_the_model_through_writes_cuts_commits_and_reopening() {
 
 #[test]
 fn content_equals_the_model_when_nearly_nothing_may_be_staged() {
-    run_model(11, 300, FsOptions { staged_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
+    run_model(11, 300, FsOptions { max_dirty_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
 }
 
 #[test]
@@ -308,9 +313,9 @@ fn the_order_to_make_durable_counts_under_every_profile() {
         let bench = Bench::new(50, FsOptions { sync, ..OPTIONS });
         let ino = bench.make();
         bench.fs.write(ino, 0, b"kept").unwrap();
-        assert!(bench.fs.staging.total() > 0);
+        assert!(bench.fs.write_buffer.total_bytes() > 0);
         bench.fs.make_durable().unwrap();
-        assert_eq!(bench.fs.staging.total(), 0);
+        assert_eq!(bench.fs.write_buffer.total_bytes(), 0);
         let bench = bench.reopen();
         assert_eq!(bench.fs.read(ino, 0, 100).unwrap(), b"kept", "{sync:?}");
     }
@@ -374,7 +379,7 @@ fn a_cut_with_many_extents_hides_them_at_once_and_frees_them_in_steps() {
     assert_eq!(bench.fs.read(ino, 500 * FRAME, 400).unwrap(), [0; 400]);
     bench.audit(&[ino]);
     bench = bench.reopen();
-    // A write behind the trim offset frees up to there first.
+    // A write after the trim offset first frees the hidden extents before its end.
     bench.fs.write(ino, 20 * FRAME, &[9; 10]).unwrap();
     bench.fs.sync().unwrap();
     assert_eq!(bench.fs.read(ino, 20 * FRAME, 300).unwrap(), [vec![9; 10], vec![0; 290]].concat());
@@ -398,7 +403,7 @@ fn an_orphan_lives_while_it_is_open_and_goes_in_steps_afterwards() {
     assert!(!bench.unlink(open, true));
     bench.fs.sync().unwrap();
     assert!(!bench.unlink(large, false));
-    bench.fs.reclaim.add(large);
+    bench.fs.reclaim.enqueue(large);
     assert_eq!(bench.fs.read(open, 0, 9000).unwrap(), [4; 5000]);
     bench.fs.write(open, 5000, &[5; 10]).unwrap();
     let mut steps = 0;
@@ -455,13 +460,13 @@ fn writes_beyond_the_greatest_size_and_to_other_objects_are_refused() {
     assert!(matches!(bench.fs.write(ino, last, &[1]), Err(Error::FileTooLarge)));
     assert!(matches!(bench.fs.truncate(ino, last + 1, &mut |_| {}), Err(Error::FileTooLarge)));
     bench.fs.write(ino, last - 1, &[1]).unwrap();
-    assert_eq!(bench.fs.staging.presence(ino).unwrap().1, Presence { size: last, bytes: 1 });
+    assert_eq!(bench.fs.write_buffer.load_inode(ino).unwrap().1, ContentSize { size: last, bytes: 1 });
     bench.fs.sync().unwrap();
     assert_eq!(bench.fs.read(ino, last - 2, 100).unwrap(), [0, 1]);
     bench.fs.truncate(ino, last, &mut |inode| inode.mode = mode::DIRECTORY).unwrap();
     assert!(matches!(bench.fs.write(ino, 0, &[1]), Err(Error::IsDirectory)));
     assert!(matches!(bench.fs.write(Ino(99), 0, &[1]), Err(Error::Stale)));
-    assert!(bench.fs.staging.files().is_empty());
+    assert!(bench.fs.write_buffer.files().is_empty());
 }
 
 #[test]
@@ -476,7 +481,7 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
     }
     for round in 0..3_u8 {
         let failed = bench.fs.volume.operate(100, true, |op| {
-            bench.fs.write_out.flush(op)?;
+            bench.fs.writeback.flush(op)?;
             Err::<(), _>(Error::Stale)
         });
         assert!(matches!(failed, Err(Error::Stale)));
@@ -504,7 +509,7 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
     bench.audit(&files[..5]);
 }
 
-/// Nobody will ever name them: a number is not used again.
+/// Never referenced: inode numbers are not reused.
 #[test]
 fn pages_of_files_that_were_removed_after_a_failed_flush_are_given_back() {
     let bench = Bench::new(33, OPTIONS);
@@ -516,7 +521,7 @@ fn pages_of_files_that_were_removed_after_a_failed_flush_are_given_back() {
         })
         .into();
     let failed = bench.fs.volume.operate(100, true, |op| {
-        bench.fs.write_out.flush(op)?;
+        bench.fs.writeback.flush(op)?;
         Err::<(), _>(Error::Stale)
     });
     assert!(matches!(failed, Err(Error::Stale)));
@@ -559,10 +564,10 @@ fn files_that_write_out_filled_are_told_once_and_then_count_as_they_will_for_eve
     bench.fs.write(sparse, 100_000, &[3; 512]).unwrap();
     let before = [cut, whole, sparse].map(blocks);
     assert_eq!(before, [8, 235, 2]);
-    assert_eq!(bench.fs.take_grown(), [], "nothing is written out");
+    assert_eq!(bench.fs.take_block_count_changes(), [], "nothing is written out");
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.take_grown(), [cut]);
-    assert_eq!(bench.fs.take_grown(), []);
+    assert_eq!(bench.fs.take_block_count_changes(), [cut]);
+    assert_eq!(bench.fs.take_block_count_changes(), []);
     let after = [cut, whole, sparse].map(blocks);
     assert_eq!(after, [(39 * 3000_u64 + 100).div_ceil(512), 235, 2]);
     let bench = bench.reopen();
@@ -577,26 +582,26 @@ fn a_file_is_told_to_be_filled_only_after_it_is() {
         bench.fs.write(ino, at, &[1; 100]).unwrap();
     }
     let failed = bench.fs.volume.operate(100, true, |op| {
-        bench.fs.write_out.flush(op)?;
-        assert_eq!(bench.fs.take_grown(), [], "the operation may yet fail");
+        bench.fs.writeback.flush(op)?;
+        assert_eq!(bench.fs.take_block_count_changes(), [], "the operation may yet fail");
         Err::<(), _>(Error::Stale)
     });
     assert!(matches!(failed, Err(Error::Stale)));
-    assert_eq!(bench.fs.take_grown(), []);
+    assert_eq!(bench.fs.take_block_count_changes(), []);
     assert_eq!(bench.fs.attributes(ino).unwrap().blocks, 8);
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.take_grown(), [ino]);
+    assert_eq!(bench.fs.take_block_count_changes(), [ino]);
     assert!(bench.fs.attributes(ino).unwrap().blocks > 200);
 }
 
 #[test]
 fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them_may_take() {
-    let bench = Bench::new(21, FsOptions { staged_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
+    let bench = Bench::new(21, FsOptions { max_dirty_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
     let ino = bench.make();
     let frames = 100;
     let mut model = vec![1; frames * FRAME as usize];
     bench.fs.write(ino, 0, &model).unwrap();
-    let file = bench.fs.staging.entry(ino);
+    let file = bench.fs.write_buffer.file(ino);
     let mut staged = 0;
     for piece in 0..3_usize {
         for frame in 0..70 {
@@ -605,7 +610,8 @@ fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them
             bench.fs.write(ino, at as u64, &model[at..at + 4096]).unwrap();
             staged += 4096;
             assert_eq!(file.active_bytes(), staged, "written out early");
-            // Attributes show that there are no holes, whether what is staged is counted range by range or in sum.
+            // Attributes show that there are no holes, whether dirty data is counted range by range
+            // or in sum.
             assert_eq!(bench.fs.attributes(ino).unwrap().blocks, (model.len() / 512) as u64);
         }
     }
@@ -627,7 +633,8 @@ fn a_write_looks_for_its_inode_once_and_its_commit_once_more() {
     };
     assert_eq!(lookups(&|| bench.fs.write(ino, 8192, &[1; 4096]).unwrap()), 1);
     assert_eq!(lookups(&|| bench.fs.sync().unwrap()), 1, "in the flush");
-    // A head, whole frames and a tail: before their pages are sealed, and in the operation that names them.
+    // A head, whole frames and a tail: before their pages are sealed, and in the operation that
+    // names them.
     assert_eq!(lookups(&|| bench.fs.write(ino, FRAME - 100, &vec![2; 2 * FRAME as usize + 200]).unwrap()), 2);
     assert_eq!(lookups(&|| drop(bench.fs.read(ino, 8192, 4096).unwrap())), 1);
     bench.fs.sync().unwrap();

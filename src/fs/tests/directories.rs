@@ -8,7 +8,7 @@ use super::support::{CREATOR, OPTIONS, assert_sound, crash, create_with, fresh, 
 use crate::env::SeededEnvironment;
 use crate::error::Error;
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::directory::{Directory, Target};
+use crate::fs::directory::{DirectoryEditor, EntryTarget};
 use crate::fs::{FileSystem, RenameMode, inode, mode};
 use crate::storage::CountingStorage;
 
@@ -23,10 +23,10 @@ fn fill(fs: &FileSystem, directory: Ino, count: u64) {
         fs.volume
             .operate(3000, false, |op| {
                 let now = fs.environment.now();
-                let mut parent = Directory::load(op.view(), directory)?;
+                let mut parent = DirectoryEditor::load(op.view(), directory)?;
                 let mut linked = inode::load(op.view(), file)?;
                 for number in first..first + 1000 {
-                    parent.insert(op, &fs.name_key, &name(number), Target::of(file, &linked))?;
+                    parent.insert(op, &fs.name_key, &name(number), EntryTarget::of(file, &linked))?;
                     linked.links += 1;
                 }
                 parent.store(op, now)?;
@@ -43,7 +43,7 @@ fn a_million_entries_cost_no_more_each_than_a_few() {
     let environment = Arc::new(SeededEnvironment::new(21));
     let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
     drop(fs);
-    // So much that no commit comes between: what filling costs is not the question here.
+    // Large enough that no commit intervenes: the cost of filling is not measured here.
     let fs = open_within(2 << 30, storage.clone(), environment.clone());
     let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
     fill(&fs, directory, ENTRIES);
@@ -140,7 +140,8 @@ fn a_deep_tree_is_moved_and_never_below_itself() {
     assert_sound(&fs);
 }
 
-/// Ways to the root are looked at and changed in one operation, so that two moves that are right alone cannot make a loop together.
+/// Ways to the root are looked at and changed in one operation, so that two moves that are right
+/// alone cannot make a loop together.
 #[test]
 fn renames_at_once_never_make_a_loop() {
     const DIRECTORIES: u64 = 6;
@@ -156,7 +157,8 @@ fn renames_at_once_never_make_a_loop() {
                 let dice = SeededEnvironment::new(30 + thread);
                 for step in 0..3000_u64 {
                     let pick = || dice.next_u64() % DIRECTORIES;
-                    // Where it is by now; it may be elsewhere when the rename comes, which then does not find it.
+                    // The current position; a concurrent rename may move it before the rename,
+                    // which then does not find it.
                     let place = |of: u64| {
                         let parent = fs.lookup(made[of as usize], b"..").unwrap().ino;
                         let entries = list(fs, parent, 0).unwrap();

@@ -1,4 +1,5 @@
-//! What still has to be committed is known at every moment: a tick that takes an archive for clean would leave it behind for ever.
+//! The need of a commit is known at all times: a tick that takes a dirty archive for clean would
+//! leave it uncommitted for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +10,8 @@ use crate::format::ROOT_INO;
 use crate::fs::{FsOptions, SyncProfile, mode};
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 
-/// Whatever the commit is doing to the storage when a write or a new name comes, the archive is dirty when the commit is done, and the next
-/// commit makes it clean and has the change.
+/// Whatever the commit is doing to the storage when a write or a new name comes, the archive is
+/// dirty when the commit is done, and the next commit makes it clean and has the change.
 #[test]
 fn what_is_accepted_while_a_commit_runs_is_not_taken_for_committed() {
     for named in [false, true] {
@@ -60,7 +61,7 @@ fn what_is_accepted_while_a_commit_runs_is_not_taken_for_committed() {
     }
 }
 
-/// `sync=never` promises nothing for fsync(2); whoever ends a mount saves all the same.
+/// `sync=never` promises nothing for fsync(2), but the end of a mount commits all the same.
 #[test]
 fn saving_commits_in_every_profile() {
     for sync in [SyncProfile::Never, SyncProfile::Periodic, SyncProfile::Always] {

@@ -1,5 +1,6 @@
-//! Each operation of the storage fails in its turn, once or from then on, under a scripted workload: the caller learns it, what was
-//! promised stays, and the next session finds a moment that is allowed.
+//! Each operation of the storage fails in its turn, once or from then on, under a scripted
+//! workload: the caller gets the error, promises hold, and the next session recovers to an allowed
+//! version.
 
 use std::sync::Arc;
 
@@ -13,14 +14,14 @@ use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 
 const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
-/// What a step of the script is, for what may be expected of it on a full host.
+/// Kind of a step of the script, which decides the allowed results on a full host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// May be refused for want of space.
     Grows,
     /// Must succeed on a full host.
     Frees,
-    /// As `Frees`; what was done before is durable when it succeeds.
+    /// Like `Frees`, and everything done before is durable when it succeeds.
     Sync,
 }
 
@@ -89,7 +90,8 @@ const SCRIPT: &[Step] = &[
     ("close", Kind::Sync, |fs| fs.close()),
 ];
 
-/// Checkpoints come after 24 commits: they are made due early in the script, so that their writes meet faults, too.
+/// Checkpoints come after 24 commits: they are made due early in the script, so that their writes
+/// meet faults, too.
 fn prepare(storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
     let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
     for n in 0..20 {
@@ -101,7 +103,7 @@ fn prepare(storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>
     try_open_with(storage.clone(), environment.clone(), 1).unwrap()
 }
 
-/// One run with a plan. Answers whether the plan's fault was met.
+/// Runs the script once with a plan. Returns whether the fault of the plan occurred.
 fn run(plan: FaultPlan) -> bool {
     let environment = Arc::new(SeededEnvironment::new(1));
     let storage = SimulatedStorage::new();
@@ -152,7 +154,8 @@ fn run(plan: FaultPlan) -> bool {
         assert_eq!(promised, states.len() - 1, "one refusal for want of space was not got over");
     }
     drop(fs);
-    // The next session finds the host's cache, or after a power cut only what was synced and some of the rest.
+    // The next session finds the host's cache, or after a power failure the synced data and some of
+    // the rest.
     let cut = storage.crash_random(&mut || environment.next_u64());
     for storage in [cut, storage.process_death()] {
         let fs = try_open_on(storage.clone(), environment.clone()).unwrap();
@@ -171,7 +174,8 @@ fn run(plan: FaultPlan) -> bool {
 }
 
 fn judge_error(name: &str, kind: Kind, plan: FaultPlan, error: &Error, latched: &Option<String>) {
-    // A host that is full is met where the file grows. Where it takes back what it gave, the commit cannot be made.
+    // A full host is noticed when the file grows. If it takes back allocated blocks, the commit
+    // fails.
     let promise_broken = matches!(plan.class, FaultClass::Write | FaultClass::Barrier);
     if let Some(reason) = latched {
         assert!(
@@ -224,8 +228,9 @@ fn a_write_that_is_cut_short() {
     every_turn(FaultClass::Write, Fault::Short);
 }
 
-/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning, quotas): once is got over, and from then on every
-/// write of data is refused until a commit cannot be finished.
+/// A host that takes back blocks that it had allocated (copy-on-write, thin provisioning, quotas):
+/// once is got over, and from then on every write of data is refused until a commit cannot be
+/// finished.
 #[test]
 fn a_write_to_allocated_blocks_without_space() {
     every_turn(FaultClass::Write, Fault::NoSpace);
@@ -258,8 +263,8 @@ fn a_read_that_fails() {
     every_turn(FaultClass::Read, Fault::Eio);
 }
 
-/// Whoever asks first what became of the data learns why it is lost, also when the failure was met in the background; later callers learn that
-/// nothing is written any more.
+/// The first caller that asks for durability gets the cause of a loss, also of one in the
+/// background; later callers get the error of the read-only archive.
 #[test]
 fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
     let failing = |class| FaultPlan { class, count: 0, fault: Fault::Eio, lasting: false };
@@ -272,12 +277,13 @@ fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
     for (who, class) in cases {
         let environment = Arc::new(SeededEnvironment::new(9));
         let storage = SimulatedStorage::new();
-        let fs = create_with(storage.clone(), environment, FsOptions { staged_bytes: 1 << 20, ..OPTIONS });
+        let fs = create_with(storage.clone(), environment, FsOptions { max_dirty_bytes: 1 << 20, ..OPTIONS });
         create(&fs, b"a").unwrap();
         let file = ino(&fs, b"a").unwrap();
         fs.write(file, 0, &bytes(1, 50_000)).unwrap();
         if matches!(who, "maintain" | "write") {
-            // What the second commit frees waits for one more, which an idle archive makes by itself.
+            // Blocks freed by the second commit wait for one more, which an idle archive makes
+            // automatically.
             fs.sync().unwrap();
             fs.write(file, 0, &bytes(2, 50_000)).unwrap();
             fs.sync().unwrap();
@@ -287,7 +293,8 @@ fn the_first_write_or_fsync_after_a_failure_tells_its_cause() {
             fs.maintain().unwrap_err();
         }
         let met = match who {
-            // What is staged exceeds its bound, and the write that finds that is accepted all the same; the next one is not.
+            // Dirty data exceeds its limit, and the write that notices is accepted all the same;
+            // the next one is not.
             "write-out" => (0..40).find_map(|n| fs.write(file, n * 50_000, &bytes(3, 40_000)).err()),
             "write" => fs.write(file, 0, &bytes(3, 100)).err(),
             _ => None,
@@ -321,8 +328,8 @@ fn callers_that_share_a_failed_commit_all_learn_the_cause() {
     assert!(matches!(fs.sync(), Err(Error::WriteFailed(_))));
 }
 
-/// Long targets are pages, of which so many wait for a barrier that one is made early. Whoever made the link learns of its failure with what
-/// he does next: a link that was made is not called failed.
+/// Long targets are pages, and many of them wait for a barrier, so one is made early. Its failure
+/// is reported to the next operation and not to the link, which was created.
 #[test]
 fn a_long_symlink_that_was_made_is_not_called_failed() {
     let storage = SimulatedStorage::new();

@@ -1,4 +1,4 @@
-//! What an archive takes on its host while parts of it are written again and again.
+//! Space of an archive on its host while parts of it are overwritten repeatedly.
 
 use super::support::{CREATOR, fresh};
 use crate::env::{Environment, SeededEnvironment};
@@ -8,8 +8,9 @@ use crate::fs::mode;
 const SMALL: u64 = 4096;
 const FILE: u64 = 8 << 20;
 
-/// Every block of the file is overwritten six times on average, each write made durable by itself: what must stay of the old pages, freed
-/// blocks that wait, room for the next commit and all nodes together are never more than the content once again.
+/// Every block of the file is overwritten six times on average, each write made durable by itself.
+/// Live parts of old pages, pending frees, the reserve of the next commit and all nodes together
+/// never exceed the size of the content.
 #[test]
 fn synced_overwrites_never_take_twice_what_is_live() {
     let (storage, fs) = fresh(7);

@@ -35,14 +35,14 @@ fn begin() -> (Place, Arc<FileSystem>, Ino, Vec<u8>) {
     fs.write(made.ino, 0, &content).unwrap();
     fs.sync().unwrap();
     drop(fs);
-    // With empty caches but for what changes need, so that reading content reads the file.
+    // With empty caches except for nodes that changes need, so that reading content reads the file.
     let fs =
         try_open_on(Arc::new(FileStorage::open(&path, LockMode::Exclusive).unwrap()), environment.clone()).unwrap();
     assert_eq!(fs.read(made.ino, 0, 10).unwrap(), content[..10]);
     (Place { _directory: directory, path, environment }, fs, made.ino, content)
 }
 
-/// Every change from now on fails with one and the same error, which names `what`.
+/// Checks that every change fails from now on with the same error, which contains `what`.
 fn assert_latched(fs: &FileSystem, ino: Ino, what: &str) {
     // The first one learns the cause, which may be the write.
     let first = fs.write(ino, 0, b"new").and_then(|()| fs.sync());
@@ -63,7 +63,8 @@ fn cut(path: &Path, length: u64) {
     fs::OpenOptions::new().write(true).open(path).unwrap().set_len(length).unwrap();
 }
 
-/// No wrong bytes are shown, nothing is written behind the cut, and the archive is refused afterwards.
+/// No wrong bytes are read, nothing is written after the truncated end, and the archive is refused
+/// afterwards.
 #[test]
 fn a_file_that_is_cut_under_the_mount_latches_and_shows_no_wrong_byte() {
     let (place, fs, ino, content) = begin();
@@ -102,7 +103,7 @@ fn background_work_notices_that_the_file_was_cut() {
 }
 
 fn assert_latched_already(fs: &FileSystem, ino: Ino) {
-    // Nobody was told before.
+    // No caller got the error before.
     assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::Damaged(_))));
     assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::WriteFailed(_))));
     assert!(matches!(fs.sync(), Err(Error::WriteFailed(_))));
@@ -122,7 +123,7 @@ fn a_file_that_was_replaced_or_removed_takes_no_more_promises() {
     assert_latched(&fs, ino, "removed");
 }
 
-/// A file that was moved has a name, so that what is written to it can be found: work goes on.
+/// A moved file still has a name, so that written data can be found: work continues.
 #[test]
 fn a_file_that_was_moved_is_written_on() {
     let (place, fs, ino, _) = begin();

@@ -1,4 +1,4 @@
-//! A listing beside whatever else happens to the directory, against a model of its entries.
+//! A listing concurrent with changes of the directory, against a model of its entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -8,7 +8,8 @@ use crate::env::{SeededEnvironment, seeds};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{FileSystem, RenameMode, mode};
 
-/// An entry of the directory: a name may go to another inode, and an entry may get another name, in place.
+/// An entry of the directory: a name may go to another inode, and an entry may get another name, in
+/// place.
 #[derive(Clone, Copy)]
 struct Entry {
     /// Each entry that ever was made has one.
@@ -58,7 +59,7 @@ impl Bench<'_> {
         self.fs.rename(from.0, from.1, to.0, to.1, how).unwrap();
     }
 
-    /// Changes an entry, which may lie before or behind what was listed.
+    /// Changes an entry, listed already or not.
     fn change(&mut self) {
         let here = self.directory;
         let (Some(name), Some(other)) = (self.some(), self.some()) else { return self.make() };
@@ -99,7 +100,8 @@ impl Bench<'_> {
         }
     }
 
-    /// The next entries behind `cookie`, at most `count`, as they are at this moment; answers where it stopped.
+    /// Lists at most `count` entries after `cookie` in the current version; returns the cookie of
+    /// the last one.
     fn list(&self, cookie: u64, bound: u64, count: usize, shown: &mut Vec<u64>) -> Option<u64> {
         let (mut at, mut left) = (None, count);
         self.fs
@@ -118,8 +120,9 @@ impl Bench<'_> {
     }
 }
 
-/// Whatever is made, removed, renamed, replaced, exchanged or moved away and back meanwhile, before the place that was reached or behind it:
-/// each entry that was there at the start and still is at the end is shown once, none twice, none that was made since, and the end comes.
+/// Entries are created, removed, renamed, replaced, exchanged or moved away and back during a
+/// listing, before or after its position. Each entry that exists from start to end is listed once,
+/// none twice, no entry created since, and the listing ends.
 #[test]
 fn a_listing_shows_what_stays_exactly_once() {
     for seed in seeds(1..=12) {

@@ -1,4 +1,4 @@
-//! The log: an fsync that is one write, and what comes back of it (LOG-1 to LOG-6).
+//! The log: an fsync that is one write, and its replay (LOG-1 to LOG-6).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, Simu
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
-/// An archive with a log and a first session that has committed, so that its next fsync is an entry.
+/// An archive with a log and a first session that has committed, so that its next fsync is an
+/// entry.
 fn with_log(seed: u64) -> (Arc<SimulatedStorage>, Arc<SeededEnvironment>, Arc<FileSystem>) {
     println!("seed {seed}");
     HAS_LOG.set(true);
@@ -33,12 +34,13 @@ fn generation(fs: &FileSystem) -> u64 {
     fs.volume.durable().generation.0
 }
 
-/// What a power cut leaves when nothing since the last barrier reached the medium.
+/// Returns the storage after a power failure in which no write since the last barrier reached the
+/// medium.
 fn cut(storage: &SimulatedStorage) -> Arc<SimulatedStorage> {
     storage.crash(&mut |_| Fate::Drop)
 }
 
-/// Opens what a power cut leaves.
+/// Opens the archive after a power failure.
 fn after_a_cut(storage: &SimulatedStorage, dice: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
     open_on(cut(storage), Arc::new(SeededEnvironment::new(dice.next_u64())))
 }
@@ -62,7 +64,8 @@ fn a_small_fsync_is_one_write_into_the_log_and_one_barrier() {
     let ino = file(&fs, b"file");
     fs.write(ino, 0, &vec![7; 1 << 20]).unwrap();
     fs.make_durable().unwrap();
-    // The file grows for the first ones, for the commit that is to come. Each of them takes one block.
+    // The file grows for the first ones, for the commit that is to come. Each of them takes one
+    // block.
     for _ in 0..3 {
         fs.write(ino, 0, &[7; 100]).unwrap();
         fs.sync().unwrap();
@@ -92,8 +95,9 @@ fn a_small_fsync_is_one_write_into_the_log_and_one_barrier() {
     assert_space(&back);
 }
 
-/// Each kind of change in entries of its own; after each, a power cut gives exactly what was there, whoever opens it, and once more after the session
-/// that found it was cut off too.
+/// Each kind of change is logged in entries of its own. After each, a power failure leaves exactly
+/// the logged state, for readers and writers, and once more after a power failure of the session
+/// that replayed it.
 #[test]
 fn every_kind_of_change_comes_back_from_entries() {
     let (storage, dice, fs) = with_log(2);
@@ -107,7 +111,7 @@ fn every_kind_of_change_comes_back_from_entries() {
     let steps: &[&dyn Fn()] = &[
         &|| fs.write(a, 1000, &[9; 5000]).unwrap(),
         &|| fs.rename(ROOT_INO, b"b", ROOT_INO, b"renamed", RenameMode::Replace).unwrap(),
-        // Over inline data, and what an entry had before.
+        // Over inline data, and over data of an earlier entry.
         &|| fs.write(b, 500, &[8; 10]).unwrap(),
         &|| fs.write(a, 3000, &[7; 10]).unwrap(),
         // Cuts pages, and pieces of earlier entries.
@@ -163,7 +167,7 @@ fn what_a_new_page_holds_and_what_the_log_cannot_hold_takes_a_commit() {
     };
     assert_eq!(commits(&|| fs.write(ino, 0, &vec![1; 200_000]).unwrap()), 1, "whole frames have their pages");
     assert_eq!(commits(&|| fs.write(ino, 1 << 20, &vec![1; 100_000]).unwrap()), 0);
-    // Who deletes much finds the space soon.
+    // Deleting much frees the space soon.
     let large = file(&fs, b"large");
     assert_eq!(commits(&|| fs.write(large, 0, &[1; 100]).unwrap()), 0);
     let mut noise = vec![0; 2 << 20];
@@ -179,7 +183,8 @@ fn what_a_new_page_holds_and_what_the_log_cannot_hold_takes_a_commit() {
     assert_eq!(commits(&|| fs.write(ino, 0, &[3; 10]).unwrap()), 0, "a commit empties it");
 }
 
-/// What was written out of the way of an entry is in the tree; the pieces that an entry has of it must not lie over what came later.
+/// Data written back since an entry is in the tree; the pieces of that entry must not be replayed
+/// over later data.
 #[test]
 fn pieces_that_were_written_out_meanwhile_do_not_come_back() {
     let (storage, dice, fs) = with_log(4);
@@ -196,7 +201,8 @@ fn pieces_that_were_written_out_meanwhile_do_not_come_back() {
     assert_space(&back);
 }
 
-/// A record that has not what is staged names the log as pending, so that what was acknowledged through it stays.
+/// A record without the dirty data names the log as pending, so that data acknowledged through the
+/// log stays.
 #[test]
 fn a_commit_that_only_makes_room_does_not_lose_what_the_log_has() {
     let (storage, dice, fs) = with_log(5);
@@ -228,8 +234,8 @@ fn a_commit_that_only_makes_room_does_not_lose_what_the_log_has() {
     assert_eq!(see(&after_a_cut(&storage, &dice)).0, see(&fs).0);
 }
 
-/// Every bit of a full log counts: an altered one is damage that is told, or what looks like an interrupted write of the last entry, which is told too
-/// unless its very beginning is lost.
+/// Every bit of a full log counts: a flipped one is reported as damage, or looks like an
+/// interrupted write of the last entry, which is reported too unless its very beginning is lost.
 #[test]
 fn an_altered_entry_is_told_or_was_the_last_one() {
     let (storage, _, fs) = with_log(6);
@@ -273,7 +279,8 @@ fn an_altered_entry_is_told_or_was_the_last_one() {
     assert!(last_lost > 4);
 }
 
-/// Fsyncs of one to twelve blocks until no more fit, and what was seen after each; the last one is the newest.
+/// Runs fsyncs of one to twelve blocks until no more fit, and records the tree after each; the last
+/// one is the newest.
 fn full_log(seed: u64) -> (Vec<u8>, Vec<Arc<str>>) {
     let (storage, dice, fs) = with_log(seed);
     let ino = file(&fs, b"file");
@@ -294,13 +301,15 @@ fn full_log(seed: u64) -> (Vec<u8>, Vec<Arc<str>>) {
     }
 }
 
-/// Nonce, head and tag of the head: without them nothing says that an entry began.
+/// Nonce, head and tag of the head: without them the start of an entry cannot be recognized.
 const BEGINNING: u64 = 104;
 
-/// The blocks of the log, and those behind it up to the first page (the second header, and half of the ring): what an entry is said to be lost by lies in it.
+/// Range of the flips: the log, and the blocks after it up to the first page (the second header,
+/// and half of the ring). A flip that loses an entry is in it.
 const FLIPPED: Range<u64> = LOG.0..MIN_BLOCKS;
 
-/// Flips a byte at `at`, and answers which entry that lost; one more than there are when it lost none.
+/// Flips a byte at `at`, and answers which entry that lost; one more than there are when it lost
+/// none.
 fn judge_flip(whole: &MemoryStorage, at: u64, moments: &[Arc<str>]) -> usize {
     let flipped = whole.clone();
     let mut byte = [0];
@@ -310,7 +319,7 @@ fn judge_flip(whole: &MemoryStorage, at: u64, moments: &[Arc<str>]) -> usize {
     let last = moments.len() - 1;
     let seen = see(&reader).0;
     let Some(told) = reader.volume.fallback() else {
-        // Of the beginning of the last entry, which looks as if it had never been written, or behind it.
+        // Part of the beginning of the last entry, which then looks unwritten, or after its end.
         assert!(seen == moments[last] || seen == moments[last - 1], "at={at}: nothing is told");
         return if seen == moments[last] { last + 1 } else { last };
     };
@@ -360,7 +369,7 @@ fn every_flipped_byte_of_a_full_log_is_told() {
     );
 }
 
-/// Some bytes of each block of what [`every_flipped_byte_of_a_full_log_is_told`] does with all.
+/// Flips some bytes of each block; [`every_flipped_byte_of_a_full_log_is_told`] flips all.
 #[test]
 fn flipped_bytes_of_a_full_log_are_told() {
     let (whole, moments) = full_log(62);
@@ -374,7 +383,8 @@ fn flipped_bytes_of_a_full_log_are_told() {
     assert!(moments.len() > 20 && before >= moments.len() - 1, "{} entries, {before}", moments.len() - 1);
 }
 
-/// A page of a record that entries extend was durable: its loss is damage and no interrupted commit.
+/// A page of a record that entries extend was durable: its loss is damage and no interrupted
+/// commit.
 #[test]
 fn a_commit_that_an_entry_extends_is_never_undone() {
     let (storage, _, fs) = with_log(7);
@@ -401,7 +411,8 @@ fn a_commit_that_an_entry_extends_is_never_undone() {
     assert!(torn.err().unwrap().to_string().contains("was durable, but"));
 }
 
-/// LOG-6: a damaged leaf costs what lies in it, and no more when the log has records of it; what it leaves is as the log says.
+/// LOG-6: a damaged leaf costs its records, and no more when the log has newer ones; the rest
+/// agrees with the log.
 #[test]
 fn a_damaged_leaf_costs_a_reader_what_lies_in_it() {
     let (storage, _, fs) = with_log(71);
@@ -413,7 +424,7 @@ fn a_damaged_leaf_costs_a_reader_what_lies_in_it() {
     file(&fs, b"last");
     fs.make_durable().unwrap();
     let began = generation(&fs);
-    // Whole leaves go, beside others.
+    // Whole leaves are removed next to others.
     let gone = 100..200;
     gone.clone().for_each(|n| fs.unlink(ROOT_INO, names[n].as_bytes()).unwrap());
     files
@@ -487,7 +498,8 @@ fn a_damaged_inode_in_the_log_costs_a_reader_that_file() {
     assert!(refused.contains("can be read but not written"), "{refused}");
 }
 
-/// After a commit its entries are obsolete: they are overwritten on the clock, by a purge and at the end, and nothing of them opens then.
+/// After a commit its entries are obsolete: they are overwritten on the clock, by a purge and at
+/// the end, and nothing of them opens then.
 #[test]
 fn obsolete_entries_are_erased() {
     let (storage, dice, fs) = with_log(8);
@@ -510,7 +522,7 @@ fn obsolete_entries_are_erased() {
     fs.purge().unwrap();
     assert_eq!(readable(), 0);
     write();
-    // What is needed is kept.
+    // Needed records are kept.
     fs.volume.maintain().unwrap();
     dice.advance(10);
     fs.volume.maintain().unwrap();
@@ -570,7 +582,8 @@ fn a_lost_record_is_told_by_its_entries() {
     assert!(reader.volume.fallback().unwrap().contains("although the log has an entry that extends it"));
 }
 
-/// A flush that fails after it took what is staged has put nothing into an entry: the next fsync must not find that all is logged.
+/// A flush that fails after it took the dirty data has logged nothing: the next fsync must not find
+/// everything logged.
 #[test]
 fn what_a_failed_flush_took_is_not_called_durable() {
     let (storage, dice, fs) = with_log(14);
@@ -593,7 +606,8 @@ fn what_a_failed_flush_took_is_not_called_durable() {
     }
 }
 
-/// Who changes keys commits without a file system: its record names the log as pending, so that the next mount has what was synced.
+/// Changing keys commits without a file system: its record names the log as pending, so that the
+/// next mount has all synced data.
 #[test]
 fn a_change_of_the_header_keeps_what_the_log_has() {
     let (storage, dice, fs) = with_log(11);
@@ -615,7 +629,8 @@ fn a_change_of_the_header_keeps_what_the_log_has() {
     assert_space(&back);
 }
 
-/// What is written again and again between two commits is remembered in bounds, and logged whole all the same.
+/// Ranges that are overwritten repeatedly between two commits take bounded memory, and are logged
+/// whole all the same.
 #[test]
 fn many_places_that_no_entry_has_are_remembered_as_one() {
     let (storage, dice, fs) = with_log(12);
@@ -635,7 +650,7 @@ fn many_places_that_no_entry_has_are_remembered_as_one() {
     assert!(generation(&fs) <= before + 1);
 }
 
-/// Entries do not outlive what they are of: a record of the same number on another branch has another tag.
+/// Entries are invalid on another branch: a record of the same number there has another tag.
 #[test]
 fn entries_of_another_record_are_nothing() {
     let (storage, dice, fs) = with_log(10);
@@ -655,7 +670,8 @@ fn entries_of_another_record_are_nothing() {
     assert!(back.volume.fallback().is_none());
 }
 
-/// A file without end, written and synced at random, against a model, through cuts of the power: what was acknowledged is there.
+/// An endless file, written and synced at random, against a model, through power failures:
+/// acknowledged data survives.
 #[test]
 fn synced_writes_survive_cuts_and_reopenings_without_end() {
     for seed in seeds(20..=23) {

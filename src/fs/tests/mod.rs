@@ -1,7 +1,6 @@
 //! Model tests of the file system.
 
 mod acl;
-mod ahead;
 mod bulk;
 mod crash;
 mod data;
@@ -13,11 +12,12 @@ mod host;
 mod listings;
 mod log;
 mod model;
-mod moments;
 mod names;
 mod promise;
 mod racing;
 mod ranges;
+mod readahead;
 mod shortage;
+mod snapshots;
 pub(super) mod support;
-mod writeout;
+mod writeback;

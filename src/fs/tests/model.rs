@@ -1,4 +1,4 @@
-//! The namespace as POSIX has it, in memory: what the file system is compared with.
+//! In-memory model of a POSIX namespace, compared with the file system.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -150,7 +150,7 @@ impl Model {
         self.touch(ino, false);
     }
 
-    /// What was touched is known by other means.
+    /// Drops the expected time change of an inode that is checked in another way.
     pub(super) fn forget_touch(&mut self, ino: Ino) {
         self.touched.remove(&ino);
     }
@@ -300,7 +300,8 @@ impl Model {
         }
     }
 
-    /// Everything that the file system answers is as in the model; times moved exactly where the last operation touched.
+    /// Everything that the file system answers is as in the model; times moved exactly where the
+    /// last operation touched.
     pub(super) fn assert_equal(&mut self, fs: &FileSystem) {
         while fs.reclaim.step().unwrap() {}
         assert_eq!(fs.volume.state().inodes(), self.nodes.len() as u64, "inodes in use");

@@ -1,4 +1,5 @@
-//! The namespace compared with a model under random operations, and the answers that programs rely on.
+//! The namespace compared with a model under random operations, and the errors that programs rely
+//! on.
 
 use std::mem::discriminant;
 use std::ops::ControlFlow;
@@ -229,7 +230,8 @@ impl Driver {
         }
     }
 
-    /// Writes, cuts, and clones of parts. None of them moves times, which who serves a kernel sets.
+    /// Writes, truncates, and clones parts. These do not change times, which the kernel adapter
+    /// sets.
     fn content(&mut self) {
         let is_regular =
             |ino: &Ino| self.model.nodes.get(ino).is_some_and(|node| node.mode & mode::TYPE == mode::REGULAR);
@@ -264,7 +266,8 @@ impl Driver {
         }
     }
 
-    /// Handles do not outlive the file system; with `close` an orderly end, else what was committed.
+    /// Reopens the file system without its handles; with `close` after an orderly end, else from
+    /// the last commit.
     pub(super) fn open_again(mut self, close: bool) -> Driver {
         for ino in self.model.open.clone() {
             self.fs.release(ino).unwrap();

@@ -1,4 +1,4 @@
-//! What statfs says is free can be written, and may be asked of fallocate.
+//! Space that statfs reports as available can be written, and be requested with fallocate.
 
 use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh_with};
 use crate::env::{Environment, SeededEnvironment};
@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::format::ROOT_INO;
 use crate::fs::mode;
 
-/// On a fresh archive every free byte that is shown is allocated in one request, and then written, in requests of every kind that lies in whole
-/// frames; afterwards hardly any is shown.
+/// On a fresh archive every free byte that is shown is allocated in one request, and then written,
+/// in requests of every kind that lies in whole frames; afterwards hardly any is shown.
 #[test]
 fn what_is_shown_as_free_can_be_allocated_and_written() {
     for limit in [8_u64 << 20, 24 << 20, 100 << 20] {
@@ -37,7 +37,7 @@ fn what_is_shown_as_free_can_be_allocated_and_written() {
             fs.sync().unwrap();
             let left = fs.statistics(u64::MAX).unwrap().available;
             assert!(left < (1 << 20) + limit / 256, "{left} bytes are left of {available}");
-            // What was deleted can be asked for at once.
+            // Deleted space is available at once.
             let again = fs.make_node(ROOT_INO, b"again", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
             assert!(matches!(fs.allocate(again, 0, available / 2, false, false, u64::MAX), Err(Error::NoSpace(_))));
             fs.unlink(ROOT_INO, b"file").unwrap();

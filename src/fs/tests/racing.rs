@@ -1,4 +1,4 @@
-//! File content while threads read, write, cut and commit it at once.
+//! File content while threads concurrently read, write, truncate and commit it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -6,9 +6,9 @@ use super::data::{Bench, OPTIONS, make, read_model, write_model};
 use crate::env::SeededEnvironment;
 use crate::format::Ino;
 use crate::fs::FsOptions;
-use crate::fs::pressure::AWAITED_BYTES;
+use crate::fs::dirty_throttle::COMMIT_WAIT_BYTES;
 
-/// A block that says its version in every word.
+/// A block with its version in every word.
 fn block(version: u64) -> Vec<u8> {
     version.to_le_bytes().repeat(512)
 }
@@ -16,7 +16,7 @@ fn block(version: u64) -> Vec<u8> {
 #[test]
 fn readers_see_whole_blocks_that_never_go_back_in_time() {
     const BLOCKS: u64 = 64;
-    let bench = Bench::new(13, FsOptions { staged_bytes: 100_000, ..OPTIONS });
+    let bench = Bench::new(13, FsOptions { max_dirty_bytes: 100_000, ..OPTIONS });
     let ino = bench.make();
     let fs = &bench.fs;
     fs.write(ino, 0, &block(1).repeat(BLOCKS as usize)).unwrap();
@@ -72,7 +72,7 @@ fn readers_see_whole_blocks_that_never_go_back_in_time() {
 
 #[test]
 fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
-    let bench = Bench::new(14, FsOptions { staged_bytes: 200_000, ..OPTIONS });
+    let bench = Bench::new(14, FsOptions { max_dirty_bytes: 200_000, ..OPTIONS });
     let fs = &bench.fs;
     let stop = AtomicBool::new(false);
     let done: Vec<(Ino, Vec<u8>)> = std::thread::scope(|scope| {
@@ -124,16 +124,18 @@ fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
     bench.audit(&done.iter().map(|(ino, _)| *ino).collect::<Vec<_>>());
 }
 
-/// A flush holds the writers' lock: it seals little by itself, whatever is staged and whoever stages meanwhile.
+/// A flush holds the writers' lock: it seals a bounded amount, despite much dirty data and
+/// concurrent writers.
 #[test]
 fn a_flush_seals_a_bounded_part_of_what_is_staged() {
     const PIECE: u64 = 8000;
     const WRITERS: u64 = 3;
-    let bench = Bench::new(31, FsOptions { staged_bytes: 16 << 20, compress: false, ..OPTIONS });
+    let bench = Bench::new(31, FsOptions { max_dirty_bytes: 16 << 20, compress: false, ..OPTIONS });
     let fs = &bench.fs;
     let stop = AtomicBool::new(false);
     let begun = std::time::Instant::now();
-    // Longer than any machine takes: writers that stage too little fail the test, whose bound says nothing without them.
+    // Longer than any machine takes: the test fails if the writers buffer too little, since its
+    // bound would prove nothing then.
     let late = || begun.elapsed().as_secs() >= 300;
     std::thread::scope(|scope| {
         for number in 0..WRITERS {
@@ -149,7 +151,7 @@ fn a_flush_seals_a_bounded_part_of_what_is_staged() {
         }
         for _ in 0..6 {
             // Much more than a flush may seal.
-            while fs.staging.total() < 10 << 20 && !late() {
+            while fs.write_buffer.total_bytes() < 10 << 20 && !late() {
                 std::thread::yield_now();
             }
             fs.sync().unwrap();
@@ -157,6 +159,6 @@ fn a_flush_seals_a_bounded_part_of_what_is_staged() {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(!late(), "the writers did not stage enough");
-    let most = fs.staging.most_flushed();
-    assert!(most > 0 && most <= AWAITED_BYTES + WRITERS * PIECE, "{most} bytes were sealed under the lock");
+    let most = fs.write_buffer.max_flushed();
+    assert!(most > 0 && most <= COMMIT_WAIT_BYTES + WRITERS * PIECE, "{most} bytes were sealed under the lock");
 }

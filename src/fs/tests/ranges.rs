@@ -1,4 +1,4 @@
-//! Punching, zeroing, allocating, seeking and copying of ranges against a model, and what they cost.
+//! Punching, zeroing, allocating, seeking and copying of ranges against a model, and their costs.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-/// Holes that the file system tells of hold nothing, and data and holes alternate up to the end.
+/// Reported holes have no data, and data and holes alternate up to the end.
 fn check_layout(bench: &Bench, ino: Ino, content: &[u8]) {
     let size = content.len() as u64;
     let mut at = 0;
@@ -109,7 +109,7 @@ fn replace(bench: &Bench, files: &mut Files) {
     let ino = some_file(bench, files);
     files.remove(&ino);
     if !bench.unlink(ino, false) {
-        bench.fs.reclaim.add(ino);
+        bench.fs.reclaim.enqueue(ino);
     }
     files.insert(bench.make(), Vec::new());
 }
@@ -162,7 +162,7 @@ fn run_model(seed: u64, steps: u64, options: FsOptions) {
                 moments.clear();
             }
             33 if bench.below(2) == 0 => {
-                // Which files there are is not part of what is compared after a crash.
+                // The set of files is not compared after a crash.
                 bench.fs.sync().unwrap();
                 replace(&bench, &mut files);
                 bench.fs.sync().unwrap();
@@ -198,7 +198,7 @@ fn content_equals_the_model_through_changes_of_ranges_commits_and_crashes() {
 #[test]
 fn content_equals_the_model_when_nearly_nothing_may_be_staged() {
     for seed in seeds(21..=23) {
-        run_model(seed, 300, FsOptions { staged_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
+        run_model(seed, 300, FsOptions { max_dirty_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
     }
 }
 
@@ -235,7 +235,7 @@ fn a_copy_shares_pages_and_survives_what_happens_to_its_source() {
     assert!(bench.unlink(source, false));
     bench.audit(&[copy]);
     assert!(bench.fs.read(copy, 0, content.len() + 1).unwrap() == content);
-    // What only the copy names goes with its punching.
+    // Punching the copy frees the pages that only the copy references.
     bench.fs.punch_hole(copy, 0, 63 * FRAME, false).unwrap();
     content[..63 * FRAME as usize].fill(0);
     let bench = bench.reopen_closed();
@@ -248,7 +248,7 @@ fn a_copy_shares_pages_and_survives_what_happens_to_its_source() {
 fn a_large_copy_writes_little_because_nodes_are_filled() {
     let bench = Bench::new(32, OPTIONS);
     let source = bench.make();
-    // A page of every frame, small: 8192 extents are what a gigabyte has.
+    // A small page for every frame: 8192 extents, as a file of one gigabyte has.
     for number in 0..8192 {
         bench.fs.write(source, number * FRAME, &vec![number as u8; FRAME as usize]).unwrap();
     }

@@ -1,4 +1,5 @@
-//! A full archive that was emptied takes new data at once: who finds no room waits for what is about to come free.
+//! A full archive that was emptied takes new data at once: a write without space waits for pending
+//! frees.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,8 @@ use crate::fs::{FileSystem, mode};
 
 const LIMIT: u64 = 14 << 20;
 
-/// How an archive is filled: bytes of each write, the distance from one to the next, writes of each file, writes between two fsyncs.
+/// How an archive is filled: bytes of each write, the distance from one to the next, writes of each
+/// file, writes between two fsyncs.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     request: usize,
@@ -35,7 +37,7 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes until there is no room; the files and the bytes that were accepted.
+/// Writes until there is no space; returns the files and the accepted bytes.
 fn fill(fs: &FileSystem, pattern: Pattern, round: u64) -> (Vec<(Vec<u8>, Ino)>, u64) {
     let (mut files, mut accepted, mut writes) = (Vec::new(), 0, 0);
     for number in 0.. {
@@ -74,7 +76,7 @@ fn what_was_deleted_and_synced_can_be_written_at_once() {
                 let (files, accepted) = fill(&fs, pattern, round);
                 assert!(accepted > 1 << 20, "only {accepted} bytes were taken");
                 for (name, ino) in &files {
-                    // A file that somebody has open goes when it is closed.
+                    // An open file is freed when it is closed.
                     if held {
                         fs.open(*ino).unwrap();
                     }
@@ -101,8 +103,8 @@ fn what_was_deleted_and_synced_can_be_written_at_once() {
     }
 }
 
-/// A program sees its close end before the file system is told of it, and who reclaims a file may be at it for a while: a writer without room waits
-/// for both.
+/// A program returns from close before the file system gets the release, and reclaiming a file may
+/// take a while: a writer without space waits for both.
 #[test]
 fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
     for locked in [false, true] {
@@ -123,7 +125,7 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
         let refused = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let entries: Vec<_> = files.iter().map(|(_, ino)| fs.staging.entry(*ino)).collect();
+                let entries: Vec<_> = files.iter().map(|(_, ino)| fs.write_buffer.file(*ino)).collect();
                 let locks: Vec<_> =
                     if locked { entries.iter().map(|entry| entry.lock()).collect() } else { Vec::new() };
                 held.wait();
@@ -150,8 +152,8 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
     }
 }
 
-/// Promises are made for the pages of staged data, not for the nodes that name them: an fsync that finds no room for those lets go what was
-/// freed, too.
+/// Space is reserved for the pages of dirty data, not for the nodes that reference them: an fsync
+/// without space for those releases pending frees, too.
 #[test]
 fn an_fsync_without_room_for_nodes_lets_go_what_was_freed() {
     const ANCHORS: u64 = 200;
@@ -212,7 +214,8 @@ fn a_full_archive_with_nothing_to_free_refuses_without_a_commit() {
     assert_eq!(fs.generation(), before);
 }
 
-/// Several writers that find no room at once share the wait, and what a delete in the middle of a commit frees is theirs.
+/// Several writers without space share the wait, and get the space of a delete in the middle of a
+/// commit.
 #[test]
 fn several_writers_without_room_share_what_comes_free() {
     let (_, fs) = fresh_with(22, NAME_KEY, OPTIONS);
@@ -246,8 +249,8 @@ fn several_writers_without_room_share_what_comes_free() {
     assert_sound(&fs);
 }
 
-/// What deleted files left on shared pages goes with the end of a mount also where nothing is free but what is kept for deletes: a page of many parts
-/// would take more than that.
+/// Parts of deleted files on shared pages are removed at the end of a mount also if only the
+/// reserve for deletes is free: a page of many parts would take more than that.
 #[test]
 fn closing_a_full_archive_repacks_out_of_what_is_kept() {
     for files in [30, 250_u64] {
@@ -281,7 +284,8 @@ fn closing_a_full_archive_repacks_out_of_what_is_kept() {
     }
 }
 
-/// Also when nothing else is free: removing one is durable, and what it alone showed belongs to the next writer, who waits until it is freed.
+/// The same if nothing else is free: removing a snapshot is durable, and the space that only it
+/// used belongs to the next writer, which waits until it is freed.
 #[test]
 fn a_full_archive_removes_a_snapshot_and_writes_into_what_it_held() {
     for (seed, pattern) in PATTERNS.into_iter().enumerate() {

@@ -16,7 +16,7 @@ use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
 pub(super) const OPTIONS: FsOptions =
-    FsOptions { staged_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 pub(super) const NAME_KEY: [u8; 16] = [3; 16];
 pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100, umask: None };
 pub(super) const KEY: [u8; 32] = [9; 32];
@@ -24,7 +24,8 @@ const ARCHIVE: [u8; 16] = [7; 16];
 const MEMORY: u64 = 32 << 20;
 
 thread_local! {
-    /// Whether the archives of this thread have a log. Without one an fsync is a commit, which is what most of these tests look at.
+    /// The archives of this thread have a log. Without one an fsync is a commit, which most of
+    /// these tests examine.
     pub(in crate::fs) static HAS_LOG: Cell<bool> = const { Cell::new(false) };
     /// Whether their storage makes each barrier a whole (STORAGE-4).
     pub(in crate::fs) static ORDERED: Cell<bool> = const { Cell::new(false) };
@@ -79,12 +80,12 @@ pub(super) fn try_create_with(
     Ok(fs)
 }
 
-/// Opens what a crash left.
+/// Opens the archive after a crash.
 pub(super) fn try_open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Result<Arc<FileSystem>> {
     try_open_with(storage, environment, MEMORY)
 }
 
-/// As [`try_open_on`] for what must open.
+/// Opens like [`try_open_on`], and must succeed.
 pub(super) fn open_on(storage: Arc<dyn Storage>, environment: Arc<dyn Environment>) -> Arc<FileSystem> {
     try_open_on(storage, environment).unwrap()
 }
@@ -125,7 +126,7 @@ pub(super) fn reopen(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<F
     open_again(storage, fs)
 }
 
-/// Opens again what was durable, without a close.
+/// Reopens the durable version, without a close.
 pub(super) fn crash(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<FileSystem> {
     open_again(storage, fs)
 }
@@ -139,9 +140,9 @@ fn open_again(storage: &Arc<MemoryStorage>, fs: Arc<FileSystem>) -> Arc<FileSyst
 }
 
 impl FileSystem {
-    /// Repacks all that is noted; with `search` also what nobody noted.
+    /// Repacks all noted pages; with `search` also finds others.
     pub(crate) fn repack_all(&self, search: bool) -> Result<()> {
-        self.repack.all(search.then_some(&self.closing))
+        self.repack.run_all(search.then_some(&self.shutdown_gate))
     }
 }
 
@@ -151,7 +152,8 @@ pub(super) fn assert_sound(fs: &FileSystem) {
     assert!(findings.is_empty(), "{findings:#?}");
 }
 
-/// Names, inodes and cookies behind `cookie`, without `.` and `..`, in the order of the listing.
+/// Returns names, inodes and cookies after `cookie`, without `.` and `..`, in the order of the
+/// listing.
 pub(super) fn list(fs: &FileSystem, directory: Ino, cookie: u64) -> Result<Vec<(Vec<u8>, Ino, u64)>> {
     let bound = fs.directory_bound(directory)?;
     let mut entries = Vec::new();

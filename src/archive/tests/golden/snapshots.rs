@@ -41,7 +41,7 @@ pub(super) fn assert_shown(fs: &FileSystem, manifest: &Value, archive: &str) {
     let Some(wanted) = manifest.as_array() else { return };
     let names: Vec<Vec<u8>> = wanted.iter().map(|one| unhex(&one["name"])).collect();
     let shown: Vec<(&[u8], Value)> =
-        names.iter().map(|name| (&name[..], listing(&fs.moment(name).unwrap()).unwrap())).collect();
+        names.iter().map(|name| (&name[..], listing(&fs.open_snapshot(name).unwrap()).unwrap())).collect();
     assert_eq!(manifest_of(fs, &shown), *manifest, "{archive}");
 }
 
@@ -49,7 +49,7 @@ pub(super) fn assert_shown(fs: &FileSystem, manifest: &Value, archive: &str) {
 pub(super) fn outcomes<'a>(bytes: &[u8], names: impl Iterator<Item = &'a String>) -> Value {
     let read = |name: &String| -> Result<Value> {
         let fs = open_on(Arc::new(MemoryStorage::from_contents(bytes.to_vec())), true)?;
-        listing(&*fs.moment(&unhex(&json!(name)))?)
+        listing(&*fs.open_snapshot(&unhex(&json!(name)))?)
     };
     let said =
         |name: &String| (name.clone(), json!(read(name).map_or_else(|error| error.to_string(), |_| "read".into())));
@@ -157,7 +157,7 @@ fn values(fs: &FileSystem, object: u64, kind: u8) -> Vec<Vec<u8>> {
 fn damages(fs: &FileSystem) -> Vec<(&'static str, usize)> {
     let at = |page: Pointer, byte: usize| page.run.offset() as usize + byte;
     let root = |name: &[u8]| fs.volume.snapshot_named(name).unwrap().1.root.pointer;
-    let first = fs.moment(b"first").unwrap();
+    let first = fs.open_snapshot(b"first").unwrap();
     let of = |name: &[u8]| {
         let values = values(&first, first.lookup(ROOT_INO, name).unwrap().ino.0, kind::EXTENT);
         Extent::decode(&values[0]).unwrap().page
@@ -210,7 +210,7 @@ fn the_golden_archive_with_snapshots_has_what_it_is_for() {
     assert_eq!(names, [&b"first"[..], NOT_UTF8, b"", b"orphan"]);
     let dead: Vec<u64> = all.iter().map(|(id, _)| fs.volume.dead_entries(*id).unwrap()).collect();
     assert!(dead.iter().all(|entries| *entries > 0) && dead[1] > 100, "{dead:?}");
-    let orphans = |name: &[u8]| values(&fs.moment(name).unwrap(), 0, kind::ORPHAN).len();
+    let orphans = |name: &[u8]| values(&fs.open_snapshot(name).unwrap(), 0, kind::ORPHAN).len();
     assert_eq!([&b"first"[..], NOT_UTF8, b"orphan"].map(orphans), [0, 0, 1]);
     // Each snapshot shows something that neither the live tree nor another one does.
     let listings: Vec<&Value> = manifest["snapshots"]

@@ -1,7 +1,8 @@
-//! Backups onto a second storage, which loses power as well, and what is found there then.
+//! Backups onto a second storage, which loses power as well, and the resulting files.
 //!
-//! What lockbox(1) promises: stopped, killed, or without room or medium, a backup leaves that of before or the new one, or none where there was none; and
-//! BACKUP-5: what is refused stays as it is.
+//! The promise of lockbox(1): stopped, killed, or without space or medium, a backup leaves the
+//! previous one or the new one, or none where there was none; and BACKUP-5: a refused backup
+//! changes nothing.
 
 use std::sync::Arc;
 
@@ -18,20 +19,21 @@ use crate::keys::header::Header;
 use crate::storage::Storage;
 use crate::storage::simulated::{SimulatedStorage, Trace};
 
-/// One backup of a run, as its file was asked for it.
+/// One backup of a run, by the state of its file.
 pub(super) struct Copying {
     pub(super) trace: Trace,
-    /// How many operations of the archive had returned when its moment was pinned, and when it ended.
+    /// Number of completed operations of the archive when its version was pinned, and when the
+    /// backup ended.
     pub(super) pinned: usize,
     pub(super) ended: usize,
-    /// What the file showed before; None for a new one.
+    /// Version in the file before; `None` for a new one.
     old: Option<Seen>,
-    /// None when it was interrupted.
+    /// `None` if it was interrupted.
     new: Option<Seen>,
 }
 
 impl Copying {
-    /// An interrupted one of a new file leaves nothing: the file is removed.
+    /// An interrupted backup to a new file leaves nothing: the file is removed.
     pub(super) fn leaves_file(&self) -> bool {
         self.old.is_some() || self.new.is_some()
     }
@@ -40,7 +42,8 @@ impl Copying {
         self.old.as_ref() == Some(found)
     }
 
-    /// What may be found in the file, None being no backup yet; `whole` when all of the work had returned.
+    /// Allowed versions in the file, `None` being no backup yet; `whole` if all operations had
+    /// returned.
     pub(super) fn allowed(&self, whole: bool) -> Vec<Option<Seen>> {
         match &self.new {
             Some(new) if whole => vec![Some(new.clone())],
@@ -50,8 +53,8 @@ impl Copying {
     }
 }
 
-/// A file that backups go to, and what it shows.
-pub(super) struct Target {
+/// Target file of backups, and the version in it.
+pub(super) struct BackupTarget {
     file: Arc<SimulatedStorage>,
     shows: Option<Seen>,
 }
@@ -60,18 +63,23 @@ fn on(_: BackupStep) -> Result<()> {
     Ok(())
 }
 
-/// Pins what an open archive has.
+/// Pins the version of an open archive.
 pub(super) fn pin(fs: &Arc<FileSystem>, storage: &Arc<SimulatedStorage>) -> BackupSource {
     Backups::of(fs.clone(), storage.clone()).pin().unwrap()
 }
 
-impl Target {
-    pub(super) fn new() -> Target {
-        Target { file: SimulatedStorage::new(), shows: None }
+impl BackupTarget {
+    pub(super) fn new() -> BackupTarget {
+        BackupTarget { file: SimulatedStorage::new(), shows: None }
     }
 
-    /// Backs the archive up, or a part of the way; `meanwhile` is done now and then, as others go on writing.
-    pub(super) fn back_up(mut self, recorder: &Recorder<'_>, meanwhile: &mut dyn FnMut()) -> (Copying, Option<Target>) {
+    /// Backs the archive up, completely or in part; `meanwhile` runs between the steps, like
+    /// concurrent writers.
+    pub(super) fn back_up(
+        mut self,
+        recorder: &Recorder<'_>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> (Copying, Option<BackupTarget>) {
         let source = pin(recorder.fs, recorder.storage);
         let pinned = recorder.position();
         recorder.promise();
@@ -118,7 +126,8 @@ fn bring(
     source.bring_up_to_date(&file, watch).map(|done| done.expect("it is little enough for one commit"))
 }
 
-/// What the file of a backup shows to who reads it, as sound as any archive; None for one without a whole header, in whose place a next backup puts a new file.
+/// Returns the version in the file of a backup, which must be as sound as any archive; `None`
+/// without a whole header, when the next backup creates a new file.
 pub(super) fn read(file: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Option<Seen> {
     let header = match Header::read(&**file) {
         Err(Error::NotArchive(_) | Error::Damaged(_)) => return None,
@@ -135,12 +144,12 @@ pub(super) fn read(file: &Arc<SimulatedStorage>, environment: &Arc<SeededEnviron
     Some(shown(origin.generation, &fs))
 }
 
-/// What a backup of this commit shows, and says that it is of that.
+/// Checks that the file is a backup of this commit, and is marked as one.
 pub(super) fn shown(commit: Generation, fs: &FileSystem) -> Seen {
     format!("of commit {}\n{}", commit.0, see_tree(fs).0).into()
 }
 
-/// What the file of a backup shows after a crash.
+/// Returns the version in the file of a backup after a crash.
 pub(super) fn judge(
     file: &Arc<SimulatedStorage>,
     allowed: &[Option<Seen>],
@@ -151,7 +160,7 @@ pub(super) fn judge(
     found
 }
 
-/// Who loses the archive goes on with its backup, as it is on the medium.
+/// After the loss of the archive, continues with its backup, as it is on the medium.
 pub(super) fn take_its_place(file: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) {
     let file = file.process_death();
     file.barrier().unwrap();
@@ -169,7 +178,8 @@ pub(super) fn take_its_place(file: &Arc<SimulatedStorage>, environment: &Arc<See
     assert!(fs.volume.origin().is_none() && see_tree(&fs).0 == expected);
 }
 
-/// The next backup, of what `source` has, goes on from what a crash left (`found`) or puts a new file in its place. Answers the file.
+/// Runs the next backup, of the version in `source`: it continues after a crash (`found`) or
+/// creates a new file. Returns the file.
 pub(super) fn go_on(
     source: &BackupSource,
     shows: &Seen,

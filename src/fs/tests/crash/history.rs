@@ -1,7 +1,9 @@
-//! What a run of changes showed and promised, by the operations of its storage; and restores, which show much on their way.
+//! States and promises of a run of changes, by the operations of its storage; and restores, which
+//! have many intermediate states.
 //!
-//! What lockbox(1) promises of a restore: each path, and each object at the root when everything is brought back, is replaced at once; interrupted or
-//! killed, some are as they were and others as the snapshot shows them, and the same command again completes it.
+//! The promise of lockbox(1) for a restore: each path, and in a restore of everything each object
+//! at the root, is replaced atomically; after an interruption or a kill some are in the old state
+//! and others in the snapshot's state, and the same command completes it.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,10 +18,11 @@ use crate::format::{Generation, Ino};
 use crate::fs::FileSystem;
 use crate::storage::simulated::SimulatedStorage;
 
-/// Memory that the recording of one run may take.
+/// Maximum memory for the recording of one run.
 pub(super) const TRACE_LIMIT: u64 = 512 << 20;
 
-/// A promise: from this operation of the storage on, nothing older than this state may come back.
+/// A promise: from this operation of the storage on, recovery must not return an older state than
+/// this one.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     position: usize,
@@ -27,24 +30,24 @@ struct Promise {
     generation: Generation,
 }
 
-/// What was seen after each change, and how many operations of the storage had returned by then.
+/// State after each change, with the number of completed operations of the storage.
 pub(super) struct History {
     states: Vec<(usize, Seen)>,
     promises: Vec<Promise>,
     restores: Vec<(RangeInclusive<usize>, Wanted)>,
 }
 
-/// What recovery may return at a point of a run.
+/// States allowed after recovery at a point of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Allowed<'a> {
     pub(super) states: &'a [(usize, Seen)],
-    /// The least commit.
+    /// Minimum commit.
     pub(super) promised: Generation,
 }
 
 impl History {
-    /// What recovery may return when the storage stopped after `position` operations: from the promised state up to what the change that was interrupted
-    /// would have made.
+    /// Returns the states allowed after recovery when the storage stopped after `position`
+    /// operations: from the promised state up to the result of the interrupted change.
     pub(super) fn allowed(&self, position: usize) -> Allowed<'_> {
         let kept = self.promises.partition_point(|promise| promise.position <= position);
         let promise = self.promises[kept - 1];
@@ -61,17 +64,17 @@ impl History {
         self.restores.len()
     }
 
-    /// The restore that was under way then.
+    /// Returns the restore in progress at that point.
     pub(super) fn restore_at(&self, position: usize) -> Option<&Wanted> {
         self.restores.iter().find(|(range, _)| range.contains(&position)).map(|(_, wanted)| wanted)
     }
 }
 
-/// What somebody wants back.
+/// A restore request.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) snapshot: Vec<u8>,
-    /// With a slash at the beginning; none for everything.
+    /// With a leading slash; empty for everything.
     pub(super) paths: Vec<String>,
 }
 
@@ -80,8 +83,9 @@ impl Wanted {
         Wanted { snapshot: snapshot.to_vec(), paths: Vec::new() }
     }
 
-    /// What is replaced at once each: of everything the objects at the root, of the tree before it too; not the stage of a restore that a crash ended,
-    /// which the next one takes away piece by piece.
+    /// Returns the paths that are replaced atomically: in a restore of everything the objects at
+    /// the root, including those of the old tree; not the stage of an interrupted restore, which
+    /// the next one removes piece by piece.
     fn tops(&self, before: &str, kept: &str) -> Vec<String> {
         if !self.paths.is_empty() {
             return self.paths.clone();
@@ -90,8 +94,9 @@ impl Wanted {
         at_root.map(str::to_owned).collect::<BTreeSet<String>>().into_iter().collect()
     }
 
-    /// Restores, and judges what is there then by what was there before; `kept` is what the snapshot shows. `go_on` is given a way to judge
-    /// what is there meanwhile. Answers false when it ended the restore, and when the way to a path leads through something else by now.
+    /// Restores, and compares the result with the state before; `kept` is the state in the
+    /// snapshot. `go_on` gets a function that checks intermediate states. Returns false if it ended
+    /// the restore, and if the parents of a path are no longer directories.
     pub(super) fn restore(
         &self,
         fs: &FileSystem,
@@ -109,7 +114,7 @@ impl Wanted {
             }
             now
         };
-        let moment = fs.moment(&self.snapshot).unwrap();
+        let moment = fs.open_snapshot(&self.snapshot).unwrap();
         let paths: Vec<Vec<u8>> = self.paths.iter().map(|path| path.clone().into_bytes()).collect();
         let judge = || drop(old_or_new());
         let mut names = Noting {
@@ -140,7 +145,7 @@ impl Wanted {
     }
 }
 
-/// Looks on at each rename.
+/// Observes each rename.
 struct Noting<'a> {
     alone: Alone<'a>,
     renamed: &'a dyn Fn(),
@@ -173,7 +178,7 @@ pub(super) struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// What is there is promised.
+    /// Promises the current state.
     pub(super) fn new(
         fs: &'a Arc<FileSystem>,
         storage: &'a Arc<SimulatedStorage>,
@@ -183,7 +188,7 @@ impl<'a> Recorder<'a> {
         Recorder::resumed(fs, storage, dice, opened, promised)
     }
 
-    /// What was seen at this position is promised, in a commit no older than this one.
+    /// Promises the state at this position, in a commit no older than this one.
     pub(super) fn resumed(
         fs: &'a Arc<FileSystem>,
         storage: &'a Arc<SimulatedStorage>,
@@ -204,13 +209,13 @@ impl<'a> Recorder<'a> {
         self.storage.position()
     }
 
-    /// Notes what is seen now.
+    /// Records the current state.
     pub(super) fn note(&self) {
         let (position, seen) = (self.position(), see(self.fs).0);
         let mut history = self.history.borrow_mut();
         match history.states.last() {
             Some((at, last)) if *last == seen && *at == position => {}
-            // One text for all of the same.
+            // Equal texts are stored once.
             Some((_, last)) if *last == seen => {
                 let last = last.clone();
                 history.states.push((position, last));
@@ -219,7 +224,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Notes what is seen now, which was made durable.
+    /// Records the current state, which is durable.
     pub(super) fn promise(&self) {
         self.note();
         let generation = self.fs.volume.durable().generation;
@@ -235,7 +240,7 @@ impl<'a> Recorder<'a> {
         self.promise();
     }
 
-    /// Brings back what is wanted, with commits between its steps; one in four ends on its way.
+    /// Restores the request, with commits between the steps; one in four ends early.
     pub(super) fn restore(&self, wanted: &Wanted, kept: &str) {
         let begun = self.position();
         let mut left = if self.below(4) == 0 { 1 + self.below(60) } else { u64::MAX };
@@ -268,7 +273,7 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// Some paths of a tree that a snapshot shows; none of an empty one.
+/// Returns some paths of a tree in a snapshot; none of an empty one.
 pub(super) fn some_paths(kept: &str, below: &dyn Fn(u64) -> u64) -> Vec<String> {
     let all: Vec<&str> = paths(kept).collect();
     if all.is_empty() {

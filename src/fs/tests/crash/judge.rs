@@ -1,4 +1,4 @@
-//! Opens what a crash left as a user would, and compares it with what was promised.
+//! Opens a crashed archive like a user would, and compares it with the promises.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use crate::storage::Storage;
 use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::txn::{OpenOptions, Volume};
 
-/// Opens; everything promised must hold. The answer has what the user sees.
+/// Opens the archive and checks every promise. Returns the visible tree.
 pub(super) fn open(
     storage: &Arc<SimulatedStorage>,
     environment: &Arc<SeededEnvironment>,
@@ -27,7 +27,8 @@ pub(super) fn open(
     let fs = try_open_on(storage.clone(), environment.clone()).unwrap_or_else(|error| panic!("does not open: {error}"));
     let generation = fs.volume.durable().generation;
     assert!(generation >= promised, "commit {} was acknowledged, {} found", promised.0, generation.0);
-    // Specification 9.1: a reader refuses a file that is shorter than the record that it trusts says.
+    // Specification 9.1: a reader refuses a file that is shorter than the length in the record that
+    // it trusts.
     let (length, blocks) = (storage.len().unwrap(), fs.volume.durable().total_blocks);
     assert!(length >= blocks * BLOCK, "commit {} is of {blocks} blocks, the file of {length} bytes", generation.0);
     let (seen, _) = see(&fs);
@@ -39,8 +40,8 @@ pub(super) fn open(
     (fs, seen)
 }
 
-/// Structure, counts and space are exact; reclaim and the sweep change nothing that a user sees and leave nothing behind. Answers how many
-/// snapshots were looked at.
+/// Checks that structure, counts and space are exact, and that reclaim and the sweep change nothing
+/// visible and leave no remains. Returns the number of snapshots checked.
 pub(super) fn inspect(
     (fs, seen): (&FileSystem, &Seen),
     storage: &Arc<SimulatedStorage>,
@@ -56,7 +57,7 @@ pub(super) fn inspect(
     while fs.maintain().unwrap() {}
     let (after, reachable) = see(fs);
     assert!(after == *seen, "maintenance changed the tree from\n{seen}\nto\n{after}");
-    // What was unlinked while open is gone.
+    // Inodes unlinked while open are removed.
     assert_eq!(fs.volume.state().inodes(), reachable.len() as u64, "inodes that nobody can reach");
     fs.volume.erase_all().unwrap();
     assert_sound(fs, "maintained");
@@ -64,7 +65,7 @@ pub(super) fn inspect(
     assert_kept(fs, storage, kept, environment)
 }
 
-/// As the trees alone tell.
+/// Checks the trees alone.
 fn assert_sound(fs: &FileSystem, what: &str) {
     let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "structure, {what}: {findings:?}");
@@ -72,7 +73,8 @@ fn assert_sound(fs: &FileSystem, what: &str) {
     assert!(findings.is_empty(), "space, {what}: {findings:?}");
 }
 
-/// What a crash interrupted is completed by the same restore, and outlives the snapshots. Answers whether the snapshot is there.
+/// Completes an interrupted restore by the same one; the result outlives the snapshots. Returns
+/// whether the snapshot exists.
 pub(super) fn restores(
     fs: &FileSystem,
     wanted: &Wanted,
@@ -98,7 +100,7 @@ pub(super) fn restores(
     true
 }
 
-/// Each snapshot shows what the tree was when it was taken. Answers how many there are.
+/// Checks that each snapshot has the tree of its time. Returns the number of snapshots.
 fn assert_kept(
     fs: &FileSystem,
     storage: &Arc<SimulatedStorage>,
@@ -114,7 +116,7 @@ fn assert_kept(
     all.len() as u64
 }
 
-/// Each snapshot by its name, as a mount of it alone would show it.
+/// Checks each snapshot by its name, as a mount of it alone would show it.
 fn shown(
     fs: &FileSystem,
     storage: &Arc<SimulatedStorage>,
@@ -131,7 +133,8 @@ fn shown(
     all.map(|(_, snapshot)| open(snapshot.name)).collect()
 }
 
-/// After the sweep no block outside of the accepted root and its snapshots opens as a page of file data, and none as an entry of the log.
+/// Checks that after the sweep no block outside of the accepted root and its snapshots opens as a
+/// page of file data or an entry of the log.
 fn assert_nothing_else_readable(
     fs: &FileSystem,
     storage: &Arc<SimulatedStorage>,
@@ -172,7 +175,8 @@ fn assert_nothing_else_readable(
     }
 }
 
-/// A read that fails during recovery ends it with an error and must not look like a torn commit. Answers whether there was such a read.
+/// Checks that a failing read during recovery ends it with an error and does not pass for a torn
+/// commit. Returns whether there was such a read.
 pub(super) fn survives_a_read_error(
     storage: &Arc<SimulatedStorage>,
     environment: &Arc<SeededEnvironment>,

@@ -1,10 +1,15 @@
-//! Power cuts and process deaths at every operation of a recorded run: what comes back is the tree as it was after a change no older than
-//! the last fsync that returned, sound in structure, counts and space, and its unlinked files are reclaimed. Each snapshot shows what the tree was
-//! when it was taken. Of a restore that was under way each path is as it was or as the snapshot shows it, and the same restore completes it. The file of a
-//! backup, whose host crashes as well, shows the moment of before or the new one, and the next backup goes on from there.
+//! Power failures and killed processes at every operation of a recorded run.
 //!
-//! `SEED=17 cargo test -p lockbox --lib fs::tests::crash` runs all states of one seed; a violation names its seed, and the same seed gives
-//! the same states in the same order. The long campaign is
+//! - The recovered tree is that after a change no older than the last fsync that returned, sound in
+//!   structure, counts and space, and unlinked files are reclaimed.
+//! - Each snapshot has the tree of its time.
+//! - During a restore each path is in the old state or in the snapshot's state, and the same
+//!   restore completes it.
+//! - The file of a backup, whose host crashes as well, has the previous version or the new one, and
+//!   the next backup continues from there.
+//!
+//! `SEED=17 cargo test -p lockbox --lib fs::tests::crash` runs all states of one seed; a violation
+//! names its seed, and the same seed gives the same states in the same order. The long campaign is
 //! `STATES=1000000 tests/campaign/crash.sh`.
 
 mod copies;
@@ -22,7 +27,8 @@ use states::{Plan, Tally, explore};
 
 use crate::env::variable;
 
-/// Judges at least `wanted` states, seed after seed on two threads. `plan` is that of each.
+/// Checks at least `wanted` states, seed after seed on two threads. `plan` returns the plan of a
+/// seed.
 fn campaign(first_seed: u64, wanted: u64, plan: Plan) -> Tally {
     let next = AtomicU64::new(first_seed);
     let done = AtomicU64::new(0);
@@ -65,7 +71,7 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
     }
     let tally = campaign(1, 10_000, Plan { states: 400, ordered: false });
     assert!(tally.states >= 10_000 && tally.doubles >= 1000, "{tally:?}");
-    // All that can happen did happen.
+    // All possible events occurred.
     assert!(tally.snapshots > 1000, "{tally:?}");
     assert!(tally.completed > 100 && tally.restored > tally.completed + 10, "{tally:?}");
     assert!(tally.copies_old > 100 && tally.copies_new > 100 && tally.copies_begun > 100, "{tally:?}");

@@ -1,4 +1,4 @@
-//! What a user sees of a tree, and what of that a restore brings back.
+//! Visible state of a tree, and the part of it that a restore brings back.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -8,14 +8,15 @@ use std::sync::Arc;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{FileSystem, mode};
 
-/// In a line before what the names of an object elsewhere change.
+/// Prefix in a line before attributes that other names of an object change.
 const LINKS: &str = " links=";
-/// In a line before what a restore gives anew.
+/// Prefix in a line before attributes that a restore sets to new values.
 const NUMBER: &str = " ino=";
-/// With what the paths of a restore's stage begin; nobody else makes such a name here.
+/// Prefix of the paths of a restore's stage; no other name begins with it in these tests.
 const STAGE: &str = "/.lockbox-restore-";
 
-/// Everything that a user can see, one line an object: path, attributes, digests of content and extended attributes.
+/// Lists everything visible, one line per object: path, attributes, digests of content and extended
+/// attributes.
 pub(in crate::fs::tests) type Seen = Arc<str>;
 
 fn digest(bytes: &[u8]) -> u64 {
@@ -56,7 +57,7 @@ fn describe(fs: &FileSystem, directory: Ino, path: &str, inodes: &mut BTreeSet<I
             digest(&content)
         ));
         let listed = fs.list_xattrs(ino).unwrap();
-        // Their order is the file system's own.
+        // The file system determines their order.
         let names: BTreeSet<&[u8]> = listed.split(|&b| b == 0).filter(|name| !name.is_empty()).collect();
         for name in names {
             let value = fs.xattr(ino, name).unwrap();
@@ -70,7 +71,7 @@ fn describe(fs: &FileSystem, directory: Ino, path: &str, inodes: &mut BTreeSet<I
     }
 }
 
-/// The whole tree as a user sees it with the names of the snapshots, and the inodes that it reaches.
+/// Returns the whole visible tree with the names of the snapshots, and the inodes reachable in it.
 pub(in crate::fs::tests) fn see(fs: &FileSystem) -> (Seen, BTreeSet<Ino>) {
     let (mut text, inodes) = see_tree(fs);
     for (_, snapshot) in fs.volume.readable_snapshots().unwrap() {
@@ -79,7 +80,7 @@ pub(in crate::fs::tests) fn see(fs: &FileSystem) -> (Seen, BTreeSet<Ino>) {
     (text.into(), inodes)
 }
 
-/// What a snapshot that is taken now has to show for ever.
+/// Returns the permanent content of a snapshot that is taken now.
 pub(super) fn see_tree(fs: &FileSystem) -> (String, BTreeSet<Ino>) {
     let mut text = String::new();
     let mut inodes = BTreeSet::from([ROOT_INO]);
@@ -87,13 +88,13 @@ pub(super) fn see_tree(fs: &FileSystem) -> (String, BTreeSet<Ino>) {
     (text, inodes)
 }
 
-/// All directories, the root first.
+/// Returns all directories, the root first.
 pub(super) fn directories(fs: &FileSystem) -> Vec<Ino> {
     let is_directory = |ino: &Ino| fs.attributes(*ino).unwrap().mode & mode::TYPE == mode::DIRECTORY;
     see_tree(fs).1.into_iter().filter(is_directory).collect()
 }
 
-/// The path of a line.
+/// Returns the path of a line.
 fn path(line: &str) -> &str {
     line.split(' ').next().unwrap_or_default()
 }
@@ -114,17 +115,19 @@ pub(super) fn has_stage(text: &str) -> bool {
     text.lines().any(|line| line.starts_with(STAGE))
 }
 
-/// All that restoring everything brings back of a tree, whichever order its names are listed in.
+/// Returns the parts of a tree that restoring everything brings back, in any order of listing.
 pub(super) fn whole(text: &str) -> BTreeSet<&str> {
     text.lines().map(|line| cut(line, NUMBER)).collect()
 }
 
-/// What restoring one path brings back of a tree, without what other paths change: other names of its files.
+/// Returns the parts of a tree that restoring one path brings back, without those that other paths
+/// change: other names of its files.
 pub(super) fn part<'a>(text: &'a str, top: &str) -> BTreeSet<&'a str> {
     text.lines().filter(|line| is_below(path(line), top)).map(|line| cut(line, LINKS)).collect()
 }
 
-/// What restoring these paths leaves as it is: all but them, the directories above them, and the stage of an interrupted restore.
+/// Returns the parts that restoring these paths does not change: all except them, the directories
+/// above them, and the stage of an interrupted restore.
 pub(super) fn beside<'a>(text: &'a str, tops: &[String]) -> BTreeSet<&'a str> {
     let is_beside =
         |path: &str| !path.starts_with(STAGE) && !tops.iter().any(|top| is_below(path, top) || is_below(top, path));

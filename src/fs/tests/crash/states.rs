@@ -1,4 +1,5 @@
-//! What a crash at each point of a run may leave: every prefix, each write lost or torn, reordered subsets, dead processes, failed barriers.
+//! Possible states after a crash at each point of a run: every prefix, each write lost or torn,
+//! reordered subsets, killed processes, failed barriers.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,27 +17,28 @@ use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem, mode};
 use crate::storage::simulated::{Fate, SimulatedStorage, Trace, TraceReplay};
 
-/// One write in so many is looked at when more than this are pending at once (a burst): every prefix still is.
+/// Sampling divisor of writes if more than this are pending at once (a burst); every prefix is
+/// still tried.
 const MANY: usize = 40;
-/// One state in so many dies a second time, while it recovers.
+/// Sampling divisor of states with a second crash, during recovery.
 const DOUBLE_EVERY: u64 = 40;
 /// Second crashes tried for each of those.
 const DOUBLES: u64 = 8;
-/// One state in so many is restored from, where no restore was interrupted, and one in so many is backed up.
+/// Sampling divisors of states with a restore although none was interrupted, and with a backup.
 const RESTORED_EVERY: u64 = 32;
 const BACKED_UP_EVERY: u64 = 16;
-/// For one backup of a run so many states fewer than for its archive.
+/// Divisor of the states for a backup of a run, compared to its archive.
 const COPY_SHARE: u64 = 8;
 
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
-    /// States of one seed at most; fewer are picked at random.
+    /// Maximum states of one seed; beyond it they are sampled at random.
     pub(super) states: u64,
-    /// Whether each barrier is a whole.
+    /// Barriers of the storage are atomic.
     pub(super) ordered: bool,
 }
 
-/// What was tried.
+/// Counts of the tried states.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) seeds: u64,
@@ -46,19 +48,19 @@ pub(super) struct Tally {
     pub(super) process_deaths: u64,
     pub(super) failed_barriers: u64,
     pub(super) read_errors: u64,
-    /// Recoveries that went back one commit, and those that found a closed archive.
+    /// Recoveries that fell back one commit, and those that found a closed archive.
     pub(super) fallbacks: u64,
     pub(super) closed: u64,
     pub(super) fsyncs: u64,
-    /// Snapshots whose content was compared with what the tree was when they were taken.
+    /// Snapshots whose content was compared with the tree of their time.
     pub(super) snapshots: u64,
     /// Restores and backups of the runs.
     pub(super) restores: u64,
     pub(super) backups: u64,
-    /// Restores after a crash, of which some complete one that was interrupted.
+    /// Restores after a crash, some of which complete an interrupted one.
     pub(super) restored: u64,
     pub(super) completed: u64,
-    /// States of the files of backups, and those of them that showed the moment of before, the new one, and none yet.
+    /// States of backup files, and how many had the previous version, the new one, and none yet.
     pub(super) copies: u64,
     pub(super) copies_old: u64,
     pub(super) copies_new: u64,
@@ -118,20 +120,20 @@ impl fmt::Display for Tally {
     }
 }
 
-/// How a run ends.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// All that was asked for is on the medium.
+    /// All requested writes are on the medium.
     Whole,
-    /// Nothing since the last barrier is.
+    /// No write since the last barrier is on the medium.
     Nothing,
-    /// All but this operation.
+    /// All except this operation.
     Without(usize),
     /// This operation alone.
     Only(usize),
-    /// All, but of this operation some sectors.
+    /// All, except some sectors of this operation.
     Torn(usize),
-    /// All, but of this operation some blocks.
+    /// All, except some blocks of this operation.
     TornBlocks(usize),
     /// All, but some sectors of this operation hold garbage.
     Garbage(usize),
@@ -143,13 +145,13 @@ enum End {
     GarbageTail,
 }
 
-/// Every way in which a run may end at this point.
+/// Returns every possible end of a run at this point.
 fn ends(point: &TraceReplay<'_>, mut each: impl FnMut(End)) {
     let pending = point.pending().len();
     if point.has_atomic_barrier() {
         each(End::Nothing);
         if point.at_barrier() {
-            // It was carried out, and nobody was told.
+            // It was carried out, but no caller got the result.
             each(End::Whole);
         }
         return;
@@ -181,7 +183,7 @@ fn ends(point: &TraceReplay<'_>, mut each: impl FnMut(End)) {
     }
 }
 
-/// Parts that survive, at random: any, or all but one, or those before a cut.
+/// Selects surviving parts at random: any, or all but one, or those before a cut.
 fn some_parts(dice: &SeededEnvironment, unit: u64) -> Box<dyn Fn(u64) -> bool> {
     let (how, bits, cut) = (dice.next_u64() % 4, dice.next_u64(), dice.next_u64() % 40);
     Box::new(move |part| match (how, part / unit) {
@@ -212,7 +214,7 @@ fn make(point: &TraceReplay<'_>, end: End, dice: &SeededEnvironment) -> Arc<Simu
     }
 }
 
-/// Any subset, in parts, in any order; how many survive differs from loss to loss.
+/// Selects any subset, in parts, in any order; the share of survivors differs from crash to crash.
 fn random_loss(point: &TraceReplay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
     let mut order: Vec<usize> = (0..point.pending().len()).collect();
     for last in (1..order.len()).rev() {
@@ -230,7 +232,7 @@ fn random_loss(point: &TraceReplay<'_>, dice: &SeededEnvironment) -> Arc<Simulat
     })
 }
 
-/// Records the run of a seed and judges the states that crashes of it leave.
+/// Records the run of a seed and checks the states after its crashes.
 pub(super) fn explore(seed: u64, plan: Plan) -> Tally {
     HAS_LOG.set(!seed.is_multiple_of(4));
     ORDERED.set(plan.ordered);
@@ -256,7 +258,7 @@ pub(super) fn explore(seed: u64, plan: Plan) -> Tally {
     tally
 }
 
-/// All ends of a recording; so many picked at random when there are more.
+/// Returns all ends of a recording; a random sample if there are too many.
 fn each_end(trace: &Trace, states: u64, dice: &SeededEnvironment, each: &mut dyn FnMut(&TraceReplay<'_>, End)) {
     let mut all = 0;
     let mut point = trace.replay();
@@ -284,7 +286,7 @@ fn each_end(trace: &Trace, states: u64, dice: &SeededEnvironment, each: &mut dyn
 fn judge_end(run: &Run, point: &TraceReplay<'_>, end: End, dice: &Arc<SeededEnvironment>, tally: &mut Tally) {
     let allowed = run.history.allowed(point.position());
     let storage = make(point, end, dice);
-    // What recovery seals must not repeat the nonces of the run.
+    // Pages sealed by recovery must not repeat the nonces of the run.
     let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
     tally.states += 1;
     tally.process_deaths += u64::from(end == End::ProcessDeath);
@@ -302,7 +304,7 @@ fn judge_end(run: &Run, point: &TraceReplay<'_>, end: End, dice: &Arc<SeededEnvi
     tally.closed += u64::from(fs.volume.durable().closed);
     let deep = dice.next_u64().is_multiple_of(8);
     tally.snapshots += judge::inspect((&fs, &seen), &storage, &run.kept, &environment, deep);
-    // Drawn from other dice: the copies differ from run to run.
+    // From another random sequence: the backups differ from run to run.
     let aside = Arc::new(SeededEnvironment::new(dice.next_u64()));
     if aside.next_u64().is_multiple_of(BACKED_UP_EVERY) {
         tally.backed_up += u64::from(back_up_again(run, &fs, &storage, point.position(), &aside));
@@ -317,13 +319,14 @@ fn judge_end(run: &Run, point: &TraceReplay<'_>, end: End, dice: &Arc<SeededEnvi
     }
 }
 
-/// All of a snapshot that there was at some time.
+/// Restores everything from a snapshot of the run.
 fn any_snapshot(run: &Run, dice: &SeededEnvironment) -> Option<Wanted> {
     let count = run.kept.len().max(1) as u64;
     run.kept.keys().nth((dice.next_u64() % count) as usize).map(|name| Wanted::everything(name))
 }
 
-/// The archive crashed, and so did the file of its last backup when that was not done; it is brought up to what recovery found.
+/// Crashes the archive, and the file of its last backup unless that was done, and brings the backup
+/// up to the recovered version.
 fn back_up_again(
     run: &Run,
     fs: &Arc<FileSystem>,
@@ -349,7 +352,8 @@ fn back_up_again(
     true
 }
 
-/// The states of the files of all backups of a run. The next backup is one of what the run left.
+/// Checks the states of the files of all backups of a run. The next backup is one of the state at
+/// the end of the run.
 fn judge_copies(run: &Run, seed: u64, plan: Plan, tally: &mut Tally) {
     let mut end = run.trace.replay();
     while end.advance() {}
@@ -400,7 +404,7 @@ fn judge_copy(
     tally.backed_up += 1;
     file.record(64 << 20);
     let brought = copies::go_on(source, shows, &file, found.as_ref(), &environment);
-    // The backup that goes on is killed by a power cut as well; of a new file in its place nothing is recorded.
+    // A power failure kills the continued backup as well; for a new file nothing is recorded.
     let trace = file.recorded().expect("the storage records");
     let (new, mut allowed) = ([Some(shows.clone())], copying.allowed(whole));
     allowed.extend_from_slice(&new);
@@ -418,15 +422,15 @@ fn judge_copy(
     }
 }
 
-/// What one of the ends at this point leaves.
+/// Returns the storage after one of the ends at this point.
 fn random_end(point: &TraceReplay<'_>, dice: &SeededEnvironment) -> Arc<SimulatedStorage> {
     let mut all = Vec::new();
     ends(point, |one| all.push(one));
     make(point, all[(dice.next_u64() % all.len() as u64) as usize], dice)
 }
 
-/// The session that recovers is killed by a power cut as well, at any of its operations, also after it made promises of its own, and while it completes
-/// the restore that was interrupted.
+/// A power failure also kills the session that recovers, at any of its operations, even after it
+/// made promises of its own, and while it completes an interrupted restore.
 fn die_again(
     run: &Run,
     storage: &Arc<SimulatedStorage>,
@@ -441,7 +445,7 @@ fn die_again(
     let (fs, first) = judge::open(storage, environment, allowed);
     let opened = storage.position();
     tally.snapshots += judge::inspect((&fs, &first), storage, kept, environment, true);
-    // What recovery has shown to somebody does not go away again.
+    // A state that recovery returned once is not lost again.
     let recorder = Recorder::resumed(&fs, storage, dice, (opened, first), allowed.promised);
     let made = fs.make_node(
         ROOT_INO,

@@ -1,11 +1,11 @@
-//! Random changes of a file system on a recording storage, and what a user saw after each of them.
+//! Random changes of a file system on a recording storage, and the visible tree after each of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::acl;
 use super::super::support::{OPTIONS, create_with, header_alone};
-use super::copies::{Copying, Target};
+use super::copies::{BackupTarget, Copying};
 use super::history::{History, Recorder, TRACE_LIMIT, Wanted, some_paths};
 use super::seen::{directories, see_tree};
 use crate::env::SeededEnvironment;
@@ -15,21 +15,21 @@ use crate::fs::{Creator, FileSystem, FsOptions, NewFile, RenameMode, SetAttribut
 use crate::storage::simulated::Trace;
 
 const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: Some(0o022) };
-/// Snapshots that there are at once at most.
+/// Maximum number of snapshots at a time.
 const SNAPSHOTS: usize = 4;
 
 /// A recorded run.
 pub(super) struct Run {
     pub(super) trace: Trace,
     pub(super) history: History,
-    /// What each snapshot that was ever taken shows; no name is given twice.
+    /// Content of each snapshot that was ever taken; names are not reused.
     pub(super) kept: Kept,
     pub(super) copies: Vec<Copying>,
 }
 
 pub(super) type Kept = BTreeMap<Vec<u8>, String>;
 
-/// What the changes need to know.
+/// State of the random workload.
 struct Changes<'a> {
     recorder: &'a Recorder<'a>,
     fs: &'a FileSystem,
@@ -37,10 +37,10 @@ struct Changes<'a> {
     open: Vec<Ino>,
     kept: Kept,
     bursts: bool,
-    /// Where the next backup goes; None for a new file.
-    target: Option<Target>,
+    /// Target of the next backup; `None` for a new file.
+    target: Option<BackupTarget>,
     copies: Vec<Copying>,
-    /// Whether a backup is under way.
+    /// A backup is in progress.
     copying: bool,
 }
 
@@ -57,7 +57,7 @@ impl Changes<'_> {
         self.directories[self.below(self.directories.len() as u64) as usize]
     }
 
-    /// Half of it compresses.
+    /// Half of the data is compressible.
     fn bytes(&self, length: usize) -> Vec<u8> {
         let value = self.below(256) as u8;
         let source = SeededEnvironment::new(self.recorder.dice.next_u64());
@@ -72,7 +72,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Several at once, into two directories, some under names that are taken: all that are not refused appear together.
+    /// Adds several files at once, into two directories, some under existing names: all that are
+    /// not refused appear together.
     fn add_files(&self, directory: Ino) {
         let other = self.directory();
         let made: Vec<(Ino, Vec<u8>, Vec<u8>)> = (0..2 + self.below(12))
@@ -103,13 +104,13 @@ impl Changes<'_> {
         }
     }
 
-    /// Directories that are no more are forgotten.
+    /// Removed directories are dropped.
     fn forget_gone(&mut self) {
         let fs = self.fs;
         self.directories.retain(|ino| fs.attributes(*ino).is_ok_and(|is| is.links > 0));
     }
 
-    /// One random change; refusals are fine, they are part of it. True when it ended with an fsync.
+    /// Makes one random change; refusals are allowed. Returns true if it ended with an fsync.
     fn step(&mut self) -> bool {
         let fs = self.fs;
         let (directory, name) = (self.directory(), self.name());
@@ -162,7 +163,7 @@ impl Changes<'_> {
                 fs.maintain().unwrap();
             }
             20 => {
-                // A program that clears up after itself.
+                // A program that cleans up after itself.
                 for n in 0..8 {
                     let _ = fs.unlink(directory, format!("small{n}").as_bytes());
                 }
@@ -182,7 +183,7 @@ impl Changes<'_> {
         false
     }
 
-    /// Durable when it returns, as after an fsync.
+    /// Durable when it returns, like an fsync.
     fn take_snapshot(&mut self) {
         if self.fs.snapshots().unwrap().len() == SNAPSHOTS {
             return;
@@ -193,7 +194,7 @@ impl Changes<'_> {
         self.recorder.promise();
     }
 
-    /// Of what it alone showed some is freed at once, and the rest beside what follows.
+    /// Some of the space that only it used is freed at once, and the rest during later changes.
     fn remove_snapshot(&self) {
         let all = self.fs.snapshots().unwrap();
         if all.is_empty() {
@@ -207,7 +208,7 @@ impl Changes<'_> {
         }
     }
 
-    /// Paths of a snapshot, or all that it shows.
+    /// Picks paths of a snapshot, or everything in it.
     fn restore(&mut self) {
         let all = self.fs.volume.readable_snapshots().unwrap();
         if all.is_empty() || self.copying {
@@ -223,12 +224,12 @@ impl Changes<'_> {
         self.directories = directories(self.fs);
     }
 
-    /// Onto the file of the last one or a new one, while others go on.
+    /// Backs up to the file of the last backup or a new one, concurrently with changes.
     fn back_up(&mut self) {
         if self.copying {
             return;
         }
-        let target = self.target.take().filter(|_| self.below(4) > 0).unwrap_or_else(Target::new);
+        let target = self.target.take().filter(|_| self.below(4) > 0).unwrap_or_else(BackupTarget::new);
         self.copying = true;
         let recorder = self.recorder;
         let (copying, target) = target.back_up(recorder, &mut || {
@@ -242,7 +243,8 @@ impl Changes<'_> {
         self.target = target;
     }
 
-    /// The case that loses files elsewhere: a new file in a new directory in a new directory, and an fsync of the file alone.
+    /// A case that loses files in other file systems: a new file in a new directory in a new
+    /// directory, and an fsync of the file alone.
     fn nested(&mut self, directory: Ino) -> bool {
         let Ok(outer) = self.fs.make_directory(directory, &self.name(), 0o755, OWNER) else { return false };
         let inner = self.fs.make_directory(outer.ino, b"inner", 0o700, OWNER).unwrap();
@@ -260,7 +262,7 @@ impl Changes<'_> {
 
     fn unlink(&mut self, directory: Ino, name: &[u8], file: Option<Ino>) {
         let Some(ino) = file else { return };
-        // Unlinked while open: the content must go after the crash.
+        // Unlinked while open: the content must be removed after the crash.
         if self.open.len() < 4 && self.below(2) == 0 {
             self.fs.open(ino).unwrap();
             self.open.push(ino);
@@ -300,7 +302,7 @@ impl Changes<'_> {
         let Some(ino) = file else { return };
         match self.below(6) {
             0 => drop(self.fs.remove_xattr(ino, b"user.note")),
-            // A mode and a list that disagree are a finding of the check.
+            // A mode that disagrees with a list is a finding of the check.
             1 => {
                 let list = acl::named(self.below(8) as u16, 4);
                 self.fs.set_xattr(ino, acl::ACCESS, &list, XattrMode::Set).unwrap();
@@ -317,13 +319,14 @@ impl Changes<'_> {
     }
 }
 
-/// Runs a workload on a recording storage; the same seed gives the same run, but for the files of backups, which two threads write with randomness of the system.
+/// Runs a workload on a recording storage. The same seed gives the same run, except for the files
+/// of backups, which two threads write with randomness of the system.
 pub(super) fn run(seed: u64) -> Run {
     let dice = Arc::new(SeededEnvironment::new(seed));
     let storage = header_alone();
     let options = FsOptions {
-        // Sometimes data is written out long before its commit.
-        staged_bytes: if seed.is_multiple_of(3) { 64 << 10 } else { OPTIONS.staged_bytes },
+        // Sometimes data is written back long before its commit.
+        max_dirty_bytes: if seed.is_multiple_of(3) { 64 << 10 } else { OPTIONS.max_dirty_bytes },
         pack: !seed.is_multiple_of(4),
         ..OPTIONS
     };
@@ -341,7 +344,8 @@ pub(super) fn run(seed: u64) -> Run {
         copies: Vec::new(),
         copying: false,
     };
-    // Long runs pass checkpoints (every 24 commits), short ones let recovery begin from many different chains.
+    // Long runs pass checkpoints (every 24 commits), short ones let recovery begin from many
+    // different chains.
     for _ in 0..30 + 40 * (seed % 4) {
         let wants_fsync = changes.step();
         if wants_fsync || changes.below(4) == 0 {

@@ -1,6 +1,7 @@
-//! Snapshots beside the model: up to twenty, taken and removed in any order and restored from, each compared with the model of its time.
+//! Snapshots compared with a model: up to twenty, taken and removed in any order and restored from,
+//! each compared with the model of its time.
 //!
-//! `SEED=17 STEPS=100000 cargo test -p lockbox --lib fs::tests::moments` goes on for longer.
+//! `SEED=17 STEPS=100000 cargo test -p lockbox --lib fs::tests::snapshots` runs longer.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,7 +20,7 @@ const MOST: usize = 20;
 /// Names from the root.
 type Path = Vec<Vec<u8>>;
 
-/// A snapshot, and what the model was when it was taken.
+/// A snapshot, and the model at its time.
 struct Kept {
     name: Vec<u8>,
     model: Model,
@@ -34,7 +35,8 @@ struct Counts {
     refused: usize,
 }
 
-/// What a restore of a moment does to the model of the live tree. New numbers are those that the file system gave.
+/// Applies a restore of a snapshot to the model of the live tree, with the new numbers that the
+/// file system allocated.
 struct Restoring<'a> {
     live: &'a mut Model,
     kept: &'a Model,
@@ -101,7 +103,8 @@ impl Restoring<'_> {
         Ok(())
     }
 
-    /// Makes an object of the snapshot, which has this name by now, without the name; `rest` is what alone is to be below it, when it is only on the way.
+    /// Creates an object of the snapshot, now under this name, without the name; `rest` is the only
+    /// part below it if it is only an ancestor.
     fn build(&mut self, kept: Ino, directory: Ino, name: &[u8], rest: &[Vec<u8>]) -> Ino {
         let made = self.fs.lookup(directory, name).unwrap().ino;
         let node = &self.kept.nodes[&kept];
@@ -123,7 +126,7 @@ impl Restoring<'_> {
         made
     }
 
-    /// What lost its name, with everything below it.
+    /// Objects that lost their names, with everything below them.
     fn delete(&mut self, ino: Ino) {
         for (name, child) in self.live.nodes[&ino].entries.clone() {
             self.live.remove_entry(ino, &name);
@@ -133,7 +136,7 @@ impl Restoring<'_> {
     }
 }
 
-/// A path of what the snapshot shows.
+/// Returns a path in the snapshot.
 fn some_path(kept: &Model, below: &dyn Fn(usize) -> usize) -> Option<Path> {
     let (mut directory, mut path) = (ROOT_INO, Path::new());
     loop {
@@ -159,7 +162,7 @@ fn restore(driver: &mut Driver, kept: &Kept, counts: &mut Counts) {
     };
     let joined: Vec<Vec<u8>> = paths.iter().map(|path| path.join(&b"/"[..])).collect();
     let fs = driver.fs.clone();
-    let moment = fs.moment(&kept.name).unwrap();
+    let moment = fs.open_snapshot(&kept.name).unwrap();
     let restored =
         Restore::prepare(&fs, &moment, &joined, None, &mut Alone(&fs)).and_then(|restore| restore.run(&mut || Ok(())));
     let modelled = Restoring { live: &mut driver.model, kept: &kept.model, fs: &fs, made: HashMap::new() }.run(&paths);
@@ -182,7 +185,7 @@ fn assert_kept(fs: &FileSystem, kept: &[Kept]) {
     let all: Vec<Vec<u8>> = fs.volume.readable_snapshots().unwrap().into_iter().map(|(_, one)| one.name).collect();
     assert_eq!(all, kept.iter().map(|kept| kept.name.clone()).collect::<Vec<_>>());
     for kept in kept {
-        kept.model.assert_shown(&fs.moment(&kept.name).unwrap());
+        kept.model.assert_shown(&fs.open_snapshot(&kept.name).unwrap());
     }
 }
 
@@ -192,7 +195,7 @@ fn assert_all_sound(fs: &FileSystem) {
     assert!(findings.is_empty(), "{findings:#?}");
 }
 
-/// Some of what it alone showed is freed at once, or all of it, or none.
+/// Frees some of the space that only the snapshot used, or all of it, or none.
 fn remove(driver: &Driver, gone: &Kept) {
     let fs = &driver.fs;
     let (id, _) = fs.volume.snapshot_named(&gone.name).unwrap();
@@ -230,7 +233,7 @@ fn run(seed: u64, steps: u64, counts: &mut Counts) {
         }
         if !kept.is_empty() {
             let one = &kept[driver.below(kept.len())];
-            one.model.assert_shown(&driver.fs.moment(&one.name).unwrap());
+            one.model.assert_shown(&driver.fs.open_snapshot(&one.name).unwrap());
         }
         if step % 50 == 0 {
             assert_kept(&driver.fs, &kept);

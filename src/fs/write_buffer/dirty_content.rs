@@ -1,45 +1,48 @@
-//! Content of one staged file: sealed layers under the active one, and the space promised to it.
+//! Dirty content of one file: sealed layers under the active one, and the space reserved for it.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::Batch;
+use super::batch::WritebackBatch;
 use super::layer::{Frame, Layer, split};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::fs::ranges::join;
 use crate::txn::{Operation, Publication, Reservation, State};
 
-/// Ranges that are kept apart of what no entry of the log has: what is written again and again without a commit must not grow.
+/// Maximum number of separate unlogged ranges: repeated writes without a commit must not grow the
+/// list without bound.
 const MOST_RANGES: usize = 1024;
 
-/// A layer on its way into extents.
+/// A layer in writeback.
 struct SealedLayer {
     layer: Arc<Layer>,
-    batch: Arc<Batch>,
+    batch: Arc<WritebackBatch>,
 }
 
 #[derive(Default)]
-pub(super) struct Content {
+pub(super) struct DirtyContent {
     active: Layer,
-    /// Covers exactly what the frames of `active` hold.
+    /// Covers exactly the reserved groups of the frames of `active`.
     reserved: Option<Reservation>,
     sealed: Vec<SealedLayer>,
-    /// What the active layer has no more as soon as an operation is in the state (STAGE-2).
+    /// A range to be removed from the active layer as soon as an operation is in the state
+    /// (STAGE-2).
     superseded: Option<(Publication, Range<u64>)>,
-    /// Where bytes were accepted that no entry of the log has, in no order. They need not be staged any more.
+    /// Ranges of accepted bytes that are in no log entry, unordered. They may have been written
+    /// back since.
     unlogged: Vec<Range<u64>>,
 }
 
-/// Staged parts of a range as a reader sees them: later ones lie over earlier ones.
+/// Dirty parts of a range as a reader sees them: later parts overwrite earlier ones.
 #[derive(Default)]
-pub(in crate::fs) struct Overlay {
-    /// First offset behind all staged bytes of the file.
+pub(in crate::fs) struct DirtyOverlay {
+    /// End of the last dirty byte of the file.
     pub(in crate::fs) end: u64,
     pub(in crate::fs) parts: Vec<(u64, Vec<u8>)>,
 }
 
-impl Content {
+impl DirtyContent {
     pub(super) fn weight(&self) -> u64 {
         self.active.weight() + self.sealed.iter().map(|sealed| sealed.layer.weight()).sum::<u64>()
     }
@@ -52,16 +55,15 @@ impl Content {
         self.active.bytes()
     }
 
-    /// Whether the active layer has bytes of the range.
     pub(super) fn has_active(&self, range: &Range<u64>) -> bool {
-        self.active.within(range).next().is_some()
+        self.active.pieces_in(range).next().is_some()
     }
 
     pub(super) fn has_sealed(&self) -> bool {
         !self.sealed.is_empty()
     }
 
-    pub(super) fn sealed_batches(&self) -> Vec<Arc<Batch>> {
+    pub(super) fn sealed_batches(&self) -> Vec<Arc<WritebackBatch>> {
         self.sealed.iter().map(|sealed| sealed.batch.clone()).collect()
     }
 
@@ -69,16 +71,16 @@ impl Content {
         self.sealed.iter().map(|sealed| &*sealed.layer).chain([&self.active])
     }
 
-    /// First offset behind all staged bytes.
     pub(super) fn end(&self) -> u64 {
         self.layers().map(Layer::end).max().unwrap_or(0)
     }
 
-    /// Drops what the state has. The caller holds the writers' lock, or took the state with the content locked, or can do with "not yet".
+    /// Drops all that the state includes. The caller holds the writers' lock, or took the state
+    /// with the content locked, or accepts that published data may be left.
     pub(super) fn drop_published(&mut self, state: &State) {
         for sealed in self.sealed.extract_if(.., |sealed| sealed.batch.is_in(state)) {
-            // Write-out may have filled holes between the pieces.
-            sealed.layer.frames().keys().for_each(|number| self.active.uncount(*number));
+            // Writeback may have filled holes between the pieces.
+            sealed.layer.frames().keys().for_each(|number| self.active.invalidate_count(*number));
         }
         if let Some((_, range)) = self.superseded.take_if(|(publication, _)| publication.is_in(state)) {
             self.active.remove(range);
@@ -86,7 +88,7 @@ impl Content {
         }
     }
 
-    /// As [`super::LockedFile::supersede`].
+    /// See [`super::LockedFile::supersede`].
     pub(super) fn supersede(&mut self, op: &mut Operation<'_>, ino: Ino, range: Range<u64>) {
         let publication = Publication::default();
         op.carry(&publication);
@@ -94,18 +96,19 @@ impl Content {
         self.superseded = Some((publication, range));
     }
 
-    /// Gives back the space of frames that vanished.
+    /// Releases the space of frames that were removed.
     fn trim_reservation(&mut self) {
-        let held = self.active.held();
+        let held = self.active.reserved_groups();
         if let Some(reserved) = &mut self.reserved {
             drop(reserved.split(reserved.groups().saturating_sub(held)));
         }
     }
 
-    /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer with the space that they hold.
+    /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer,
+    /// with their reserved space.
     pub(super) fn seal(
         &mut self,
-        batch: &Arc<Batch>,
+        batch: &Arc<WritebackBatch>,
         pieces: u64,
         most: u64,
     ) -> Option<(Arc<Layer>, Option<Reservation>)> {
@@ -113,13 +116,14 @@ impl Content {
         if layer.is_empty() {
             return None;
         }
-        let reserved = self.reserved.as_mut().map(|reserved| reserved.split(layer.held()));
+        let reserved = self.reserved.as_mut().map(|reserved| reserved.split(layer.reserved_groups()));
         self.sealed.push(SealedLayer { layer: layer.clone(), batch: batch.clone() });
         Some((layer, reserved))
     }
 
-    /// Puts a layer that could not be written back under the newer ones, with what is left of the batch's space.
-    pub(super) fn unseal(&mut self, batch: &Arc<Batch>, reserved: &mut Option<Reservation>) {
+    /// After a failed writeback, puts the layer back under the newer ones, with the rest of the
+    /// batch's space.
+    pub(super) fn unseal(&mut self, batch: &Arc<WritebackBatch>, reserved: &mut Option<Reservation>) {
         let Some(at) = self.sealed.iter().position(|sealed| Arc::ptr_eq(&sealed.batch, batch)) else { return };
         let layer = self.sealed.remove(at).layer;
         for (offset, data) in layer.iter() {
@@ -130,28 +134,30 @@ impl Content {
             }
         }
         for (number, sealed) in layer.frames() {
-            self.active.uncount(*number);
+            self.active.invalidate_count(*number);
             if sealed.inline {
-                self.active.may_have_inline(*number);
+                self.active.set_maybe_inline(*number);
             }
             if self.active.frames().contains_key(number)
-                && let Some(got) = reserved.as_mut().map(|reserved| reserved.split(sealed.held))
+                && let Some(got) = reserved.as_mut().map(|reserved| reserved.split(sealed.reserved_groups))
             {
-                self.active.hold(*number, got.groups());
+                self.active.reserve_groups(*number, got.groups());
                 got.join(&mut self.reserved);
             }
         }
     }
 
-    pub(super) fn overlay(&self, range: &Range<u64>) -> Overlay {
-        let parts = self.layers().flat_map(|layer| layer.within(range)).map(|(at, data)| (at, data.to_vec())).collect();
-        Overlay { end: self.end(), parts }
+    pub(super) fn overlay(&self, range: &Range<u64>) -> DirtyOverlay {
+        let parts =
+            self.layers().flat_map(|layer| layer.pieces_in(range)).map(|(at, data)| (at, data.to_vec())).collect();
+        DirtyOverlay { end: self.end(), parts }
     }
 
-    /// Bytes of the layers that lie over no others and over nothing published; `bare` says how many bytes of a range nothing published has.
-    pub(super) fn added(&mut self, bare: &dyn Fn(Range<u64>) -> Result<u64>) -> Result<u64> {
+    /// Returns the dirty bytes that overwrite neither published data nor older layers; `hole_bytes`
+    /// returns the bytes of a range that are holes in the published file.
+    pub(super) fn new_bytes(&mut self, hole_bytes: &dyn Fn(Range<u64>) -> Result<u64>) -> Result<u64> {
         let over = |older: &[SealedLayer], range: Range<u64>| {
-            outside(older.iter().map(|sealed| &*sealed.layer), range).into_iter().map(bare).sum::<Result<u64>>()
+            outside(older.iter().map(|sealed| &*sealed.layer), range).into_iter().map(hole_bytes).sum::<Result<u64>>()
         };
         let mut added = 0;
         for (at, sealed) in self.sealed.iter().enumerate() {
@@ -159,15 +165,15 @@ impl Content {
                 added += over(&self.sealed[..at], offset..offset + data.len() as u64)?;
             }
         }
-        Ok(added + self.active.added(|range| over(&self.sealed, range))?)
+        Ok(added + self.active.new_bytes(|range| over(&self.sealed, range))?)
     }
 
-    /// Where the layers have bytes, in no order.
+    /// Returns the ranges of the dirty bytes, unordered.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
         self.layers().flat_map(Layer::iter).map(|(offset, data)| offset..offset + data.len() as u64).collect()
     }
 
-    /// Drops what no batch has sealed.
+    /// Drops all data that no batch has sealed.
     pub(super) fn discard_active(&mut self) {
         self.active = Layer::default();
         self.reserved = None;
@@ -175,10 +181,11 @@ impl Content {
         self.unlogged.clear();
     }
 
-    /// Puts the parts into the active layer when `reserved` is enough for what the touched frames lack, and takes it then (STAGE-4).
+    /// Puts the parts into the active layer, and takes `reserved`, if that covers the shortfall of
+    /// the touched frames (STAGE-4).
     pub(super) fn accept(
         &mut self,
-        touched: &Touched,
+        touched: &TouchedFrames,
         parts: &[(u64, &[u8])],
         reserved: &mut Option<Reservation>,
     ) -> bool {
@@ -193,7 +200,8 @@ impl Content {
         true
     }
 
-    /// Puts bytes into the active layer, for which the caller has room, or which are never written out.
+    /// Puts bytes into the active layer. The caller has space for them, or they are never written
+    /// back.
     pub(super) fn put(&mut self, offset: u64, data: &[u8]) {
         self.active.put(offset, data);
         let range = offset..offset + data.len() as u64;
@@ -204,25 +212,25 @@ impl Content {
         if self.unlogged.len() > MOST_RANGES {
             self.unlogged = join(std::mem::take(&mut self.unlogged));
             if self.unlogged.len() > MOST_RANGES / 2 {
-                // More than an entry would take, mostly.
+                // Mostly more than a log entry takes.
                 self.unlogged.truncate(1);
                 self.unlogged[0] = 0..u64::MAX;
             }
         }
     }
 
-    /// The staged bytes that no entry of the log has, as pieces that are sorted and disjoint.
+    /// Returns the dirty bytes that are in no log entry, as sorted and disjoint pieces.
     pub(super) fn unlogged(&self) -> Layer {
         let mut merged = Layer::default();
         for range in join(self.unlogged.clone()) {
-            for (offset, data) in self.layers().flat_map(|layer| layer.within(&range)) {
+            for (offset, data) in self.layers().flat_map(|layer| layer.pieces_in(&range)) {
                 merged.put(offset, data);
             }
         }
         merged
     }
 
-    /// An entry of the log, or a commit, has all that is staged.
+    /// Records that all dirty bytes are in a log entry or a commit.
     pub(super) fn mark_logged(&mut self) {
         self.unlogged.clear();
     }
@@ -232,20 +240,20 @@ impl Content {
     }
 }
 
-/// The parts of the range that are in none of the layers.
+/// Returns the parts of the range that are in none of the layers.
 fn outside<'l>(layers: impl Iterator<Item = &'l Layer>, range: Range<u64>) -> Vec<Range<u64>> {
     layers.fold(vec![range], |gaps, layer| gaps.into_iter().flat_map(|gap| layer.gaps(gap)).collect())
 }
 
-/// Frames that a write reaches: number, bytes to come.
-pub(super) struct Touched {
+/// Frames that a write touches: number, and bytes to be added.
+pub(super) struct TouchedFrames {
     frames: Vec<(u64, u64)>,
     /// The file may have inline data.
     inline: bool,
 }
 
-impl Touched {
-    pub(super) fn new(parts: &[(u64, &[u8])], inline: bool) -> Touched {
+impl TouchedFrames {
+    pub(super) fn new(parts: &[(u64, &[u8])], inline: bool) -> TouchedFrames {
         let mut frames: Vec<(u64, u64)> = Vec::new();
         for (offset, data) in parts {
             for (number, _, range) in split(*offset, data.len()) {
@@ -255,27 +263,28 @@ impl Touched {
                 }
             }
         }
-        Touched { frames, inline }
+        TouchedFrames { frames, inline }
     }
 
-    /// Groups that the frames need beside what they hold.
-    fn missing(&self, content: &Content, number: u64, more: u64) -> u64 {
+    /// Returns the groups that a frame needs in addition to its reserved ones.
+    fn missing(&self, content: &DirtyContent, number: u64, more: u64) -> u64 {
         match content.active.frames().get(&number) {
-            Some(frame) => frame.groups_with(more).saturating_sub(frame.held),
+            Some(frame) => frame.groups_with(more).saturating_sub(frame.reserved_groups),
             None => Frame { inline: self.inline, ..Frame::default() }.groups_with(more),
         }
     }
 
-    pub(super) fn shortfall(&self, content: &Content) -> u64 {
+    pub(super) fn shortfall(&self, content: &DirtyContent) -> u64 {
         self.frames.iter().map(|(number, more)| self.missing(content, *number, *more)).sum()
     }
 
-    /// Hands the space, which is no shorter than the shortfall, out to the frames, which come into being here.
-    fn give(&self, content: &mut Content, reserved: Option<Reservation>) {
+    /// Distributes the space, which covers at least the shortfall, to the frames, and creates
+    /// missing ones.
+    fn give(&self, content: &mut DirtyContent, reserved: Option<Reservation>) {
         for (number, more) in &self.frames {
             let missing = self.missing(content, *number, *more);
             content.active.begin(*number, self.inline);
-            content.active.hold(*number, missing);
+            content.active.reserve_groups(*number, missing);
         }
         if let Some(reserved) = reserved {
             reserved.join(&mut content.reserved);

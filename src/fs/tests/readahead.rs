@@ -1,4 +1,4 @@
-//! What an archive on another machine is asked for before it is read.
+//! Prefetch requests for a remote archive.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::format::{BLOCK, ROOT_INO};
 use crate::fs::extents::FRAME;
 use crate::storage::CountingStorage;
 
-/// Pages of a file lie in the archive in the order in which they were written out.
+/// Pages of a file are in the archive in the order in which they were written back.
 #[test]
 fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobody_else_is() {
     const FRAMES: u64 = 160;
@@ -25,7 +25,7 @@ fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobod
             let mut page = vec![0; FRAME as usize];
             dice.fill_random(&mut page).unwrap();
             fs.write(file, number * FRAME, &page).unwrap();
-            // Nodes lie between what each commit wrote.
+            // Nodes are between the pages of each commit.
             if at % 16 == 15 {
                 fs.sync().unwrap();
             }
@@ -40,7 +40,7 @@ fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobod
         for number in 0..FRAMES {
             storage.take_blocks();
             fs.read(file, number * FRAME, FRAME as usize).unwrap();
-            // The first reads show that somebody reads on.
+            // The first reads show that the access is sequential.
             for block in storage.take_blocks().keys().filter(|_| number >= 4) {
                 let is_known = named.iter().any(|range| range.contains(&(block * BLOCK)));
                 *if is_known { &mut expected } else { &mut unexpected } += 1;
@@ -60,7 +60,8 @@ fn who_reads_a_file_of_another_machine_is_read_ahead_of_by_its_extents_and_nobod
     }
 }
 
-/// Old pages of which a part stays are read when what was written becomes pages: inside of an fsync, of which each way to another machine is waited for.
+/// Old pages that stay in part are read when new data becomes pages: inside an fsync, where each
+/// round trip to a remote archive adds latency.
 #[test]
 fn what_a_commit_reads_of_old_pages_is_named_as_a_whole_before() {
     let storage = Arc::new(CountingStorage::new(true));

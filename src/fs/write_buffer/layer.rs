@@ -1,4 +1,4 @@
-//! A sparse buffer of file bytes: sorted pieces within aligned frames, the unit of write-out.
+//! Sparse buffer of file bytes: sorted pieces within aligned frames, the unit of writeback.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,30 +9,32 @@ use crate::fs::extents::FRAME;
 use crate::fs::ranges::gaps;
 use crate::txn::groups_for;
 
-/// More pieces than this cutting one frame are rewritten as a whole (design 3.3: more cost more space than they save).
+/// A frame cut by more pieces than this is rewritten as a whole (design 3.3: more cost more space
+/// than they save).
 pub(crate) const MAX_PIECES: usize = 12;
 
 /// Bytes of a group of four blocks, the unit of reservations.
 pub(crate) const GROUP: u64 = 4 * BLOCK;
 
-/// What a frame costs at most, since it can always be written as one page.
+/// Maximum groups of a frame, since it can always be written as one page.
 pub(crate) const WHOLE_GROUPS: u64 = groups_for(FRAME, 1);
 
-/// Groups promised for a byte that counts as staged, at most one for each of so many: a page of its own for every 4 KiB written here and there.
+/// Bytes of dirty data counted for each reserved group at least: every 4 KiB of scattered writes
+/// may take a page of its own.
 const BYTES_PER_GROUP: u64 = GROUP / 4;
 
-/// Room for the page that inline data becomes.
+/// Space for the page that inline data becomes.
 pub(crate) const INLINE_GROUPS: u64 = 1;
 
-/// Bytes present without a gap.
+/// Contiguous dirty bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct DirtyPiece {
     /// Offset in the frame.
     pub(crate) start: u32,
     pub(crate) data: Vec<u8>,
 }
 
-impl Piece {
+impl DirtyPiece {
     fn end(&self) -> u32 {
         // Pieces lie within a frame of 128 KiB.
         self.start + self.data.len() as u32
@@ -42,13 +44,13 @@ impl Piece {
 /// Pieces of one frame: sorted, disjoint, not adjacent, never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
-    pub(crate) pieces: Vec<Piece>,
-    /// Groups promised to the write-out of this frame; a layer keeps the sum of them.
-    pub(crate) held: u64,
-    /// The file may have inline data, which write-out may have to turn into a page.
+    pub(crate) pieces: Vec<DirtyPiece>,
+    /// Groups reserved for the writeback of this frame; the layer keeps their sum.
+    pub(crate) reserved_groups: u64,
+    /// The file may have inline data, which writeback may have to turn into a page.
     pub(crate) inline: bool,
-    /// Bytes of the pieces that nothing lies below, once they are counted.
-    pub(crate) added: Option<u64>,
+    /// Bytes of the pieces over holes of the published file; `None` until counted.
+    pub(crate) new_bytes: Option<u64>,
 }
 
 impl Frame {
@@ -56,16 +58,17 @@ impl Frame {
         self.pieces.iter().map(|p| p.data.len() as u64).sum()
     }
 
-    /// Groups that the frame needs at most when another `more` bytes are put. What merging it with its extents takes beyond that is asked for
-    /// when it is written out: then it is known, and nothing is lost when it is not there.
+    /// Returns the maximum groups that the frame needs after another `more` bytes are put. Merging
+    /// it with its extents may take more, which writeback requests: it is known then, and nothing
+    /// is lost if it is not available.
     pub(crate) fn groups_with(&self, more: u64) -> u64 {
         let (bytes, pieces) = (self.bytes() + more, self.pieces.len() as u64 + 1);
         groups_for(bytes, pieces).min(WHOLE_GROUPS) + if self.inline { INLINE_GROUPS } else { 0 }
     }
 
-    /// Groups of the promise that are for the frame itself.
+    /// Returns the reserved groups without those for inline data.
     pub(crate) fn own_groups(&self) -> u64 {
-        if self.inline { self.held.saturating_sub(INLINE_GROUPS) } else { self.held }
+        if self.inline { self.reserved_groups.saturating_sub(INLINE_GROUPS) } else { self.reserved_groups }
     }
 
     pub(crate) fn put(&mut self, start: u32, new: &[u8]) {
@@ -73,7 +76,7 @@ impl Frame {
         let low = self.pieces.partition_point(|p| p.end() < start);
         let high = self.pieces.partition_point(|p| p.start <= end);
         if low >= high {
-            self.pieces.insert(low, Piece { start, data: new.to_vec() });
+            self.pieces.insert(low, DirtyPiece { start, data: new.to_vec() });
             return;
         }
         let last = &self.pieces[high - 1];
@@ -92,36 +95,36 @@ impl Frame {
         } else {
             let mut data = new.to_vec();
             if high - low == 1 {
-                let kept = (end - first.start) as usize;
-                data.extend_from_slice(first.data.get(kept..).unwrap_or_default());
+                let remaining = (end - first.start) as usize;
+                data.extend_from_slice(first.data.get(remaining..).unwrap_or_default());
             }
             data.extend_from_slice(&tail);
-            *first = Piece { start, data };
+            *first = DirtyPiece { start, data };
         }
         self.pieces.drain(low + 1..high);
     }
 
     fn remove(&mut self, from: u32, to: u32) {
-        let mut kept = Vec::with_capacity(self.pieces.len() + 1);
+        let mut remaining = Vec::with_capacity(self.pieces.len() + 1);
         for mut piece in self.pieces.drain(..) {
             let (start, end) = (piece.start, piece.end());
             if end <= from || start >= to {
-                kept.push(piece);
+                remaining.push(piece);
                 continue;
             }
             if end > to {
-                let tail = Piece { start: to, data: piece.data[(to - start) as usize..].to_vec() };
+                let tail = DirtyPiece { start: to, data: piece.data[(to - start) as usize..].to_vec() };
                 if start < from {
                     piece.data.truncate((from - start) as usize);
-                    kept.push(piece);
+                    remaining.push(piece);
                 }
-                kept.push(tail);
+                remaining.push(tail);
             } else if start < from {
                 piece.data.truncate((from - start) as usize);
-                kept.push(piece);
+                remaining.push(piece);
             }
         }
-        self.pieces = kept;
+        self.pieces = remaining;
     }
 }
 
@@ -129,12 +132,12 @@ impl Frame {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Layer {
     frames: BTreeMap<u64, Frame>,
-    /// Sums over the frames, kept because every request asks for them.
+    /// Sums over the frames, cached because every request reads them.
     bytes: u64,
-    held: u64,
-    added: u64,
-    /// Frames of which `added` is not known.
-    uncounted: BTreeSet<u64>,
+    reserved_groups: u64,
+    new_bytes: u64,
+    /// Frames with unknown `new_bytes`.
+    uncounted_frames: BTreeSet<u64>,
 }
 
 impl Layer {
@@ -146,62 +149,65 @@ impl Layer {
         self.bytes
     }
 
-    /// What counts against the bound of staged data. Room on the host is promised in whole groups: what is promised for small pieces may go
-    /// beyond the bound, but only by a known factor.
+    /// Returns the bytes counted against the limit of dirty data. Space on the host is reserved in
+    /// whole groups: reservations for small pieces may exceed the limit, but only by a known
+    /// factor.
     pub(crate) fn weight(&self) -> u64 {
-        self.bytes.max(self.held * BYTES_PER_GROUP)
+        self.bytes.max(self.reserved_groups * BYTES_PER_GROUP)
     }
 
-    /// Groups promised to the write-out of all of it.
-    pub(crate) fn held(&self) -> u64 {
-        self.held
+    /// Returns the groups reserved for the writeback of the layer.
+    pub(crate) fn reserved_groups(&self) -> u64 {
+        self.reserved_groups
     }
 
     pub(crate) fn frames(&self) -> &BTreeMap<u64, Frame> {
         &self.frames
     }
 
-    /// Promises `groups` more to a frame that is there.
-    pub(crate) fn hold(&mut self, number: u64, groups: u64) {
+    /// Reserves `groups` more for an existing frame.
+    pub(crate) fn reserve_groups(&mut self, number: u64, groups: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
-            frame.held += groups;
-            self.held += groups;
+            frame.reserved_groups += groups;
+            self.reserved_groups += groups;
         }
     }
 
-    /// Makes a frame, to which bytes are put before anybody else sees the layer, unless it is there.
+    /// Creates a frame unless it exists. The caller puts bytes into it before another thread sees
+    /// the layer.
     pub(crate) fn begin(&mut self, number: u64, inline: bool) {
         self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
     }
 
-    /// Says that the file may have inline data after all.
-    pub(crate) fn may_have_inline(&mut self, number: u64) {
+    /// Records that the file may have inline data.
+    pub(crate) fn set_maybe_inline(&mut self, number: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
             frame.inline = true;
         }
     }
 
-    /// Bytes that nothing lies below. `bare` says how many of a range are such, and is asked about frames that changed since they were counted.
-    pub(crate) fn added(&mut self, mut bare: impl FnMut(Range<u64>) -> Result<u64>) -> Result<u64> {
-        while let Some(number) = self.uncounted.first().copied() {
+    /// Returns the bytes over holes of the published file. `hole_bytes` counts them in a range; it
+    /// is called for frames that changed since they were counted.
+    pub(crate) fn new_bytes(&mut self, mut hole_bytes: impl FnMut(Range<u64>) -> Result<u64>) -> Result<u64> {
+        while let Some(number) = self.uncounted_frames.first().copied() {
             if let Some(frame) = self.frames.get_mut(&number) {
-                let offset = |piece: &Piece| number * FRAME + u64::from(piece.start);
+                let offset = |piece: &DirtyPiece| number * FRAME + u64::from(piece.start);
                 let counts =
-                    frame.pieces.iter().map(|piece| bare(offset(piece)..offset(piece) + piece.data.len() as u64));
+                    frame.pieces.iter().map(|piece| hole_bytes(offset(piece)..offset(piece) + piece.data.len() as u64));
                 let added = counts.sum::<Result<u64>>()?;
-                frame.added = Some(added);
-                self.added += added;
+                frame.new_bytes = Some(added);
+                self.new_bytes += added;
             }
-            self.uncounted.remove(&number);
+            self.uncounted_frames.remove(&number);
         }
-        Ok(self.added)
+        Ok(self.new_bytes)
     }
 
-    /// Something else may lie below the frame from now on.
-    pub(crate) fn uncount(&mut self, number: u64) {
-        if let Some(added) = self.frames.get_mut(&number).and_then(|frame| frame.added.take()) {
-            self.added -= added;
-            self.uncounted.insert(number);
+    /// Invalidates the count of a frame, because the published data under it may have changed.
+    pub(crate) fn invalidate_count(&mut self, number: u64) {
+        if let Some(added) = self.frames.get_mut(&number).and_then(|frame| frame.new_bytes.take()) {
+            self.new_bytes -= added;
+            self.uncounted_frames.insert(number);
         }
     }
 
@@ -209,14 +215,14 @@ impl Layer {
         self.frames.values().map(|f| f.pieces.len() as u64).sum()
     }
 
-    /// First offset behind all bytes; 0 when empty.
+    /// Returns the end of the last byte; 0 when empty.
     pub(crate) fn end(&self) -> u64 {
         self.frames
             .last_key_value()
             .map_or(0, |(number, frame)| number * FRAME + frame.pieces.last().map_or(0, |p| u64::from(p.end())))
     }
 
-    /// The pieces with their file offsets, ascending.
+    /// Returns the pieces with their file offsets, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.frames.iter().flat_map(|(number, f)| {
             f.pieces.iter().map(move |p| (number * FRAME + u64::from(p.start), p.data.as_slice()))
@@ -228,24 +234,25 @@ impl Layer {
         let bytes = frame.bytes();
         change(frame);
         self.bytes = self.bytes - bytes + frame.bytes();
-        self.added -= frame.added.take().unwrap_or(0);
+        self.new_bytes -= frame.new_bytes.take().unwrap_or(0);
         if frame.pieces.is_empty() {
-            self.held -= frame.held;
+            self.reserved_groups -= frame.reserved_groups;
             self.frames.remove(&number);
-            self.uncounted.remove(&number);
+            self.uncounted_frames.remove(&number);
         } else {
-            self.uncounted.insert(number);
+            self.uncounted_frames.insert(number);
         }
     }
 
-    /// Puts bytes over what is there.
+    /// Puts bytes, overwriting existing ones.
     pub(crate) fn put(&mut self, offset: u64, data: &[u8]) {
         for (number, start, range) in split(offset, data.len()) {
             self.edit(number, |frame| frame.put(start, &data[range]));
         }
     }
 
-    /// Removes the bytes of `range`. Promised space of frames that vanish is the caller's to give back.
+    /// Removes the bytes of `range`. The caller releases the reserved space of frames that become
+    /// empty.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -260,13 +267,13 @@ impl Layer {
         }
     }
 
-    /// The parts of `range` that have no bytes here, ascending.
+    /// Returns the parts of `range` without bytes, ascending.
     pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        gaps(range.clone(), self.within(&range).map(|(offset, data)| offset..offset + data.len() as u64))
+        gaps(range.clone(), self.pieces_in(&range).map(|(offset, data)| offset..offset + data.len() as u64))
     }
 
-    /// The present parts of `range`, clipped to it, ascending.
-    pub(crate) fn within<'a>(&'a self, range: &Range<u64>) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
+    /// Returns the parts of `range` with bytes, clipped to it, ascending.
+    pub(crate) fn pieces_in<'a>(&'a self, range: &Range<u64>) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
         let range = range.clone();
         let frames = range.start / FRAME..range.end.div_ceil(FRAME).max(range.start / FRAME);
         self.frames.range(frames).flat_map(move |(number, frame)| {
@@ -281,7 +288,7 @@ impl Layer {
         })
     }
 
-    /// Moves the first frames out until they hold at least `pieces` pieces, or `most` bytes.
+    /// Moves the first frames out until they have at least `pieces` pieces, or `most` bytes.
     pub(crate) fn take_first(&mut self, pieces: u64, most: u64) -> Layer {
         let mut taken = Layer::default();
         let mut count = 0;
@@ -290,19 +297,20 @@ impl Layer {
             count += frame.pieces.len() as u64;
             let bytes = frame.bytes();
             self.bytes -= bytes;
-            self.held -= frame.held;
+            self.reserved_groups -= frame.reserved_groups;
             taken.bytes += bytes;
-            taken.held += frame.held;
-            // A sealed layer is not counted: it is nothing but what is on its way.
-            self.added -= frame.added.unwrap_or(0);
-            self.uncounted.remove(&number);
+            taken.reserved_groups += frame.reserved_groups;
+            // Sealed layers keep no count, since their data will be published.
+            self.new_bytes -= frame.new_bytes.unwrap_or(0);
+            self.uncounted_frames.remove(&number);
             taken.frames.insert(number, frame);
         }
         taken
     }
 }
 
-/// Cuts a range of `length` bytes into its parts per frame: frame number, offset in the frame, range of the data.
+/// Splits a range of `length` bytes into its parts per frame: frame number, offset in the frame,
+/// range of the data.
 pub(crate) fn split(offset: u64, length: usize) -> impl Iterator<Item = (u64, u32, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -333,7 +341,7 @@ mod tests {
         assert!(shown == model);
         assert_eq!(layer.bytes(), model.iter().flatten().count() as u64);
         assert_eq!(layer.end(), model.iter().rposition(Option::is_some).map_or(0, |at| at as u64 + 1));
-        assert_eq!(layer.held(), layer.frames.values().map(|frame| frame.held).sum::<u64>());
+        assert_eq!(layer.reserved_groups(), layer.frames.values().map(|frame| frame.reserved_groups).sum::<u64>());
         for frame in layer.frames.values() {
             assert!(!frame.pieces.is_empty());
             assert!(frame.pieces.windows(2).all(|w| w[0].end() < w[1].start), "pieces touch");
@@ -355,7 +363,7 @@ mod tests {
                 model[range].fill(None);
             } else {
                 layer.put(from, &vec![round as u8; length as usize]);
-                layer.hold(from / FRAME, round % 3);
+                layer.reserve_groups(from / FRAME, round % 3);
                 model[range].fill(Some(round as u8));
             }
             if round % 20 == 0 {
@@ -376,7 +384,7 @@ mod tests {
         let asked = std::cell::Cell::new(0);
         let count = |layer: &mut Layer| {
             asked.set(0);
-            let added = layer.added(|range| {
+            let added = layer.new_bytes(|range| {
                 asked.set(asked.get() + 1);
                 Ok((range.end - range.start) / 2)
             });
@@ -388,7 +396,7 @@ mod tests {
         assert_eq!(count(&mut layer), (500, 100));
         assert_eq!(count(&mut layer), (500, 0));
         layer.put(7 * FRAME + 5, &[2; 20]);
-        layer.uncount(9);
+        layer.invalidate_count(9);
         layer.remove(3 * FRAME..4 * FRAME);
         assert_eq!(count(&mut layer), (500, 2));
         assert_eq!(layer.take_first(10, u64::MAX).frames().len(), 10);

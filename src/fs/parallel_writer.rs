@@ -1,4 +1,4 @@
-//! Writes many pages on several threads at once: whoever waits for a commit waits for all processors, not for one.
+//! Parallel page sealing and writing, so that a commit uses all processors.
 
 use std::thread;
 
@@ -7,26 +7,27 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::txn::Reservation;
 
-/// More threads would wait for the space map and for the host.
-const MOST: usize = 8;
+/// Maximum threads; more would wait for the space map and for the host.
+const MAX_THREADS: usize = 8;
 
-/// What the threads share.
-struct Work<'r, R> {
+/// Job queue that the threads share.
+struct WorkQueue<'r, R> {
     next: usize,
     reserved: &'r mut Option<Reservation>,
-    /// By the index of the first job.
+    /// Results with the index of their first job.
     done: Vec<(usize, R)>,
     failed: Option<Error>,
 }
 
-/// How many threads this machine runs at once.
-pub(super) fn processors() -> usize {
-    thread::available_parallelism().map_or(1, |count| count.get().min(MOST))
+/// Returns the number of worker threads for this machine.
+pub(super) fn worker_threads() -> usize {
+    thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS))
 }
 
-/// Does all `jobs` on up to so many threads, each taking `stride` jobs at once with the groups of `reserved` that `share` says; what is left of them
-/// comes back. Answers in the order of the jobs; after an error no more are begun.
-pub(super) fn spread<J: Sync, R: Send>(
+/// Runs all `jobs` on up to `threads` threads. Each thread takes `stride` jobs at a time, with the
+/// groups of `reserved` that `share` returns for them, and gives back the rest. Returns the results
+/// in the order of the jobs; after an error no more jobs start.
+pub(super) fn run_parallel<J: Sync, R: Send>(
     threads: usize,
     stride: usize,
     jobs: &[J],
@@ -34,7 +35,7 @@ pub(super) fn spread<J: Sync, R: Send>(
     share: impl Fn(&J) -> u64 + Sync,
     work: impl Fn(&[J], &mut Option<Reservation>) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let shared = Mutex::new(Work { next: 0, reserved, done: Vec::new(), failed: None });
+    let shared = Mutex::new(WorkQueue { next: 0, reserved, done: Vec::new(), failed: None });
     let run = || {
         loop {
             let mut state = shared.lock();
@@ -59,7 +60,7 @@ pub(super) fn spread<J: Sync, R: Send>(
         }
     };
     thread::scope(|scope| {
-        // This thread is one of them, and does the work of those that cannot be started.
+        // This thread is a worker too, and does the work of threads that cannot be started.
         for _ in 1..threads {
             if thread::Builder::new().name("sealer".into()).spawn_scoped(scope, run).is_err() {
                 break;
@@ -67,7 +68,7 @@ pub(super) fn spread<J: Sync, R: Send>(
         }
         run();
     });
-    let Work { mut done, failed, .. } = shared.into_inner();
+    let WorkQueue { mut done, failed, .. } = shared.into_inner();
     done.sort_unstable_by_key(|(first, _)| *first);
     failed.map_or_else(|| Ok(done.into_iter().map(|(_, done)| done).collect()), Err)
 }

@@ -1,4 +1,5 @@
-//! Write-out at its limits: with exactly the room that was promised, over damage, and beside closing.
+//! Writeback at its limits: with exactly the reserved space, over damage, and concurrent with
+//! closing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -11,8 +12,8 @@ use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, ROOT_INO};
+use crate::fs::dirty_throttle::COMMIT_WAIT_BYTES;
 use crate::fs::extents::FRAME;
-use crate::fs::pressure::AWAITED_BYTES;
 use crate::fs::reclaim::STEP;
 use crate::fs::{FileSystem, FsOptions, SetAttributes, extents, inode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
@@ -32,7 +33,8 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a truncation hides is freed in steps, and a small file may be written before that: its inline data does not lie beside extents.
+/// Data hidden by a truncation is freed in steps, and a small file may be written before that: a
+/// file never has inline data and extents.
 #[test]
 fn inline_data_beside_extents_that_are_hidden_is_sound() {
     let (storage, fs) = fresh(1);
@@ -53,8 +55,8 @@ fn inline_data_beside_extents_that_are_hidden_is_sound() {
     assert_sound(&fs);
 }
 
-/// A file with inline data gets pieces in its first frame, in another one, or in both, and nothing else is staged that could have brought
-/// room with it: what was promised is what write-out can do with.
+/// A file with inline data gets pieces in its first frame, in another one, or in both, and no other
+/// dirty data brings additional space: writeback gets by with the reservation.
 #[test]
 fn pieces_beside_inline_data_find_the_room_that_was_promised() {
     for frames in [&[0][..], &[1], &[0, 1], &[1, 2]] {
@@ -85,15 +87,15 @@ fn pieces_beside_inline_data_find_the_room_that_was_promised() {
 /// Flips a bit in the page that holds the start of the file.
 fn damage(storage: &MemoryStorage, fs: &FileSystem, file: Ino) {
     let state = fs.volume.state();
-    let mapped = extents::overlapping(fs.volume.view(&state), file, 0..1, 1).unwrap();
+    let mapped = extents::find_overlapping(fs.volume.view(&state), file, 0..1, 1).unwrap();
     let at = mapped[0].extent.page.run.offset() + 3000;
     let mut byte = [0];
     storage.read_at(at, &mut byte).unwrap();
     storage.write_at(at, &[byte[0] ^ 4]).unwrap();
 }
 
-/// Small content is merged with what is written over it, and many pieces are merged with what lies between them: when that cannot be read,
-/// the pieces become pages of their own.
+/// Small content is merged with data written over it, and many pieces are merged with the data
+/// between them: when that cannot be read, the pieces become pages of their own.
 #[test]
 fn a_damaged_page_stops_no_commit() {
     let one = vec![(BLOCK, BLOCK)];
@@ -135,12 +137,12 @@ fn nothing_follows_a_closed_record() {
 fn closing_waits_for_who_works_beside_it() {
     let (_, fs) = fresh(1);
     make(&fs, b"file");
-    let work = fs.closing.work().unwrap();
+    let work = fs.shutdown_gate.enter().unwrap();
     let closing = std::thread::spawn({
         let fs = Arc::clone(&fs);
         move || fs.close()
     });
-    while fs.closing.check().is_ok() {
+    while fs.shutdown_gate.check_open().is_ok() {
         std::thread::yield_now();
     }
     assert!(!fs.volume.durable().closed);
@@ -149,14 +151,15 @@ fn closing_waits_for_who_works_beside_it() {
     assert!(fs.volume.durable().closed);
 }
 
-/// A backup whose file does not answer keeps the archive from being closed, until somebody kills the program.
+/// A backup that blocks on its file keeps the archive from being closed, until the program is
+/// killed.
 #[test]
 fn what_was_accepted_is_durable_before_closing_waits() {
     let (_, fs) = fresh(1);
     make(&fs, b"file");
     assert!(fs.is_dirty());
     let before = fs.generation();
-    let work = fs.closing.work().unwrap();
+    let work = fs.shutdown_gate.enter().unwrap();
     let closing = std::thread::spawn({
         let fs = Arc::clone(&fs);
         move || fs.close()
@@ -171,17 +174,17 @@ fn what_was_accepted_is_durable_before_closing_waits() {
     assert!(fs.volume.durable().closed);
 }
 
-/// A file's writer may wait for room for long, and has it locked meanwhile: who asks for the durability of another file does not wait for it, and
-/// the commit takes what was accepted of both.
+/// A file's writer may hold the file's lock while it waits long for space: an fsync of another file
+/// does not wait for it, and the commit includes the accepted data of both.
 #[test]
 fn an_fsync_does_not_wait_for_who_writes_another_file() {
     let (storage, fs) = fresh(1);
     let (slow, other) = (make(&fs, b"slow"), make(&fs, b"other"));
     let content = noise(1, FRAME as usize - 1);
-    let parts = 7 * OPTIONS.staged_bytes / 8 / FRAME;
+    let parts = 7 * OPTIONS.max_dirty_bytes / 8 / FRAME;
     (0..parts).for_each(|part| fs.write(slow, part * FRAME, &content).unwrap());
-    assert!(fs.staging.total() > AWAITED_BYTES, "too little is staged");
-    let busy = fs.staging.entry(slow);
+    assert!(fs.write_buffer.total_bytes() > COMMIT_WAIT_BYTES, "too little is staged");
+    let busy = fs.write_buffer.file(slow);
     let locked = (busy.lock(), fs.volume.be_short());
     let (done, told) = std::sync::mpsc::channel();
     let asking = std::thread::spawn({
@@ -203,12 +206,12 @@ fn an_fsync_does_not_wait_for_who_writes_another_file() {
     assert_sound(&fs);
 }
 
-/// While a batch of a file is on its way to the medium the file takes writes, and who is to change what lies below waits for the batch alone: it lands first, and
-/// the change comes over it.
+/// While a batch of a file is being written, the file takes writes, and a change of the data below
+/// waits for the batch alone: the batch is applied first, and the change after it.
 #[test]
 fn a_file_takes_writes_while_a_layer_of_it_is_written_out() {
     let storage = SimulatedStorage::new();
-    let options = FsOptions { staged_bytes: 1 << 20, ..OPTIONS };
+    let options = FsOptions { max_dirty_bytes: 1 << 20, ..OPTIONS };
     let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(29)), options);
     let file = make(&fs, b"file");
     let (at_work, is_at_work) = mpsc::channel();
@@ -226,14 +229,14 @@ fn a_file_takes_writes_while_a_layer_of_it_is_written_out() {
     let mut content = noise(1, 1 << 20);
     std::thread::scope(|scope| {
         let fs = &fs;
-        // It changes what was written before the first batch begins.
+        // It changes data written before the first batch begins.
         scope.spawn(move || {
             is_at_work.recv().unwrap();
-            fs.accept(file, 5000, &[7; 300]).unwrap();
-            // Nobody may listen any more.
+            fs.write_buffered(file, 5000, &[7; 300]).unwrap();
+            // The receiver may be dropped.
             let _ = accepted.send(());
             // Whole frames between two ends, and a hole: both change extents.
-            fs.accept(file, 3 * FRAME - 9, &[8; 2 * FRAME as usize]).unwrap();
+            fs.write_buffered(file, 3 * FRAME - 9, &[8; 2 * FRAME as usize]).unwrap();
             fs.punch_hole(file, FRAME, 10_000, false).unwrap();
         });
         for (turn, part) in content.chunks(8192).enumerate() {
@@ -250,7 +253,7 @@ fn a_file_takes_writes_while_a_layer_of_it_is_written_out() {
     assert_sound(&fs);
 }
 
-/// What was read is in the buffers of reads, of which the next read overwrites only as much as it is long.
+/// Read data is in the reused buffers, of which the next read overwrites only its own length.
 #[test]
 fn nothing_that_was_read_stays_in_a_buffer_after_a_purge() {
     let (_storage, fs) = fresh(7);

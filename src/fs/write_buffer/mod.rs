@@ -1,0 +1,328 @@
+//! Write buffer: file data that is accepted but not yet referenced by extents; bounded, and visible
+//! to readers at once.
+//!
+//! A dirty file has layers over its extents: the sealed ones, oldest first, each being written as
+//! part of a batch, then the active one that takes writes.
+//!
+//! # Locks, in order
+//! That of a file ([`LockedFile`]: a whole write or truncate, sealing for writeback) > writers'
+//! lock (operations, commits) > `gate` > `batches` > the state of a batch; `gate` > a shard >
+//! `content` of a file (short: no I/O on data, never while waiting for one of the others). A
+//! function that needs the first takes it as a parameter; `gate`, `batches` and `content` are
+//! private to this module. The flusher runs under the writers' lock and so locks no file; readers
+//! take a shard and `content` only.
+//!
+//! # Invariants
+//! STAGE-1  A reader misses no accepted byte: under `content` it takes the state, drops the layers
+//!     of batches that the state includes, and copies the others. A byte in no layer was dropped
+//!     for this state or an earlier one, so the state has it.
+//! STAGE-2  A layer is newer than the extents and than the layers before it, or equal to the
+//!     extents. Truncation, and data that goes straight into extents, wait until no sealed layer is
+//!     left, and remove the range that they supersede from the active layer once their operation is
+//!     in the state (`txn::Publication`).
+//! STAGE-3  A commit is one point in time: a write enters its layer with `gate` shared, the flusher
+//!     seals all layers with it exclusive.
+//! STAGE-4  Space for all dirty bytes is reserved before they are accepted, and belongs to the
+//!     frame that needs it.
+
+mod batch;
+mod dirty_content;
+mod dirty_file;
+mod layer;
+mod log_pieces;
+
+pub(super) use batch::{FilePlan, WritebackBatch};
+pub(super) use dirty_file::{ContentSize, DirtyFile, LockedFile, SealedLayers};
+pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, WHOLE_GROUPS};
+pub(crate) use log_pieces::LogPieces;
+
+use std::collections::HashMap;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::Result;
+use crate::format::Ino;
+use crate::fs::inode;
+use crate::fs::ranges::join;
+use crate::txn::{Operation, Reservation, State, View, Volume};
+use dirty_content::{DirtyContent, DirtyOverlay, TouchedFrames};
+use dirty_file::{InodeAndSize, PublishedRanges};
+
+/// Number of locks over the map of dirty files; a few times the threads that serve a mount.
+const SHARDS: u64 = 16;
+
+/// Dirty files of one file system.
+pub(super) struct WriteBuffer {
+    volume: Arc<Volume>,
+    shards: Vec<Mutex<HashMap<Ino, Arc<DirtyFile>>>>,
+    /// Makes sealing for a commit exclusive (STAGE-3).
+    gate: RwLock<()>,
+    /// Weight of all layers.
+    total: Arc<AtomicU64>,
+    /// Batches that may not be published yet, oldest first.
+    batches: Mutex<Vec<Arc<WritebackBatch>>>,
+    /// Maximum bytes that a flush sealed.
+    #[cfg(test)]
+    most_flushed: AtomicU64,
+}
+
+/// Reference to a dirty file. The file leaves the map when its last reference is dropped and it has
+/// no dirty data.
+pub(super) struct DirtyFileRef<'s> {
+    write_buffer: &'s WriteBuffer,
+    file: Arc<DirtyFile>,
+}
+
+impl Deref for DirtyFileRef<'_> {
+    type Target = Arc<DirtyFile>;
+
+    fn deref(&self) -> &Arc<DirtyFile> {
+        &self.file
+    }
+}
+
+impl Drop for DirtyFileRef<'_> {
+    fn drop(&mut self) {
+        let mut shard = self.write_buffer.shard(self.file.ino()).lock();
+        // This reference and the map's.
+        if Arc::strong_count(&self.file) == 2 && self.file.is_empty() {
+            shard.remove(&self.file.ino());
+        }
+    }
+}
+
+impl WriteBuffer {
+    pub(super) fn new(volume: Arc<Volume>) -> WriteBuffer {
+        WriteBuffer {
+            volume,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            gate: RwLock::new(()),
+            total: Arc::default(),
+            batches: Mutex::default(),
+            #[cfg(test)]
+            most_flushed: AtomicU64::new(0),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<DirtyFile>>> {
+        &self.shards[(ino.0 % SHARDS) as usize]
+    }
+
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a version taken from now on has all data accepted before: an entry is
+    /// removed only when its data is published.
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().is_empty())
+    }
+
+    pub(super) fn find(&self, ino: Ino) -> Option<DirtyFileRef<'_>> {
+        let file = self.shard(ino).lock().get(&ino).cloned()?;
+        Some(DirtyFileRef { write_buffer: self, file })
+    }
+
+    pub(super) fn file(&self, ino: Ino) -> DirtyFileRef<'_> {
+        let make = || Arc::new(DirtyFile::new(ino, self.total.clone()));
+        let file = self.shard(ino).lock().entry(ino).or_insert_with(make).clone();
+        DirtyFileRef { write_buffer: self, file }
+    }
+
+    /// Returns all files in the order of their numbers, which is the order of creation.
+    pub(super) fn files(&self) -> Vec<Arc<DirtyFile>> {
+        let mut files: Vec<_> =
+            self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect();
+        files.sort_unstable_by_key(|file| file.ino());
+        files
+    }
+
+    /// Drops published data, and unused entries without content.
+    pub(super) fn drop_published(&self) {
+        for file in self.files() {
+            file.drop_published(&self.volume);
+        }
+        for shard in &self.shards {
+            // Under the shard's lock no other thread can get an entry that only the map references.
+            shard.lock().retain(|_, file| Arc::strong_count(file) > 1 || !file.is_empty());
+        }
+        self.remove_finished_batches();
+    }
+
+    /// Returns a state, and the result of `f` on the dirty content over it (STAGE-1).
+    fn with_dirty_content<R>(
+        &self,
+        ino: Ino,
+        f: impl FnOnce(&mut DirtyContent, View<'_>) -> R,
+    ) -> (Arc<State>, Option<R>) {
+        // An entry leaves the map only when all its data is published, so without one the state
+        // taken now has everything.
+        let file = self.shard(ino).lock().get(&ino).cloned();
+        let Some(file) = file else { return (self.volume.state(), None) };
+        file.with_content(|content| {
+            let state = self.volume.state();
+            content.drop_published(&state);
+            let found = (!content.is_empty()).then(|| f(content, self.volume.view(&state)));
+            (state, found)
+        })
+    }
+
+    pub(super) fn read_overlay(&self, ino: Ino, range: &Range<u64>) -> (Arc<State>, DirtyOverlay) {
+        let (state, overlay) = self.with_dirty_content(ino, |content, _| content.overlay(range));
+        (state, overlay.unwrap_or_default())
+    }
+
+    /// Discards the dirty data of an inode that no longer exists.
+    pub(super) fn discard(&self, ino: Ino) {
+        if let Some(file) = self.find(ino) {
+            file.with_content(|content| *content = DirtyContent::default());
+        }
+    }
+
+    /// Accepts all of `parts` into the active layer or nothing, with `reserved` and further space
+    /// as needed. `inline`: the file may have inline data.
+    pub(super) fn put(
+        &self,
+        file: &LockedFile<'_>,
+        inline: bool,
+        parts: &[(u64, &[u8])],
+        mut reserved: Option<Reservation>,
+    ) -> Result<()> {
+        let touched = TouchedFrames::new(parts, inline);
+        loop {
+            // STAGE-4. Space is reserved without the content's lock: finding it may take a commit.
+            let short = file.with_content(|content| touched.shortfall(content));
+            let got = reserved.as_ref().map_or(0, Reservation::groups);
+            if short > got {
+                self.volume.reserve_data((short - got) * GROUP, 0)?.join(&mut reserved);
+            }
+            let gate = self.gate.read();
+            // A refusal means that the flusher took frames with reserved space.
+            let accepted = file.with_content(|content| content.accept(&touched, parts, &mut reserved));
+            if accepted {
+                // Before a log entry can include it: a commit that finds no mark contains all dirty
+                // data.
+                self.volume.mark_staged();
+                return Ok(());
+            }
+            drop(gate);
+        }
+    }
+
+    /// Registers the batch and seals all dirty data for it (STAGE-3). Returns that, and the older
+    /// batches that are not finished. The caller holds the writers' lock, as `op` proves, so
+    /// nothing is published meanwhile.
+    pub(super) fn seal_all(
+        &self,
+        batch: &Arc<WritebackBatch>,
+        _op: &Operation<'_>,
+    ) -> (SealedLayers, Vec<Arc<WritebackBatch>>) {
+        let mut sealed = SealedLayers::default();
+        let state = self.volume.state();
+        let _gate = self.gate.write();
+        let mut batches = self.batches.lock();
+        // Failed batches are unsealed by now, so their data is sealed here.
+        let older = batches.iter().filter(|older| !older.is_finished()).cloned().collect();
+        batches.push(batch.clone());
+        drop(batches);
+        for file in self.files() {
+            sealed.add(&file, |content| {
+                content.drop_published(&state);
+                content.mark_logged();
+                content.seal(batch, u64::MAX, u64::MAX)
+            });
+        }
+        #[cfg(test)]
+        self.most_flushed.fetch_max(sealed.bytes(), Ordering::Relaxed);
+        (sealed, older)
+    }
+
+    /// Registers the batch and seals the first frames of `files`, ascending, for it: up to about
+    /// `pieces` pieces and `bytes` bytes.
+    pub(super) fn seal_some(
+        &self,
+        batch: &Arc<WritebackBatch>,
+        files: &[LockedFile<'_>],
+        mut pieces: u64,
+        mut bytes: u64,
+    ) -> SealedLayers {
+        let mut sealed = SealedLayers::default();
+        let _gate = self.gate.read();
+        self.register_batch(batch);
+        for file in files {
+            sealed.add(file, |content| {
+                content.drop_published(&self.volume.state());
+                // A sealed layer belongs to a concurrent flush, which sealed all there was.
+                let (layer, reserved) = if content.has_sealed() { None } else { content.seal(batch, pieces, bytes) }?;
+                pieces = pieces.saturating_sub(layer.pieces());
+                bytes = bytes.saturating_sub(layer.bytes());
+                Some((layer, reserved))
+            });
+            if pieces == 0 || bytes == 0 {
+                break;
+            }
+        }
+        sealed
+    }
+
+    /// Registers the batch with the next flush, which then applies it first, or waits for it.
+    pub(super) fn register_batch(&self, batch: &Arc<WritebackBatch>) {
+        self.batches.lock().push(batch.clone());
+    }
+
+    /// Removes the batches that are published or failed.
+    pub(super) fn remove_finished_batches(&self) {
+        self.batches.lock().retain(|batch| !batch.is_finished());
+    }
+
+    /// Returns a state, and the ranges of the dirty data over it, sorted and disjoint.
+    pub(super) fn dirty_ranges(&self, ino: Ino) -> (Arc<State>, Vec<Range<u64>>) {
+        let (state, ranges) = self.with_dirty_content(ino, |content, _| content.ranges());
+        (state, join(ranges.unwrap_or_default()))
+    }
+
+    /// Returns a state, and the inode with its size including dirty data, if there is any.
+    ///
+    /// The kernel may call this with each write, for a file with thousands of dirty pieces: only
+    /// frames that changed since the last count are compared with the published ranges.
+    pub(super) fn load_dirty_inode(&self, ino: Ino) -> Result<(Arc<State>, Option<InodeAndSize>)> {
+        let (state, dirty) = self.with_dirty_content(ino, |content, view| {
+            let inode = inode::load(view, ino)?;
+            let below = PublishedRanges::new(view, ino, &inode)?;
+            let added = content.new_bytes(&|range| below.hole_bytes(&range))?;
+            let content_size =
+                ContentSize { size: inode.size.max(content.end()), bytes: inode.bytes.saturating_add(added) };
+            Ok((inode, content_size))
+        });
+        Ok((state, dirty.transpose()?))
+    }
+
+    pub(super) fn load_inode(&self, ino: Ino) -> Result<InodeAndSize> {
+        let (state, dirty) = self.load_dirty_inode(ino)?;
+        if let Some(dirty) = dirty {
+            return Ok(dirty);
+        }
+        let inode = inode::load(self.volume.view(&state), ino)?;
+        Ok((inode, ContentSize::published(&inode)))
+    }
+
+    /// Counts like [`Self::load_inode`], without cached counts.
+    #[cfg(test)]
+    pub(super) fn recount_size(&self, ino: Ino) -> Result<ContentSize> {
+        let (state, dirty) = self.dirty_ranges(ino);
+        let view = self.volume.view(&state);
+        let inode = inode::load(view, ino)?;
+        let below = PublishedRanges::new(view, ino, &inode)?;
+        let added = dirty.iter().map(|range| below.hole_bytes(range)).sum::<Result<u64>>()?;
+        let size = inode.size.max(dirty.last().map_or(0, |range| range.end));
+        Ok(ContentSize { size, bytes: inode.bytes + added })
+    }
+
+    #[cfg(test)]
+    pub(super) fn max_flushed(&self) -> u64 {
+        self.most_flushed.load(Ordering::Relaxed)
+    }
+}
