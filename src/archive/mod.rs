@@ -7,10 +7,10 @@ mod create;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod keep;
 mod open;
 mod rekey;
 mod relay;
+mod retention;
 mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -19,8 +19,8 @@ pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Besid
 pub use check::{CheckReport, CheckStep, Findings};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use create::Created;
-pub use keep::{Keep, KeepRule};
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
+pub use retention::{Keep, KeepRule};
 pub use snapshots::{Moments, Now, Snapshot, name_of_time, time_of_scheduled};
 
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};

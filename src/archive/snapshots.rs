@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockbox_terminal::display;
 
-use super::keep::{Keep, KeepRule};
+use super::retention::{Keep, KeepRule};
 use super::{Archive, OpenOptions};
 use crate::error::{Error, Refusal, Result};
 use crate::format::Timestamp;

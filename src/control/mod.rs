@@ -7,15 +7,15 @@
 mod client;
 mod names;
 mod paths;
-mod places;
 mod server;
 mod snapshots;
+mod socket_paths;
 
 pub use client::{ask, ask_with_file, connect_within, converse, running};
 pub use names::{Name, PathBytes, TreePath};
-pub use places::{Place, Runtime, SUFFIX, places, runtime};
 pub use server::{Client, Listening, Server, listen};
 pub use snapshots::{Among, Listed, PAGE, held, ranges, snapshots};
+pub use socket_paths::{Place, Runtime, SUFFIX, places, runtime};
 
 use std::ffi::OsStr;
 use std::fmt::Write;

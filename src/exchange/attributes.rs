@@ -8,7 +8,7 @@ use rustix::fs::{CWD, XattrFlags};
 use rustix::io::Errno;
 
 use super::host::{descriptor_path, host_error};
-use super::left::{LeftOut, SECURITY, TRUSTED};
+use super::skipped::{LeftOut, SECURITY, TRUSTED};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{FileSystem, XattrMode};

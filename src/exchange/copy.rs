@@ -7,9 +7,9 @@ use lockbox_terminal::display;
 
 use super::Copied;
 use super::deletion::delete_tree;
-use super::moments::Builder;
-use super::naming::{Destination, refuse_below, refuse_in_the_way};
 use super::path::{components, if_there, resolve_given};
+use super::path_ops::{Destination, refuse_below, refuse_in_the_way};
+use super::snapshot::Builder;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime};

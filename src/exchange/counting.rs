@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
-use super::amount::{Amount, Tally};
+use super::progress::{Amount, Tally};
 use super::walk::{Names, Step, Tree, Walk};
 use super::{Filter, ImportOptions, path};
 use crate::fs::{FileSystem, mode};

@@ -8,11 +8,11 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use lockbox_terminal::display;
 
-use super::amount::Tally;
 use super::attributes::{self, Object, Phase};
 use super::host::{apply, apply_at, host_error, is_root};
-use super::left::LeftOut;
-use super::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
+use super::progress::Tally;
+use super::skipped::LeftOut;
+use super::staging_dir::{Stage, identity_of, link_again, make_directory, make_special, open_again};
 use super::walk::{Step, Tree};
 use super::{Copied, Entries, Entry, Filter, Problem, Progress, path};
 use crate::env::SystemEnvironment;

@@ -102,7 +102,7 @@ impl Planning<'_> {
         while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
             let Step::Entry((name, ino), directory) = step? else { continue };
             // What cannot be opened is told when it is copied, and nothing of it is deleted.
-            if let Ok(host) = super::stage::open_directory(&directory.kept, &name) {
+            if let Ok(host) = super::staging_dir::open_directory(&directory.kept, &name) {
                 self.directory(&mut walk, host, ino)?;
             }
         }

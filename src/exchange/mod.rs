@@ -3,7 +3,6 @@
 //! It sees `storage` for what tells one file of the host from another (`Identity`) and for the names of a host's directory; no bytes of an
 //! archive pass here.
 
-mod amount;
 pub(crate) mod attributes;
 mod copy;
 mod counting;
@@ -13,18 +12,18 @@ mod extract;
 mod filter;
 pub(crate) mod host;
 mod import;
-mod left;
 mod listing;
 mod mirror;
-mod moments;
-mod naming;
 mod path;
-pub(crate) mod stage;
+mod path_ops;
+mod progress;
+mod skipped;
+mod snapshot;
+pub(crate) mod staging_dir;
 mod tar;
-mod trees;
+mod tree_diff;
 pub(crate) mod walk;
 
-pub use amount::Amount;
 pub use copy::{copy, rewrite};
 pub use counting::{count_sources, count_stored};
 pub use deletion::{Deletion, MirrorPlan};
@@ -33,17 +32,18 @@ pub use extract::{ExtractOptions, ExtractReport, extract};
 pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport, import};
-pub use left::{Left, LeftOut};
 pub use listing::{Entries, Entry};
 pub use mirror::{Change, Changed, plan_mirror};
-pub use moments::{Alone, Differing, DifferingKind, Names, Restore, RestoreReport, compare};
-pub use naming::{Destination, make_directories, remove, rename};
 pub use path::{components, resolve};
+pub use path_ops::{Destination, make_directories, remove, rename};
+pub use progress::Amount;
+pub use skipped::{Left, LeftOut};
+pub use snapshot::{Alone, Differing, DifferingKind, Names, Restore, RestoreReport, compare};
 pub use tar::{
     Packed, TarExport, TarImport, TarImportOptions, Unpacked, export_tar, export_tree, import_tar, pack_tree,
     unpack_tar,
 };
-pub use trees::{Top, Unlike, UnlikeMetadata, compare_trees};
+pub use tree_diff::{Top, Unlike, UnlikeMetadata, compare_trees};
 
 use std::fmt;
 

@@ -9,13 +9,13 @@
 //!
 //! A snapshot is rescued by itself, in the place of the live tree, and told of beside it (`snapshots`).
 
-mod asked;
 mod index;
 mod log;
 mod object;
+mod orphan_data;
 pub(crate) mod scan;
 mod snapshots;
-mod undescribed;
+mod strict_storage;
 mod walk;
 mod write;
 
@@ -24,14 +24,14 @@ use std::sync::Arc;
 
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
-use crate::exchange::stage::{self, Stage};
+use crate::exchange::staging_dir::{self, Stage};
 use crate::exchange::{Amount, LeftOut, Problem, Progress};
 use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
 use crate::storage::{LockMode, Site, Storage};
-use asked::Asked;
+use strict_storage::Asked;
 
 /// Decompressed file data kept while pages are read.
 const CELL_CACHE: usize = 4 << 20;
@@ -206,7 +206,7 @@ pub(crate) fn rescue_from(
     item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
     progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
-    stage::sweep(&options.to);
+    staging_dir::sweep(&options.to);
     refuse_content(&options.to)?;
     let log = log::FoundLog::read(&*storage, &cipher)?;
     // Without one there may be pages in its place.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::exchange::LeftOut;
 use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, apply_at, host_error};
-use crate::exchange::stage::{Stage, identity_of, make_directory, make_special};
+use crate::exchange::staging_dir::{Stage, identity_of, make_directory, make_special};
 use crate::exchange::write_all;
 use crate::format::{Ino, MAX_DATA, MAX_OFFSET};
 use crate::fs::mode;

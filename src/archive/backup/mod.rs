@@ -17,9 +17,9 @@
 //! cloned in between lies twice in the backup, until that is made anew.
 
 mod destination;
-mod next;
+mod full;
+mod incremental;
 mod verify;
-mod whole;
 
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ impl BackupSource {
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
         let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence);
         let backup = backup.map_err(in_backup)?;
-        let copied = whole::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
+        let copied = full::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
         header::write_copies(&**file, &copies).map_err(in_backup)?;
         Ok(self.backed_up(true, copied))
     }
@@ -196,7 +196,7 @@ impl BackupSource {
             return Ok(Some(self.backed_up(false, 0)));
         }
         let watch = &mut |step| self.go_on(step, watch);
-        let prepared = next::prepare(self.volume(), &self.pinned, &base, &backup, watch);
+        let prepared = incremental::prepare(self.volume(), &self.pinned, &base, &backup, watch);
         let copied = prepared
             .and_then(|prepared| prepared.map(|prepared| prepared.publish(&backup, &self.pinned)).transpose())
             .inspect_err(|_| cut_part_of_block(&**file))?;

@@ -10,8 +10,8 @@
 //! moment and not behind that moment itself, which is what decides between freeing a page and keeping it (specification section 8).
 
 use super::Watch;
-use super::moments::{Moments, Step};
 use super::names::{Names, Numbers};
+use super::versions::{Moments, Step};
 use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{Generation, Key, kind};

@@ -21,9 +21,9 @@
 use std::convert::identity;
 
 use super::Watch;
-use super::moments::{Moments, Step};
 use super::names::Names;
 use super::pages::Pages;
+use super::versions::{Moments, Step};
 use crate::archive::relay::relay;
 use crate::error::Result;
 use crate::format::values::Extent;

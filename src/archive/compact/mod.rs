@@ -19,10 +19,10 @@
 
 pub(super) mod compare;
 mod copy;
-mod moments;
 pub(super) mod names;
 pub(super) mod pages;
 pub(super) mod replace;
+mod versions;
 
 use std::path::Path;
 use std::sync::Arc;

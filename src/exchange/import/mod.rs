@@ -13,11 +13,11 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::amount::Tally;
 use super::attributes::{self, Object};
 use super::deletion::MirrorPlan;
 use super::host::{self, attributes_of, device_number, host_error};
-use super::left::LeftOut;
+use super::progress::Tally;
+use super::skipped::LeftOut;
 use super::walk::{self, Names, Step, Walk};
 use super::{Cause, Copied, Filter, Problem, Progress, path};
 use crate::error::{Error, Result};

@@ -10,7 +10,7 @@ use lockbox_terminal::display;
 use super::sparse::Map;
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
 use crate::error::{Error, Result};
-use crate::exchange::amount::Tally;
+use crate::exchange::progress::Tally;
 use crate::exchange::walk::{Step, Tree};
 use crate::exchange::{Copied, Entry, Filter, Progress, path, split_device_number};
 use crate::format::Ino;

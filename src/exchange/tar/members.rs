@@ -4,7 +4,7 @@ use std::io::Read;
 
 use lockbox_terminal::display;
 
-use super::announced::Announced;
+use super::extended_header::Announced;
 use super::header::{self, Checked};
 use super::member_type::{HeaderType, MemberType};
 use super::sparse::{self, Map};

@@ -3,8 +3,8 @@
 //! the framing is read here, because what a stream claims about sizes is not to be believed before it is bounded.
 
 mod acl;
-mod announced;
 mod export;
+mod extended_header;
 mod header;
 mod import;
 mod install;

@@ -1,6 +1,6 @@
 //! Walks from the root over everything that has a name, then over what has none, and writes what is whole.
 
-mod beside;
+mod lost_found;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::exchange::LeftOut;
 use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, is_root};
-use crate::exchange::stage::{Stage, identity_of, link_again, open_again};
+use crate::exchange::staging_dir::{Stage, identity_of, link_again, open_again};
 use crate::exchange::walk::{self, Step};
 use crate::exchange::{Amount, Problem, Progress};
 use crate::format::values::decode_list;
@@ -21,7 +21,7 @@ use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
 use crate::storage::Identity;
-use beside::Special;
+use lost_found::Special;
 
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;

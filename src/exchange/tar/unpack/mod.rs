@@ -20,7 +20,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::exchange::Copied;
 use crate::exchange::extract::write_all;
 use crate::exchange::host::host_error;
-use crate::exchange::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
+use crate::exchange::staging_dir::{Stage, identity_of, link_again, make_directory, make_special, open_again};
 use crate::fs::{Attributes, mode};
 use crate::storage::{Identity, host_call};
 

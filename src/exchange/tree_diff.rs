@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use super::attributes::{self, Object};
 use super::host::{device_number, host_error, timestamps};
-use super::moments::{Bytes, Seen, bytes_differ, kind, xattrs};
 use super::path::resolve_given;
+use super::snapshot::{Bytes, Seen, bytes_differ, kind, xattrs};
 use super::walk::{Step, Walk};
 use super::{Entries, Problem};
 use crate::error::{Error, Result};
