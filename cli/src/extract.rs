@@ -71,7 +71,7 @@ pub(crate) fn copy_out(
 ) -> Result<ExtractReport, Failure> {
     let bar = named.bar();
     let (fs, counted, filter) = (archive.file_system().clone(), paths.to_vec(), options.filter.clone());
-    bar.count(move |wanted| exchange::count_stored(&fs, &counted, &filter, wanted));
+    bar.count(move |wanted| exchange::count_archive_files(&fs, &counted, &filter, wanted));
     let extracted = exchange::extract(archive.file_system(), paths, options, &mut |progress| {
         bar.copied(verb, progress);
         interrupt.check()

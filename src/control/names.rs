@@ -1,37 +1,39 @@
-//! Names and paths in messages. They are bytes and travel as hexadecimal digits: lossless, and never longer than twice their length, whatever is in them.
+//! Names and paths in messages: bytes, encoded as hexadecimal digits. The encoding is lossless and
+//! at most twice as long.
 
 use serde::{Deserialize, Serialize};
 
 use super::MAX_TEXT;
 
-/// The longest name of a snapshot, in bytes.
+/// Longest name of a snapshot, in bytes.
 pub(super) const MAX_NAME: usize = 255;
-/// The longest path, in bytes: two of them and a little more are a line. The kernel takes 4096.
+/// Longest path, in bytes: two of them and the rest of a message fit into a line. The kernel's
+/// limit is 4096.
 const MAX_PATH: usize = 12 << 10;
 
-/// A snapshot's name.
+/// Name of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Name(pub Vec<u8>);
+pub struct SnapshotName(pub Vec<u8>);
 
-/// A path from the root of what is mounted, without a slash at its beginning.
+/// Path relative to the root of the mount, without a leading slash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TreePath(pub Vec<u8>);
 
-/// A path of the host that is not UTF-8.
+/// Path of the host that is not UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PathBytes(pub Vec<u8>);
 
 impl TreePath {
-    /// Whether it can be sent.
+    /// Returns whether the path is short enough to be sent.
     pub fn fits(&self) -> bool {
         self.0.len() <= MAX_PATH
     }
 }
 
-/// Sends the bytes of a type as digits, and takes back at most so many.
+/// Implements the hexadecimal conversions of a type, with its maximum length in bytes.
 macro_rules! as_digits {
     ($($type:ident: $most:expr),+) => { $(
         impl From<$type> for String {
@@ -50,7 +52,7 @@ macro_rules! as_digits {
     )+ };
 }
 
-as_digits!(Name: MAX_NAME, TreePath: MAX_PATH, PathBytes: MAX_TEXT);
+as_digits!(SnapshotName: MAX_NAME, TreePath: MAX_PATH, PathBytes: MAX_TEXT);
 
 fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -1,5 +1,4 @@
-//! Paths in the status of a daemon: text for every reader, and bytes in addition when the path is
-//! not UTF-8.
+//! Paths in the status of a daemon: text, and additionally bytes if the path is not UTF-8.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -8,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{PathBytes, Status};
 
 impl Status {
-    /// The archive's path, or its address.
+    /// Returns the path or address of the archive.
     pub fn archive_path(&self) -> PathBuf {
         path(&self.archive, self.archive_hex.as_ref())
     }

@@ -1,29 +1,29 @@
-//! Tells whether an object of the archive still is what its file on the host is, without reading content.
+//! Compares an object of the archive with its host file, without reading content.
 
 use rustix::fs::Stat;
 
-use super::attributes::{self, Object};
+use super::attributes::{self, XattrObject};
 use super::host::device_number;
 use crate::error::{Result, Timestamp};
 use crate::fs::{Attributes, FileSystem, mode};
 
-/// What a copy would have to do.
+/// Update that a copy has to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
     None,
-    /// Owner, mode, times or attributes; the content stands.
+    /// Owner, mode, times or attributes differ; the content is unchanged.
     Metadata,
-    /// Another type, size, time of modification, target or device.
+    /// Type, size, modification time, link target or device number differs.
     Content,
 }
 
-/// Compares a file of the host with what the archive has. A file with the same size and the same time of modification to the nanosecond
-/// counts as unchanged. The access time does not count.
+/// Compares a host file with its copy in the archive. Equal size and equal modification time to the
+/// nanosecond count as unchanged content. The access time is ignored.
 pub(super) fn difference(
     fs: &FileSystem,
     existing: &Attributes,
     stat: &Stat,
-    object: &Object<'_>,
+    object: &XattrObject<'_>,
 ) -> Result<Difference> {
     let kind = stat.st_mode & mode::TYPE;
     if existing.mode & mode::TYPE != kind {
@@ -41,7 +41,7 @@ pub(super) fn difference(
     if content_differs {
         return Ok(Difference::Content);
     }
-    // A link has no mode of its own.
+    // A symbolic link has no mode.
     let same_mode = kind == mode::SYMLINK || (existing.mode ^ stat.st_mode) & mode::PERMISSIONS == 0;
     let same_owner = (existing.uid, existing.gid) == (stat.st_uid, stat.st_gid);
     if same_mode && same_owner && modified == existing.mtime && attributes::same(object, fs, existing.ino)? {

@@ -1,22 +1,22 @@
-//! Which names of a tree a copy leaves out, as a program decided.
+//! Exclude filter of a copy, provided by the caller.
 
 use std::fmt;
 use std::sync::Arc;
 
-type LeavesOut = dyn Fn(&[u8], bool) -> bool + Send + Sync;
+type ExcludePredicate = dyn Fn(&[u8], bool) -> bool + Send + Sync;
 
-/// Answers for a path below a source (without the source's own name and a leading slash) and whether it is a directory. A directory that is
-/// left out is left out with everything below it.
+/// Predicate on a path below a source (without the source's own name and a leading slash) and
+/// whether it is a directory. An excluded directory is excluded with all its descendants.
 #[derive(Clone, Default)]
-pub struct Filter(Option<Arc<LeavesOut>>);
+pub struct Filter(Option<Arc<ExcludePredicate>>);
 
 impl Filter {
-    pub fn new(leaves_out: impl Fn(&[u8], bool) -> bool + Send + Sync + 'static) -> Filter {
-        Filter(Some(Arc::new(leaves_out)))
+    pub fn new(excludes: impl Fn(&[u8], bool) -> bool + Send + Sync + 'static) -> Filter {
+        Filter(Some(Arc::new(excludes)))
     }
 
-    pub(super) fn leaves_out(&self, path: &[u8], is_directory: bool) -> bool {
-        self.0.as_ref().is_some_and(|leaves_out| leaves_out(path, is_directory))
+    pub(super) fn excludes(&self, path: &[u8], is_directory: bool) -> bool {
+        self.0.as_ref().is_some_and(|excludes| excludes(path, is_directory))
     }
 }
 

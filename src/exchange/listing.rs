@@ -1,4 +1,5 @@
-//! Walks a directory of an archive in batches, so that a listing of any length takes bounded memory.
+//! Lists a directory of an archive in batches, so that memory is bounded for a directory of any
+//! size.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -9,21 +10,22 @@ use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem};
 
-/// Entries fetched at once: enough to make the descent into the tree cheap, little enough to hold for every level of a deep tree.
+/// Entries per batch: large enough to amortize the descent into the tree, small enough to be held
+/// for every level of a deep tree.
 const BATCH: usize = 128;
 
-/// One entry with its attributes.
+/// Directory entry with the attributes of its object.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub name: Vec<u8>,
     pub attributes: Attributes,
 }
 
-/// The entries of one directory without `.` and `..`, in creation order. What is damaged of an entry is an error in its place; the others
-/// come all the same.
+/// Iterator over the entries of one directory without `.` and `..`, in creation order. A damaged
+/// entry is returned as an error; the others follow.
 ///
-/// Directories that were given out are remembered, 8 bytes each: two names of one directory agree with all that the tree says of it, and
-/// a few dozen levels of them would never be walked to the end.
+/// Returned directories are remembered, 8 bytes each: a hostile archive can have two names of one
+/// directory, and walking a few dozen nested levels of them would never end.
 pub struct Entries<'a> {
     fs: &'a FileSystem,
     directory: Ino,
@@ -67,7 +69,7 @@ impl<'a> Entries<'a> {
         };
         let attributes = match attributes {
             Some(attributes) => attributes,
-            // Says why.
+            // The lookup returns the error.
             None => self.fs.lookup(self.directory, &name).map_err(named)?,
         };
         if attributes.ino != ino {

@@ -1,4 +1,4 @@
-//! Finds objects of an archive by path, and shows names that may hold any byte.
+//! Resolves paths within an archive.
 
 use lockbox_terminal::display;
 
@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem};
 
-/// The object at `path`, taken from the root. Empty parts and `.` are skipped; `..` and symbolic links are not followed.
+/// Returns the object at `path`, relative to the root. Empty components and `.` are skipped; `..`
+/// and symbolic links are not followed.
 ///
 /// # Errors
 /// `NotFound`, `NotDirectory`, `Invalid` for a path with `..`.
@@ -21,23 +22,23 @@ pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
     Ok(at)
 }
 
-/// The object at a path that somebody gave, who is told when there is none.
-pub(super) fn resolve_given(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
+/// Resolves a path from the command line; a missing one is reported as `Invalid` with its name.
+pub(super) fn resolve_argument(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
     resolve(fs, path).map_err(|error| match error {
         Error::NotFound | Error::NotDirectory => Error::invalid(format!("the archive has no {}", display(path))),
         error => error,
     })
 }
 
-/// None for what is not there.
-pub(super) fn if_there<T>(found: Result<T>) -> Result<Option<T>> {
+/// Converts `NotFound` to `None`.
+pub(super) fn none_if_missing<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(Error::NotFound) => Ok(None),
         found => found.map(Some),
     }
 }
 
-/// The names of a path within the archive.
+/// Returns the components of a path within the archive.
 ///
 /// # Errors
 /// `Invalid` for a path with `..`.
@@ -49,15 +50,15 @@ pub fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     Ok(names)
 }
 
-/// The directory at `path`; what is missing of it is made with `make`.
-pub(super) fn resolve_or_make(
+/// Returns the directory at `path`; creates missing directories with `make`.
+pub(super) fn resolve_or_create(
     fs: &FileSystem,
     path: &[u8],
     mut make: impl FnMut(Ino, &[u8]) -> Result<Attributes>,
 ) -> Result<Ino> {
     let mut directory = ROOT_INO;
     for name in components(path)? {
-        let found = if_there(fs.lookup(directory, name))?.map_or_else(|| make(directory, name), Ok)?;
+        let found = none_if_missing(fs.lookup(directory, name))?.map_or_else(|| make(directory, name), Ok)?;
         if !found.is_directory() {
             return Err(Error::NotDirectory);
         }

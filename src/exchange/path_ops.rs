@@ -1,38 +1,41 @@
-//! Removes, makes and moves what an archive has, by path. Everything is checked before anything is changed, so what is refused leaves all as it was.
+//! Removes, creates and moves objects of an archive by path. All arguments are checked before the
+//! first change, so a refused command changes nothing.
 
 use std::collections::HashSet;
 
 use lockbox_terminal::display;
 
 use super::deletion::delete_tree;
-use super::path::{components, if_there, resolve, resolve_given, resolve_or_make};
+use super::path::{components, none_if_missing, resolve, resolve_argument, resolve_or_create};
 use crate::error::{Error, Refusal, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
 
-/// The mode of a directory that somebody asks for by its path.
+/// Mode of a directory that is created by path.
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// Where objects go that are moved or copied.
+/// Target of a move or copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Destination {
-    /// The path of a directory that is there.
+pub struct CopyDestination {
+    /// Path of an existing directory.
     pub directory: Vec<u8>,
-    /// What the one object is called in it; None for names of their own.
+    /// New name of a single object in it; `None` to keep the names.
     pub name: Option<Vec<u8>>,
 }
 
-impl Destination {
-    /// Into `target` when that is a directory; else one object gets that path. A symbolic link is no directory, wherever it points to.
+impl CopyDestination {
+    /// Interprets `target`: an existing directory takes the objects, otherwise it is the new path
+    /// of a single object. A symbolic link is not followed.
     ///
     /// # Errors
-    /// `Invalid` when several objects cannot go there, or there is no directory above it.
-    pub fn of(fs: &FileSystem, target: &[u8], several: bool) -> Result<Destination> {
+    /// `Invalid` when several objects cannot be placed there, or the parent directory does not
+    /// exist.
+    pub fn of(fs: &FileSystem, target: &[u8], several: bool) -> Result<CopyDestination> {
         let missing = |path: &[u8]| Error::invalid(format!("the archive has no {}", display(path)));
         let no_directory = |path: &[u8]| Error::invalid(format!("{} is no directory", display(path)));
-        match if_there(resolve(fs, target)) {
+        match none_if_missing(resolve(fs, target)) {
             Ok(Some(found)) if found.is_directory() => {
-                return Ok(Destination { directory: target.to_vec(), name: None });
+                return Ok(CopyDestination { directory: target.to_vec(), name: None });
             }
             Ok(Some(_)) if several || target.ends_with(b"/") => return Err(no_directory(target)),
             Ok(None) if several || target.ends_with(b"/") => return Err(missing(target)),
@@ -41,22 +44,22 @@ impl Destination {
             Err(error) => return Err(error),
         }
         let (directory, name) = parent_of(target)?;
-        match if_there(resolve(fs, &directory))? {
+        match none_if_missing(resolve(fs, &directory))? {
             None => Err(missing(&directory)),
             Some(found) if !found.is_directory() => Err(no_directory(&directory)),
-            Some(_) => Ok(Destination { directory, name: Some(name) }),
+            Some(_) => Ok(CopyDestination { directory, name: Some(name) }),
         }
     }
 }
 
-/// The path of the directory above, and the name in it.
+/// Splits a path into its parent directory and name.
 fn parent_of(path: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
     let mut names = components(path)?;
     let Some(name) = names.pop() else { return Err(Error::invalid("the root of an archive stays where it is")) };
     Ok((names.join(&b"/"[..]), name.to_vec()))
 }
 
-/// An object by the directory that has it.
+/// Object by parent directory and name.
 struct Named {
     parent: Ino,
     name: Vec<u8>,
@@ -66,19 +69,20 @@ struct Named {
 impl Named {
     fn at(fs: &FileSystem, path: &[u8]) -> Result<Named> {
         let (directory, name) = parent_of(path)?;
-        let attributes = resolve_given(fs, path)?;
+        let attributes = resolve_argument(fs, path)?;
         Ok(Named { parent: resolve(fs, &directory)?.ino, name, attributes })
     }
 }
 
-/// Removes each of the paths with everything below it; answers how many objects that was.
+/// Removes each of the paths recursively; returns the number of removed objects.
 ///
 /// # Errors
-/// `Invalid` for a path that is not there and for the root, with nothing removed. Another error comes in the middle.
+/// `Invalid` for a missing path and for the root, with nothing removed. Other errors leave the
+/// operation incomplete.
 pub fn remove(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<u64> {
     let doomed = paths.iter().map(|path| Named::at(fs, path)).collect::<Result<Vec<_>>>()?;
     doomed.iter().try_fold(0, |count, Named { parent, name, .. }| {
-        // One of the paths may lie below another one, or be it.
+        // One of the paths may be below another one, or equal to it.
         let found = match fs.lookup(*parent, name) {
             Err(Error::NotFound | Error::Stale) => return Ok(count),
             found => found?,
@@ -87,10 +91,11 @@ pub fn remove(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<u64> {
     })
 }
 
-/// Makes a directory at each of the paths; with `parents` what is missing above it too, and one that is there is as good.
+/// Creates a directory at each of the paths; with `parents` also missing parents, and existing
+/// directories are accepted.
 ///
 /// # Errors
-/// `Invalid` for what is in the way or missing. Directories that were made before stay.
+/// `Invalid` for existing objects and missing parents. Directories created before remain.
 pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creator: Creator) -> Result<()> {
     let mut make = |parent, name: &[u8]| fs.make_directory(parent, name, DIRECTORY_MODE, creator);
     paths.iter().try_for_each(|path| {
@@ -100,21 +105,22 @@ pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creat
             error => error,
         };
         if parents {
-            return resolve_or_make(fs, path, &mut make).map(drop).map_err(told);
+            return resolve_or_create(fs, path, &mut make).map(drop).map_err(told);
         }
-        // The root is there already.
+        // The root exists.
         let (above, name) = parent_of(path).map_err(|_| told(Error::Exists))?;
-        make(resolve_given(fs, &above)?.ino, &name).map(drop).map_err(told)
+        make(resolve_argument(fs, &above)?.ino, &name).map(drop).map_err(told)
     })
 }
 
-/// Gives each object of the paths its place at the destination.
+/// Moves each object to the destination.
 ///
 /// # Errors
-/// `Invalid` or `Refused`, with nothing moved, for a path that is not there, the root, a directory that would come to lie below itself, two objects of one
-/// name, and for what is in the way: anything, or with `replace` directories. Another error comes in the middle.
-pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &Destination, replace: bool) -> Result<()> {
-    let directory = resolve_given(fs, &to.directory)?.ino;
+/// `Invalid` or `Refused`, with nothing moved, for a missing path, the root, a directory into
+/// itself, two objects of one name, and an existing target (with `replace` only directories are
+/// refused). Other errors leave the operation incomplete.
+pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &CopyDestination, replace: bool) -> Result<()> {
+    let directory = resolve_argument(fs, &to.directory)?.ino;
     let mut names = HashSet::new();
     let mut moves = Vec::new();
     for path in paths {
@@ -126,7 +132,7 @@ pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &Destination, replace: boo
         if from.attributes.is_directory() {
             refuse_below(path, &to.directory)?;
         }
-        if let Some(existing) = if_there(fs.lookup(directory, &name))? {
+        if let Some(existing) = none_if_missing(fs.lookup(directory, &name))? {
             if existing.ino == from.attributes.ino {
                 return Err(Error::invalid(format!("{} is that already", display(path))));
             }
@@ -138,7 +144,8 @@ pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &Destination, replace: boo
     moves.iter().try_for_each(|(from, name)| fs.rename(from.parent, &from.name, directory, name, mode))
 }
 
-/// Links do not lead anywhere here, and directories have one name: paths tell it all.
+/// Refuses a directory into itself. Links are not followed and directories have one name, so paths
+/// are sufficient.
 pub(super) fn refuse_below(path: &[u8], directory: &[u8]) -> Result<()> {
     match components(directory)?.starts_with(&components(path)?) {
         true => Err(Error::invalid(format!("{} would come to lie below itself", display(path)))),

@@ -1,4 +1,5 @@
-//! Walks trees of any depth, of the host, of an archive and of what is left of one: depth first, each directory left after what is in it.
+//! Depth-first walk over trees of any depth: of the host, of an archive, or of the remains of a
+//! damaged one.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -10,24 +11,24 @@ use crate::error::Result;
 use crate::format::Ino;
 use crate::fs::FileSystem;
 
-/// The directories from the top of a tree to where a walk is. The path of what it is at belongs to the one who walks, for whom it names things
-/// in messages: each step puts it right.
+/// Stack of directories from the top of a tree to the current position. The caller owns the path of
+/// the current entry, which it uses in messages; each step updates it.
 pub(crate) struct Walk<S, T>(Vec<Directory<S, T>>);
 
-/// A directory that is being walked.
+/// Directory on the stack.
 pub(crate) struct Directory<S, T> {
-    /// What lists its entries.
+    /// Iterator over its entries.
     pub(crate) entries: S,
-    /// What the walk needs of it besides.
+    /// Caller's state of the directory.
     pub(crate) kept: T,
     path_length: usize,
 }
 
-/// What a walk comes to next.
+/// Next position of a walk.
 pub(crate) enum Step<'w, E, S, T> {
-    /// An object, and the directory that it is in.
+    /// An object, and its directory.
     Entry(E, &'w Directory<S, T>),
-    /// The directory that was the innermost, when it has no more entries.
+    /// The innermost directory, after its last entry.
     Leave(Directory<S, T>),
 }
 
@@ -36,18 +37,19 @@ impl<S, T> Walk<S, T> {
         Walk(Vec::new())
     }
 
-    /// Goes on in the directory at `path`.
+    /// Pushes the directory at `path`.
     pub(crate) fn enter(&mut self, path: &[u8], entries: S, kept: T) {
         self.0.push(Directory { entries, kept, path_length: path.len() });
     }
 
-    /// How many directories are open within each other.
+    /// Returns the number of directories on the stack.
     pub(crate) fn depth(&self) -> usize {
         self.0.len()
     }
 
-    /// The next entry of the innermost directory as `next` lists it, with its name; None at the end of the walk. The path is that of the
-    /// entry then, or that of the directory when it is left and when its listing fails.
+    /// Returns the next entry of the innermost directory, as `next` lists it, with its name; `None`
+    /// at the end of the walk. Sets the path to that of the entry, or of the directory when it is
+    /// left or its listing fails.
     pub(crate) fn step<E>(
         &mut self,
         path: &mut Vec<u8>,
@@ -66,7 +68,8 @@ impl<S, T> Walk<S, T> {
         }))
     }
 
-    /// Ends the walk where it is: the innermost directory first, each with `path` as its own.
+    /// Ends the walk early: calls `each` with every directory on the stack, innermost first, with
+    /// `path` set to its path.
     pub(crate) fn abandon(self, path: &mut Vec<u8>, mut each: impl FnMut(&[u8], Directory<S, T>)) {
         for directory in self.0.into_iter().rev() {
             path.truncate(directory.path_length);
@@ -75,12 +78,12 @@ impl<S, T> Walk<S, T> {
     }
 }
 
-/// The names in a directory of the host, and the directory itself: what is done with a name is done by its descriptor.
-pub(crate) struct Names(Dir);
+/// Entries of a host directory, and its descriptor for operations on them.
+pub(crate) struct HostEntries(Dir);
 
-impl Names {
-    pub(crate) fn of(directory: OwnedFd) -> Result<Names> {
-        Dir::new(directory).map(Names).map_err(host_error("cannot read the directory"))
+impl HostEntries {
+    pub(crate) fn of(directory: OwnedFd) -> Result<HostEntries> {
+        Dir::new(directory).map(HostEntries).map_err(host_error("cannot read the directory"))
     }
 
     pub(crate) fn descriptor(&self) -> Result<BorrowedFd<'_>> {
@@ -88,10 +91,10 @@ impl Names {
     }
 }
 
-impl Iterator for Names {
+impl Iterator for HostEntries {
     type Item = Result<DirEntry>;
 
-    /// An error ends the list.
+    /// An error ends the iteration.
     fn next(&mut self) -> Option<Result<DirEntry>> {
         loop {
             match self.0.read()? {
@@ -103,11 +106,11 @@ impl Iterator for Names {
     }
 }
 
-/// A walk of an archive.
+/// Walk of an archive.
 pub(crate) type Tree<'a, T> = Walk<Entries<'a>, T>;
 
 impl<'a, T> Tree<'a, T> {
-    /// A walk of what is below the directory `ino` at `path`.
+    /// Starts a walk below the directory `ino` at `path`.
     pub(crate) fn below(fs: &'a FileSystem, path: &[u8], ino: Ino, kept: T) -> Result<Tree<'a, T>> {
         let mut tree = Walk::new();
         tree.descend(fs, path, ino, kept)?;
@@ -124,7 +127,7 @@ impl<'a, T> Tree<'a, T> {
     }
 }
 
-/// Lengthens a path by a name.
+/// Appends a name to a path.
 pub(crate) fn join(path: &mut Vec<u8>, name: &[u8]) {
     if !path.is_empty() {
         path.push(b'/');

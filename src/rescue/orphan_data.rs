@@ -1,17 +1,19 @@
-//! What is left of files that no inode record describes: their pages say themselves to which bytes of which inode they belong.
+//! Files without a surviving inode record: their data pages name the inode and offset of their
+//! bytes.
 //!
-//! Nothing tells which of these pages belonged together, or how long the file was. So what is made of them is partial, whatever it holds.
+//! It is unknown which of these pages belong to one version, or how long the file was. The result
+//! is therefore always reported as partial.
 
 use std::collections::HashMap;
 
-use super::index::Piece;
+use super::index::DataPiece;
 use super::walk::Walk;
 use super::{RescueProgress, RescueState, UNNAMED, write};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 
 impl Walk<'_> {
-    /// Inodes of which only pages of data are left, with a name or without.
+    /// Writes inodes of which only data pages survived, with or without a name.
     pub(super) fn undescribed(&mut self) -> Result<()> {
         let mut left = std::mem::take(&mut self.undescribed);
         let mut unnamed = Vec::new();
@@ -19,7 +21,8 @@ impl Walk<'_> {
             unnamed.push(ino);
         }
         for ino in unnamed {
-            // A leaf that covers it and does not have it says that it was deleted, unless the leaf is from before it was made.
+            // A leaf that covers the inode without having it proves a deletion, unless the leaf is
+            // older than the inode.
             let deleted = match self.index.versions(Ino(ino)).first().map(|version| version.generation) {
                 Some(generation) => !self.index.existed_after(Ino(ino), generation)?,
                 None => false,
@@ -52,10 +55,10 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Answers how many were written: none when that is not wanted.
-    fn write_pieces(&mut self, ino: Ino, pieces: &[Piece]) -> Result<Option<u64>> {
+    /// Returns the number of pieces written; none without the option `partial`.
+    fn write_pieces(&mut self, ino: Ino, pieces: &[DataPiece]) -> Result<Option<u64>> {
         let Some(mut special) = self.partial.take() else { return Ok(None) };
-        let opened = if pieces.is_empty() { Ok(()) } else { self.open_special(&mut special) };
+        let opened = if pieces.is_empty() { Ok(()) } else { self.open_lost_found(&mut special) };
         let written = opened.and_then(|()| match &special.host {
             Some(host) => write::pieces(pieces, self.pager, self.stage, host, ino.0.to_string().as_bytes()),
             None => Ok(0),

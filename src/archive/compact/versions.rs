@@ -1,4 +1,5 @@
-//! The moments of an archive, the oldest first: what each snapshot shows, then the live tree; and what each has that the one before has not.
+//! All versions in an archive, oldest first: the snapshots, then the live tree; with the
+//! differences between neighbours.
 
 use lockbox_terminal::display;
 
@@ -7,53 +8,54 @@ use crate::format::values::SnapshotValue;
 use crate::format::{Generation, Key, kind};
 use crate::txn::{Difference, Differing, Reading, View, Volume};
 
-/// Records handed out at once; their values are 3,500 bytes at most.
+/// Records per batch; their values are at most 3,500 bytes long.
 const BATCH: usize = 512;
 
-/// All moments that can be read.
-pub(super) struct Moments<'v> {
+/// All readable versions.
+pub(super) struct ArchiveVersions<'v> {
     volume: &'v Volume,
     kept: Vec<(u64, SnapshotValue)>,
 }
 
-/// One of them beside the one before it; nothing comes before the first.
-pub(super) struct Step<'v> {
+/// One version with its predecessor; the first has none.
+pub(super) struct VersionStep<'v> {
     older: Option<Reading<'v>>,
     newer: Reading<'v>,
     kept: Option<SnapshotValue>,
-    /// Of the commit whose tree it is.
+    /// Generation of the commit with this tree.
     generation: Generation,
 }
 
-/// A walk over the records that differ in a step.
-pub(super) struct Walk<'s> {
+/// Iterator over the differing records of a step.
+pub(super) struct DifferenceWalk<'s> {
     differing: Differing<'s>,
     batch: std::vec::IntoIter<Difference>,
 }
 
-impl<'v> Moments<'v> {
-    pub(super) fn of(volume: &'v Volume) -> Result<Moments<'v>> {
-        Ok(Moments { volume, kept: volume.readable_snapshots()? })
+impl<'v> ArchiveVersions<'v> {
+    pub(super) fn of(volume: &'v Volume) -> Result<ArchiveVersions<'v>> {
+        Ok(ArchiveVersions { volume, kept: volume.readable_snapshots()? })
     }
 
     pub(super) fn count(&self) -> usize {
         self.kept.len() + 1
     }
 
-    /// Whether the snapshots of both are called the same, and are of the same times. What they show is for others to compare.
-    pub(super) fn are_named_as(&self, other: &Moments<'_>) -> bool {
+    /// Returns whether the snapshots of both have equal names and times. Their content is not
+    /// compared.
+    pub(super) fn are_named_as(&self, other: &ArchiveVersions<'_>) -> bool {
         let named = |(_, kept): &(u64, SnapshotValue)| (kept.name.clone(), kept.time);
         self.kept.iter().map(named).eq(other.kept.iter().map(named))
     }
 
-    /// The step to the moment of this number.
-    pub(super) fn step(&self, number: usize) -> Result<Step<'v>> {
+    /// Returns the step to the version with this index.
+    pub(super) fn step(&self, number: usize) -> Result<VersionStep<'v>> {
         let reading = |number: usize| match self.kept.get(number) {
             Some((id, _)) => Reading::of_snapshot(self.volume, *id),
             None => Ok(Reading::of(self.volume, self.volume.state())),
         };
         let kept = self.kept.get(number).map(|(_, kept)| kept.clone());
-        Ok(Step {
+        Ok(VersionStep {
             older: number.checked_sub(1).map(reading).transpose()?,
             newer: reading(number)?,
             generation: kept.as_ref().map_or_else(|| self.volume.durable().generation, |kept| kept.generation),
@@ -62,8 +64,8 @@ impl<'v> Moments<'v> {
     }
 }
 
-impl Step<'_> {
-    /// None of the live tree.
+impl VersionStep<'_> {
+    /// Returns the snapshot; `None` for the live tree.
     pub(super) fn kept(&self) -> Option<&SnapshotValue> {
         self.kept.as_ref()
     }
@@ -80,12 +82,12 @@ impl Step<'_> {
         self.newer.view()
     }
 
-    pub(super) fn walk(&self) -> Walk<'_> {
+    pub(super) fn walk(&self) -> DifferenceWalk<'_> {
         let differing = self.newer().differences_since(self.older().as_ref());
-        Walk { differing, batch: Vec::new().into_iter() }
+        DifferenceWalk { differing, batch: Vec::new().into_iter() }
     }
 
-    /// The error of work on this step; damage is told with the snapshot, since who removes that is rid of it.
+    /// Adds the snapshot's name to a damage error, because removing that snapshot is the remedy.
     pub(super) fn named(&self, error: Error) -> Error {
         match (error, &self.kept) {
             (Error::Damaged(reason), Some(kept)) => {
@@ -96,8 +98,8 @@ impl Step<'_> {
     }
 }
 
-impl Walk<'_> {
-    /// The next differences; empty at the end.
+impl DifferenceWalk<'_> {
+    /// Returns the next differences; empty at the end.
     pub(super) fn batch(&mut self) -> Result<Vec<Difference>> {
         loop {
             let mut batch = self.differing.batch(BATCH)?;
@@ -109,7 +111,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The next one that `wanted` says yes to; None at the end. Not to be mixed with batches.
+    /// Returns the next difference that `wanted` accepts; `None` at the end. Must not be mixed with
+    /// [`Self::batch`].
     pub(super) fn next(&mut self, mut wanted: impl FnMut(&Difference) -> Result<bool>) -> Result<Option<Difference>> {
         loop {
             for difference in self.batch.by_ref() {
@@ -125,7 +128,8 @@ impl Walk<'_> {
     }
 }
 
-/// No object has the number 0: what is there beside orphans and trims is a stray (specification 6.2).
+/// Returns whether records with this key are copied. Object number 0 does not exist; its records
+/// other than orphans and trims are stray (specification 6.2).
 fn is_carried(key: Key) -> bool {
     key.object != 0 || matches!(key.kind, kind::ORPHAN | kind::TRIM)
 }

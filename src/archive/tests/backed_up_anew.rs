@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::{Archive, Destination};
+use super::super::{Archive, BackupDestination};
 use super::backups::{OnHost, on};
 use super::sample::{expected, put};
 use crate::error::{Error, Refusal};
@@ -39,7 +39,7 @@ fn a_backup_from_before_the_history_is_made_anew() {
     {
         let backed = Archive::open_for_backup(&host.path("a.lbx"), &host.key, &host.seen).unwrap();
         let moment = backed.backups().pin().unwrap();
-        let destination = Destination::open(&path, true).unwrap();
+        let destination = BackupDestination::open(&path, true).unwrap();
         let there: Arc<dyn Storage> = destination.existing().unwrap().clone();
         assert_eq!(moment.bring_up_to_date(&there, &mut on).unwrap(), None);
     }
@@ -48,7 +48,7 @@ fn a_backup_from_before_the_history_is_made_anew() {
     std::fs::hard_link(&path, &link).unwrap();
     let count = || std::fs::read_dir(path.parent().unwrap()).unwrap().count();
     let names = count();
-    let refused = Destination::open(&path, true).unwrap().beside().map(drop);
+    let refused = BackupDestination::open(&path, true).unwrap().beside().map(drop);
     let why = |refused| match refused {
         Err(Error::Refused(Refusal::Destination { why })) => why,
         other => panic!("{other:?}"),
@@ -56,7 +56,7 @@ fn a_backup_from_before_the_history_is_made_anew() {
     assert!(why(refused).contains("several names (hard links)"));
     // Somebody gives it another name meanwhile.
     std::fs::remove_file(&link).unwrap();
-    let destination = Destination::open(&path, true).unwrap();
+    let destination = BackupDestination::open(&path, true).unwrap();
     let beside = destination.beside().unwrap();
     std::fs::hard_link(&path, &link).unwrap();
     assert!(why(destination.take(beside)).contains("several names (hard links)"));

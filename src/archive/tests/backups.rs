@@ -5,7 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::super::{
-    Archive, BackedUp, BackupSource, BackupStep, Backups, CompactOptions, CreateOptions, Destination, OpenOptions,
+    Archive, BackupDestination, BackupReport, BackupSource, BackupStep, Backups, CompactOptions, CreateOptions,
+    OpenOptions,
 };
 use super::sample::{Expected, expected, fresh, open_on, put};
 use super::snapshots::change;
@@ -34,7 +35,7 @@ pub(super) fn filled(source: &BackupSource) -> Arc<MemoryStorage> {
     file
 }
 
-fn next(source: &BackupSource, file: &Arc<MemoryStorage>) -> Result<Option<BackedUp>> {
+fn next(source: &BackupSource, file: &Arc<MemoryStorage>) -> Result<Option<BackupReport>> {
     source.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut on)
 }
 
@@ -155,7 +156,7 @@ fn the_nodes_of_a_backup_elsewhere_are_named_before_they_are_read() {
     fs.close().unwrap();
 }
 
-fn refused(result: Result<Option<BackedUp>>) -> &'static str {
+fn refused(result: Result<Option<BackupReport>>) -> &'static str {
     match result {
         Err(Error::Refused(Refusal::Destination { why })) => why,
         other => panic!("{other:?}"),
@@ -407,7 +408,7 @@ impl OnHost {
     pub(super) fn back_up(&self) -> Expected {
         let backed = Archive::open_for_backup(&self.path("a.lbx"), &self.key, &self.seen).unwrap();
         let moment = backed.backups().pin().unwrap();
-        let destination = Destination::open(&self.path("backup.lbx"), true).unwrap();
+        let destination = BackupDestination::open(&self.path("backup.lbx"), true).unwrap();
         let updated = match destination.existing() {
             Some(file) => moment.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap().is_some(),
             None => false,
@@ -488,7 +489,7 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     let key = keys::unlock(&path, &passphrase).unwrap();
     let seen = SeenOptions { directory: Some(directory.path().join("seen")), ..SeenOptions::default() };
     let backed = Archive::open_for_backup(&path, &key, &seen).unwrap();
-    let destination = Destination::open(&copy, true).unwrap();
+    let destination = BackupDestination::open(&copy, true).unwrap();
     let beside = destination.beside().unwrap();
     let file: Arc<dyn Storage> = beside.file();
     let moment = backed.backups().pin().unwrap();

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::super::compact::compare::compare;
-use super::super::compact::names::Names;
+use super::super::compact::names::NameRehash;
 use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CompactReport, KeepKeys};
 use super::key_changes::Case;
@@ -357,7 +357,7 @@ fn take(fs: &FileSystem, name: &[u8], seconds: i64) {
 
 #[test]
 fn a_comparison_finds_whatever_is_another_in_any_moment() {
-    let same = Names::new(&name_key(&key(), &ARCHIVE), &name_key(&key(), &ARCHIVE));
+    let same = NameRehash::new(&name_key(&key(), &ARCHIVE), &name_key(&key(), &ARCHIVE));
     let one = history(Other::Nothing);
     let compared = |other: &FileSystem| compare(&one.volume, &other.volume, &same, &mut |_| Ok(()));
     compared(&history(Other::Nothing)).unwrap();

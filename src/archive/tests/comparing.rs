@@ -9,7 +9,7 @@ use super::sample::{OWNER, fresh, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::env::{SeededEnvironment, seeds};
 use crate::error::Error;
-use crate::exchange::{DifferingKind, Entries, compare};
+use crate::exchange::{Entries, PathChangeKind, compare};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 use crate::keys;
@@ -19,12 +19,12 @@ fn short(older: &FileSystem, newer: &FileSystem) -> String {
     let text = |path: Vec<u8>| String::from_utf8(path).unwrap();
     let told = compare(older, newer, &mut |_| Ok(())).unwrap().into_iter().map(|one| {
         let letters = match one.kind {
-            DifferingKind::Added => "A",
-            DifferingKind::Removed => "D",
-            DifferingKind::Changed => "M",
-            DifferingKind::TypeChanged => "T",
-            DifferingKind::Renamed { changed: false } => "R",
-            DifferingKind::Renamed { changed: true } => "RM",
+            PathChangeKind::Added => "A",
+            PathChangeKind::Removed => "D",
+            PathChangeKind::Changed => "M",
+            PathChangeKind::TypeChanged => "T",
+            PathChangeKind::Renamed { changed: false } => "R",
+            PathChangeKind::Renamed { changed: true } => "RM",
         };
         let from = one.from.map_or_else(String::new, |from| format!("{} -> ", text(from)));
         format!("{letters} {from}{}", text(one.path))
@@ -178,14 +178,14 @@ fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &D
     let told = compare(older, newer, &mut |_| Ok(())).unwrap();
     let what = format!("{what}: {}", short(older, newer));
     assert!(told.is_sorted_by(|a, b| a < b), "{what}");
-    let of = |kind: DifferingKind| -> BTreeSet<&[u8]> {
+    let of = |kind: PathChangeKind| -> BTreeSet<&[u8]> {
         told.iter().filter(|one| one.kind == kind).map(|one| &one.path[..]).collect()
     };
-    let (removed, added) = (of(DifferingKind::Removed), of(DifferingKind::Added));
-    let (changed, of_other_type) = (of(DifferingKind::Changed), of(DifferingKind::TypeChanged));
+    let (removed, added) = (of(PathChangeKind::Removed), of(PathChangeKind::Added));
+    let (changed, of_other_type) = (of(PathChangeKind::Changed), of(PathChangeKind::TypeChanged));
     let mut renames: BTreeMap<&[u8], &[u8]> = BTreeMap::new();
     for one in &told {
-        let is_renamed = matches!(one.kind, DifferingKind::Renamed { .. });
+        let is_renamed = matches!(one.kind, PathChangeKind::Renamed { .. });
         assert_eq!(one.from.is_some(), is_renamed, "{what}");
         if let Some(from) = &one.from {
             assert!(renames.insert(from, &one.path).is_none(), "twice: {what}");
@@ -205,7 +205,7 @@ fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &D
     // What is still there is told exactly when it differs, once, and with the rename when it has one.
     for (path, from) in &led_to {
         let ((_, kind, before), (_, new_kind, after)) = (&old[*from], &new[path]);
-        let rename = renames.get(&from[..]).map(|_| of(DifferingKind::Renamed { changed: true }).contains(&path[..]));
+        let rename = renames.get(&from[..]).map(|_| of(PathChangeKind::Renamed { changed: true }).contains(&path[..]));
         let tells = (changed.contains(&path[..]), of_other_type.contains(&path[..]), rename.unwrap_or(false));
         let differs = before != after && kind == new_kind;
         let expected = (differs && rename.is_none(), kind != new_kind, differs && rename.is_some());
@@ -529,8 +529,8 @@ fn moments_of_two_archives_are_not_compared() {
             archive
         })
         .collect();
-    let moment = archives[0].moment(b"s").unwrap();
+    let moment = archives[0].snapshot_view(b"s").unwrap();
     assert!(compare(&moment, archives[1].file_system(), &mut |_| Ok(())).is_err());
     assert_eq!(compare(&moment, archives[0].file_system(), &mut |_| Ok(())).unwrap(), []);
-    assert!(archives[0].moment(b"t").is_err());
+    assert!(archives[0].snapshot_view(b"t").is_err());
 }

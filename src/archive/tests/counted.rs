@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::sample::{create_on, header_bytes, noise};
 use crate::exchange::{
-    Amount, ExtractOptions, Filter, ImportOptions, Progress, count_sources, count_stored, export_tar, extract, import,
-    plan_mirror,
+    ExtractOptions, FileTotals, Filter, ImportOptions, Progress, count_archive_files, count_host_files, export_tar,
+    extract, import, plan_mirror,
 };
 use crate::fs::{Creator, FileSystem};
 use crate::storage::MemoryStorage;
 
 /// Without what the filter leaves out: two small files, one with holes, one with two names, and one in another directory.
-const WHOLE: Amount = Amount { files: 5, bytes: 12_000 + 7 + HOLES + LARGE + 5 };
+const WHOLE: FileTotals = FileTotals { files: 5, bytes: 12_000 + 7 + HOLES + LARGE + 5 };
 const HOLES: u64 = 8 << 20;
 const LARGE: u64 = 3 << 20;
 
@@ -42,9 +42,9 @@ fn tree(host: &Path) -> PathBuf {
 }
 
 /// Notes how far a copy is, which never is less than before, nor more than there is.
-fn watched(most: Amount, last: &mut Amount) -> impl FnMut(&Progress<'_>) {
+fn watched(most: FileTotals, last: &mut FileTotals) -> impl FnMut(&Progress<'_>) {
     move |progress| {
-        let Amount { files, bytes } = progress.passed;
+        let FileTotals { files, bytes } = progress.passed;
         assert!(last.files <= files && files <= most.files, "{files} of {most:?}");
         assert!(last.bytes <= bytes && bytes <= most.bytes, "{bytes} of {most:?}");
         *last = progress.passed;
@@ -52,9 +52,9 @@ fn watched(most: Amount, last: &mut Amount) -> impl FnMut(&Progress<'_>) {
 }
 
 /// What was copied in, as the copy tells before the last object, which is no file.
-fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> Amount {
-    let most = count_sources(sources, options, &|| true).unwrap();
-    let mut last = Amount::default();
+fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> FileTotals {
+    let most = count_host_files(sources, options, &|| true).unwrap();
+    let mut last = FileTotals::default();
     let mut watch = watched(most, &mut last);
     import(fs, None, sources, options, &mut |progress| {
         watch(progress);
@@ -80,23 +80,23 @@ fn a_copy_passes_what_was_counted() {
     std::fs::write(sources[0].join("seven"), "8 by now").unwrap();
     let mut mirror = ImportOptions { filter: Filter::default(), ..options() };
     mirror.mirror = Some(plan_mirror(&fs, &sources, &mirror, None).unwrap());
-    let all = Amount { files: WHOLE.files + 2, bytes: WHOLE.bytes + 1 + 1000 };
+    let all = FileTotals { files: WHOLE.files + 2, bytes: WHOLE.bytes + 1 + 1000 };
     assert_eq!(imported(&fs, &sources, &mirror), all);
 
-    let stored = |paths: &[Vec<u8>], filter: &Filter| count_stored(&fs, paths, filter, &|| true).unwrap();
+    let stored = |paths: &[Vec<u8>], filter: &Filter| count_archive_files(&fs, paths, filter, &|| true).unwrap();
     for (paths, filter, most) in [
         (vec![], Filter::default(), all),
-        (vec![], options().filter, Amount { bytes: WHOLE.bytes + 1, ..WHOLE }),
+        (vec![], options().filter, FileTotals { bytes: WHOLE.bytes + 1, ..WHOLE }),
         (vec![b"top".to_vec(), b"z-end".to_vec()], Filter::default(), all),
-        (vec![b"top/below".to_vec(), b"z-end".to_vec()], options().filter, Amount { files: 2, bytes: LARGE + 5 }),
+        (vec![b"top/below".to_vec(), b"z-end".to_vec()], options().filter, FileTotals { files: 2, bytes: LARGE + 5 }),
     ] {
         assert_eq!(stored(&paths, &filter), most);
-        let mut last = Amount::default();
+        let mut last = FileTotals::default();
         export_tar(&fs, &paths, &filter, &mut std::io::sink(), &mut watched(most, &mut last)).unwrap();
         assert_eq!(last, most);
         let to = tempfile::tempdir().unwrap();
         let extracting = ExtractOptions { to: to.path().into(), name: None, replace: false, filter, privileges: false };
-        let mut last = Amount::default();
+        let mut last = FileTotals::default();
         let mut watch = watched(most, &mut last);
         extract(&fs, &paths, &extracting, &mut |progress| {
             watch(progress);
@@ -112,15 +112,21 @@ fn a_copy_passes_what_was_counted() {
 fn a_count_ends_when_nobody_wants_it_and_in_a_tree_that_is_too_deep_for_it() {
     let host = tempfile::tempdir().unwrap();
     let top = tree(host.path());
-    assert_eq!(count_sources(std::slice::from_ref(&top), &options(), &|| false), None);
+    assert_eq!(count_host_files(std::slice::from_ref(&top), &options(), &|| false), None);
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
-    assert_eq!(count_stored(&fs, &[], &Filter::default(), &|| false), None);
+    assert_eq!(count_archive_files(&fs, &[], &Filter::default(), &|| false), None);
     // What is not there is missing of the sum alone.
     let missing = host.path().join("missing");
-    assert_eq!(count_sources(&[missing, top.join("seven")], &options(), &|| true), Some(Amount { files: 1, bytes: 7 }));
-    assert_eq!(count_stored(&fs, &[b"missing".to_vec()], &Filter::default(), &|| true), Some(Amount::default()));
+    assert_eq!(
+        count_host_files(&[missing, top.join("seven")], &options(), &|| true),
+        Some(FileTotals { files: 1, bytes: 7 })
+    );
+    assert_eq!(
+        count_archive_files(&fs, &[b"missing".to_vec()], &Filter::default(), &|| true),
+        Some(FileTotals::default())
+    );
     let deep = (0..150).fold(host.path().join("deep"), |path, _| path.join("d"));
     std::fs::create_dir_all(&deep).unwrap();
-    assert_eq!(count_sources(&[host.path().join("deep")], &options(), &|| true), None);
+    assert_eq!(count_host_files(&[host.path().join("deep")], &options(), &|| true), None);
 }

@@ -15,7 +15,7 @@ use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, 
 use crate::fs::{RenameMode, mode};
 use crate::pager::Pager;
 use crate::rescue::scan::{open_found, scan};
-use crate::rescue::{Later, RescueOptions, RescueProgress, RescueState, rescue_from};
+use crate::rescue::{LaterCommits, RescueOptions, RescueProgress, RescueState, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
 const B: usize = BLOCK as usize;
@@ -38,7 +38,7 @@ struct Outcome {
     /// Of them whole, but told to be older than the newest, or perhaps.
     doubted: usize,
     newest: Generation,
-    later: Later,
+    later: LaterCommits,
     complete: bool,
 }
 
@@ -105,7 +105,7 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
         }
         assert_eq!(count_below(&to), state.len(), "{what}: complete, and more than that");
     }
-    if outcome.later == Later::Never {
+    if outcome.later == LaterCommits::Never {
         assert_eq!(sample.at(report.newest), sample.newest(), "{what}: newer commits are denied");
     }
     outcome
@@ -389,7 +389,7 @@ fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Optio
     let options = RescueOptions { to: target.path().join("to"), partial, privileges: false, snapshot: None };
     let mut told = Told::new();
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
-    let item = &mut |item: &crate::rescue::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
         told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
         Ok(())
     };
@@ -505,7 +505,7 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
         let newest = nodes.iter().map(|(_, _, _, generation, _)| *generation).max().unwrap();
         let undamaged = rescue(&sample, sample.bytes.clone(), "nothing");
         assert!(undamaged.complete && undamaged.doubted == 0);
-        assert_eq!(undamaged.later, if commits > RING_SLOTS { Later::Never } else { Later::Possible });
+        assert_eq!(undamaged.later, if commits > RING_SLOTS { LaterCommits::Never } else { LaterCommits::Possible });
         for (run, level, _, generation, _) in &nodes {
             let mut bytes = sample.bytes.clone();
             zero(&mut bytes, *run);
@@ -534,7 +534,7 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
                 }
             }
             let outcome = rescue(&sample, bytes, &format!("{commits} commits, nothing of generation {from} and later"));
-            assert!(outcome.newest.0 < from && outcome.later != Later::Never);
+            assert!(outcome.newest.0 < from && outcome.later != LaterCommits::Never);
             traceless += usize::from(outcome.complete);
             trials += 1;
         }

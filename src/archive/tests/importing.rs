@@ -11,7 +11,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::sample::{create_on, header_bytes, noise, open_on};
 use crate::error::{Error, Result};
 use crate::exchange::{
-    Cause, Destination, Entries, Filter, ImportOptions, Problem, Top, Unlike, compare_trees, copy, import,
+    CopyDestination, DiffRoot, Entries, Filter, ImportOptions, Problem, ProblemCause, TreeDifference, compare_trees,
+    copy, import,
 };
 use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem, MAX_SMALL_FILE};
@@ -167,7 +168,7 @@ fn a_copy_that_is_ended_keeps_the_paths_before_and_takes_back_the_one_on_its_way
         let fs = create_on(SimulatedStorage::from_contents(&header_bytes()), 1);
         import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
         let paths = [b"top/0".to_vec(), b"top/1".to_vec()];
-        let to = Destination::of(&fs, b"/", true).unwrap();
+        let to = CopyDestination::of(&fs, b"/", true).unwrap();
         let ended = copy(&fs, &paths, &to, false, &mut ending(end));
         assert!(matches!(ended, Err(Error::Interrupted(2))), "{end}: {ended:?}");
         kept.push(
@@ -216,12 +217,13 @@ fn content_that_a_file_does_not_state_is_copied() {
     assert_eq!(compared(&fs, b"version", "/proc/kallsyms").len(), 1);
 }
 
-fn compared(fs: &FileSystem, path: &[u8], host: &str) -> Vec<Unlike> {
+fn compared(fs: &FileSystem, path: &[u8], host: &str) -> Vec<TreeDifference> {
     let mut found = Vec::new();
-    let problems = compare_trees(Top::Archive(fs, path), Top::Host(Path::new(host)), false, &mut |_, unlike| {
-        found.push(unlike);
-        ControlFlow::Continue(())
-    });
+    let problems =
+        compare_trees(DiffRoot::Archive(fs, path), DiffRoot::Host(Path::new(host)), false, &mut |_, unlike| {
+            found.push(unlike);
+            ControlFlow::Continue(())
+        });
     assert!(problems.unwrap().is_empty());
     found
 }
@@ -234,7 +236,7 @@ fn less_content_than_a_file_states_is_copied_and_reported() {
     assert!(std::fs::metadata(path).unwrap().len() > content.len() as u64);
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     let report = import(&fs, None, &[path.into()], &options(), &mut |_| Ok(())).unwrap();
-    assert!(matches!(&report.problems[..], [Problem { cause: Cause::Changed, .. }]), "{:?}", report.problems);
+    assert!(matches!(&report.problems[..], [Problem { cause: ProblemCause::Changed, .. }]), "{:?}", report.problems);
     let file = fs.lookup(ROOT_INO, b"possible").unwrap();
     assert_eq!(fs.read(file.ino, 0, 1 << 20).unwrap(), content);
 }

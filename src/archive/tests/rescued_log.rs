@@ -67,7 +67,7 @@ fn rescue(bytes: Vec<u8>, want: &Expected, what: &str) -> (RescueReport, u64) {
     let environment = Arc::new(SeededEnvironment::new(4));
     let cipher = PageCipher::new(&key(), ARCHIVE, true, environment.clone());
     let mut doubted = 0;
-    let item = &mut |item: &crate::rescue::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
         assert_eq!(item.state, RescueState::Whole, "{what}: {}", item.reason);
         doubted += u64::from(item.older || item.unproved);
         Ok(())

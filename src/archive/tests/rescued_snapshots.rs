@@ -85,7 +85,7 @@ fn rescue(bytes: Vec<u8>, snapshot: Option<&str>) -> Result<(RescueReport, Vec<T
     let snapshot = snapshot.map(|name| name.as_bytes().to_vec());
     let options = RescueOptions { to: to.clone(), partial: false, privileges: false, snapshot };
     let mut told = Vec::new();
-    let item = &mut |item: &crate::rescue::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
         told.push(Told { state: item.state, path: item.path.to_vec(), doubted: item.older || item.unproved });
         Ok(())
     };

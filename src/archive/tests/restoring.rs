@@ -12,7 +12,7 @@ use super::snapshot_faults::{is_full_host, plans, stride};
 use super::{ARCHIVE, key};
 use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Result};
-use crate::exchange::{Alone, Entries, Names, Restore, RestoreReport, compare, resolve};
+use crate::exchange::{Entries, LiveNamespace, OfflineNamespace, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
 use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
@@ -115,7 +115,7 @@ fn restore_while(
 ) -> Result<RestoreReport> {
     let moment = fs.moment(name)?;
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.to_vec()).collect();
-    Restore::prepare(fs, &moment, &paths, to, &mut Alone(fs))?.run(go_on)
+    Restore::prepare(fs, &moment, &paths, to, &mut OfflineNamespace(fs))?.run(go_on)
 }
 
 fn remove_snapshots(fs: &FileSystem, name: Option<&[u8]>) {
@@ -640,7 +640,7 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     let all = fs.snapshots().unwrap();
     fs.unlink(ROOT_INO, b"large").unwrap();
     fs.remove_snapshots(&[all[0].0]).unwrap();
-    let mut alone = Alone(&fs);
+    let mut alone = OfflineNamespace(&fs);
     let failed = Restore::prepare(&fs, &moment, &[b"large".to_vec()], None, &mut alone).unwrap().run(&mut || Ok(()));
     assert!(matches!(failed, Err(Error::Stale)), "{failed:?}");
     fs.finish_removals(&mut || Ok(())).unwrap();
@@ -655,14 +655,14 @@ struct Late<'a> {
     late: usize,
 }
 
-impl Names for Late<'_> {
+impl LiveNamespace for Late<'_> {
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         self.told = Some((from.to_vec(), to.to_vec(), exchange));
         Err(Error::Interrupted(0))
     }
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
-        Alone(self.fs).make_directory(path)
+        OfflineNamespace(self.fs).make_directory(path)
     }
 
     fn number(&mut self) -> u64 {
@@ -676,7 +676,7 @@ impl Names for Late<'_> {
     /// What was built and is not wanted any more is being deleted.
     fn changed(&mut self, _: Ino) {
         if let Some((from, to, exchange)) = &self.told {
-            let late = Alone(self.fs).rename(from, to, *exchange);
+            let late = OfflineNamespace(self.fs).rename(from, to, *exchange);
             assert!(matches!(late, Err(Error::NotFound)), "{late:?}");
             self.late += 1;
         }
@@ -697,7 +697,7 @@ fn a_rename_that_was_given_up_finds_nothing_to_rename() {
     assert!(names.late > 0, "a file with two names is deleted");
     let (from, to, exchange) = names.told.unwrap();
     assert!(from.starts_with(b".lockbox-restore-77/"), "{from:?}");
-    assert!(Alone(&fs).rename(&from, &to, exchange).is_err());
+    assert!(OfflineNamespace(&fs).rename(&from, &to, exchange).is_err());
     assert_eq!(stages(&fs).len(), 0);
     let (before, now) = (alike(part(&wrecked, b"tree")), alike(part(&describe(&fs), b"tree")));
     assert_same(&before, &now, "what was not restored");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::{Backups, Keep, KeepRule, Moments};
+use super::super::{Backups, RetentionPolicy, RetentionRule, SnapshotManager};
 use super::backups::{on, shown};
 use super::sample::{Expected, expected, expected_in, fresh, noise, open_on, put};
 use super::snapshots::change;
@@ -118,7 +118,7 @@ const WORKS: [Work; 5] = [
     Work {
         name: "create",
         frees: false,
-        run: |_, fs, _| Moments::of(fs.clone()).create(b"new"),
+        run: |_, fs, _| SnapshotManager::of(fs.clone()).create(b"new"),
         leaves: &["new", "one", "three", "two"],
     },
     Work {
@@ -128,7 +128,7 @@ const WORKS: [Work; 5] = [
             let named = |all: &[super::super::Snapshot]| {
                 all.iter().filter(|one| one.name == b"two").map(|one| one.id).collect()
             };
-            Moments::of(fs.clone()).remove(&mut |all| Ok(named(all)))?;
+            SnapshotManager::of(fs.clone()).remove(&mut |all| Ok(named(all)))?;
             fs.finish_removals(&mut || Ok(()))
         },
         leaves: &["one", "three"],
@@ -137,8 +137,8 @@ const WORKS: [Work; 5] = [
         name: "prune",
         frees: true,
         run: |_, fs, _| {
-            let keep = Keep::default().with(KeepRule::Last, 1);
-            Moments::of(fs.clone()).remove(&mut |all| {
+            let keep = RetentionPolicy::default().with(RetentionRule::Last, 1);
+            SnapshotManager::of(fs.clone()).remove(&mut |all| {
                 let rules = keep.kept_by(&all.iter().map(|one| one.time).collect::<Vec<_>>());
                 Ok(all.iter().zip(rules).filter(|(_, rules)| rules.is_empty()).map(|(one, _)| one.id).collect())
             })?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::create::name_key;
-use super::super::{Archive, CompactOptions, CreateOptions, Moments, OpenOptions};
+use super::super::{Archive, CompactOptions, CreateOptions, OpenOptions, SnapshotManager};
 use super::erasure::recoverable;
 use super::passphrase;
 use super::sample::{Expected, OWNER, cipher, expected, expected_in, fresh, noise, put};
@@ -296,12 +296,12 @@ fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
         let (_, fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         (0..60).for_each(|_| change(&fs, &dice));
-        let moments = Moments::of(Arc::clone(&fs));
+        let moments = SnapshotManager::of(Arc::clone(&fs));
         moments.create(b"old").unwrap();
         (0..60).for_each(|_| change(&fs, &dice));
-        let (old, there) = (expected(&moments.moment(b"old").unwrap()), expected(&fs));
-        let now = moments.now().unwrap();
-        let older = moments.moment(b"old").unwrap();
+        let (old, there) = (expected(&moments.snapshot_view(b"old").unwrap()), expected(&fs));
+        let now = moments.pin_current().unwrap();
+        let older = moments.snapshot_view(b"old").unwrap();
         moments.remove(&mut |all| Ok(all.iter().map(|one| one.id).collect())).unwrap();
         for round in 0..6 {
             (0..40).for_each(|_| change(&fs, &dice));

@@ -1,21 +1,29 @@
-//! Mirroring of single objects: what is unchanged stays, what was replaced by another kind makes way, what is gone is deleted.
+//! Mirroring of single objects: skips unchanged ones, replaces ones of another type, deletes
+//! missing ones.
 
 use rustix::fs::Stat;
 
-use super::{Import, Kept, metadata_of};
+use super::{Import, ImportedDirectory, metadata_of};
 use crate::error::Result;
-use crate::exchange::attributes::{self, Object};
+use crate::exchange::attributes::{self, XattrObject};
 use crate::exchange::difference::{Difference, difference};
-use crate::exchange::path::if_there;
+use crate::exchange::path::none_if_missing;
 use crate::exchange::{Problem, deletion};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode};
 
 impl Import<'_> {
-    /// Whether the archive has the object, after its metadata was renewed if only that differs. Names of one file stay names of
-    /// one file, and no others.
-    pub(super) fn is_unchanged(&mut self, stat: &Stat, object: &Object<'_>, parent: Ino, name: &[u8]) -> Result<bool> {
-        let Some(existing) = if_there(self.fs.lookup(parent, name))? else { return Ok(false) };
+    /// Returns whether the archive already has the object; updates its metadata if only that
+    /// differs. Hard links of one file must be hard links of one file in the archive, and no
+    /// others.
+    pub(super) fn is_unchanged(
+        &mut self,
+        stat: &Stat,
+        object: &XattrObject<'_>,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<bool> {
+        let Some(existing) = none_if_missing(self.fs.lookup(parent, name))? else { return Ok(false) };
         let id = (stat.st_dev, stat.st_ino);
         let linked = self.links.get(&id).copied();
         let same_names = match linked {
@@ -42,8 +50,8 @@ impl Import<'_> {
         Ok(true)
     }
 
-    /// A directory that was there keeps what is as in the source.
-    pub(super) fn renew_directory(&mut self, object: &Object<'_>, kept: &Kept) -> Result<()> {
+    /// Updates the metadata of an existing directory where it differs.
+    pub(super) fn renew_directory(&mut self, object: &XattrObject<'_>, kept: &ImportedDirectory) -> Result<()> {
         let existing = self.fs.attributes(kept.ino)?;
         if difference(self.fs, &existing, &kept.stat, object)? != Difference::None {
             attributes::renew(object, self.fs, kept.ino, &self.path, &mut self.report.left)?;
@@ -52,7 +60,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Unless a part of the sources could not be copied.
+    /// Executes the planned deletions, unless a part of the sources could not be copied.
     pub(super) fn delete_the_rest(&mut self) -> Result<()> {
         let Some(mut plan) = self.plan.take() else { return Ok(()) };
         if self.report.problems.iter().any(Problem::hides_something) {
@@ -67,11 +75,12 @@ impl Import<'_> {
         })
     }
 
-    /// The new object takes the place of the old one, which may be of any kind when mirroring.
+    /// Renames the new object over the old one, which may have any type when mirroring.
     pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
         let existing = self.fs.lookup(parent, name)?;
         if existing.ino == made.ino {
-            // A rename between two names of one file does nothing, and would leave the temporary one.
+            // A rename between two hard links of one file has no effect and would leave the
+            // temporary name.
             return self.fs.unlink(parent, temporary);
         }
         if !existing.is_directory() && !made.is_directory() {

@@ -1,25 +1,27 @@
-//! Makes an object that a snapshot shows, or the live tree itself has, anew in the live tree, with everything below it.
+//! Copies an object with its descendants from a snapshot, or within the live tree, into the live
+//! tree.
 
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
 use crate::exchange::walk::{Directory, Step, Tree};
-use crate::exchange::{Copied, Entry};
+use crate::exchange::{CopyCounts, Entry};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, mode};
 
-/// Builds objects of one snapshot, or of the live tree as that of which `moment` is. Hard links among all that it builds stay hard links.
+/// Copies objects of one snapshot, or of the live tree itself. Hard links among all copies of one
+/// builder are preserved.
 pub(in crate::exchange) struct Builder<'a> {
     pub(super) live: &'a FileSystem,
     pub(super) moment: &'a FileSystem,
     pub(super) go_on: &'a mut dyn FnMut() -> Result<()>,
-    pub(in crate::exchange) copied: Copied,
-    /// New inodes of files with several names, by the number that the snapshot has for them.
+    pub(in crate::exchange) copied: CopyCounts,
+    /// New inodes of files with several hard links, by inode in the snapshot.
     links: HashMap<Ino, Ino>,
 }
 
-/// What is kept of a directory that is being built: the snapshot's number and the new one.
-type Both = (Ino, Ino);
+/// Inodes of a directory in the snapshot and in the copy.
+type InodePair = (Ino, Ino);
 
 impl<'a> Builder<'a> {
     pub(in crate::exchange) fn new(
@@ -27,20 +29,20 @@ impl<'a> Builder<'a> {
         moment: &'a FileSystem,
         go_on: &'a mut dyn FnMut() -> Result<()>,
     ) -> Builder<'a> {
-        Builder { live, moment, go_on, copied: Copied::default(), links: HashMap::new() }
+        Builder { live, moment, go_on, copied: CopyCounts::default(), links: HashMap::new() }
     }
 
-    /// Makes `kept` under a name that is free, with all that is below it.
+    /// Copies `kept` recursively to an unused name.
     pub(in crate::exchange) fn tree(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<()> {
         let made = self.object(kept, parent, name)?;
         if !kept.is_directory() {
             return Ok(());
         }
-        let mut path = Vec::new(); // of no use here
-        let mut tree: Tree<'_, Both> = Tree::below(self.moment, b"", kept.ino, (kept.ino, made))?;
+        let mut path = Vec::new(); // unused
+        let mut tree: Tree<'_, InodePair> = Tree::below(self.moment, b"", kept.ino, (kept.ino, made))?;
         while let Some(step) = tree.next(&mut path) {
             match step? {
-                // Last: every entry changes the times of its directory.
+                // Last, because every entry changes the times of its directory.
                 Step::Leave(Directory { kept: (kept, made), .. }) => {
                     self.live.restore_inode(self.moment, kept, made)?;
                 }
@@ -56,7 +58,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// A directory as the snapshot shows it, but empty; its times are to be set when something was made in it.
+    /// Creates a directory of the snapshot without its entries; its times must be set after these.
     pub(in crate::exchange) fn object(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<Ino> {
         (self.go_on)()?;
         if let Some(made) = self.links.get(&kept.ino) {
@@ -64,7 +66,8 @@ impl<'a> Builder<'a> {
             self.copied.links += 1;
             return Ok(*made);
         }
-        // Nobody but its maker enters it before it is complete: it is made within a directory that is closed to others.
+        // Other users cannot enter it before it is complete: it is created within a directory that
+        // is closed to them.
         let creator = Creator { uid: kept.uid, gid: kept.gid, umask: None };
         let permissions = kept.mode & mode::PERMISSIONS;
         let made = match kept.mode & mode::TYPE {
@@ -112,13 +115,14 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Gives `made` the extended attributes and access control lists that the snapshot shows, and no others. They set modes, which are to be set after it.
+    /// Sets exactly the extended attributes and access control lists of the snapshot. They change
+    /// the mode, which must therefore be set later.
     pub(super) fn xattrs(&self, kept: Ino, made: Ino) -> Result<()> {
         let wanted = self.moment.list_xattrs(kept)?;
         let wanted: Vec<&[u8]> = names(&wanted).collect();
         for name in names(&self.live.list_xattrs(made)?).filter(|name| !wanted.contains(name)) {
             match self.live.remove_xattr(made, name) {
-                // Removing a list that another one implied.
+                // Removal of a list that was implied by another one.
                 Ok(()) | Err(Error::NoAttribute) => {}
                 Err(error) => return Err(error),
             }

@@ -1,82 +1,91 @@
-//! What differs between two moments of one archive, by path.
+//! Compares two versions of one archive by path.
 //!
-//! # Why nothing is missed, and nothing told twice
-//! The trees tell which inodes differ and which entries came and went (`FileSystem::changes_since`); a number means one inode for ever. An entry is a
-//! directory's number and a name, so it stays the same whatever becomes of the directories above it.
+//! # Why nothing is missed, and nothing reported twice
 //!
-//! 1. Of an inode that is there in both, an entry that went and one that came are one that was renamed, as many as there are of both. It is told as
-//!    such, unless its directory was put in the place of the other one under the same name (3): then its path says the same as before.
-//! 2. All other entries of a directory that is there in both are compared where they differ: the object of the one that went with that of the
-//!    one that came under the same name. What has no counterpart is added or removed, with everything below it.
-//! 3. Where both are directories, the new one was put in the place of the old one, and their entries are compared in the same way.
-//! 4. What an inode's own records say is compared once, and told for each name that stayed or was renamed.
+//! The trees give the inodes that differ and the entries that were added and removed
+//! (`FileSystem::changes_since`); inode numbers are never reused. An entry is a directory's inode
+//! number and a name, so it stays the same when its parent directories change.
 //!
-//! So a path of the newer moment that is not told comes from the older one: from the path that the longest renamed beginning of it had. What is told stands
-//! under its path in the newer moment, and what was removed under that in the older one.
+//! 1. Removed and added entries of an inode that exists in both versions are paired as renames, as
+//!    many as there are of both. A pair is reported, unless its directory replaced the other
+//!    directory under the same name (3): then its path is unchanged.
+//! 2. All other entries of a directory in both versions are compared where they differ: the removed
+//!    object with the added object of the same name. An object without counterpart is added or
+//!    removed, with all its descendants.
+//! 3. If both are directories, the new one replaced the old one, and their entries are compared in
+//!    the same way.
+//! 4. The records of an inode itself are compared once, and reported for each name that stayed or
+//!    was renamed.
+//!
+//! A path of the newer version that is not reported therefore existed in the older version: at the
+//! old path of its longest renamed prefix. Differences are reported with their path in the newer
+//! version, removals with that in the older one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::content::{Seen, Suspects, differ, kind};
+use super::content::{SnapshotObject, SuspectedChanges, differ, kind};
 use crate::error::{Error, Result};
 use crate::exchange::Entries;
 use crate::exchange::walk::join;
 use crate::format::Ino;
 use crate::fs::{Attributes, ChangedInode, FileSystem};
 
-/// What became of a path.
+/// Kind of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DifferingKind {
+pub enum PathChangeKind {
     Removed,
     Added,
     /// Content, owner, mode, modification time or extended attributes.
     Changed,
-    /// What is there now is another kind of object.
+    /// The object was replaced by one of another type.
     TypeChanged,
-    /// It had another path, with everything below it; and whether it is changed as well.
+    /// The object was moved with its descendants; `changed` if its own records differ too.
     Renamed {
         changed: bool,
     },
 }
 
-impl DifferingKind {
-    /// One word, as programs are told.
+impl PathChangeKind {
+    /// Returns the word for machine-readable output.
     pub fn name(self) -> &'static str {
         match self {
-            DifferingKind::Added => "added",
-            DifferingKind::Removed => "removed",
-            DifferingKind::Changed => "changed",
-            DifferingKind::TypeChanged => "type-changed",
-            DifferingKind::Renamed { .. } => "renamed",
+            PathChangeKind::Added => "added",
+            PathChangeKind::Removed => "removed",
+            PathChangeKind::Changed => "changed",
+            PathChangeKind::TypeChanged => "type-changed",
+            PathChangeKind::Renamed { .. } => "renamed",
         }
     }
 
-    /// The kind that is called so; `changed` of what was renamed.
-    pub fn of_name(name: &str, changed: bool) -> Option<DifferingKind> {
-        use DifferingKind::{Added, Changed, Removed, Renamed, TypeChanged};
+    /// Parses such a word; `changed` applies to renames.
+    pub fn of_name(name: &str, changed: bool) -> Option<PathChangeKind> {
+        use PathChangeKind::{Added, Changed, Removed, Renamed, TypeChanged};
         [Added, Removed, Changed, TypeChanged, Renamed { changed }].into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// A path that means something else in two moments.
+/// Difference at one path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Differing {
-    /// From the root, without a slash at its beginning; empty for the root. In the newer moment, but for what was removed.
+pub struct PathChange {
+    /// Path relative to the root, without a leading slash; empty for the root. In the newer
+    /// version, except for removals.
     pub path: Vec<u8>,
-    pub kind: DifferingKind,
-    /// The path in the older moment of what was renamed.
+    pub kind: PathChangeKind,
+    /// Path in the older version, for renames.
     pub from: Option<Vec<u8>>,
 }
 
-/// What differs from `older` to `newer`, two moments of one open archive, by ascending path. Takes time and memory by what differs: `go_on` is asked now and
-/// then, and told how many objects, entries and paths are held, some hundred bytes each.
+/// Returns the differences from `older` to `newer`, two versions of one open archive, sorted by
+/// path. Time and memory grow with the number of differences: `go_on` is called periodically with
+/// the number of objects, entries and paths in memory, some hundred bytes each.
 ///
 /// # Errors
-/// `Invalid` for moments of different archives; what reading meets, and what `go_on` answers.
+/// `Invalid` for versions of different archives; errors of reading, and of `go_on`.
 pub fn compare(
     older: &FileSystem,
     newer: &FileSystem,
     go_on: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Vec<Differing>> {
+) -> Result<Vec<PathChange>> {
     let (mut changes, mut held) = (Vec::new(), 0);
     newer.changes_since(older, &mut |change| {
         held += 1 + change.gone.len() + change.come.len();
@@ -98,26 +107,26 @@ pub fn compare(
     Ok(comparison.found.into_iter().collect())
 }
 
-/// Where an inode is named: directory and name.
+/// Directory entry: inode of the directory, and name.
 type Entry = (Ino, Vec<u8>);
 
 struct Comparison<'a> {
     older: &'a FileSystem,
     newer: &'a FileSystem,
     go_on: &'a mut dyn FnMut(usize) -> Result<()>,
-    /// What the trees tell, beside what is found.
+    /// Number of items in memory from the trees, without the results.
     held: usize,
-    /// What was renamed: the entries that went and came.
+    /// Renames: inode, removed entry and added entry.
     renamed: Vec<(Ino, Entry, Entry)>,
     gone: HashSet<Entry>,
     come: HashSet<Entry>,
-    /// Directories that are only in the older moment, with that which is in the place of each.
+    /// Directories only in the older version, with the directory that replaced each.
     replaced: HashMap<Ino, Ino>,
-    found: BTreeSet<Differing>,
+    found: BTreeSet<PathChange>,
 }
 
-/// An object of one moment, with its path there.
-type There = Option<(Vec<u8>, Attributes)>;
+/// Object of one version, with its path there.
+type PathObject = Option<(Vec<u8>, Attributes)>;
 
 impl Comparison<'_> {
     fn run(&mut self, changes: &[ChangedInode]) -> Result<()> {
@@ -126,18 +135,18 @@ impl Comparison<'_> {
         for change in changes {
             self.go_on(0)?;
             let (old, new) = (attributes(self.older, change.ino)?, attributes(self.newer, change.ino)?);
-            // What only one of them has, an entry tells.
+            // Inodes in only one version are found by their entries.
             let (Some(old), Some(new)) = (old, new) else { continue };
-            let suspects = Suspects { content: change.content, xattrs: change.xattrs };
+            let suspects = SuspectedChanges { content: change.content, xattrs: change.xattrs };
             if kind(&old) != kind(&new) || self.differ(&old, &new, suspects)? {
                 changed.insert(change.ino);
             }
             both.insert(change.ino, (old, new));
         }
-        let entries = Entered::of(changes);
+        let entries = InodeEntryChanges::of(changes);
         self.pair(&entries)?;
 
-        // Directories alone have to be named in the older moment, and tell by themselves where they are.
+        // Only directories must be located in the older version; they record their own parents.
         let of_both = |ino: &Ino| both.get(ino).is_some_and(|(old, new)| old.is_directory() && new.is_directory());
         let directories: Vec<&ChangedInode> = changes.iter().filter(|change| of_both(&change.ino)).collect();
         let mut old: BTreeSet<Ino> = self.renamed.iter().map(|(_, (directory, _), _)| *directory).collect();
@@ -147,7 +156,7 @@ impl Comparison<'_> {
         for ino in &changed {
             let come = entries.come.get(ino).map_or(0, BTreeSet::len);
             new.extend(entries.come.get(ino).into_iter().flatten().map(|(directory, _)| *directory));
-            // A file that has no name but new ones need not be looked for.
+            // A file with only new names need not be located.
             if both.get(ino).is_some_and(|(_, new)| new.is_directory() || u64::from(new.links) > come as u64) {
                 new.insert(*ino);
             }
@@ -170,19 +179,19 @@ impl Comparison<'_> {
             let stands_for = self.replaced.get(&from.0).unwrap_or(&from.0);
             if (*stands_for, &from.1) != (to.0, &to.1) {
                 let from = below(&old, &from.1);
-                // Of a directory that took the place of the one before it nothing is left to be told.
+                // Nothing remains to be reported about a directory that replaced the previous one.
                 if from == new {
                     continue;
                 }
                 let from = Some(from);
-                self.found.insert(Differing { path: new, kind: DifferingKind::Renamed { changed }, from });
+                self.found.insert(PathChange { path: new, kind: PathChangeKind::Renamed { changed }, from });
             } else if changed {
-                self.tell(new, DifferingKind::Changed);
+                self.tell(new, PathChangeKind::Changed);
             }
         }
         for ino in changed {
             let Some((before, after)) = both.get(&ino) else { continue };
-            let what = if kind(before) == kind(after) { DifferingKind::Changed } else { DifferingKind::TypeChanged };
+            let what = if kind(before) == kind(after) { PathChangeKind::Changed } else { PathChangeKind::TypeChanged };
             let come = entries.come.get(&ino).into_iter().flatten();
             told.extend(come.filter_map(|(directory, name)| Some((ino, below(&one(&new, *directory)?, name)))));
             for path in new.get(&ino).into_iter().flatten() {
@@ -194,8 +203,8 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Finds what was renamed.
-    fn pair(&mut self, entries: &Entered) -> Result<()> {
+    /// Pairs removed and added entries as renames.
+    fn pair(&mut self, entries: &InodeEntryChanges) -> Result<()> {
         for (ino, gone) in &entries.gone {
             let Some(come) = entries.come.get(ino) else { continue };
             self.go_on(0)?;
@@ -204,7 +213,7 @@ impl Comparison<'_> {
             if !is_one_object {
                 continue;
             }
-            // Of several names, those that went to another directory as they were.
+            // For several names, first those that moved to another directory under the same name.
             let (mut gone, mut left): (Vec<&Entry>, Vec<&Entry>) = (gone.iter().collect(), Vec::new());
             let mut pairs = Vec::new();
             for to in come {
@@ -227,17 +236,18 @@ impl Comparison<'_> {
         (self.go_on)(self.held + waiting + self.found.len())
     }
 
-    fn tell(&mut self, path: Vec<u8>, kind: DifferingKind) {
-        self.found.insert(Differing { path, kind, from: None });
+    fn tell(&mut self, path: Vec<u8>, kind: PathChangeKind) {
+        self.found.insert(PathChange { path, kind, from: None });
     }
 
-    /// Compares what came and went in a directory that is in both, with its paths there.
+    /// Compares the added and removed entries of a directory in both versions, with its paths
+    /// there.
     fn entries(&mut self, directory: &ChangedInode, old: &[u8], new: &[u8]) -> Result<()> {
         let names = |entries: &[(Vec<u8>, Ino)]| entries.iter().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>();
         let (gone, come) = (names(&directory.gone), names(&directory.come));
         let mut waiting = Vec::new();
         for name in gone.union(&come) {
-            let there = |fs: &FileSystem, is_there: bool, path: &[u8]| -> Result<There> {
+            let there = |fs: &FileSystem, is_there: bool, path: &[u8]| -> Result<PathObject> {
                 let found = if is_there { entry(fs, directory.ino, name)? } else { None };
                 Ok(found.map(|found| (below(path, name), found)))
             };
@@ -249,22 +259,22 @@ impl Comparison<'_> {
         self.pairs(waiting)
     }
 
-    /// Compares objects in the same place, and what is below them.
-    fn pairs(&mut self, mut waiting: Vec<(There, There)>) -> Result<()> {
+    /// Compares objects at the same path, and their descendants.
+    fn pairs(&mut self, mut waiting: Vec<(PathObject, PathObject)>) -> Result<()> {
         while let Some((old, new)) = waiting.pop() {
             self.go_on(waiting.len())?;
             match (&old, &new) {
                 (None, None) => continue,
-                (None, Some((path, _))) => self.tell(path.clone(), DifferingKind::Added),
-                (Some((path, _)), None) => self.tell(path.clone(), DifferingKind::Removed),
-                // Its own records speak for it and what is in it.
+                (None, Some((path, _))) => self.tell(path.clone(), PathChangeKind::Added),
+                (Some((path, _)), None) => self.tell(path.clone(), PathChangeKind::Removed),
+                // Compared by its own records and entries.
                 (Some((_, old)), Some((_, new))) if old.ino == new.ino => continue,
                 (Some((_, old)), Some((path, new))) if kind(old) != kind(new) => {
-                    self.tell(path.clone(), DifferingKind::TypeChanged);
+                    self.tell(path.clone(), PathChangeKind::TypeChanged);
                 }
                 (Some((_, old)), Some((path, new))) => {
-                    if self.differ(old, new, Suspects::ALL)? {
-                        self.tell(path.clone(), DifferingKind::Changed);
+                    if self.differ(old, new, SuspectedChanges::ALL)? {
+                        self.tell(path.clone(), PathChangeKind::Changed);
                     }
                     if old.is_directory() {
                         self.replaced.insert(old.ino, new.ino);
@@ -276,10 +286,10 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Has the entries of both compared, as far as these are directories, and nothing that was renamed.
-    fn descend(&self, old: There, new: There, waiting: &mut Vec<(There, There)>) -> Result<()> {
-        let mut both: BTreeMap<Vec<u8>, (There, There)> = BTreeMap::new();
-        let mut list = |fs, there: There, renamed: &HashSet<Entry>, is_new: bool| -> Result<()> {
+    /// Queues the entries of both objects for comparison if these are directories, without renames.
+    fn descend(&self, old: PathObject, new: PathObject, waiting: &mut Vec<(PathObject, PathObject)>) -> Result<()> {
+        let mut both: BTreeMap<Vec<u8>, (PathObject, PathObject)> = BTreeMap::new();
+        let mut list = |fs, there: PathObject, renamed: &HashSet<Entry>, is_new: bool| -> Result<()> {
             let Some((path, directory)) = there.filter(|(_, there)| there.is_directory()) else { return Ok(()) };
             for entry in Entries::new(fs, directory.ino)? {
                 let entry = entry?;
@@ -299,21 +309,22 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn differ(&self, old: &Attributes, new: &Attributes, suspects: Suspects) -> Result<bool> {
-        let (old, new) = (Seen { fs: self.older, attributes: old }, Seen { fs: self.newer, attributes: new });
+    fn differ(&self, old: &Attributes, new: &Attributes, suspects: SuspectedChanges) -> Result<bool> {
+        let (old, new) =
+            (SnapshotObject { fs: self.older, attributes: old }, SnapshotObject { fs: self.newer, attributes: new });
         differ(old, new, suspects)
     }
 }
 
-/// The entries that went and came, by what they name, without those that stayed and have another place in the list.
-struct Entered {
+/// Removed and added entries by inode, without entries that only moved within the list.
+struct InodeEntryChanges {
     gone: BTreeMap<Ino, BTreeSet<Entry>>,
     come: BTreeMap<Ino, BTreeSet<Entry>>,
 }
 
-impl Entered {
-    fn of(changes: &[ChangedInode]) -> Entered {
-        let mut entered = Entered { gone: BTreeMap::new(), come: BTreeMap::new() };
+impl InodeEntryChanges {
+    fn of(changes: &[ChangedInode]) -> InodeEntryChanges {
+        let mut entered = InodeEntryChanges { gone: BTreeMap::new(), come: BTreeMap::new() };
         for change in changes {
             let come: BTreeSet<&(Vec<u8>, Ino)> = change.come.iter().collect();
             let moved: BTreeSet<&(Vec<u8>, Ino)> = change.gone.iter().filter(|gone| come.contains(gone)).collect();
@@ -335,7 +346,7 @@ fn below(path: &[u8], name: &[u8]) -> Vec<u8> {
     below
 }
 
-/// None for what is not there, or has no name any more and waits to be reclaimed.
+/// Returns `None` for an inode that does not exist, or is an orphan waiting to be reclaimed.
 fn attributes(fs: &FileSystem, ino: Ino) -> Result<Option<Attributes>> {
     match fs.attributes(ino) {
         Err(Error::Stale) => Ok(None),
@@ -344,5 +355,5 @@ fn attributes(fs: &FileSystem, ino: Ino) -> Result<Option<Attributes>> {
 }
 
 fn entry(fs: &FileSystem, directory: Ino, name: &[u8]) -> Result<Option<Attributes>> {
-    crate::exchange::path::if_there(fs.lookup(directory, name))
+    crate::exchange::path::none_if_missing(fs.lookup(directory, name))
 }

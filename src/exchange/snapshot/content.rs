@@ -1,39 +1,41 @@
-//! Whether two objects of two moments are alike: what a comparison counts, and what it does not.
+//! Compares two objects of two versions: relevant metadata and content.
 
 use crate::error::{Error, Result};
 use crate::fs::{Attributes, FileSystem, mode};
 
 /// Bytes of each side that are compared at once.
 const PIECE: u64 = 1 << 20;
-/// Of files no larger than this no holes are looked for: they are read in less time.
+/// Files up to this size are read without a search for holes, which is faster.
 const SMALL: u64 = 64 << 10;
 
-/// An object in its moment.
+/// Object in its version.
 #[derive(Clone, Copy)]
-pub(in crate::exchange) struct Seen<'a> {
+pub(in crate::exchange) struct SnapshotObject<'a> {
     pub(in crate::exchange) fs: &'a FileSystem,
     pub(in crate::exchange) attributes: &'a Attributes,
 }
 
-/// What of two objects may differ and has to be read.
+/// Parts of two objects that may differ and must be read.
 #[derive(Clone, Copy)]
-pub(super) struct Suspects {
+pub(super) struct SuspectedChanges {
     pub(super) content: bool,
     pub(super) xattrs: bool,
 }
 
-impl Suspects {
-    pub(super) const ALL: Suspects = Suspects { content: true, xattrs: true };
+impl SuspectedChanges {
+    pub(super) const ALL: SuspectedChanges = SuspectedChanges { content: true, xattrs: true };
 }
 
 pub(in crate::exchange) fn kind(attributes: &Attributes) -> u32 {
     attributes.mode & mode::TYPE
 }
 
-/// Whether two objects of one type differ. Owner, mode, device number, extended attributes, content and the time of modification count. The time of access,
-/// the times that nobody sets (of the last change, of birth) and the number of links do not; nor does the time of modification of a directory,
-/// which says only that an entry came or went. Content that lies elsewhere, packed anew or written again as it was, is the same content.
-pub(super) fn differ(old: Seen<'_>, new: Seen<'_>, suspects: Suspects) -> Result<bool> {
+/// Returns whether two objects of one type differ. Owner, mode, device number, extended attributes,
+/// content and the modification time are compared. Ignored are the access time, the times that
+/// cannot be set (change and birth), the number of links, and the modification time of a directory,
+/// which shows only that an entry was added or removed. Content is compared by bytes, so relocated
+/// or rewritten equal content does not differ.
+pub(super) fn differ(old: SnapshotObject<'_>, new: SnapshotObject<'_>, suspects: SuspectedChanges) -> Result<bool> {
     let (one, other) = (old.attributes, new.attributes);
     if (one.mode, one.uid, one.gid, one.rdev) != (other.mode, other.uid, other.gid, other.rdev) {
         return Ok(true);
@@ -51,8 +53,8 @@ pub(super) fn differ(old: Seen<'_>, new: Seen<'_>, suspects: Suspects) -> Result
     }
 }
 
-/// Names and values, in the order of names.
-pub(in crate::exchange) fn xattrs(seen: Seen<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+/// Returns names and values, sorted by name.
+pub(in crate::exchange) fn xattrs(seen: SnapshotObject<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let ino = seen.attributes.ino;
     let names = seen.fs.list_xattrs(ino)?;
     let mut names: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
@@ -60,16 +62,16 @@ pub(in crate::exchange) fn xattrs(seen: Seen<'_>) -> Result<Vec<(Vec<u8>, Vec<u8
     names.into_iter().map(|name| Ok((name.to_vec(), seen.fs.xattr(ino, name)?))).collect()
 }
 
-/// The content of a regular file, wherever it is.
-pub(in crate::exchange) trait Bytes {
-    /// Where there is data at or behind `at`; None when the rest is one hole.
+/// Reader of a regular file's content, in an archive or on the host.
+pub(in crate::exchange) trait ContentReader {
+    /// Returns the offset of the first data at or after `at`; `None` if the rest is a hole.
     fn next_data(&mut self, at: u64) -> Result<Option<u64>>;
 
-    /// Answers how many bytes were read, which is less than `length` at the end only.
+    /// Returns the number of bytes read, which is less than `length` only at the end.
     fn read_into(&mut self, at: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize>;
 }
 
-impl Bytes for Seen<'_> {
+impl ContentReader for SnapshotObject<'_> {
     fn next_data(&mut self, at: u64) -> Result<Option<u64>> {
         match self.fs.next_data(self.attributes.ino, at) {
             Err(Error::NoSuchRange) => Ok(None),
@@ -82,8 +84,12 @@ impl Bytes for Seen<'_> {
     }
 }
 
-/// Whether two files of the same size have other bytes. Holes of both are passed by.
-pub(in crate::exchange) fn bytes_differ(one: &mut dyn Bytes, other: &mut dyn Bytes, size: u64) -> Result<bool> {
+/// Returns whether two files of the same size differ in content. Common holes are skipped.
+pub(in crate::exchange) fn bytes_differ(
+    one: &mut dyn ContentReader,
+    other: &mut dyn ContentReader,
+    size: u64,
+) -> Result<bool> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < size {

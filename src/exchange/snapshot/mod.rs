@@ -1,4 +1,5 @@
-//! Moments of one archive beside each other: what differs between two, and bringing objects of one back into the live tree.
+//! Comparison of two versions of an archive, and restore of objects from a snapshot into the live
+//! tree.
 
 mod build;
 mod compare;
@@ -6,6 +7,6 @@ mod content;
 mod restore;
 
 pub(super) use build::Builder;
-pub use compare::{Differing, DifferingKind, compare};
-pub(super) use content::{Bytes, Seen, bytes_differ, kind, xattrs};
-pub use restore::{Alone, Names, Restore, RestoreReport};
+pub use compare::{PathChange, PathChangeKind, compare};
+pub(super) use content::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
+pub use restore::{LiveNamespace, OfflineNamespace, Restore, RestoreReport};

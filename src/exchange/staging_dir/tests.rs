@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use super::*;
 use crate::env::SystemEnvironment;
 
-fn stage(target: &Path) -> Stage {
-    Stage::new(target, &SystemEnvironment).unwrap()
+fn stage(target: &Path) -> StagingDir {
+    StagingDir::new(target, &SystemEnvironment).unwrap()
 }
 
 fn entries(directory: &Path) -> Vec<String> {
@@ -17,7 +17,7 @@ fn entries(directory: &Path) -> Vec<String> {
 }
 
 /// As a killed process leaves it: unlocked, with its content.
-fn abandon(stage: Stage) -> PathBuf {
+fn abandon(stage: StagingDir) -> PathBuf {
     let path = stage.path.clone();
     fs::write(path.join("plain"), "text").unwrap();
     fs::create_dir_all(path.join("closed/0/inside")).unwrap();
@@ -92,7 +92,7 @@ fn another_directory_in_place_of_the_new_one_is_not_taken() {
     fs::write(precious.join("file"), "precious").unwrap();
     for link in [false, true] {
         let mut made = Vec::new();
-        let stage = Stage::make(target.path(), &SystemEnvironment, &mut |name| {
+        let stage = StagingDir::make(target.path(), &SystemEnvironment, &mut |name| {
             made.push(name.to_owned());
             if made.len() == 1 {
                 let path = target.path().join(name);

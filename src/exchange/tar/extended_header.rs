@@ -1,23 +1,23 @@
-//! What stands before a member of a tar and is about it.
+//! Extended headers before a member: pax records, long name and long link target.
 
-use super::header::Checked;
+use super::header::ChecksummedHeader;
 use super::{ACLS, XATTR, acl, pax};
 use crate::error::{Error, Result, Timestamp};
 use crate::exchange::host::device_number;
 
-/// Names and values, and names of lists that are not understood.
-type Attributes = (Vec<(Vec<u8>, Vec<u8>)>, Vec<&'static [u8]>);
+/// Attributes by name, and names of access control lists that could not be parsed.
+type HeaderXattrs = (Vec<(Vec<u8>, Vec<u8>)>, Vec<&'static [u8]>);
 
-/// What stands before a member and is about it.
+/// Contents of the extended headers before a member.
 #[derive(Default)]
-pub(super) struct Announced {
+pub(super) struct ExtendedHeader {
     pub(super) records: pax::Records,
     pub(super) name: Option<Vec<u8>>,
     pub(super) link: Option<Vec<u8>>,
 }
 
-impl Announced {
-    /// The last record of a key counts.
+impl ExtendedHeader {
+    /// Returns the last record of a key, which takes precedence.
     pub(super) fn value(&self, key: &str) -> Option<&[u8]> {
         self.records.iter().rev().find(|(name, _)| name == key.as_bytes()).map(|(_, value)| &value[..])
     }
@@ -33,7 +33,7 @@ impl Announced {
         pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no time")))
     }
 
-    pub(super) fn device(&self, header: &Checked) -> Result<u32> {
+    pub(super) fn device(&self, header: &ChecksummedHeader) -> Result<u32> {
         let (major, minor) = match (self.number("SCHILY.devmajor")?, self.number("SCHILY.devminor")?) {
             (Some(major), Some(minor)) => (major, minor),
             _ => header.device()?,
@@ -44,8 +44,8 @@ impl Announced {
         Ok(device_number(major, minor))
     }
 
-    /// Attributes in records, and names of lists that are not understood.
-    pub(super) fn attributes(&self) -> Attributes {
+    /// Returns the attributes in records, and the names of lists that could not be parsed.
+    pub(super) fn attributes(&self) -> HeaderXattrs {
         let (mut found, mut strange) = (Vec::new(), Vec::new());
         for (key, value) in &self.records {
             if let Some(name) = key.strip_prefix(XATTR.as_bytes()) {

@@ -1,4 +1,4 @@
-//! Fields of a member's header: checksum, numbers and names, of bytes that anybody may have written.
+//! Decodes a member's header: checksum, numbers and names, from untrusted bytes.
 
 use tar::Header;
 
@@ -6,22 +6,22 @@ use super::BLOCK;
 use crate::error::{Error, Result};
 
 /// Offsets and lengths.
-type Parts = Vec<(u64, u64)>;
+type SparseParts = Vec<(u64, u64)>;
 
-/// A header whose checksum is right, and no more than that.
-pub(super) struct Checked(Header);
+/// Header with a valid checksum; its fields are not validated.
+pub(super) struct ChecksummedHeader(Header);
 
-impl Checked {
-    /// None when the checksum is wrong.
-    pub(super) fn new(block: &[u8; BLOCK]) -> Option<Checked> {
+impl ChecksummedHeader {
+    /// Returns `None` if the checksum is wrong.
+    pub(super) fn new(block: &[u8; BLOCK]) -> Option<ChecksummedHeader> {
         let header = Header::from_byte_slice(block).clone();
         let stated = number(&header.as_old().cksum)?;
-        // The checksum counts as spaces.
+        // The checksum field counts as spaces.
         let outside = block[..148].iter().chain(&block[156..]);
         let sum = outside.clone().map(|&byte| i64::from(byte)).sum::<i64>() + 8 * i64::from(b' ');
-        // Some old programs counted bytes as signed.
+        // Some old programs summed bytes as signed.
         let signed = outside.map(|&byte| i64::from(byte as i8)).sum::<i64>() + 8 * i64::from(b' ');
-        (stated == sum || stated == signed).then_some(Checked(header))
+        (stated == sum || stated == signed).then_some(ChecksummedHeader(header))
     }
 
     pub(super) fn flag(&self) -> u8 {
@@ -56,7 +56,7 @@ impl Checked {
         in_range(number(&self.0.as_old().mtime), "time")
     }
 
-    /// Major and minor number.
+    /// Returns major and minor number.
     pub(super) fn device(&self) -> Result<(u32, u32)> {
         let Some(header) = self.0.as_ustar() else { return self.gnu_device() };
         Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
@@ -67,30 +67,32 @@ impl Checked {
         Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
     }
 
-    /// Parts of a sparse file of GNU tar's old format as far as this header has them, whether more follow, and the whole size.
-    pub(super) fn sparse(&self) -> Result<(Parts, bool, u64)> {
+    /// Returns the data ranges of a sparse file in GNU tar's old format, as far as this header
+    /// contains them, whether more follow, and the file's size.
+    pub(super) fn sparse(&self) -> Result<(SparseParts, bool, u64)> {
         let header = self.0.as_gnu().ok_or_else(|| Error::invalid("a sparse file without a map"))?;
         let parts = header.sparse.iter().map(|part| (&part.offset[..], &part.numbytes[..]));
         Ok((sparse_parts(parts)?, header.is_extended(), in_range(number(&header.realsize), "size")?))
     }
 }
 
-/// Parts in a block that continues the map of a sparse file, and whether more follow.
-pub(super) fn sparse_continued(block: &[u8; BLOCK]) -> Result<(Parts, bool)> {
+/// Returns the data ranges in a continuation block of a sparse map, and whether more follow.
+pub(super) fn sparse_continued(block: &[u8; BLOCK]) -> Result<(SparseParts, bool)> {
     let mut more = tar::GnuExtSparseHeader::new();
     more.as_mut_bytes().copy_from_slice(block);
     let parts = more.sparse().iter().map(|part| (&part.offset[..], &part.numbytes[..]));
     Ok((sparse_parts(parts)?, more.is_extended()))
 }
 
-fn sparse_parts<'a>(parts: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<Parts> {
+fn sparse_parts<'a>(parts: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<SparseParts> {
     parts
         .take_while(|(offset, _)| offset[0] != 0)
         .map(|(offset, length)| Ok((in_range(number(offset), "map")?, in_range(number(length), "map")?)))
         .collect()
 }
 
-/// Octal digits between spaces and NULs (nothing is zero), or GNU tar's big-endian number with a mark in the first byte.
+/// Parses octal digits between spaces and NULs (an empty field is zero), or GNU tar's big-endian
+/// number with a mark in the first byte.
 fn number(field: &[u8]) -> Option<i64> {
     match field.split_first() {
         Some((&first, rest)) if first & 0x80 != 0 => {

@@ -1,4 +1,4 @@
-//! Moves an unpacked tree into a directory of the archive, after a look at everything that is there.
+//! Moves an extracted tree into a directory of the archive, after checking for conflicts.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use lockbox_terminal::display;
 
 use crate::error::{Error, Refusal, Result};
 use crate::exchange::Entries;
-use crate::exchange::path::if_there;
+use crate::exchange::path::none_if_missing;
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, RenameMode};
 
@@ -15,8 +15,8 @@ pub(super) struct Install<'a> {
     pub(super) replace: bool,
 }
 
-/// What is done with an entry of the stage.
-enum Step {
+/// Action for an entry of the stage.
+enum InstallStep {
     Move,
     Replace,
     /// Both are directories.
@@ -25,8 +25,10 @@ enum Step {
 }
 
 impl Install<'_> {
+    /// Checks for conflicts.
+    ///
     /// # Errors
-    /// `Invalid` naming the first thing that is in the way.
+    /// `Invalid` naming the first conflicting object.
     pub(super) fn check(&self, from: Ino, to: Ino) -> Result<()> {
         let mut levels = vec![(from, to, Vec::new())];
         while let Some((from, to, path)) = levels.pop() {
@@ -36,9 +38,9 @@ impl Install<'_> {
                 path.push(b'/');
                 path.extend_from_slice(&entry.name);
                 match self.step(&entry.attributes, to, &entry.name)? {
-                    Step::Move | Step::Replace => {}
-                    Step::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
-                    Step::InTheWay => {
+                    InstallStep::Move | InstallStep::Replace => {}
+                    InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
+                    InstallStep::InTheWay => {
                         let path = display(path.strip_prefix(b"/").unwrap_or_default());
                         let what = format!("nothing was imported: {path} exists already");
                         return Err(Error::Refused(Refusal::InTheWay { what }));
@@ -49,7 +51,7 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// Moves everything, and returns which directories of the tar were merged into which of the archive.
+    /// Moves everything; returns the merged directories: in the tar, and in the archive.
     pub(super) fn carry_out(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
         let mut merged = HashMap::from([(from, to)]);
         let mut levels = vec![(from, to)];
@@ -58,26 +60,26 @@ impl Install<'_> {
                 let entry = entry?;
                 let name = &entry.name[..];
                 match self.step(&entry.attributes, to, name)? {
-                    Step::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
-                    Step::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
-                    Step::Merge(existing) => {
+                    InstallStep::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
+                    InstallStep::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
+                    InstallStep::Merge(existing) => {
                         merged.insert(entry.attributes.ino, existing);
                         levels.push((entry.attributes.ino, existing));
                     }
-                    // Nobody else has the archive, so `check` would have found it.
-                    Step::InTheWay => return Err(Error::Exists),
+                    // The archive has no other users, so `check` would have found it.
+                    InstallStep::InTheWay => return Err(Error::Exists),
                 }
             }
         }
         Ok(merged)
     }
 
-    fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<Step> {
-        let Some(existing) = if_there(self.fs.lookup(to, name))? else { return Ok(Step::Move) };
+    fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<InstallStep> {
+        let Some(existing) = none_if_missing(self.fs.lookup(to, name))? else { return Ok(InstallStep::Move) };
         Ok(match (attributes.is_directory(), existing.is_directory()) {
-            (true, true) => Step::Merge(existing.ino),
-            (false, false) if self.replace => Step::Replace,
-            _ => Step::InTheWay,
+            (true, true) => InstallStep::Merge(existing.ino),
+            (false, false) if self.replace => InstallStep::Replace,
+            _ => InstallStep::InTheWay,
         })
     }
 }

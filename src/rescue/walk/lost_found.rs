@@ -1,28 +1,28 @@
-//! Directories beside the rescued tree: for what has no name, and for files that are not whole.
+//! Additional directories of the target: for objects without a name, and for incomplete files.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
 
 use super::super::RescueState;
-use super::super::index::Version;
+use super::super::index::LeafSet;
 use super::super::object::Object;
-use super::super::write::{self, Source};
+use super::super::write::{self, ObjectSource};
 use super::Walk;
 use crate::error::{Error, Result};
 use crate::exchange::host::host_error;
 use crate::format::Ino;
 use crate::fs::mode;
 
-/// A directory beside the rescued tree, made when something goes there.
-pub(in crate::rescue) struct Special {
+/// Additional directory of the target, created on first use.
+pub(in crate::rescue) struct LostFoundDirectory {
     pub(super) name: Vec<u8>,
     pub(in crate::rescue) host: Option<OwnedFd>,
 }
 
-impl Special {
-    pub(super) fn new(name: &str) -> Special {
-        Special { name: name.into(), host: None }
+impl LostFoundDirectory {
+    pub(super) fn new(name: &str) -> LostFoundDirectory {
+        LostFoundDirectory { name: name.into(), host: None }
     }
 }
 
@@ -31,7 +31,7 @@ impl Walk<'_> {
         &mut self,
         ino: Ino,
         object: Option<Object>,
-        version: &Version,
+        version: &LeafSet,
         reason: &str,
     ) -> Result<()> {
         if object.is_none() && self.index.data.contains_key(&ino.0) {
@@ -51,27 +51,27 @@ impl Walk<'_> {
 
     fn write_partial(
         &mut self,
-        special: &mut Special,
+        special: &mut LostFoundDirectory,
         ino: Ino,
         object: Option<Object>,
-        version: &Version,
+        version: &LeafSet,
     ) -> Result<()> {
         let object = object.unwrap_or_else(|| Object::stand_in(mode::REGULAR | 0o600));
         if object.file_type() != mode::REGULAR {
             return Ok(());
         }
-        self.open_special(special)?;
+        self.open_lost_found(special)?;
         let Some(host) = &special.host else { return Ok(()) };
         let tell = self.telling();
         let (path, left, progress) = (&self.path[..], &mut self.report.left, &mut self.progress);
         let written = &mut |bytes| progress(&tell(path, bytes));
-        let source = Source { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
+        let source = ObjectSource { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
         let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
         made.metadata
     }
 
-    /// A name of the archive may be in the way: then another one is taken.
-    pub(in crate::rescue) fn open_special(&mut self, special: &mut Special) -> Result<()> {
+    /// Creates the directory; if an object of the archive has its name, another name is used.
+    pub(in crate::rescue) fn open_lost_found(&mut self, special: &mut LostFoundDirectory) -> Result<()> {
         let wanted = special.name.clone();
         for attempt in 1..100 {
             if special.host.is_some() {
@@ -88,7 +88,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    pub(super) fn remove_if_empty(&mut self, special: &Special) -> Result<()> {
+    pub(super) fn remove_if_empty(&mut self, special: &LostFoundDirectory) -> Result<()> {
         if special.host.is_some() {
             match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
                 Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}

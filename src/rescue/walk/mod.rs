@@ -1,27 +1,28 @@
-//! Walks from the root over everything that has a name, then over what has none, and writes what is whole.
+//! Walks over all named objects from the root, then over unnamed ones, and writes the complete
+//! ones.
 
 mod lost_found;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
-use super::index::{LeafIndex, Version};
+use super::index::{LeafIndex, LeafSet};
 use super::object::Object;
-use super::write::{self, Source};
-use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
+use super::write::{self, ObjectSource};
+use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, UNNAMED};
 use crate::error::{Error, Result};
-use crate::exchange::LeftOut;
+use crate::exchange::SkippedItems;
 use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, is_root};
-use crate::exchange::staging_dir::{Stage, identity_of, link_again, open_again};
+use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, open_again};
 use crate::exchange::walk::{self, Step};
-use crate::exchange::{Amount, Problem, Progress};
+use crate::exchange::{FileTotals, Problem, Progress};
 use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
 use crate::storage::Identity;
-use lost_found::Special;
+use lost_found::LostFoundDirectory;
 
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -29,42 +30,42 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 pub(super) struct Walk<'a> {
     pub(super) index: LeafIndex,
     pub(super) pager: &'a Pager,
-    pub(super) stage: &'a Stage,
-    /// Where what is not whole goes, when it is wanted at all.
-    pub(super) partial: Option<Special>,
-    item: &'a mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    pub(super) stage: &'a StagingDir,
+    /// Directory for incomplete files, if requested.
+    pub(super) partial: Option<LostFoundDirectory>,
+    item: &'a mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
     pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
     report: RescueReport,
-    /// Inodes that were dealt with: 16 bytes each.
+    /// Inodes already processed: 16 bytes each.
     pub(super) seen: HashSet<u64>,
-    /// How many there are at most, to tell how far the work is.
+    /// Upper bound of the number of objects, for progress.
     objects: u64,
-    /// The first copy of a file with several names: its path, and which one it is.
+    /// First copies of files with several hard links: path and identity.
     links: HashMap<u64, (Vec<u8>, Identity)>,
-    /// Names of inodes of which nothing but data is left.
+    /// Names of inodes of which only data survived.
     pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
-    /// Directories whose mode would keep their owner out: they get it at the end.
+    /// Directories with a mode that denies access to their owner; it is set at the end.
     closed: Vec<(Vec<u8>, Identity, Attributes, Xattrs)>,
     pub(super) path: Vec<u8>,
 }
 
-/// What is left of the entries of a directory, leaf by leaf.
-struct Remains {
+/// Cursor over the surviving entries of a directory, leaf by leaf.
+struct PartialDirectory {
     ino: Ino,
-    version: Version,
-    /// The next of the version's parts.
+    version: LeafSet,
+    /// Next part of the version.
     part: usize,
     entries: VecDeque<(Vec<u8>, u8, Ino)>,
-    /// The last generation in which the entries are known to have been there.
+    /// Last generation in which the entries are known to have existed.
     known: Generation,
 }
 
-impl Remains {
-    fn of(ino: Ino, version: Version) -> Remains {
-        Remains { ino, version, part: 0, entries: VecDeque::new(), known: Generation(0) }
+impl PartialDirectory {
+    fn of(ino: Ino, version: LeafSet) -> PartialDirectory {
+        PartialDirectory { ino, version, part: 0, entries: VecDeque::new(), known: Generation(0) }
     }
 
-    /// After an error, it goes on with the next leaf.
+    /// Returns the next entry; after an error it continues with the next leaf.
     fn next(&mut self, index: &mut LeafIndex) -> Result<Option<(Vec<u8>, u8, Ino)>> {
         while self.entries.is_empty() {
             let part = self.part;
@@ -82,25 +83,26 @@ impl Remains {
     }
 }
 
-/// A directory that was made, and its own record if there is one.
-struct Directory {
+/// Created directory, and its own inode if that survived.
+struct RescuedDirectory {
     host: OwnedFd,
     object: Option<Object>,
 }
 
-/// What was found of an inode.
-enum Outcome {
-    /// A newer version than any that is whole says that it is gone.
+/// Result of searching for an inode.
+enum FindOutcome {
+    /// A version newer than any complete one proves that the inode was deleted.
     Deleted,
     Whole {
         object: Object,
-        version: Version,
+        version: LeafSet,
         failed: Option<String>,
     },
-    /// What is left, when there is an inode record, and why it is not whole.
+    /// Surviving parts, with the inode record if there is one, and the reason for which it is not
+    /// complete.
     Rest {
         object: Option<Object>,
-        version: Version,
+        version: LeafSet,
         reason: String,
     },
 }
@@ -108,9 +110,9 @@ enum Outcome {
 pub(super) fn run(
     index: LeafIndex,
     pager: &Pager,
-    stage: &Stage,
+    stage: &StagingDir,
     options: &RescueOptions,
-    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    item: &mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
     progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
     let report = RescueReport {
@@ -124,7 +126,7 @@ pub(super) fn run(
         snapshots: index.kept.judge(pager)?,
         snapshots_proved: index.kept.proved,
         snapshots_lost: index.kept.lost.clone(),
-        left: LeftOut::extracting(options.privileges),
+        left: SkippedItems::extracting(options.privileges),
         ..RescueReport::default()
     };
     let objects = index.objects();
@@ -132,7 +134,7 @@ pub(super) fn run(
         index,
         pager,
         stage,
-        partial: options.partial.then(|| Special::new(PARTIAL)),
+        partial: options.partial.then(|| LostFoundDirectory::new(PARTIAL)),
         item,
         progress,
         report,
@@ -156,26 +158,26 @@ impl Walk<'_> {
         let (version, reason) = match self
             .find(ROOT_INO, Generation(0), &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))?
         {
-            Outcome::Whole { version, failed, .. } => {
+            FindOutcome::Whole { version, failed, .. } => {
                 self.say_whole(ROOT_INO, &version, failed.as_deref())?;
                 self.report.directories += 1;
                 return self.root(version);
             }
-            Outcome::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
-            Outcome::Rest { version, reason, .. } => (version, reason),
+            FindOutcome::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
+            FindOutcome::Rest { version, reason, .. } => (version, reason),
         };
         self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
         self.root(version)
     }
 
-    /// Directories first, and those that another one will show not by themselves.
+    /// Writes unnamed objects: directories first, except those below another unnamed directory.
     fn unnamed(&mut self) -> Result<()> {
-        let mut special = Special::new(UNNAMED);
+        let mut special = LostFoundDirectory::new(UNNAMED);
         for pass in 0..3 {
             let inodes = std::mem::take(&mut self.index.inodes);
             for &ino in inodes.iter().filter(|ino| **ino <= crate::format::MAX_INO) {
                 if !self.seen.contains(&ino) && self.is_of_pass(pass, Ino(ino), &inodes)? {
-                    self.open_special(&mut special)?;
+                    self.open_lost_found(&mut special)?;
                     let Some(host) = &special.host else { continue };
                     let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
@@ -214,12 +216,12 @@ impl Walk<'_> {
         Ok(pass == 1 || !comes_later)
     }
 
-    fn root(&mut self, version: Version) -> Result<()> {
+    fn root(&mut self, version: LeafSet) -> Result<()> {
         let host = self.stage.target().try_clone().map_err(|e| Error::io("cannot open the target", e))?;
-        self.walk(Remains::of(ROOT_INO, version), Directory { host, object: None })
+        self.walk(PartialDirectory::of(ROOT_INO, version), RescuedDirectory { host, object: None })
     }
 
-    fn walk(&mut self, remains: Remains, directory: Directory) -> Result<()> {
+    fn walk(&mut self, remains: PartialDirectory, directory: RescuedDirectory) -> Result<()> {
         let mut tree = walk::Walk::new();
         tree.enter(&self.path, remains, directory);
         while let Some(step) =
@@ -238,28 +240,29 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole. It is named in a leaf of
-    /// generation `named`: records from before that do not say that it was deleted.
+    /// Tries the versions of an inode, newest first; `attempt` fails with `Damaged` for an
+    /// incomplete one. The inode's name is in a leaf of generation `named`: older records without
+    /// the inode do not prove a deletion.
     fn find(
         &mut self,
         ino: Ino,
         named: Generation,
-        attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>,
-    ) -> Result<Outcome> {
+        attempt: &mut dyn FnMut(&mut Self, &Object, &LeafSet) -> Result<()>,
+    ) -> Result<FindOutcome> {
         let mut failed: Option<String> = None;
         let mut rest = None;
         for version in self.index.versions(ino) {
             let object = match Object::load(&mut self.index, &version, ino) {
                 Ok(None) => {
-                    // It did not exist yet, or no more.
+                    // The inode did not exist yet, or was deleted.
                     let younger = named > version.generation || self.index.existed_after(ino, version.generation)?;
                     if failed.is_none() && !younger {
-                        return Ok(Outcome::Deleted);
+                        return Ok(FindOutcome::Deleted);
                     }
                     failed = failed.or_else(|| Some("the records that are left are from before it was made".into()));
                     break;
                 }
-                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Outcome::Deleted),
+                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(FindOutcome::Deleted),
                 Ok(Some(object)) => object,
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
@@ -268,7 +271,7 @@ impl Walk<'_> {
                 Err(error) => return Err(error),
             };
             match attempt(self, &object, &version) {
-                Ok(()) => return Ok(Outcome::Whole { object, version, failed }),
+                Ok(()) => return Ok(FindOutcome::Whole { object, version, failed }),
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
                     rest = rest.or(Some((object, version)));
@@ -278,15 +281,15 @@ impl Walk<'_> {
         }
         let reason = failed.unwrap_or_else(|| "not all leaves that describe it are left".into());
         if let Some((object, version)) = rest {
-            return Ok(Outcome::Rest { object: Some(object), version, reason });
+            return Ok(FindOutcome::Rest { object: Some(object), version, reason });
         }
         let version = self.index.remains(ino);
         let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
-        Ok(Outcome::Rest { object, version, reason })
+        Ok(FindOutcome::Rest { object, version, reason })
     }
 
-    /// Whether all entries of a directory are there.
-    fn try_directory(&mut self, object: &Object, version: &Version, ino: Ino) -> Result<()> {
+    /// Checks that all entries of a directory are readable.
+    fn try_directory(&mut self, object: &Object, version: &LeafSet, ino: Ino) -> Result<()> {
         if !object.is_directory() {
             return Err(Error::damaged("it is no directory"));
         }
@@ -300,19 +303,19 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What is told while so many bytes of the file at a path are written.
+    /// Returns a function that builds the progress report while a file is written.
     fn telling(&self) -> impl Fn(&[u8], u64) -> RescueProgress<'_> + use<> {
         let (files, before) = (self.report.files, self.report.bytes);
-        // Names are met as well of which nothing else is left.
+        // Some names belong to inodes of which nothing else survived.
         let (passed, all) = (self.objects.min(self.seen.len() as u64), self.objects);
-        let objects = |files| Amount { files, bytes: 0 };
+        let objects = |files| FileTotals { files, bytes: 0 };
         move |path, bytes| {
             let progress = Progress { files, bytes: before + bytes, passed: objects(passed), path };
             RescueProgress::Writing(progress, objects(all))
         }
     }
 
-    /// Deals with one object; a directory is made and returned, its entries follow.
+    /// Processes one object. Returns a directory to descend into.
     fn entry(
         &mut self,
         at: &OwnedFd,
@@ -320,7 +323,7 @@ impl Walk<'_> {
         ino: Ino,
         named_type: Option<u8>,
         named: Generation,
-    ) -> Result<Option<(Remains, Directory)>> {
+    ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
         let tell = self.telling();
         (self.progress)(&tell(&self.path, 0))?;
         if !self.seen.insert(ino.0) {
@@ -333,20 +336,20 @@ impl Walk<'_> {
             }
             let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
             let written = &mut |bytes| progress(&tell(path, bytes));
-            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
+            let source = ObjectSource { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
             made = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
         })?;
         match found {
-            Outcome::Deleted => Ok(None),
-            Outcome::Whole { object, version, failed } if object.is_directory() => {
+            FindOutcome::Deleted => Ok(None),
+            FindOutcome::Whole { object, version, failed } if object.is_directory() => {
                 let host = write::directory(self.stage, at, name)?;
                 self.report.directories += 1;
                 self.say_whole(ino, &version, failed.as_deref())?;
-                Ok(Some((Remains::of(ino, version), Directory { host, object: Some(object) })))
+                Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object: Some(object) })))
             }
-            Outcome::Whole { object, version, failed } => {
-                // None for a device that was left out.
+            FindOutcome::Whole { object, version, failed } => {
+                // `None` for a device that was skipped.
                 let Some((made, identity)) = made.and_then(|made| made.identity.map(|which| (made, which))) else {
                     return Ok(None);
                 };
@@ -356,7 +359,7 @@ impl Walk<'_> {
                 self.note(made.metadata)?;
                 Ok(None)
             }
-            Outcome::Rest { object, version, reason } => {
+            FindOutcome::Rest { object, version, reason } => {
                 let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
                 if kind == mode::DIRECTORY {
                     return self.broken_directory(at, name, ino, object, version, &reason);
@@ -378,28 +381,28 @@ impl Walk<'_> {
         }
     }
 
-    /// What is left of its entries still names whole files.
+    /// Creates a directory that is not complete; its surviving entries still name complete files.
     fn broken_directory(
         &mut self,
         at: &OwnedFd,
         name: &[u8],
         ino: Ino,
         object: Option<Object>,
-        version: Version,
+        version: LeafSet,
         reason: &str,
-    ) -> Result<Option<(Remains, Directory)>> {
+    ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
         if version.parts() == 0 {
             self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
         }
         let host = write::directory(self.stage, at, name)?;
         self.say(RescueState::Partial, ino, version.generation, false, reason)?;
-        // All leaves, not only those of the version that came closest.
+        // All leaves, not only those of the version that was most complete.
         let version = self.index.remains(ino);
-        Ok(Some((Remains::of(ino, version), Directory { host, object })))
+        Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object })))
     }
 
-    /// A further name of a file that was made; of one that was not there is nothing to link to.
+    /// Creates a further hard link of a file, unless the file was not written.
     fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
         let Some((first, made)) = self.links.get(&ino.0) else { return Ok(()) };
         link_again(self.stage.target(), first, *made, at, name)?;
@@ -407,14 +410,14 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Times last: every entry made in a directory changes them.
-    fn finish(&mut self, ino: Ino, directory: Directory) -> Result<()> {
-        let Directory { host: made, object: Some(object) } = directory else { return Ok(()) };
+    /// Sets the times last, because every created entry changes them.
+    fn finish(&mut self, ino: Ino, directory: RescuedDirectory) -> Result<()> {
+        let RescuedDirectory { host: made, object: Some(object) } = directory else { return Ok(()) };
         let attributes = object.attributes(ino);
         let xattrs = object.xattrs;
-        let host = attributes::Object::open(&made);
+        let host = attributes::XattrObject::open(&made);
         attributes::put(&xattrs, &host, Phase::BeforeMode, &self.path, &mut self.report.left);
-        // Root gets in all the same, and the directory is at hand.
+        // Root has access nevertheless, and can set the mode now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
             self.closed.push((self.path.clone(), identity_of(&made)?, attributes, xattrs));
             return Ok(());
@@ -430,7 +433,7 @@ impl Walk<'_> {
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
-                let host = attributes::Object::open(&directory);
+                let host = attributes::XattrObject::open(&directory);
                 attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
                 Ok(())
             });
@@ -439,7 +442,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn say_whole(&mut self, ino: Ino, version: &Version, failed: Option<&str>) -> Result<()> {
+    fn say_whole(&mut self, ino: Ino, version: &LeafSet, failed: Option<&str>) -> Result<()> {
         self.report.older += u64::from(failed.is_some());
         self.say(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
     }
@@ -459,23 +462,24 @@ impl Walk<'_> {
         }
         let unproved = state == RescueState::Whole && !older && generation < self.index.newest; // RESCUE-3
         self.report.unproved += u64::from(unproved);
-        (self.item)(&Rescued { state, path: &self.path, ino, generation, older, unproved, reason })
+        (self.item)(&RescuedObject { state, path: &self.path, ino, generation, older, unproved, reason })
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
         self.tolerate(result.map(Some)).map(drop)
     }
 
-    /// Notes a failure that concerns one object, passes on one that ends the rescue.
+    /// Records a failure of one object; returns an error that ends the rescue.
     pub(super) fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::tolerate(&mut self.report.problems, &self.path, result)
     }
 }
 
-/// Names, types and inodes of the entries that one part of a version has of a directory. Names that lead out of it are refused by the decoder.
+/// Calls `f` with name, type and inode of the entries in one part of a version of a directory. The
+/// decoder refuses names that lead out of it.
 fn visit_entries(
     index: &mut LeafIndex,
-    part: (&Version, usize),
+    part: (&LeafSet, usize),
     directory: Ino,
     f: &mut dyn FnMut(&[u8], u8, Ino),
 ) -> Result<()> {

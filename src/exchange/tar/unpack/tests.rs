@@ -26,7 +26,7 @@ fn member(name: &str, kind: u8, link: &str, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn unpack(place: &Path, mut tar: &[u8]) -> Result<Unpacked> {
+fn unpack(place: &Path, mut tar: &[u8]) -> Result<UnpackReport> {
     unpack_tar(
         &mut tar,
         place,
@@ -39,7 +39,7 @@ fn unpack(place: &Path, mut tar: &[u8]) -> Result<Unpacked> {
     )
 }
 
-fn unpack_members(place: &Path, members: &[Vec<u8>]) -> Result<Unpacked> {
+fn unpack_members(place: &Path, members: &[Vec<u8>]) -> Result<UnpackReport> {
     unpack(place, &[members.concat(), vec![0; 2 * BLOCK]].concat())
 }
 
