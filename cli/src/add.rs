@@ -137,12 +137,12 @@ pub(crate) fn copy_in(
             ));
         }
     }
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     Ok(report)
 }
 
 fn summary(args: &Args, report: &ImportReport) -> Value {
-    let mut summary = output::summary(&report.copied, &report.left);
+    let mut summary = output::summary(&report.copied, &report.skipped);
     summary["problems"] = output::problems(&report.problems).into();
     if args.mirror {
         summary["unchanged"] = json!(report.unchanged);

@@ -126,7 +126,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
             done
         }
         None => {
-            let beside = destination.beside().map_err(failed)?;
+            let beside = destination.create_new().map_err(failed)?;
             let done = source.fill(&Place::File(beside.file()))?;
             destination.take(beside).map_err(failed)?;
             remember(args, source);

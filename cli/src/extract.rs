@@ -52,8 +52,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (opened, interrupt) = archive.read_watched(&args.moment)?;
     let report = copy_out(&archive, &opened, &interrupt, "extracted", &paths, &options)?;
     if args.json {
-        let mut summary = output::summary(&report.copied, &report.left);
-        summary["privileges_left"] = report.left.privileges.count.into();
+        let mut summary = output::summary(&report.copied, &report.skipped);
+        summary["privileges_left"] = report.skipped.privileges.count.into();
         summary["problems"] = output::problems(&report.problems).into();
         output::print_json(&summary)?;
     }
@@ -84,6 +84,6 @@ pub(crate) fn copy_out(
     })?;
     bar.done(verb, Some(report.copied.files), report.copied.bytes);
     output::complain_of(&report.problems);
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     Ok(report)
 }

@@ -83,9 +83,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     closed.map_err(failed)?;
     bar.done("imported", Some(report.copied.files), report.copied.bytes);
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     if args.json {
-        output::print_json(&output::summary(&report.copied, &report.left))?;
+        output::print_json(&output::summary(&report.copied, &report.skipped))?;
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line(&summary(&report, args.snapshot.is_some()))?;
     }
     out.finish()?;
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     output::complain_of(&report.problems);
     if let Some(failure) = failed {
         return Err(failure);
@@ -260,8 +260,8 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "pages": report.pages,
             "unreadable_blocks": report.unreadable_blocks,
             "newest_generation": report.newest.0,
-            "attributes_left": report.left.attributes.count,
-            "privileges_left": report.left.privileges.count,
+            "attributes_left": report.skipped.attributes.count,
+            "privileges_left": report.skipped.privileges.count,
             "problems": output::problems(&report.problems),
         }
     })

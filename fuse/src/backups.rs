@@ -13,7 +13,7 @@ pub(crate) fn make(backups: Backups, how: How, mut client: ClientConnection) -> 
     let Some(file) = client.file.take() else {
         return Err(Error::invalid("a backup goes into a file that comes with the request"));
     };
-    let file = BackupDestination::given(file)?;
+    let file = BackupDestination::adopt(file)?;
     // A backup that nobody waits for keeps nothing from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;

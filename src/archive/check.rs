@@ -39,11 +39,11 @@ impl Archive {
     /// of file data once.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
         let mut report = check(&self.fs, full, progress)?;
-        let told: HashSet<u64> = report.findings.iter().filter_map(|finding| finding.block).collect();
+        let reported: HashSet<u64> = report.findings.iter().filter_map(|finding| finding.block).collect();
         let mut outside = self.check_outside()?;
         // Losses already reported with the affected file are not repeated.
         outside.extend(
-            self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !told.contains(&block))),
+            self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !reported.contains(&block))),
         );
         let (notes, findings): (Vec<_>, Vec<_>) =
             outside.into_iter().partition(|finding| finding.severity == Severity::Note);

@@ -49,12 +49,12 @@ impl Archive {
             entry.sync_directory().map_err(cannot("syncing the directory of"))?;
             Ok(created)
         };
-        let made = filled.and_then(synced).inspect_err(|_| {
+        let created = filled.and_then(synced).inspect_err(|_| {
             if let Err(error) = entry.remove(&*file) {
                 tracing::warn!(%error, "cannot remove the unfinished archive");
             }
         })?;
-        made.remember();
+        created.remember();
         Ok(())
     }
 

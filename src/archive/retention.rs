@@ -124,10 +124,10 @@ impl RetentionPolicy {
     pub fn kept_by(&self, times: &[Timestamp]) -> Vec<Vec<RetentionRule>> {
         let mut kept = vec![Vec::new(); times.len()];
         for (rule, count) in self.rules() {
-            let (mut left, mut periods) = (count, BTreeSet::new());
+            let (mut remaining, mut periods) = (count, BTreeSet::new());
             for (time, kept) in times.iter().zip(&mut kept).rev() {
-                if left > 0 && (periods.insert(rule.period_of(*time)) || rule == RetentionRule::Last) {
-                    left -= 1;
+                if remaining > 0 && (periods.insert(rule.period_of(*time)) || rule == RetentionRule::Last) {
+                    remaining -= 1;
                     kept.push(rule);
                 }
             }

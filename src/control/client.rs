@@ -242,11 +242,11 @@ impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             (self.go_on)().map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-            let left = self.until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            let remaining = self.until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
+            if remaining.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            self.stream.set_read_timeout(Some(left.min(LOOK)))?;
+            self.stream.set_read_timeout(Some(remaining.min(LOOK)))?;
             match self.stream.read(buffer) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
                 read => return read,

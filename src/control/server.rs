@@ -165,11 +165,11 @@ impl ClientConnection {
     /// # Errors
     /// `Interrupted` when the client has disconnected, or the response is too long.
     pub fn send(&self, what: &Response) -> Result<()> {
-        let told = line(what).and_then(|line| {
+        let sent = line(what).and_then(|line| {
             let mut stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
             stream.write_all(&line)
         });
-        told.map_err(send_failure)
+        sent.map_err(send_failure)
     }
 
     /// Sends a response like [`Self::send`] to a slow reader, and calls `go_on` while it waits.
@@ -179,10 +179,10 @@ impl ClientConnection {
     pub fn send_interruptible(&self, what: &Response, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
         let line = line(what).map_err(send_failure)?;
         let Some(mut stream) = self.stream.as_ref() else { return Err(Error::Interrupted(0)) };
-        let mut left = &line[..];
-        while !left.is_empty() {
-            match stream.write(left) {
-                Ok(count) => left = &left[count..],
+        let mut unsent = &line[..];
+        while !unsent.is_empty() {
+            match stream.write(unsent) {
+                Ok(count) => unsent = &unsent[count..],
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                     go_on()?
                 }

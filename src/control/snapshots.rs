@@ -79,8 +79,9 @@ pub fn list_snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Snaps
     let mut all: Vec<SnapshotInfo> = Vec::new();
     loop {
         let after = all.last().map_or(0, |last| last.id);
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
-        match send_request_within(socket, owner, &Request::SnapshotList { after, held }, left)? {
+        let remaining =
+            until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        match send_request_within(socket, owner, &Request::SnapshotList { after, held }, remaining)? {
             Response::Snapshots { snapshots, more } => {
                 if !append_page(&mut all, snapshots, more) {
                     return Err(Error::invalid("the daemon's list of snapshots has no end"));

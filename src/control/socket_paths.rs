@@ -51,8 +51,10 @@ pub fn own_runtime_dir(xdg_runtime_dir: Option<&OsStr>, user: u32) -> OwnRuntime
 
 fn own_runtime_dir_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> OwnRuntimeDir {
     let is_ours = |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
-    if let Some(given) = xdg_runtime_dir.map(PathBuf::from).filter(|given| given.is_absolute()).filter(is_ours) {
-        return OwnRuntimeDir::Ready(given);
+    if let Some(directory) =
+        xdg_runtime_dir.map(PathBuf::from).filter(|directory| directory.is_absolute()).filter(is_ours)
+    {
+        return OwnRuntimeDir::Ready(directory);
     }
     if user == 0 {
         return OwnRuntimeDir::Ready(root.join("run"));
@@ -111,8 +113,8 @@ fn runtime_dirs_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -
             found.push(RuntimeDir { runtime, owner: user });
         }
     };
-    if let Some(given) = xdg_runtime_dir.map(PathBuf::from).filter(|given| given.is_absolute()) {
-        add(given);
+    if let Some(directory) = xdg_runtime_dir.map(PathBuf::from).filter(|directory| directory.is_absolute()) {
+        add(directory);
     }
     if user != 0 {
         add(root.join(format!("run/user/{user}")));
@@ -169,7 +171,8 @@ mod tests {
         let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         // Whoever runs this may be root, who has /run whatever lies elsewhere.
         let user = if me == 0 { 1 } else { me };
-        let chosen = |given: Option<&Path>| own_runtime_dir_below(root.path(), given.map(Path::as_os_str), user);
+        let chosen =
+            |directory: Option<&Path>| own_runtime_dir_below(root.path(), directory.map(Path::as_os_str), user);
         let own = root.path().join(fallback(user));
         assert_eq!(chosen(None), OwnRuntimeDir::Missing(own.clone()));
         assert_eq!(chosen(Some(Path::new("relative"))), OwnRuntimeDir::Missing(own.clone()));
@@ -179,9 +182,9 @@ mod tests {
             set_mode(&own, mode);
             assert_eq!(chosen(None).ready().is_some(), private, "{mode:o}");
         }
-        let given = tempfile::tempdir().unwrap();
-        std::os::unix::fs::chown(given.path(), Some(user), None).unwrap();
-        assert_eq!(chosen(Some(given.path())), OwnRuntimeDir::Ready(given.path().to_path_buf()));
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), Some(user), None).unwrap();
+        assert_eq!(chosen(Some(directory.path())), OwnRuntimeDir::Ready(directory.path().to_path_buf()));
         let elsewhere = root.path().join("elsewhere");
         fs::rename(&own, &elsewhere).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
@@ -199,7 +202,7 @@ mod tests {
         assert!(runtime_dirs_below(root.path(), None, user).iter().any(|place| place.runtime == beside("c")));
         assert_eq!(own_runtime_dir_below(root.path(), None, 0), OwnRuntimeDir::Ready(root.path().join("run")));
         if me == 0 {
-            let others = Some(given.path().as_os_str());
+            let others = Some(directory.path().as_os_str());
             assert_eq!(own_runtime_dir_below(root.path(), others, 0), OwnRuntimeDir::Ready(root.path().join("run")));
         }
     }
@@ -217,15 +220,15 @@ mod tests {
         ] {
             fs::create_dir_all(root.path().join(directory)).unwrap();
         }
-        let given = root.path().join("run/user/1000");
-        let shown = |user, given: Option<&Path>| -> Vec<(String, u32)> {
-            let places = runtime_dirs_below(root.path(), given.map(Path::as_os_str), user);
+        let directory = root.path().join("run/user/1000");
+        let shown = |user, directory: Option<&Path>| -> Vec<(String, u32)> {
+            let places = runtime_dirs_below(root.path(), directory.map(Path::as_os_str), user);
             let relative = |place: &RuntimeDir| place.runtime.strip_prefix(root.path()).unwrap().display().to_string();
             places.iter().map(|place| (relative(place), place.owner)).collect()
         };
         let own = [("run/user/1000".to_owned(), 1000), ("tmp/lockbox-1000".to_owned(), 1000)];
         assert_eq!(shown(1000, None), own);
-        assert_eq!(shown(1000, Some(&given)), own);
+        assert_eq!(shown(1000, Some(&directory)), own);
         let all = [
             ("run".into(), 0),
             ("run/user/7".into(), 7),

@@ -1,4 +1,4 @@
-//! Both halves of the control socket against each other.
+//! Tests of client and server of the control socket against each other.
 
 use std::io::{Read, Seek, Write as _};
 use std::ops::ControlFlow;
@@ -56,7 +56,7 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     assert!(matches!(send_request(&socket, me(), &Request::Sync), Ok(Response::Done)));
     let all = list_daemons(&own(runtime.path())).unwrap();
     assert_eq!(all.len(), 1);
-    // What the kernel says of the process and its user counts, not what that says of itself.
+    // Process and user id are those of the peer credentials, not those in the status.
     assert_eq!(all[0].1.pid, std::process::id());
     assert_eq!(all[0].1.uid, nix::unistd::geteuid().as_raw());
 
@@ -79,7 +79,7 @@ fn the_socket_is_taken_away_where_it_was_whatever_hides_the_path() {
     drop(waits);
     server.finish();
     assert!(!socket_path(&aside, &name()).exists());
-    // A mount that fails takes it away as well.
+    // A failed mount removes it too.
     drop(listen(&aside, &name()).unwrap());
     assert!(!socket_path(&aside, &name()).exists());
 }
@@ -142,7 +142,7 @@ fn nothing_is_asked_where_another_user_is_expected() {
     let _server = serve(runtime.path(), &name(), describe).unwrap();
     let place = RuntimeDir { owner: own(runtime.path()).owner + 1, ..own(runtime.path()) };
     assert!(list_daemons(&place).unwrap().is_empty());
-    // Neither is a link followed, which may lead to the socket of another service.
+    // A symbolic link is not followed either: it may lead to the socket of another service.
     let elsewhere = tempfile::tempdir().unwrap();
     let sockets = elsewhere.path().join("lockbox");
     std::fs::create_dir(&sockets).unwrap();
@@ -209,7 +209,7 @@ fn who_takes_no_connection_is_left_in_time() {
     std::fs::create_dir(runtime.path().join("lockbox")).unwrap();
     let socket = socket_path(runtime.path(), &name());
     let listener = UnixListener::bind(&socket).unwrap();
-    // A listener's queue is full when a connection has to wait.
+    // The listener's queue is full when a connection has to wait.
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     assert!(matches!(
@@ -218,7 +218,7 @@ fn who_takes_no_connection_is_left_in_time() {
     ));
 }
 
-/// Also of a long line, which comes in parts.
+/// Includes a long line, which is received in parts.
 #[test]
 fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     let runtime = tempfile::tempdir().unwrap();
@@ -303,7 +303,8 @@ fn a_strangers_text_is_cut() {
     }
 }
 
-/// The time counts from the question, not from the last byte: it ends the reading although a byte lies there each time.
+/// The deadline counts from the request, not from the last byte: it ends the reading although each
+/// read finds a byte.
 #[test]
 fn a_daemon_that_answers_in_drops_is_left_in_time() {
     let runtime = tempfile::tempdir().unwrap();
@@ -377,11 +378,11 @@ fn a_daemon_has_its_client_do_things_before_it_answers() {
         let done = made(path.clone());
         client.send(&Response::Kept { name: SnapshotName(b"told".to_vec()) }).unwrap();
         let failed = made(path);
-        // What has no place in a line is not sent in part.
+        // A response that is too long for a line is not sent in part.
         let long = TreePath(vec![0; 12 << 10]);
         let long = vec![PathDifference { path: long, from: None, change: String::new(), changed: false }; 3];
         assert!(client.send(&Response::Differing { found: long }).is_err());
-        // What failed is said, whichever kind of error it becomes.
+        // The failure is reported, regardless of its error kind.
         let is_right = done.is_ok() && matches!(&failed, Err(Error::NoSpace(text)) if text.starts_with("it: No space"));
         if is_right { Response::Done } else { Response::Failed { message: format!("{done:?} {failed:?}") } }
     });
@@ -424,7 +425,7 @@ fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
         exchange_messages(&socket, me(), &Request::Sync, &|| Ok(()), &mut |_| Err(Error::NotPermitted));
     assert!(matches!(went, Err(Error::NotPermitted)), "{went:?}");
     assert!(matches!(end.recv_timeout(Duration::from_secs(60)), Ok(Err(Error::Interrupted(_)))));
-    // It listens, and does nothing.
+    // It listens and does not respond.
     let silent = exchange_messages(&socket, me(), &Request::Purge, &|| Ok(()), &mut |response| {
         Ok(match response {
             Response::MakeDirectory { .. } => ControlFlow::Continue(None),
@@ -433,7 +434,7 @@ fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
     });
     assert!(matches!(silent, Ok(Response::Done)), "{silent:?}");
     assert!(matches!(end.recv_timeout(Duration::from_secs(60)), Ok(Err(Error::Interrupted(_)))));
-    // An interrupted user leaves at once.
+    // An interrupt ends the wait at once.
     let left: crate::Result<()> =
         exchange_messages(&socket, me(), &Request::Sync, &|| Err(Error::Interrupted(2)), &mut |_| {
             Ok(ControlFlow::Continue(None))
@@ -464,7 +465,7 @@ fn what_a_set_holds_is_asked_within_bounds() {
     let error = query_held_bytes(server.socket(), me(), vec![(1, 2); 5000], None).unwrap_err();
     assert!(error.to_string().contains("at most 1400 groups"), "{error}");
     server.finish();
-    // As a daemon says that does not know the question.
+    // Response of a daemon that does not know the request.
     let older = |_| Response::Failed { message: "request not understood: unknown variant".into() };
     let server = serve(runtime.path(), &name(), older).unwrap();
     let error = query_held_bytes(server.socket(), me(), vec![(1, 2)], None).unwrap_err();

@@ -104,13 +104,13 @@ pub(crate) fn import(
     fs: &FileSystem,
     ino: Ino,
     path: &[u8],
-    left: &mut SkippedItems,
+    skipped: &mut SkippedItems,
 ) -> Result<()> {
     for (name, value) in read(object)? {
         match fs.set_xattr(ino, &name, &value, XattrMode::Set) {
             // A host-specific attribute, or an access control list that Linux could not read back.
             Err(error @ (Error::Unsupported(_) | Error::AttributeTooLarge | Error::NotPermitted)) => {
-                left.attributes.add(path, &name, &error);
+                skipped.attributes.add(path, &name, &error);
             }
             other => other?,
         }
@@ -145,7 +145,7 @@ pub(crate) fn read(object: &XattrObject<'_>) -> Result<XattrMap> {
 }
 
 /// Returns whether `ino` has the same attributes as a host file, as far as archives store them.
-pub(crate) fn same(object: &XattrObject<'_>, fs: &FileSystem, ino: Ino) -> Result<bool> {
+pub(crate) fn is_equal(object: &XattrObject<'_>, fs: &FileSystem, ino: Ino) -> Result<bool> {
     let mut host = read(object)?;
     host.retain(|name, _| is_kept(name));
     let stored = comparable_names(fs, ino)?;
@@ -161,12 +161,12 @@ pub(crate) fn same(object: &XattrObject<'_>, fs: &FileSystem, ino: Ino) -> Resul
 }
 
 /// Copies the attributes of a host file to `ino` and removes all others.
-pub(crate) fn renew(
+pub(crate) fn update(
     object: &XattrObject<'_>,
     fs: &FileSystem,
     ino: Ino,
     path: &[u8],
-    left: &mut SkippedItems,
+    skipped: &mut SkippedItems,
 ) -> Result<()> {
     let host = read(object)?;
     for name in comparable_names(fs, ino)? {
@@ -174,7 +174,7 @@ pub(crate) fn renew(
             fs.remove_xattr(ino, &name)?;
         }
     }
-    import(object, fs, ino, path, left)
+    import(object, fs, ino, path, skipped)
 }
 
 /// Returns the names of stored attributes that the host would also list for the caller: `trusted.`
@@ -191,7 +191,7 @@ fn is_kept(name: &[u8]) -> bool {
 }
 
 /// Removes the access control lists of an existing object, because a copy sets its own permissions.
-pub(crate) fn forget_lists(fs: &FileSystem, ino: Ino) -> Result<()> {
+pub(crate) fn remove_access_lists(fs: &FileSystem, ino: Ino) -> Result<()> {
     ACCESS_LISTS.into_iter().try_for_each(|name| fs.remove_xattr(ino, name))
 }
 
@@ -203,19 +203,19 @@ pub(crate) enum Phase {
 }
 
 /// Sets the attributes of one phase on a host file; counts refused ones.
-pub(crate) fn put(
+pub(crate) fn set_for_phase(
     xattrs: &[(Vec<u8>, Vec<u8>)],
     object: &XattrObject<'_>,
     phase: Phase,
     path: &[u8],
-    left: &mut SkippedItems,
+    skipped: &mut SkippedItems,
 ) {
     for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER) == (phase == Phase::BeforeMode)) {
-        if left.withholds_attribute(path, name) {
+        if skipped.withholds_attribute(path, name) {
             continue;
         }
         if let Err(errno) = object.set(name, value) {
-            left.attributes.add(path, name, &std::io::Error::from(errno));
+            skipped.attributes.add(path, name, &std::io::Error::from(errno));
         }
     }
 }
@@ -227,16 +227,16 @@ pub(crate) fn extract(
     object: &XattrObject<'_>,
     phase: Phase,
     path: &[u8],
-    left: &mut SkippedItems,
+    skipped: &mut SkippedItems,
 ) -> Result<()> {
     for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(USER) != (phase == Phase::BeforeMode) || left.withholds_attribute(path, name) {
+        if name.starts_with(USER) != (phase == Phase::BeforeMode) || skipped.withholds_attribute(path, name) {
             continue;
         }
         // ENOSPC may also mean that only the space for attributes is exhausted, and the file's
         // content is complete by now.
         if let Err(errno) = object.set(name, &fs.xattr(ino, name)?) {
-            left.attributes.add(path, name, &std::io::Error::from(errno));
+            skipped.attributes.add(path, name, &std::io::Error::from(errno));
         }
     }
     Ok(())

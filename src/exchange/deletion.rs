@@ -60,14 +60,14 @@ impl MirrorPlan {
     }
 
     /// Cancels the deletion of an object that exists in the source.
-    pub(super) fn spare(&mut self, parent: Ino, name: &[u8]) {
+    pub(super) fn keep(&mut self, parent: Ino, name: &[u8]) {
         if !self.doomed.is_empty() {
             self.doomed.remove(&(parent, name.to_vec()));
         }
     }
 
     /// Returns the number of subtrees that are still to be deleted.
-    pub(super) fn still_to_go(&self) -> u64 {
+    pub(super) fn remaining(&self) -> u64 {
         self.doomed.len() as u64
     }
 
@@ -76,7 +76,7 @@ impl MirrorPlan {
     ///
     /// # Errors
     /// `Invalid` if it may not be replaced.
-    pub(super) fn may_replace(&self, existing: &Attributes) -> Result<()> {
+    pub(super) fn check_replaceable(&self, existing: &Attributes) -> Result<()> {
         if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
             return Err(Error::invalid("it became another kind of object since the plan was made"));
         }
@@ -85,7 +85,7 @@ impl MirrorPlan {
 
     /// Executes the remaining deletions; calls `deleted` with each path and the number of deleted
     /// objects or the error.
-    pub(super) fn carry_out(
+    pub(super) fn execute(
         &mut self,
         fs: &FileSystem,
         mut deleted: impl FnMut(&[u8], Result<u64>) -> Result<()>,
@@ -126,9 +126,9 @@ pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Att
     let mut path = Vec::new(); // unused
     while let Some(step) = tree.next(&mut path) {
         match step? {
-            Step::Leave(Directory { kept: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
+            Step::Leave(Directory { state: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
             Step::Entry(Entry { name, attributes }, directory) => {
-                let parent = directory.kept.2;
+                let parent = directory.state.2;
                 if attributes.is_directory() {
                     tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
                     continue;
@@ -146,13 +146,13 @@ const AGAIN: u32 = 64;
 
 /// Deletes a tree like [`delete_tree`] although programs may still use it. Objects that were
 /// deleted or moved meanwhile are skipped, because they belong to another place now; a directory
-/// that is filled again and again is left, with its parents. Calls `left` for each file that has
+/// that is filled again and again is left, with its parents. Calls `on_other_link` for each file that has
 /// another hard link, whether or not that is deleted later. `go_on` is called before each object.
 pub(super) fn delete_beside_users(
     fs: &FileSystem,
     (parent, name): (Ino, &[u8]),
     found: &Attributes,
-    left: &mut dyn FnMut(Ino),
+    on_other_link: &mut dyn FnMut(Ino),
     go_on: &mut dyn FnMut() -> Result<()>,
 ) -> Result<u64> {
     let mut unlink = |parent, name: &[u8], found: &Attributes| match fs.unlink(parent, name) {
@@ -160,7 +160,7 @@ pub(super) fn delete_beside_users(
         unlinked => {
             unlinked?;
             if found.links > 1 {
-                left(found.ino);
+                on_other_link(found.ino);
             }
             Ok(1)
         }
@@ -174,7 +174,7 @@ pub(super) fn delete_beside_users(
     while let Some(step) = tree.next(&mut path) {
         go_on()?;
         match step? {
-            Step::Leave(Directory { kept: (parent, name, ino), .. }) => match fs.remove_directory(parent, &name) {
+            Step::Leave(Directory { state: (parent, name, ino), .. }) => match fs.remove_directory(parent, &name) {
                 Err(Error::NotEmpty) if again < AGAIN => {
                     again += 1;
                     tree.descend(fs, b"", ino, (parent, name, ino))?;
@@ -187,7 +187,7 @@ pub(super) fn delete_beside_users(
             },
             // Look up the current state: entries are listed in batches.
             Step::Entry(Entry { name, attributes }, directory) => {
-                let parent = directory.kept.2;
+                let parent = directory.state.2;
                 match fs.lookup(parent, &name) {
                     Ok(now) if now.ino != attributes.ino => {}
                     Ok(now) if now.is_directory() => tree.descend(fs, b"", now.ino, (parent, name, now.ino))?,

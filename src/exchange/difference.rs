@@ -44,7 +44,7 @@ pub(super) fn difference(
     // A symbolic link has no mode.
     let same_mode = kind == mode::SYMLINK || (existing.mode ^ stat.st_mode) & mode::PERMISSIONS == 0;
     let same_owner = (existing.uid, existing.gid) == (stat.st_uid, stat.st_gid);
-    if same_mode && same_owner && modified == existing.mtime && attributes::same(object, fs, existing.ino)? {
+    if same_mode && same_owner && modified == existing.mtime && attributes::is_equal(object, fs, existing.ino)? {
         return Ok(Difference::None);
     }
     Ok(Difference::Metadata)

@@ -45,7 +45,7 @@ pub struct ExtractOptions {
 pub struct ExtractReport {
     pub copied: CopyCounts,
     /// Extended attributes that could not be set, and skipped privileges.
-    pub left: SkippedItems,
+    pub skipped: SkippedItems,
     /// Failures of single objects.
     pub problems: Vec<Problem>,
 }
@@ -70,7 +70,7 @@ pub fn extract(
     let stage = StagingDir::new(&options.to, &SystemEnvironment)?;
     if !options.replace {
         for top in &tops {
-            if stage.occupied(&top.entry.name)? {
+            if stage.has_entry(&top.entry.name)? {
                 return Err(in_the_way(&top.entry.name, &options.to));
             }
         }
@@ -81,7 +81,7 @@ pub fn extract(
         filter: &options.filter,
         of_root: false,
         progress,
-        report: ExtractReport { left: SkippedItems::extracting(options.privileges), ..ExtractReport::default() },
+        report: ExtractReport { skipped: SkippedItems::extracting(options.privileges), ..ExtractReport::default() },
         tally: CopyTally::default(),
         links: HashMap::new(),
         closed: Vec::new(),
@@ -198,8 +198,8 @@ impl<'a> Extract<'a> {
         self.descend(&mut tree, first)?;
         while let Some(step) = tree.next(&mut self.path) {
             let below = step.and_then(|step| match step {
-                Step::Entry(entry, directory) => self.entry(&directory.kept.host, &entry),
-                Step::Leave(directory) => self.finish_directory(directory.kept).map(|()| None),
+                Step::Entry(entry, directory) => self.entry(&directory.state.host, &entry),
+                Step::Leave(directory) => self.finish_directory(directory.state).map(|()| None),
             });
             self.descend(&mut tree, below)?;
         }
@@ -221,11 +221,11 @@ impl<'a> Extract<'a> {
     fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<ExtractedDirectory>> {
         let Entry { name, attributes } = entry;
         self.tally.start_next();
-        self.tell(0)?;
+        self.report_progress(0)?;
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
-        if self.is_left_out(attributes) || self.report.left.withholds_object(&self.path, attributes.mode) {
+        if self.is_left_out(attributes) || self.report.skipped.withholds_object(&self.path, attributes.mode) {
             return Ok(None);
         }
         self.tally.add_stored_file(attributes);
@@ -255,7 +255,7 @@ impl<'a> Extract<'a> {
     }
 
     /// Reports progress; `within` is the number of bytes copied of the current file.
-    fn tell(&mut self, within: u64) -> Result<()> {
+    fn report_progress(&mut self, within: u64) -> Result<()> {
         let copied = self.report.copied.progress(&self.path, within);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
     }
@@ -309,7 +309,7 @@ impl<'a> Extract<'a> {
         // The object exists: failures of its metadata are reported, and it remains.
         let before = self.xattrs(&object, attributes, Phase::BeforeMode);
         self.note(before)?;
-        let granted = self.report.left.granted(&self.path, attributes);
+        let granted = self.report.skipped.granted(&self.path, attributes);
         self.note(apply(&host, &granted))?;
         let after = self.xattrs(&object, attributes, Phase::AfterMode);
         self.note(after)?;
@@ -351,7 +351,7 @@ impl<'a> Extract<'a> {
             }
             write_all(host, &self.piece[..length], offset)?;
             offset += length as u64;
-            self.tell(offset)?;
+            self.report_progress(offset)?;
         }
         Ok(())
     }
@@ -364,7 +364,7 @@ impl<'a> Extract<'a> {
             mode::SYMLINK => self.report.copied.symlinks += 1,
             _ => self.report.copied.others += 1,
         }
-        let granted = self.report.left.granted(&self.path, attributes);
+        let granted = self.report.skipped.granted(&self.path, attributes);
         self.note(apply_at(&held, at, name, &granted))?;
         let after = self.xattrs(&XattrObject::Held(held.as_fd()), attributes, Phase::AfterMode);
         self.note(after)?;
@@ -372,7 +372,7 @@ impl<'a> Extract<'a> {
     }
 
     fn xattrs(&mut self, object: &XattrObject<'_>, attributes: &Attributes, phase: Phase) -> Result<()> {
-        attributes::extract(self.fs, attributes.ino, object, phase, &self.path, &mut self.report.left)
+        attributes::extract(self.fs, attributes.ino, object, phase, &self.path, &mut self.report.skipped)
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {

@@ -87,7 +87,7 @@ impl MirrorPlanner<'_> {
         let existing =
             target.map(|target| path::none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
         let Some(existing) = existing else {
-            self.tell(MirrorChange::Add);
+            self.report(MirrorChange::Add);
             return Ok(());
         };
         self.plan.entries += 1;
@@ -108,7 +108,7 @@ impl MirrorPlanner<'_> {
         while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
             let Step::Entry((name, ino), directory) = step? else { continue };
             // An unreadable directory is reported by the copy, and nothing below it is deleted.
-            if let Ok(host) = super::staging_dir::open_directory(&directory.kept, &name) {
+            if let Ok(host) = super::staging_dir::open_directory(&directory.state, &name) {
                 self.directory(&mut walk, host, ino)?;
             }
         }
@@ -131,7 +131,7 @@ impl MirrorPlanner<'_> {
                 continue;
             }
             let Some(stat) = names.remove(&entry.name) else {
-                self.doom(ino, entry)?;
+                self.plan_deletion(ino, entry)?;
                 continue;
             };
             self.plan.entries += 1;
@@ -142,7 +142,7 @@ impl MirrorPlanner<'_> {
         }
         for name in names.into_keys() {
             self.step(path_length, &name);
-            self.tell(MirrorChange::Add);
+            self.report(MirrorChange::Add);
         }
         self.path.truncate(path_length);
         below.reverse();
@@ -155,7 +155,7 @@ impl MirrorPlanner<'_> {
         let was_directory = existing.is_directory();
         let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
         if was_directory && !is_directory {
-            let (below, keeps) = self.census(existing.ino)?;
+            let (below, keeps) = self.count_below(existing.ino)?;
             if keeps {
                 let path = display(&self.path);
                 return Err(Error::invalid(format!(
@@ -167,8 +167,8 @@ impl MirrorPlanner<'_> {
         if self.changed.is_some() {
             match difference(self.fs, existing, stat, object)? {
                 Difference::None => {}
-                Difference::Metadata => self.tell(MirrorChange::Update),
-                Difference::Content => self.tell(MirrorChange::Replace),
+                Difference::Metadata => self.report(MirrorChange::Update),
+                Difference::Content => self.report(MirrorChange::Replace),
             }
         }
         Ok(was_directory && is_directory)
@@ -198,7 +198,7 @@ impl MirrorPlanner<'_> {
     }
 
     /// Plans the deletion of an object, except excluded objects and their parent directories.
-    fn doom(&mut self, parent: Ino, entry: Entry) -> Result<()> {
+    fn plan_deletion(&mut self, parent: Ino, entry: Entry) -> Result<()> {
         let mut waiting = vec![(parent, self.path.clone(), entry)];
         while let Some((parent, path, entry)) = waiting.pop() {
             self.path = path;
@@ -208,7 +208,7 @@ impl MirrorPlanner<'_> {
                 continue;
             }
             self.plan.entries += 1;
-            let (below, keeps) = if is_directory { self.census(attributes.ino)? } else { (0, false) };
+            let (below, keeps) = if is_directory { self.count_below(attributes.ino)? } else { (0, false) };
             if keeps {
                 let length = self.path.len();
                 for entry in Entries::new(self.fs, attributes.ino)? {
@@ -225,7 +225,7 @@ impl MirrorPlanner<'_> {
 
     /// Counts the objects below the archive directory at `self.path`; returns also whether some are
     /// excluded.
-    fn census(&mut self, ino: Ino) -> Result<(u64, bool)> {
+    fn count_below(&mut self, ino: Ino) -> Result<(u64, bool)> {
         let (mut count, mut keeps) = (0, false);
         let mut tree = Tree::below(self.fs, &self.path, ino, ())?;
         while let Some(step) = tree.next(&mut self.path) {
@@ -256,7 +256,7 @@ impl MirrorPlanner<'_> {
         self.options.filter.excludes(self.relative(), is_directory)
     }
 
-    fn tell(&mut self, change: MirrorChange) {
+    fn report(&mut self, change: MirrorChange) {
         if let Some(changed) = &mut self.changed {
             changed(change, &self.path);
         }

@@ -81,7 +81,7 @@ pub fn compare_trees(
         let Step::Entry((name, first, second), directory) = step? else { continue };
         let below = match (first, second) {
             (Some(first), Some(second)) => {
-                let (one, other) = &directory.kept;
+                let (one, other) = &directory.state;
                 comparison.pair((one, &name, &first), (other, &name, &second))
             }
             (Some(_), None) => comparison.tell(TreeDifference::First),
@@ -105,7 +105,7 @@ impl<'a> DiffRoot<'a> {
     fn object(&self) -> Result<Attributes> {
         match self {
             DiffRoot::Archive(fs, path) => resolve_argument(fs, path),
-            DiffRoot::Host(path) => looked_at(CWD, path.as_os_str().as_bytes(), true)
+            DiffRoot::Host(path) => stat_object(CWD, path.as_os_str().as_bytes(), true)
                 .map_err(|errno| Error::io(format!("cannot read {}", path.display()), errno.into())),
         }
     }
@@ -148,7 +148,7 @@ impl TreeLocation<'_> {
 }
 
 /// Returns the attributes of a host object, without inode number: its name identifies it.
-fn looked_at(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::io::Result<Attributes> {
+fn stat_object(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::io::Result<Attributes> {
     let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let stat = rustix::fs::statat(directory, name, flags)?;
     let (atime, mtime) = timestamps(&stat);
@@ -241,7 +241,7 @@ fn list<'a>(
     }
     let directory = place.open(name, OFlags::DIRECTORY)?;
     for name in storage::names(&directory).map_err(host_error("cannot read the directory"))? {
-        match looked_at(directory.as_fd(), &name, false) {
+        match stat_object(directory.as_fd(), &name, false) {
             Ok(object) => each(name, object),
             // Deleted meanwhile.
             Err(Errno::NOENT) => {}
@@ -281,7 +281,7 @@ fn target((place, name, object): LocatedObject<'_, '_>) -> Result<Vec<u8>> {
 
 fn attributes_differ(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -> Result<bool> {
     let same = |fs: &FileSystem, ino: Ino, (place, name, _): LocatedObject<'_, '_>| {
-        attributes::same(&XattrObject::Named { directory: place.host(), name, follow: place.follows() }, fs, ino)
+        attributes::is_equal(&XattrObject::Named { directory: place.host(), name, follow: place.follows() }, fs, ino)
     };
     match (one.0, other.0) {
         (TreeLocation::Archive(first), TreeLocation::Archive(second)) => {

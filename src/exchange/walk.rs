@@ -20,7 +20,7 @@ pub(crate) struct Directory<S, T> {
     /// Iterator over its entries.
     pub(crate) entries: S,
     /// Caller's state of the directory.
-    pub(crate) kept: T,
+    pub(crate) state: T,
     path_length: usize,
 }
 
@@ -38,8 +38,8 @@ impl<S, T> Walk<S, T> {
     }
 
     /// Pushes the directory at `path`.
-    pub(crate) fn enter(&mut self, path: &[u8], entries: S, kept: T) {
-        self.0.push(Directory { entries, kept, path_length: path.len() });
+    pub(crate) fn enter(&mut self, path: &[u8], entries: S, state: T) {
+        self.0.push(Directory { entries, state, path_length: path.len() });
     }
 
     /// Returns the number of directories on the stack.
@@ -111,14 +111,14 @@ pub(crate) type Tree<'a, T> = Walk<Entries<'a>, T>;
 
 impl<'a, T> Tree<'a, T> {
     /// Starts a walk below the directory `ino` at `path`.
-    pub(crate) fn below(fs: &'a FileSystem, path: &[u8], ino: Ino, kept: T) -> Result<Tree<'a, T>> {
+    pub(crate) fn below(fs: &'a FileSystem, path: &[u8], ino: Ino, state: T) -> Result<Tree<'a, T>> {
         let mut tree = Walk::new();
-        tree.descend(fs, path, ino, kept)?;
+        tree.descend(fs, path, ino, state)?;
         Ok(tree)
     }
 
-    pub(crate) fn descend(&mut self, fs: &'a FileSystem, path: &[u8], ino: Ino, kept: T) -> Result<()> {
-        self.enter(path, Entries::new(fs, ino)?, kept);
+    pub(crate) fn descend(&mut self, fs: &'a FileSystem, path: &[u8], ino: Ino, state: T) -> Result<()> {
+        self.enter(path, Entries::new(fs, ino)?, state);
         Ok(())
     }
 

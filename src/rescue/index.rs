@@ -116,7 +116,7 @@ pub(super) struct LeafIndex {
     pub(super) newest: Generation,
     pub(super) later: LaterCommits,
     pub(super) log: LaidLog,
-    pub(super) kept: KnownSnapshots,
+    pub(super) known_snapshots: KnownSnapshots,
 }
 
 /// Results of the scan.
@@ -128,7 +128,7 @@ struct ScanCollector {
     pages: u64,
     /// Highest generation of all data pages.
     youngest: Generation,
-    kept: SnapshotRoots,
+    known_snapshots: SnapshotRoots,
 }
 
 impl ScanCollector {
@@ -152,7 +152,7 @@ impl ScanCollector {
                 Err(Error::Damaged(_) | Error::Io { .. }) => {}
                 Err(error) => return Err(error),
             },
-            PageKind::Node if prologue.owner == TreeId::Snapshots as u64 => self.kept.page(pager, run)?,
+            PageKind::Node if prologue.owner == TreeId::Snapshots as u64 => self.known_snapshots.page(pager, run)?,
             PageKind::Node | PageKind::DeltaList => {}
         }
         Ok(())
@@ -192,7 +192,7 @@ impl LeafIndex {
         let later = later_commits(&records, newest, found.youngest);
         nodes.retain(|node| node.level == 0);
         found.data.retain(|ino, _| !found.inodes.contains(ino));
-        let kept = KnownSnapshots::read(&pager, found.kept, &records, newest)?;
+        let known_snapshots = KnownSnapshots::read(&pager, found.known_snapshots, &records, newest)?;
         let mut index = LeafIndex {
             pager,
             leaves: Vec::new(),
@@ -205,7 +205,7 @@ impl LeafIndex {
             newest,
             later,
             log,
-            kept,
+            known_snapshots,
         };
         index.arrange(nodes, found.inodes);
         Ok(index)
@@ -224,8 +224,8 @@ impl LeafIndex {
     /// `Refused` when no known snapshot has this name, `Damaged` when the list of snapshots may be
     /// incomplete.
     pub(super) fn of_snapshot(mut self, name: &[u8]) -> Result<LeafIndex> {
-        let Some((id, snapshot)) = self.kept.named(name).cloned() else {
-            return Err(match self.kept.lost {
+        let Some((id, snapshot)) = self.known_snapshots.named(name).cloned() else {
+            return Err(match self.known_snapshots.lost {
                 None => Error::Refused(Refusal::NoSnapshot { name: display(name) }),
                 Some(reason) => {
                     let name = display(name);
@@ -245,7 +245,7 @@ impl LeafIndex {
         self.newest = snapshot.generation;
         self.later = LaterCommits::Possible;
         self.log = LaidLog::default();
-        self.kept = KnownSnapshots { all: vec![(id, snapshot)], lost: None, ..self.kept };
+        self.known_snapshots = KnownSnapshots { all: vec![(id, snapshot)], lost: None, ..self.known_snapshots };
         Ok(self)
     }
 
@@ -391,7 +391,7 @@ impl LeafIndex {
 
     /// Returns the newest leaves that do not overlap, for an inode without a complete version. They
     /// may not have been reachable together.
-    pub(super) fn remains(&self, ino: Ino) -> LeafSet {
+    pub(super) fn newest_leaves(&self, ino: Ino) -> LeafSet {
         let mut all = self.of(ino);
         all.sort_by_key(|&leaf| std::cmp::Reverse(self.leaves[leaf as usize].last));
         let mut chosen: Vec<u32> = Vec::new();

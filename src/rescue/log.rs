@@ -76,12 +76,12 @@ impl FoundLog {
             found.last = Some(LogMark { generation: record.0, record: record.1, number, entry });
             block = end;
         }
-        found.look_behind(block, cipher, &from)?;
+        found.examine_tail(block, cipher, &from)?;
         Ok(found)
     }
 
     /// Examines the entry heads after the end of the chain.
-    fn look_behind<'a>(&mut self, block: u64, cipher: &PageCipher, from: &dyn Fn(u64) -> &'a [u8]) -> Result<()> {
+    fn examine_tail<'a>(&mut self, block: u64, cipher: &PageCipher, from: &dyn Fn(u64) -> &'a [u8]) -> Result<()> {
         let last = self.last;
         self.newest = last.map_or(Generation(0), |last| last.generation);
         for block in block..LOG.1 {
@@ -97,7 +97,7 @@ impl FoundLog {
     }
 
     /// Returns whether the archive is known to have a log.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn exists(&self) -> bool {
         self.newest > Generation(0)
     }
 

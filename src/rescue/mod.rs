@@ -161,7 +161,7 @@ pub struct RescueReport {
     pub unnamed: u64,
     /// Attributes that the host refused, such as `trusted.` ones without root, and skipped
     /// privileges.
-    pub left: SkippedItems,
+    pub skipped: SkippedItems,
     /// Objects that could not be created or completed on the host.
     pub problems: Vec<Problem>,
 }
@@ -205,9 +205,9 @@ pub fn rescue<'a>(
     if matches!(site, Site::File(_)) {
         return rescue_from(storage, cipher, &*environment, options, item, progress);
     }
-    let asked = Arc::new(StrictStorage::of(storage));
-    let rescued = rescue_from(asked.clone(), cipher, &*environment, options, item, progress);
-    asked.check().and(rescued)
+    let strict = Arc::new(StrictStorage::of(storage));
+    let rescued = rescue_from(strict.clone(), cipher, &*environment, options, item, progress);
+    strict.check().and(rescued)
 }
 
 /// [`rescue`] from any storage.
@@ -223,7 +223,7 @@ pub(crate) fn rescue_from(
     refuse_content(&options.to)?;
     let log = log::FoundLog::read(&*storage, &cipher)?;
     // Without a log, its blocks may contain pages.
-    let cipher = if log.is_there() { cipher } else { cipher.without_log() };
+    let cipher = if log.exists() { cipher } else { cipher.without_log() };
     let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));
     let index = index::LeafIndex::build(pager.clone(), log, &mut |done, total| {
         progress(&RescueProgress::Scanning(done, total))

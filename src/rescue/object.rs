@@ -121,12 +121,12 @@ impl Object {
         sink: &mut Sink<'_>,
     ) -> Result<u64> {
         let inode = &self.inode;
-        let (mut named, mut given, mut covered) = (0, 0, 0);
+        let (mut named, mut delivered, mut covered) = (0, 0, 0);
         if let Some(inline) = &self.inline {
             named += inline.len() as u64;
             let length = (inline.len() as u64).min(inode.size);
             sink(0, &inline[..length as usize])?;
-            given += length;
+            delivered += length;
         }
         let mut page = Vec::new();
         for part in 0..version.parts() {
@@ -153,7 +153,7 @@ impl Object {
                     read => read?,
                 }
                 sink(offset, &page)?;
-                given += page.len() as u64;
+                delivered += page.len() as u64;
             }
         }
         // While a truncation is pending, the records after it may or may not be removed; in every
@@ -163,9 +163,9 @@ impl Object {
         }
         for (offset, data) in &self.pieces {
             sink(*offset, data)?;
-            given += data.len() as u64;
+            delivered += data.len() as u64;
         }
-        Ok(given)
+        Ok(delivered)
     }
 
     /// Returns the target of a symbolic link.
@@ -175,11 +175,11 @@ impl Object {
             return Err(Error::damaged("its target has an impossible length"));
         }
         let mut target = vec![0; self.inode.size as usize];
-        let given = self.content(index, pager, false, &mut |offset, bytes| {
+        let delivered = self.content(index, pager, false, &mut |offset, bytes| {
             target[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
             Ok(())
         })?;
-        if given != self.inode.size || target.contains(&0) {
+        if delivered != self.inode.size || target.contains(&0) {
             return Err(Error::damaged("its target is incomplete"));
         }
         Ok(target)

@@ -14,8 +14,8 @@ use crate::format::Ino;
 
 impl Walk<'_> {
     /// Writes inodes of which only data pages survived, with or without a name.
-    pub(super) fn undescribed(&mut self) -> Result<()> {
-        let mut left = std::mem::take(&mut self.undescribed);
+    pub(super) fn write_orphan_data(&mut self) -> Result<()> {
+        let mut remaining = std::mem::take(&mut self.named_orphans);
         let mut unnamed = Vec::new();
         for ino in self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)) {
             unnamed.push(ino);
@@ -28,19 +28,19 @@ impl Walk<'_> {
                 None => false,
             };
             if !deleted {
-                left.insert(ino, [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat());
+                remaining.insert(ino, [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat());
             }
         }
-        if left.is_empty() {
+        if remaining.is_empty() {
             return Ok(());
         }
         let mut pieces = HashMap::new();
         if self.partial.is_some() {
             let progress = &mut self.progress;
-            let wanted = left.keys().copied().collect();
+            let wanted = remaining.keys().copied().collect();
             pieces = self.index.pieces(&wanted, &mut |done, total| progress(&RescueProgress::Scanning(done, total)))?;
         }
-        for (ino, path) in left {
+        for (ino, path) in remaining {
             self.path = path;
             let written = self.write_pieces(Ino(ino), &pieces.remove(&ino).unwrap_or_default());
             let written = self.tolerate(written)?.unwrap_or_default();
@@ -50,7 +50,7 @@ impl Walk<'_> {
                 "nothing but data is left of it, of one or several versions: pages={} bytes={}",
                 pages.count, pages.bytes
             );
-            self.say(state, Ino(ino), pages.last, false, &reason)?;
+            self.report_object(state, Ino(ino), pages.last, false, &reason)?;
         }
         Ok(())
     }

@@ -144,27 +144,27 @@ impl KnownSnapshots {
         let mut candidates: Vec<(Generation, Root, bool)> = recorded.chain(scanned).collect();
         // A record takes precedence over a node of its generation.
         candidates.sort_by_key(|(generation, _, of_record)| std::cmp::Reverse((*generation, *of_record)));
-        let mut kept = KnownSnapshots::default();
+        let mut known = KnownSnapshots::default();
         for (number, (generation, root, of_record)) in candidates.iter().enumerate() {
-            kept.proved = number == 0 && *of_record && *generation == newest;
+            known.proved = number == 0 && *of_record && *generation == newest;
             if root.pointer.is_null() {
-                return Ok(kept);
+                return Ok(known);
             }
             let mut opened = false;
             let lost = leaves(pager, TreeId::Snapshots, root, &mut |_, _, values| {
                 opened = true;
-                kept.take(values);
+                known.take(values);
                 Ok(())
             })?;
-            kept.lost = kept.lost.or(lost);
+            known.lost = known.lost.or(lost);
             if opened {
-                return Ok(kept);
+                return Ok(known);
             }
         }
-        if found.any && kept.lost.is_none() {
-            kept.lost = Some("no root of the tree of snapshots is left".into());
+        if found.any && known.lost.is_none() {
+            known.lost = Some("no root of the tree of snapshots is left".into());
         }
-        Ok(kept)
+        Ok(known)
     }
 
     fn take(&mut self, values: &[(Key, &[u8])]) {
@@ -189,9 +189,9 @@ impl KnownSnapshots {
 
     /// Checks the tree of each snapshot. Shared nodes are read once: about 60 bytes of memory for
     /// each node.
-    pub(super) fn judge(&self, pager: &Pager) -> Result<Vec<SnapshotCondition>> {
-        let mut judge = ReachabilityCheck { pager, known: HashMap::new() };
-        self.all.iter().map(|(id, snapshot)| judge.snapshot(*id, snapshot)).collect()
+    pub(super) fn check_all(&self, pager: &Pager) -> Result<Vec<SnapshotCondition>> {
+        let mut check_all = ReachabilityCheck { pager, known: HashMap::new() };
+        self.all.iter().map(|(id, snapshot)| check_all.snapshot(*id, snapshot)).collect()
     }
 }
 

@@ -27,8 +27,8 @@ impl StrictStorage {
     }
 
     /// Records an I/O error and returns `Stale`, so that it is not treated as local damage.
-    fn record_failure<T>(&self, asked: Result<T>) -> Result<T> {
-        asked.map_err(|error| match error {
+    fn record_failure<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| match error {
             Error::Io { .. } => {
                 let _ = self.failed.set(error);
                 Error::Stale

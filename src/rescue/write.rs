@@ -31,7 +31,7 @@ pub(super) struct ObjectSource<'a> {
     /// Path for messages.
     pub(super) path: &'a [u8],
     /// Skipped metadata.
-    pub(super) left: &'a mut SkippedItems,
+    pub(super) skipped: &'a mut SkippedItems,
     /// Called with the number of bytes written; its error ends the rescue.
     pub(super) written: &'a mut dyn FnMut(u64) -> Result<()>,
 }
@@ -72,27 +72,27 @@ fn special(
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<WrittenObject> {
     let stat = object.attributes(source.ino);
-    if source.left.withholds_object(source.path, stat.mode) {
+    if source.skipped.withholds_object(source.path, stat.mode) {
         return Ok(WrittenObject { bytes: 0, metadata: Ok(()), identity: None });
     }
     let own = stage.directory();
     let target = || object.target((source.index, source.version), (source.pager, source.ino));
     let held = make_special(own, UNFINISHED, &stat, target)?;
-    let metadata = apply_at(&held, own, UNFINISHED, &source.left.granted(source.path, &stat));
+    let metadata = apply_at(&held, own, UNFINISHED, &source.skipped.granted(source.path, &stat));
     let host = attributes::XattrObject::Held(held.as_fd());
-    attributes::put(&object.xattrs, &host, Phase::AfterMode, source.path, source.left);
+    attributes::set_for_phase(&object.xattrs, &host, Phase::AfterMode, source.path, source.skipped);
     let identity = Some(identity_of(&held)?);
     finished(stage, place(stage, at, name).map(|()| WrittenObject { bytes: 0, metadata, identity }))
 }
 
 /// Removes an object that did not get its name.
-fn finished(stage: &StagingDir, placed: Result<WrittenObject>) -> Result<WrittenObject> {
-    if placed.is_err()
+fn finished(stage: &StagingDir, result: Result<WrittenObject>) -> Result<WrittenObject> {
+    if result.is_err()
         && let Err(errno) = rustix::fs::unlinkat(stage.directory(), UNFINISHED, AtFlags::empty())
     {
         tracing::warn!(%errno, "cannot remove an unfinished copy");
     }
-    placed
+    result
 }
 
 /// Creates an empty file in the staging directory.
@@ -109,8 +109,8 @@ fn file(
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<WrittenObject> {
     let host = begin(stage)?;
-    let made = fill(source, object, lenient, &host);
-    finished(stage, made.and_then(|made| place(stage, at, name).map(|()| made)))
+    let created = fill(source, object, lenient, &host);
+    finished(stage, created.and_then(|created| place(stage, at, name).map(|()| created)))
 }
 
 fn fill(source: ObjectSource<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> Result<WrittenObject> {
@@ -127,9 +127,9 @@ fn fill(source: ObjectSource<'_>, object: &Object, lenient: bool, host: &OwnedFd
     let size = if object.is_stand_in() { end } else { stat.size };
     host_call::set_length(host, size).map_err(host_error("cannot set the size"))?;
     let target = attributes::XattrObject::open(host);
-    attributes::put(&object.xattrs, &target, Phase::BeforeMode, source.path, source.left);
-    let metadata = apply(host, &source.left.granted(source.path, &stat));
-    attributes::put(&object.xattrs, &target, Phase::AfterMode, source.path, source.left);
+    attributes::set_for_phase(&object.xattrs, &target, Phase::BeforeMode, source.path, source.skipped);
+    let metadata = apply(host, &source.skipped.granted(source.path, &stat));
+    attributes::set_for_phase(&object.xattrs, &target, Phase::AfterMode, source.path, source.skipped);
     Ok(WrittenObject { bytes, metadata, identity: Some(identity_of(host)?) })
 }
 
@@ -177,10 +177,10 @@ fn place(stage: &StagingDir, at: &OwnedFd, name: &[u8]) -> Result<()> {
 /// Creates a directory and opens it: in the staging directory, since other users may be able to
 /// modify the target.
 pub(super) fn directory(stage: &StagingDir, at: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
-    let made = make_directory(stage.directory(), UNFINISHED)?;
+    let created = make_directory(stage.directory(), UNFINISHED)?;
     place(stage, at, name).inspect_err(|_| {
         // It is empty.
         let _ = rustix::fs::unlinkat(stage.directory(), UNFINISHED, AtFlags::REMOVEDIR);
     })?;
-    Ok(made)
+    Ok(created)
 }

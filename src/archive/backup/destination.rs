@@ -101,7 +101,7 @@ impl BackupDestination {
     ///
     /// # Errors
     /// As [`FileStorage::adopt`], and failures of the socket.
-    pub fn given(file: OwnedFd) -> Result<Arc<dyn Storage>> {
+    pub fn adopt(file: OwnedFd) -> Result<Arc<dyn Storage>> {
         let failed = |error: io::Error| Error::io("cannot look at where the backup goes", error);
         let stat = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
@@ -135,10 +135,11 @@ impl BackupDestination {
     ///
     /// # Errors
     /// Failures of the host.
-    pub fn beside(&self) -> Result<NewBackupFile> {
+    pub fn create_new(&self) -> Result<NewBackupFile> {
         self.old.as_ref().map_or(Ok(()), check_links)?;
         // Without a header it is not an archive yet (BACKUP-3).
-        let others = replace::remove_leftovers(&self.entry, UNFINISHED, &mut |left| Ok(!header::is_begun(&*left)?));
+        let others =
+            replace::remove_leftovers(&self.entry, UNFINISHED, &mut |retained| Ok(!header::is_begun(&*retained)?));
         for name in others {
             tracing::warn!(
                 name,
@@ -167,12 +168,12 @@ impl BackupDestination {
     ///
     /// # Errors
     /// `InUse` when the name denotes another file by now, with nothing changed.
-    pub fn take(self, beside: NewBackupFile) -> Result<()> {
-        let Some(old) = self.old else { return beside.0.publish(&self.entry) };
+    pub fn take(self, new_file: NewBackupFile) -> Result<()> {
+        let Some(old) = self.old else { return new_file.0.publish(&self.entry) };
         check_links(&old)?;
-        beside.0.take_after(&old)?;
-        if let Some(left) = beside.0.replace(&old)? {
-            left.tell(&old, false)?;
+        new_file.0.copy_metadata(&old)?;
+        if let Some(retained) = new_file.0.replace(&old)? {
+            retained.report(&old, false)?;
         }
         Ok(())
     }

@@ -85,10 +85,10 @@ impl Comparison<'_, '_> {
             let same = key == other.key
                 && one.old.is_some() == other.old.is_some()
                 && match (&one.new, &other.new) {
-                    (Some(value), Some(made)) if key.kind == kind::EXTENT => {
-                        self.same_bytes(value, made, theirs.generation())?
+                    (Some(value), Some(new_value)) if key.kind == kind::EXTENT => {
+                        self.same_bytes(value, new_value, theirs.generation())?
                     }
-                    (value, made) => value == made,
+                    (value, new_value) => value == new_value,
                 };
             if !same {
                 return Err(differs(key));

@@ -54,8 +54,8 @@ pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut W
     for number in 0..moments.count() {
         let step = moments.step(number)?;
         replay.step(&step).map_err(|error| step.named(error))?;
-        if let Some(kept) = step.kept() {
-            to.take_snapshot_again(kept)?;
+        if let Some(snapshot) = step.snapshot() {
+            to.take_snapshot_again(snapshot)?;
         }
     }
     to.close()

@@ -175,7 +175,7 @@ fn rewrite_file(
     let target = prepare(&before.header, key)?;
     let (old, total) = (&before.archive, before.used);
     let superseded =
-        &mut |left| is_superseded(left, key, old, &mut |done| step(CompactStep::Verifying { done, total }));
+        &mut |leftover| is_superseded(leftover, key, old, &mut |done| step(CompactStep::Verifying { done, total }));
     for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
         tracing::warn!(
             name,
@@ -183,20 +183,20 @@ fn rewrite_file(
              look at it, then remove it"
         );
     }
-    let beside = replace::UnfinishedFile::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
+    let new_file = replace::UnfinishedFile::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
     step(CompactStep::Created)?;
-    let new = before.copy(beside.shared(), &target, true, step)?;
-    beside.take_after(&file)?;
+    let new = before.copy(new_file.shared(), &target, true, step)?;
+    new_file.copy_metadata(&file)?;
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
-    write_header(beside.storage(), &target)?;
+    write_header(new_file.storage(), &target)?;
     before.announce(&target, &options.seen);
-    let left = beside.replace(&file)?;
+    let retained = new_file.replace(&file)?;
     let rekeyed = before.remember(new, &target, &options.seen);
-    if let Some(left) = left {
-        left.tell(&file, rekeyed)?;
+    if let Some(retained) = retained {
+        retained.report(&file, rekeyed)?;
     }
-    let after = beside.sizes()?;
+    let after = new_file.sizes()?;
     // The replacement is complete and can no longer be aborted.
     let _ = step(CompactStep::Replaced);
     Ok(report(sizes, after))
@@ -334,30 +334,30 @@ impl SourceArchive<'_> {
 
 /// Returns whether a leftover file has nothing that the archive lacks (COMPACT-4).
 fn is_superseded(
-    left: Arc<FileStorage>,
+    leftover: Arc<FileStorage>,
     key: &UnlockedKey,
     archive: &FileSystem,
     watch: &mut Watch<'_>,
 ) -> Result<bool> {
-    if !header::is_begun(&*left)? {
+    if !header::is_begun(&*leftover)? {
         return Ok(true);
     }
-    let header = Header::read(&*left)?;
+    let header = Header::read(&*leftover)?;
     if header.framing().archive != key.archive {
         return Ok(false);
     }
     header.authenticate(&key.volume_key)?;
-    let left = open(left, key, header.framing(), None, true)?;
-    let Some(newest) = left.volume.opened_at() else { return Ok(false) };
+    let leftover = open(leftover, key, header.framing(), None, true)?;
+    let Some(newest) = leftover.volume.opened_at() else { return Ok(false) };
     if archive.volume.descent_from(&newest)? == Descent::Continues {
         return Ok(true);
     }
     // The log of another program's file may contain more than its trees.
-    if left.volume.lays_log() {
+    if leftover.volume.lays_log() {
         return Ok(false);
     }
-    let names = NameRehash::new(&archive.name_key, &left.name_key);
-    compare::compare(&archive.volume, &left.volume, &names, watch).map(|()| true)
+    let names = NameRehash::new(&archive.name_key, &leftover.name_key);
+    compare::compare(&archive.volume, &leftover.volume, &names, watch).map(|()| true)
 }
 
 /// Writes the header, which completes the archive after its content was verified (COMPACT-4).

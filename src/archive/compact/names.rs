@@ -27,11 +27,11 @@ impl NameRehash {
         let EntryChanges { gone, come } = EntryChanges::of(difference)?;
         for (name, entry) in gone {
             let place = self.place(difference.key, &name);
-            let mut left = op.view().get(place, |there| split(place, there))?.unwrap_or_default();
-            if let Some(at) = left.iter().position(|(_, other)| *other == entry) {
-                left.remove(at);
+            let mut remaining = op.view().get(place, |there| split(place, there))?.unwrap_or_default();
+            if let Some(at) = remaining.iter().position(|(_, other)| *other == entry) {
+                remaining.remove(at);
             }
-            let record: Vec<u8> = left.into_iter().flat_map(|(_, entry)| entry).collect();
+            let record: Vec<u8> = remaining.into_iter().flat_map(|(_, entry)| entry).collect();
             if record.is_empty() {
                 op.remove(place)?
             } else {

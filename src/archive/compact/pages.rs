@@ -26,7 +26,7 @@ struct SharedPage {
     ranges: Vec<Range<u32>>,
     /// Number of extents in all versions.
     extents: u32,
-    placed: Option<Pointer>,
+    written: Option<Pointer>,
 }
 
 /// Position of an extent's bytes in the new archive.
@@ -104,14 +104,14 @@ impl<'a> PageCopier<'a> {
             let page = self.copy(ino, offset, extent, std::slice::from_ref(&range))?;
             return Ok(PlacedExtent { page, start: 0, adopt: Some(1) });
         };
-        if let Some(page) = shared.placed {
+        if let Some(page) = shared.written {
             return Ok(PlacedExtent { page, start: moved(&shared.ranges, extent.start), adopt: None });
         }
         shared.ranges = join(std::mem::take(&mut shared.ranges));
         let (ranges, extents) = (shared.ranges.clone(), shared.extents);
         let page = self.copy(ino, offset, extent, &ranges)?;
         if let Some(shared) = self.shared.get_mut(&extent.page) {
-            shared.placed = Some(page);
+            shared.written = Some(page);
         }
         Ok(PlacedExtent { page, start: moved(&ranges, extent.start), adopt: Some(extents) })
     }
@@ -128,8 +128,8 @@ impl<'a> PageCopier<'a> {
         if ranges.len() == 1 && ranges[0] == (0..length) {
             return self.to.write_framed(&whole(&opened)?).map_err(self.said);
         }
-        let kept = plain(&opened, ranges)?;
-        self.to.write_framed(&reframed(&opened, ranges, &kept, (ino, offset))?).map_err(self.said)
+        let retained = plain(&opened, ranges)?;
+        self.to.write_framed(&reframed(&opened, ranges, &retained, (ino, offset))?).map_err(self.said)
     }
 }
 
@@ -159,11 +159,11 @@ fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
     })
 }
 
-/// Builds a page of `kept`, the bytes of the ranges.
+/// Builds a page of `retained`, the bytes of the ranges.
 fn reframed<'a>(
     opened: &'a OpenedPage,
     ranges: &[Range<u32>],
-    kept: &'a [u8],
+    retained: &'a [u8],
     (ino, offset): (Ino, u64),
 ) -> Result<PlainPage<'a>> {
     let prologue = opened.prologue;
@@ -186,14 +186,14 @@ fn reframed<'a>(
     }
     let compress = table.cells.iter().any(|cell| !cell.raw);
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
-        return Ok(frame::data_page(prologue.owner, items[0].offset, kept, compress));
+        return Ok(frame::data_page(prologue.owner, items[0].offset, retained, compress));
     }
     if items.is_empty() {
-        return Ok(frame::data_page(ino.0, offset, kept, compress));
+        return Ok(frame::data_page(ino.0, offset, retained, compress));
     }
     // Used for rescue only; extents do not need them.
     items.truncate(MAX_ITEMS);
-    Ok(frame::packed_page(kept, &items, compress))
+    Ok(frame::packed_page(retained, &items, compress))
 }
 
 /// Translates offset `start` of the old page to one that consists of `ranges`.

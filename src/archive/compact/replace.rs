@@ -57,7 +57,7 @@ impl RetainedOldFile {
     /// # Errors
     /// After such a change, because removing the access of the old keys was the purpose of the
     /// rewrite.
-    pub(in crate::archive) fn tell(self, old: &OldArchive, rekeyed: bool) -> Result<()> {
+    pub(in crate::archive) fn report(self, old: &OldArchive, rekeyed: bool) -> Result<()> {
         let RetainedOldFile { path, error } = self;
         if rekeyed {
             let (archive, path) = (old.shown(), path.display());
@@ -125,7 +125,7 @@ impl OldArchive {
     }
 
     /// Returns the error for a foreign file under one of our names, which must not be lost.
-    fn taken(&self) -> Error {
+    fn name_taken_error(&self) -> Error {
         Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", self.shown()))
     }
 }
@@ -153,8 +153,8 @@ pub(in crate::archive) fn remove_leftovers(
         }
         let shown = display(name.as_bytes());
         let Ok(entry) = entry.beside(name) else { continue };
-        let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
-            Ok(left) => Arc::new(left),
+        let retained = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
+            Ok(retained) => Arc::new(retained),
             // In use by another run.
             Err(Error::InUse(_)) => continue,
             Err(error) => {
@@ -162,9 +162,9 @@ pub(in crate::archive) fn remove_leftovers(
                 continue;
             }
         };
-        match superseded(left.clone()) {
+        match superseded(retained.clone()) {
             Ok(true) => {
-                if let Err(error) = entry.remove(&*left) {
+                if let Err(error) = entry.remove(&*retained) {
                     tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
                 }
             }
@@ -205,7 +205,7 @@ impl UnfinishedFile {
 
     /// Copies owner, mode and extended attributes (including access control lists) of the old file;
     /// then syncs everything.
-    pub(in crate::archive) fn take_after(&self, old: &OldArchive) -> Result<()> {
+    pub(in crate::archive) fn copy_metadata(&self, old: &OldArchive) -> Result<()> {
         let new = &*self.storage;
         let cannot = |what: &str| {
             let context = format!("cannot give the new file the {what} of {}", old.shown());
@@ -277,9 +277,9 @@ impl UnfinishedFile {
         let failed = |e| Error::io(format!("cannot replace {}", old.shown()), e);
         let (old_file, new_file) = (&*old.storage, &*self.storage);
         if !(is(&old.entry, old_file).map_err(failed)? && is(&self.entry, new_file).map_err(failed)?) {
-            return Err(old.taken());
+            return Err(old.name_taken_error());
         }
-        let mut left = None;
+        let mut retained = None;
         match self.entry.exchange(&old.entry) {
             Ok(()) => match is(&old.entry, new_file).and_then(|new| Ok(new && is(&self.entry, old_file)?)) {
                 Ok(true) => {
@@ -287,11 +287,11 @@ impl UnfinishedFile {
                     let removed = self.entry.sync_directory().and_then(|()| is(&self.entry, old_file));
                     let removed =
                         removed.and_then(|ours| if ours { self.entry.remove(old_file).map(drop) } else { Ok(()) });
-                    left = removed.err().map(|error| RetainedOldFile { path: self.entry.path().to_owned(), error });
+                    retained = removed.err().map(|error| RetainedOldFile { path: self.entry.path().to_owned(), error });
                 }
                 Ok(false) => {
                     self.entry.exchange(&old.entry).map_err(|e| self.exchanged(old, e))?;
-                    return Err(old.taken());
+                    return Err(old.name_taken_error());
                 }
                 Err(error) => {
                     self.finished.set(true);
@@ -312,7 +312,7 @@ impl UnfinishedFile {
         if let Err(error) = self.entry.sync_directory() {
             tracing::warn!(%error, path = %old.shown(), "the new file may lose its name to the old one when the power fails");
         }
-        Ok(left)
+        Ok(retained)
     }
 
     /// Returns the error for an exchange that could not be verified.
@@ -434,11 +434,11 @@ mod tests {
             });
             assert!(matches!(replaced, Err(Error::InUse(_))), "{swapped}: {replaced:?}");
             drop(beside);
-            let left = match swapped {
+            let retained = match swapped {
                 "new" => pairs(&[(".a.lbx.", "somebody's"), ("a.lbx", "old"), ("away", "new")]),
                 _ => pairs(&[("a.lbx", "somebody's"), ("away", "old")]),
             };
-            assert_eq!(place.content(), left, "{swapped}");
+            assert_eq!(place.content(), retained, "{swapped}");
         }
     }
 
@@ -472,13 +472,13 @@ mod tests {
     fn an_old_file_that_stays_is_a_failure_where_the_old_keys_open_it() {
         let (replaced, place) = failing_from(5);
         assert_eq!(place.content(), pairs(&[(".a.lbx.", "old"), ("a.lbx", "new")]));
-        let left = replaced.unwrap().unwrap();
-        let told = left.tell(&place.old, true).unwrap_err().to_string();
+        let retained = replaced.unwrap().unwrap();
+        let told = retained.report(&place.old, true).unwrap_err().to_string();
         assert!(
             told.contains("which the old keys open, is still there: remove ") && told.contains(".compact-"),
             "{told}"
         );
-        let left = failing_from(5).0.unwrap().unwrap();
-        left.tell(&place.old, false).unwrap();
+        let retained = failing_from(5).0.unwrap().unwrap();
+        retained.report(&place.old, false).unwrap();
     }
 }

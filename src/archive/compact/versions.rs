@@ -14,14 +14,14 @@ const BATCH: usize = 512;
 /// All readable versions.
 pub(super) struct ArchiveVersions<'v> {
     volume: &'v Volume,
-    kept: Vec<(u64, SnapshotValue)>,
+    snapshots: Vec<(u64, SnapshotValue)>,
 }
 
 /// One version with its predecessor; the first has none.
 pub(super) struct VersionStep<'v> {
     older: Option<Reading<'v>>,
     newer: Reading<'v>,
-    kept: Option<SnapshotValue>,
+    snapshot: Option<SnapshotValue>,
     /// Generation of the commit with this tree.
     generation: Generation,
 }
@@ -34,40 +34,42 @@ pub(super) struct DifferenceWalk<'s> {
 
 impl<'v> ArchiveVersions<'v> {
     pub(super) fn of(volume: &'v Volume) -> Result<ArchiveVersions<'v>> {
-        Ok(ArchiveVersions { volume, kept: volume.readable_snapshots()? })
+        Ok(ArchiveVersions { volume, snapshots: volume.readable_snapshots()? })
     }
 
     pub(super) fn count(&self) -> usize {
-        self.kept.len() + 1
+        self.snapshots.len() + 1
     }
 
     /// Returns whether the snapshots of both have equal names and times. Their content is not
     /// compared.
     pub(super) fn are_named_as(&self, other: &ArchiveVersions<'_>) -> bool {
-        let named = |(_, kept): &(u64, SnapshotValue)| (kept.name.clone(), kept.time);
-        self.kept.iter().map(named).eq(other.kept.iter().map(named))
+        let named = |(_, snapshot): &(u64, SnapshotValue)| (snapshot.name.clone(), snapshot.time);
+        self.snapshots.iter().map(named).eq(other.snapshots.iter().map(named))
     }
 
     /// Returns the step to the version with this index.
     pub(super) fn step(&self, number: usize) -> Result<VersionStep<'v>> {
-        let reading = |number: usize| match self.kept.get(number) {
+        let reading = |number: usize| match self.snapshots.get(number) {
             Some((id, _)) => Reading::of_snapshot(self.volume, *id),
             None => Ok(Reading::of(self.volume, self.volume.state())),
         };
-        let kept = self.kept.get(number).map(|(_, kept)| kept.clone());
+        let snapshot = self.snapshots.get(number).map(|(_, snapshot)| snapshot.clone());
         Ok(VersionStep {
             older: number.checked_sub(1).map(reading).transpose()?,
             newer: reading(number)?,
-            generation: kept.as_ref().map_or_else(|| self.volume.durable().generation, |kept| kept.generation),
-            kept,
+            generation: snapshot
+                .as_ref()
+                .map_or_else(|| self.volume.durable().generation, |snapshot| snapshot.generation),
+            snapshot,
         })
     }
 }
 
 impl VersionStep<'_> {
     /// Returns the snapshot; `None` for the live tree.
-    pub(super) fn kept(&self) -> Option<&SnapshotValue> {
-        self.kept.as_ref()
+    pub(super) fn snapshot(&self) -> Option<&SnapshotValue> {
+        self.snapshot.as_ref()
     }
 
     pub(super) fn generation(&self) -> Generation {
@@ -89,9 +91,9 @@ impl VersionStep<'_> {
 
     /// Adds the snapshot's name to a damage error, because removing that snapshot is the remedy.
     pub(super) fn named(&self, error: Error) -> Error {
-        match (error, &self.kept) {
-            (Error::Damaged(reason), Some(kept)) => {
-                Error::damaged(format!("snapshot {}: {reason}", display(&kept.name)))
+        match (error, &self.snapshot) {
+            (Error::Damaged(reason), Some(snapshot)) => {
+                Error::damaged(format!("snapshot {}: {reason}", display(&snapshot.name)))
             }
             (error, _) => error,
         }

@@ -1,4 +1,4 @@
-//! What is counted of a tree is what a copy of it has passed in the end, whatever it copied of that.
+//! Counted totals equal the final progress of a copy, regardless of skipped objects.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, symlink};
@@ -13,7 +13,8 @@ use crate::exchange::{
 use crate::fs::{Creator, FileSystem};
 use crate::storage::MemoryStorage;
 
-/// Without what the filter leaves out: two small files, one with holes, one with two names, and one in another directory.
+/// Without excluded files: two small files, one with holes, one with two hard links, and one in
+/// another directory.
 const WHOLE: FileTotals = FileTotals { files: 5, bytes: 12_000 + 7 + HOLES + LARGE + 5 };
 const HOLES: u64 = 8 << 20;
 const LARGE: u64 = 3 << 20;
@@ -41,7 +42,7 @@ fn tree(host: &Path) -> PathBuf {
     top
 }
 
-/// Notes how far a copy is, which never is less than before, nor more than there is.
+/// Records the progress of a copy, which never decreases and never exceeds the total.
 fn watched(most: FileTotals, last: &mut FileTotals) -> impl FnMut(&Progress<'_>) {
     move |progress| {
         let FileTotals { files, bytes } = progress.passed;
@@ -51,7 +52,7 @@ fn watched(most: FileTotals, last: &mut FileTotals) -> impl FnMut(&Progress<'_>)
     }
 }
 
-/// What was copied in, as the copy tells before the last object, which is no file.
+/// Returns the progress of an import before the last object, which is not a file.
 fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> FileTotals {
     let most = count_host_files(sources, options, &|| true).unwrap();
     let mut last = FileTotals::default();
@@ -69,13 +70,13 @@ fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> Fi
 #[test]
 fn a_copy_passes_what_was_counted() {
     let host = tempfile::tempdir().unwrap();
-    // The last one is a directory, so that all files were passed when the copy comes to it.
+    // The last object is a directory, so all files are completed when the copy reaches it.
     let end = host.path().join("z-end");
     std::fs::create_dir(&end).unwrap();
     let sources = [tree(host.path()), end];
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     assert_eq!(imported(&fs, &sources, &options()), WHOLE);
-    // All of it is there: nothing is copied, and each of the files is passed.
+    // Everything exists: nothing is copied, and each file is completed.
     assert_eq!(imported(&fs, &sources, &options()), WHOLE);
     std::fs::write(sources[0].join("seven"), "8 by now").unwrap();
     let mut mirror = ImportOptions { filter: Filter::default(), ..options() };
@@ -116,7 +117,7 @@ fn a_count_ends_when_nobody_wants_it_and_in_a_tree_that_is_too_deep_for_it() {
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
     assert_eq!(count_archive_files(&fs, &[], &Filter::default(), &|| false), None);
-    // What is not there is missing of the sum alone.
+    // A missing source is only missing in the sum.
     let missing = host.path().join("missing");
     assert_eq!(
         count_host_files(&[missing, top.join("seven")], &options(), &|| true),

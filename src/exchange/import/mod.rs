@@ -80,7 +80,7 @@ pub struct ImportReport {
     /// could not be copied and may be unknown.
     pub deletions_skipped: u64,
     /// Extended attributes that the archive does not store.
-    pub left: SkippedItems,
+    pub skipped: SkippedItems,
     /// Failures of single objects.
     pub problems: Vec<Problem>,
 }
@@ -117,12 +117,12 @@ pub fn import(
         path: Vec::new(),
         top_length: 0,
         plan: options.mirror.clone(),
-        waiting: small::PendingFiles::default(),
+        pending: small::PendingFiles::default(),
     };
     let copied = sources.iter().try_for_each(|source| import.source(source, directory));
     // Files read before an error are added as they would have been without batching.
-    copied.and(import.add_waiting())?;
-    import.delete_the_rest()?;
+    copied.and(import.add_pending())?;
+    import.delete_remaining()?;
     Ok(import.report)
 }
 
@@ -145,7 +145,7 @@ struct Import<'a> {
     path: Vec<u8>,
     top_length: usize,
     plan: Option<MirrorPlan>,
-    waiting: small::PendingFiles,
+    pending: small::PendingFiles,
 }
 
 /// Directory on the walk's stack.
@@ -172,7 +172,7 @@ impl Import<'_> {
         let copied = self.descend(&mut walk, first).and_then(|()| self.copy_below(&mut walk));
         if copied.is_err() {
             // The import ends, so not all of their entries are copied.
-            walk.abandon(&mut self.path, |path, directory| self.waiting.finish_later(path, directory));
+            walk.abandon(&mut self.path, |path, directory| self.pending.finish_later(path, directory));
         }
         copied
     }
@@ -186,7 +186,7 @@ impl Import<'_> {
                 }
                 Ok(Step::Entry(entry, directory)) => {
                     let (host, name) = (directory.entries.descriptor(), entry.file_name().to_bytes());
-                    host.and_then(|host| self.entry(host, name, false, directory.kept.ino, name))
+                    host.and_then(|host| self.entry(host, name, false, directory.state.ino, name))
                 }
                 Err(error) => Err(error),
             };
@@ -201,8 +201,8 @@ impl Import<'_> {
         walk: &mut Walk<HostEntries, ImportedDirectory>,
         made: Result<Option<(HostEntries, ImportedDirectory)>>,
     ) -> Result<()> {
-        if let Some((names, kept)) = self.tolerate(made)? {
-            walk.enter(&self.path, names, kept);
+        if let Some((names, state)) = self.tolerate(made)? {
+            walk.enter(&self.path, names, state);
         }
         Ok(())
     }
@@ -217,7 +217,7 @@ impl Import<'_> {
         name: &[u8],
     ) -> Result<Option<(HostEntries, ImportedDirectory)>> {
         self.tally.start_next();
-        self.tell(0)?;
+        self.report_progress(0)?;
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -229,11 +229,11 @@ impl Import<'_> {
             self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Itself });
             return Ok(None);
         }
-        if self.waiting.has(parent, name) {
-            self.add_waiting()?;
+        if self.pending.has(parent, name) {
+            self.add_pending()?;
         }
         if let Some(plan) = &mut self.plan {
-            plan.spare(parent, name);
+            plan.keep(parent, name);
             let object = XattrObject::Named { directory: at.as_fd(), name: host, follow };
             if !is_directory && self.is_unchanged(&stat, &object, parent, name)? {
                 return Ok(None);
@@ -274,7 +274,7 @@ impl Import<'_> {
     }
 
     /// Reports progress; `within` is the offset in the current file.
-    fn tell(&mut self, within: u64) -> Result<()> {
+    fn report_progress(&mut self, within: u64) -> Result<()> {
         let copied = self.report.copied.progress(&self.path, 0);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
     }
@@ -287,7 +287,7 @@ impl Import<'_> {
         let (ino, is_old) = match path::none_if_missing(fs.lookup(parent, name))? {
             Some(existing) if existing.is_directory() => {
                 if self.plan.is_none() {
-                    attributes::forget_lists(fs, existing.ino)?;
+                    attributes::remove_access_lists(fs, existing.ino)?;
                 }
                 (existing.ino, self.plan.is_some())
             }
@@ -300,12 +300,12 @@ impl Import<'_> {
 
     /// Sets the times last, because every created entry changes them.
     fn finish_directory(&mut self, directory: &ImportDirectory) -> Result<()> {
-        let (host, kept) = (directory.entries.descriptor()?, &directory.kept);
-        if kept.is_old {
-            return self.renew_directory(&XattrObject::open(&host), kept);
+        let (host, state) = (directory.entries.descriptor()?, &directory.state);
+        if state.is_old {
+            return self.update_directory(&XattrObject::open(&host), state);
         }
-        let xattrs = self.xattrs(&XattrObject::open(&host), kept.ino);
-        self.fs.set_attributes(kept.ino, &attributes_of(&kept.stat))?;
+        let xattrs = self.xattrs(&XattrObject::open(&host), state.ino);
+        self.fs.set_attributes(state.ino, &attributes_of(&state.stat))?;
         xattrs
     }
 
@@ -385,7 +385,7 @@ impl Import<'_> {
             self.fs.write(ino, offset, &self.piece[..length])?;
             offset += length as u64;
             self.report.copied.bytes += length as u64;
-            self.tell(offset)?;
+            self.report_progress(offset)?;
         }
     }
 
@@ -417,7 +417,7 @@ impl Import<'_> {
                 self.fs.write(ino, offset, &self.piece[..length])?;
                 offset += length as u64;
                 self.report.copied.bytes += length as u64;
-                self.tell(offset)?;
+                self.report_progress(offset)?;
             }
         }
         Ok(size)
@@ -441,7 +441,7 @@ impl Import<'_> {
     }
 
     fn xattrs(&mut self, object: &XattrObject<'_>, ino: Ino) -> Result<()> {
-        attributes::import(object, self.fs, ino, &self.path, &mut self.report.left)
+        attributes::import(object, self.fs, ino, &self.path, &mut self.report.skipped)
     }
 
     /// Creates an object and fills it; an incomplete one is removed. A replacement gets a temporary
@@ -458,7 +458,7 @@ impl Import<'_> {
             Err(Error::Exists) if self.options.replace || self.plan.is_some() => {
                 let existing = self.fs.lookup(parent, name)?;
                 match &self.plan {
-                    Some(plan) => plan.may_replace(&existing)?,
+                    Some(plan) => plan.check_replaceable(&existing)?,
                     None if existing.is_directory() => return Err(Error::IsDirectory),
                     None => {}
                 }

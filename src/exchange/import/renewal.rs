@@ -37,7 +37,7 @@ impl Import<'_> {
             Difference::Content => return Ok(false),
             Difference::None => self.report.unchanged += 1,
             Difference::Metadata => {
-                attributes::renew(object, self.fs, existing.ino, &self.path, &mut self.report.left)?;
+                attributes::update(object, self.fs, existing.ino, &self.path, &mut self.report.skipped)?;
                 self.fs.set_attributes(existing.ino, &metadata_of(stat))?;
                 self.report.updated += 1;
             }
@@ -51,24 +51,24 @@ impl Import<'_> {
     }
 
     /// Updates the metadata of an existing directory where it differs.
-    pub(super) fn renew_directory(&mut self, object: &XattrObject<'_>, kept: &ImportedDirectory) -> Result<()> {
-        let existing = self.fs.attributes(kept.ino)?;
-        if difference(self.fs, &existing, &kept.stat, object)? != Difference::None {
-            attributes::renew(object, self.fs, kept.ino, &self.path, &mut self.report.left)?;
-            self.fs.set_attributes(kept.ino, &metadata_of(&kept.stat))?;
+    pub(super) fn update_directory(&mut self, object: &XattrObject<'_>, state: &ImportedDirectory) -> Result<()> {
+        let existing = self.fs.attributes(state.ino)?;
+        if difference(self.fs, &existing, &state.stat, object)? != Difference::None {
+            attributes::update(object, self.fs, state.ino, &self.path, &mut self.report.skipped)?;
+            self.fs.set_attributes(state.ino, &metadata_of(&state.stat))?;
         }
         Ok(())
     }
 
     /// Executes the planned deletions, unless a part of the sources could not be copied.
-    pub(super) fn delete_the_rest(&mut self) -> Result<()> {
+    pub(super) fn delete_remaining(&mut self) -> Result<()> {
         let Some(mut plan) = self.plan.take() else { return Ok(()) };
         if self.report.problems.iter().any(Problem::hides_something) {
-            self.report.deletions_skipped = plan.still_to_go();
+            self.report.deletions_skipped = plan.remaining();
             return Ok(());
         }
         let fs = self.fs;
-        plan.carry_out(fs, |path, result| {
+        plan.execute(fs, |path, result| {
             self.path = path.to_vec();
             self.report.deleted += self.tolerate(result.map(Some))?.unwrap_or(0);
             Ok(())

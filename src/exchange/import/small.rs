@@ -89,32 +89,32 @@ impl Import<'_> {
         }
         let changed = (content.len() as u64) < size || was_written(&stat, &after);
         // Memory in use: attributes may be much larger than the content.
-        self.waiting.bytes +=
+        self.pending.bytes +=
             content.len() + xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-        self.waiting.names.insert((parent, name.to_vec()));
+        self.pending.names.insert((parent, name.to_vec()));
         let (path, name) = (self.path.clone(), name.to_vec());
-        self.waiting.files.push(SmallFile { path, directory: parent, name, stat, xattrs, content, changed });
-        if self.waiting.files.len() >= MOST_FILES || self.waiting.bytes >= MOST_BYTES {
-            self.add_waiting()?;
+        self.pending.files.push(SmallFile { path, directory: parent, name, stat, xattrs, content, changed });
+        if self.pending.files.len() >= MOST_FILES || self.pending.bytes >= MOST_BYTES {
+            self.add_pending()?;
         }
         Ok(true)
     }
 
     /// Finishes a directory, after its files.
     pub(super) fn leave_directory(&mut self, directory: ImportDirectory) -> Result<()> {
-        if self.waiting.files.is_empty() {
+        if self.pending.files.is_empty() {
             let done = self.finish_directory(&directory);
             return self.note(done);
         }
-        self.waiting.finish_later(&self.path, directory);
-        if self.waiting.directories.len() >= MOST_DIRECTORIES { self.add_waiting() } else { Ok(()) }
+        self.pending.finish_later(&self.path, directory);
+        if self.pending.directories.len() >= MOST_DIRECTORIES { self.add_pending() } else { Ok(()) }
     }
 
     /// Adds the pending files, and finishes the directories even if that fails: the mode of an
     /// unfinished directory may grant its group access that its access control list denies. Returns
     /// the first error that ends the import.
-    pub(super) fn add_waiting(&mut self) -> Result<()> {
-        let PendingFiles { files, directories, .. } = std::mem::take(&mut self.waiting);
+    pub(super) fn add_pending(&mut self) -> Result<()> {
+        let PendingFiles { files, directories, .. } = std::mem::take(&mut self.pending);
         let path = std::mem::take(&mut self.path);
         let mut done = if files.is_empty() { Ok(()) } else { self.add_small(&files) };
         for (path, directory) in directories {

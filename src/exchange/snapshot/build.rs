@@ -32,25 +32,25 @@ impl<'a> Builder<'a> {
         Builder { live, moment, go_on, copied: CopyCounts::default(), links: HashMap::new() }
     }
 
-    /// Copies `kept` recursively to an unused name.
-    pub(in crate::exchange) fn tree(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<()> {
-        let made = self.object(kept, parent, name)?;
-        if !kept.is_directory() {
+    /// Copies `source` recursively to an unused name.
+    pub(in crate::exchange) fn tree(&mut self, source: &Attributes, parent: Ino, name: &[u8]) -> Result<()> {
+        let copy = self.object(source, parent, name)?;
+        if !source.is_directory() {
             return Ok(());
         }
         let mut path = Vec::new(); // unused
-        let mut tree: Tree<'_, InodePair> = Tree::below(self.moment, b"", kept.ino, (kept.ino, made))?;
+        let mut tree: Tree<'_, InodePair> = Tree::below(self.moment, b"", source.ino, (source.ino, copy))?;
         while let Some(step) = tree.next(&mut path) {
             match step? {
                 // Last, because every entry changes the times of its directory.
-                Step::Leave(Directory { kept: (kept, made), .. }) => {
-                    self.live.restore_inode(self.moment, kept, made)?;
+                Step::Leave(Directory { state: (source, copy), .. }) => {
+                    self.live.restore_inode(self.moment, source, copy)?;
                 }
                 Step::Entry(Entry { name, attributes }, directory) => {
-                    let parent = directory.kept.1;
-                    let made = self.object(&attributes, parent, &name)?;
+                    let parent = directory.state.1;
+                    let copy = self.object(&attributes, parent, &name)?;
                     if attributes.is_directory() {
-                        tree.descend(self.moment, b"", attributes.ino, (attributes.ino, made))?;
+                        tree.descend(self.moment, b"", attributes.ino, (attributes.ino, copy))?;
                     }
                 }
             }
@@ -59,56 +59,56 @@ impl<'a> Builder<'a> {
     }
 
     /// Creates a directory of the snapshot without its entries; its times must be set after these.
-    pub(in crate::exchange) fn object(&mut self, kept: &Attributes, parent: Ino, name: &[u8]) -> Result<Ino> {
+    pub(in crate::exchange) fn object(&mut self, source: &Attributes, parent: Ino, name: &[u8]) -> Result<Ino> {
         (self.go_on)()?;
-        if let Some(made) = self.links.get(&kept.ino) {
-            self.live.link(*made, parent, name)?;
+        if let Some(copy) = self.links.get(&source.ino) {
+            self.live.link(*copy, parent, name)?;
             self.copied.links += 1;
-            return Ok(*made);
+            return Ok(*copy);
         }
         // Other users cannot enter it before it is complete: it is created within a directory that
         // is closed to them.
-        let creator = Creator { uid: kept.uid, gid: kept.gid, umask: None };
-        let permissions = kept.mode & mode::PERMISSIONS;
-        let made = match kept.mode & mode::TYPE {
+        let creator = Creator { uid: source.uid, gid: source.gid, umask: None };
+        let permissions = source.mode & mode::PERMISSIONS;
+        let copy = match source.mode & mode::TYPE {
             mode::DIRECTORY => {
                 self.copied.directories += 1;
                 self.live.make_directory(parent, name, permissions, creator)?
             }
             mode::SYMLINK => {
                 self.copied.symlinks += 1;
-                self.live.make_symlink(parent, name, &self.moment.read_link(kept.ino)?, creator)?
+                self.live.make_symlink(parent, name, &self.moment.read_link(source.ino)?, creator)?
             }
             file_type => {
-                let made = self.live.make_node(parent, name, file_type | permissions, kept.rdev, creator)?;
+                let copy = self.live.make_node(parent, name, file_type | permissions, source.rdev, creator)?;
                 if file_type == mode::REGULAR {
-                    self.live.restore_storing(self.moment, kept.ino, made.ino)?;
-                    self.content(kept, made.ino)?;
+                    self.live.restore_storing(self.moment, source.ino, copy.ino)?;
+                    self.content(source, copy.ino)?;
                     self.copied.files += 1;
-                    self.copied.bytes += kept.size;
+                    self.copied.bytes += source.size;
                 } else {
                     self.copied.others += 1;
                 }
-                made
+                copy
             }
         };
-        self.xattrs(kept.ino, made.ino)?;
-        self.live.restore_inode(self.moment, kept.ino, made.ino)?;
-        if !kept.is_directory() && kept.links > 1 {
-            self.links.insert(kept.ino, made.ino);
+        self.xattrs(source.ino, copy.ino)?;
+        self.live.restore_inode(self.moment, source.ino, copy.ino)?;
+        if !source.is_directory() && source.links > 1 {
+            self.links.insert(source.ino, copy.ino);
         }
-        Ok(made.ino)
+        Ok(copy.ino)
     }
 
-    fn content(&mut self, kept: &Attributes, made: Ino) -> Result<()> {
+    fn content(&mut self, source: &Attributes, copy: Ino) -> Result<()> {
         if !std::ptr::eq(self.live, self.moment) {
-            return self.live.restore_content(self.moment, kept.ino, made, self.go_on).map(drop);
+            return self.live.restore_content(self.moment, source.ino, copy, self.go_on).map(drop);
         }
         let mut done = 0;
-        while done < kept.size {
+        while done < source.size {
             (self.go_on)()?;
-            match self.live.copy_range(kept.ino, done, made, done, kept.size - done, false)? {
-                0 => return Err(Error::damaged(format!("the file ends early: size={} end={done}", kept.size))),
+            match self.live.copy_range(source.ino, done, copy, done, source.size - done, false)? {
+                0 => return Err(Error::damaged(format!("the file ends early: size={} end={done}", source.size))),
                 copied => done += copied,
             }
         }
@@ -117,18 +117,18 @@ impl<'a> Builder<'a> {
 
     /// Sets exactly the extended attributes and access control lists of the snapshot. They change
     /// the mode, which must therefore be set later.
-    pub(super) fn xattrs(&self, kept: Ino, made: Ino) -> Result<()> {
-        let wanted = self.moment.list_xattrs(kept)?;
+    pub(super) fn xattrs(&self, source: Ino, copy: Ino) -> Result<()> {
+        let wanted = self.moment.list_xattrs(source)?;
         let wanted: Vec<&[u8]> = names(&wanted).collect();
-        for name in names(&self.live.list_xattrs(made)?).filter(|name| !wanted.contains(name)) {
-            match self.live.remove_xattr(made, name) {
+        for name in names(&self.live.list_xattrs(copy)?).filter(|name| !wanted.contains(name)) {
+            match self.live.remove_xattr(copy, name) {
                 // Removal of a list that was implied by another one.
                 Ok(()) | Err(Error::NoAttribute) => {}
                 Err(error) => return Err(error),
             }
         }
         for name in wanted {
-            self.live.set_xattr(made, name, &self.moment.xattr(kept, name)?, XattrMode::Set)?;
+            self.live.set_xattr(copy, name, &self.moment.xattr(source, name)?, XattrMode::Set)?;
         }
         Ok(())
     }

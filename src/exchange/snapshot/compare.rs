@@ -170,11 +170,11 @@ impl Comparison<'_> {
             let (Some(old), Some(new)) = (one(&old, directory.ino), one(&new, directory.ino)) else { continue };
             self.entries(directory, &old, &new)?;
         }
-        let mut told = HashSet::new();
+        let mut reported = HashSet::new();
         for (ino, from, to) in std::mem::take(&mut self.renamed) {
             let (Some(old), Some(new)) = (one(&old, from.0), one(&new, to.0)) else { continue };
             let new = below(&new, &to.1);
-            told.insert((ino, new.clone()));
+            reported.insert((ino, new.clone()));
             let changed = changed.contains(&ino);
             let stands_for = self.replaced.get(&from.0).unwrap_or(&from.0);
             if (*stands_for, &from.1) != (to.0, &to.1) {
@@ -193,9 +193,9 @@ impl Comparison<'_> {
             let Some((before, after)) = both.get(&ino) else { continue };
             let what = if kind(before) == kind(after) { PathChangeKind::Changed } else { PathChangeKind::TypeChanged };
             let come = entries.come.get(&ino).into_iter().flatten();
-            told.extend(come.filter_map(|(directory, name)| Some((ino, below(&one(&new, *directory)?, name)))));
+            reported.extend(come.filter_map(|(directory, name)| Some((ino, below(&one(&new, *directory)?, name)))));
             for path in new.get(&ino).into_iter().flatten() {
-                if !told.contains(&(ino, path.clone())) {
+                if !reported.contains(&(ino, path.clone())) {
                     self.tell(path.clone(), what);
                 }
             }
@@ -214,15 +214,15 @@ impl Comparison<'_> {
                 continue;
             }
             // For several names, first those that moved to another directory under the same name.
-            let (mut gone, mut left): (Vec<&Entry>, Vec<&Entry>) = (gone.iter().collect(), Vec::new());
+            let (mut gone, mut unpaired): (Vec<&Entry>, Vec<&Entry>) = (gone.iter().collect(), Vec::new());
             let mut pairs = Vec::new();
             for to in come {
                 match gone.iter().position(|from| from.1 == to.1) {
                     Some(at) => pairs.push((gone.remove(at), to)),
-                    None => left.push(to),
+                    None => unpaired.push(to),
                 }
             }
-            pairs.extend(gone.into_iter().zip(left));
+            pairs.extend(gone.into_iter().zip(unpaired));
             for (from, to) in pairs {
                 self.gone.insert(from.clone());
                 self.come.insert(to.clone());

@@ -138,14 +138,14 @@ struct RestoreStage {
     name: Vec<u8>,
     building: Ino,
     /// Number of names assigned in it.
-    given: u64,
+    names_used: u64,
 }
 
 impl RestoreStage {
     /// Returns an unused name in the stage, and its path from the root.
     fn next(&mut self) -> (Vec<u8>, Vec<u8>) {
-        self.given += 1;
-        let name = self.given.to_string().into_bytes();
+        self.names_used += 1;
+        let name = self.names_used.to_string().into_bytes();
         let path = [&self.name[..], b"/", &name].concat();
         (name, path)
     }
@@ -256,7 +256,7 @@ impl<'a> Restore<'a> {
             let mut report = RestoreReport::default();
             let restored = self.all(&mut stage, go_on, &mut report);
             if restored.is_err() {
-                self.withdraw(&stage)?;
+                self.withdraw_rename(&stage)?;
             }
             // Also when the client has disconnected. Closing the archive does not wait for the
             // removal: the next restore finds the stage.
@@ -278,8 +278,8 @@ impl<'a> Restore<'a> {
 
     /// Withdraws the last rename request, which the client may still execute: moves the object to a
     /// directory where the client does not find it, unless it was moved already.
-    fn withdraw(&mut self, stage: &RestoreStage) -> Result<()> {
-        let last = stage.given.to_string().into_bytes();
+    fn withdraw_rename(&mut self, stage: &RestoreStage) -> Result<()> {
+        let last = stage.names_used.to_string().into_bytes();
         match self.live.rename(stage.ino, &last, stage.building, &last, RenameMode::NoReplace) {
             Err(Error::NotFound | Error::Exists) => Ok(()),
             withdrawn => withdrawn.map(|()| self.names.changed_name(stage.ino, &last)),
@@ -305,9 +305,9 @@ impl<'a> Restore<'a> {
             result?;
         }
         if self.whole {
-            let kept: BTreeSet<Vec<u8>> = Restore::entries(self.moment)?.into_iter().collect();
+            let source: BTreeSet<Vec<u8>> = Restore::entries(self.moment)?.into_iter().collect();
             for name in Restore::entries(self.live)? {
-                if !kept.contains(&name) {
+                if !source.contains(&name) {
                     (builder.go_on)()?;
                     let (old, path) = stage.next();
                     match self.names.rename(&name, &path, false) {
@@ -378,19 +378,19 @@ impl<'a> Restore<'a> {
         let (mut parent, mut name) = (stage.building, &built);
         let mut above = Vec::new();
         for end in length..top.path.len() {
-            let kept = self.kept(&top.path[..end])?;
-            let made = builder.object(&kept, parent, name)?;
-            above.push((kept.ino, made));
-            (parent, name) = (made, &top.path[end]);
+            let source = self.snapshot_object(&top.path[..end])?;
+            let copy = builder.object(&source, parent, name)?;
+            above.push((source.ino, copy));
+            (parent, name) = (copy, &top.path[end]);
         }
-        builder.tree(&self.kept(&top.path)?, parent, name)?;
-        above.into_iter().rev().try_for_each(|(kept, made)| self.live.restore_inode(self.moment, kept, made))?;
+        builder.tree(&self.snapshot_object(&top.path)?, parent, name)?;
+        above.into_iter().rev().try_for_each(|(source, copy)| self.live.restore_inode(self.moment, source, copy))?;
         self.live.rename(stage.building, &built, stage.ino, &built, RenameMode::NoReplace)?;
         self.names.changed_name(stage.ino, &built);
         Ok((built, path))
     }
 
-    fn kept(&self, path: &[Vec<u8>]) -> Result<Attributes> {
+    fn snapshot_object(&self, path: &[Vec<u8>]) -> Result<Attributes> {
         resolve(self.moment, &path.join(&b"/"[..]))
     }
 
@@ -404,11 +404,11 @@ impl<'a> Restore<'a> {
                 && to.first().is_none_or(|first| *first != &name[..]);
             if is_free {
                 let maker = self.names.maker();
-                let made = self.live.make_marked_directory(ROOT_INO, &name, 0o700, maker, (MARK, b"1"))?;
-                let building = self.live.make_directory(made.ino, BUILDING, 0o700, maker)?;
+                let copy = self.live.make_marked_directory(ROOT_INO, &name, 0o700, maker, (MARK, b"1"))?;
+                let building = self.live.make_directory(copy.ino, BUILDING, 0o700, maker)?;
                 self.names.hide(building.ino);
                 self.names.changed_name(ROOT_INO, &name);
-                return Ok(RestoreStage { ino: made.ino, name, building: building.ino, given: 0 });
+                return Ok(RestoreStage { ino: copy.ino, name, building: building.ino, names_used: 0 });
             }
         }
         Err(Error::Exists)
@@ -417,14 +417,14 @@ impl<'a> Restore<'a> {
     /// Deletes leftover stages.
     fn remove_stages(&mut self) -> Result<()> {
         let _work = self.live.work()?;
-        let mut left = Vec::new();
+        let mut leftovers = Vec::new();
         for entry in Entries::new(self.live, ROOT_INO)? {
             let entry = entry?;
             if is_stage(self.live, &entry.name, &entry.attributes)? {
-                left.push(entry.name);
+                leftovers.push(entry.name);
             }
         }
-        left.iter().try_for_each(|name| {
+        leftovers.iter().try_for_each(|name| {
             self.delete(ROOT_INO, name, &mut || self.live.check_closing())?;
             self.names.changed_name(ROOT_INO, name);
             Ok(())

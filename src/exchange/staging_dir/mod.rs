@@ -54,8 +54,8 @@ impl StagingDir {
         StagingDir::make(target, environment, &mut |_| {})
     }
 
-    /// Calls `made` with the name as soon as the directory exists.
-    fn make(target: &Path, environment: &dyn Environment, made: &mut dyn FnMut(&str)) -> Result<StagingDir> {
+    /// Calls `created` with the name as soon as the directory exists.
+    fn make(target: &Path, environment: &dyn Environment, created: &mut dyn FnMut(&str)) -> Result<StagingDir> {
         let failed = |errno: Errno| Error::io(format!("cannot write to {}", target.display()), errno.into());
         // The target itself may be a symbolic link: the user named it.
         let directory = rustix::fs::openat(CWD, target, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -65,7 +65,7 @@ impl StagingDir {
             environment.fill_random(&mut random)?;
             let name = format!("{PREFIX}{:016x}", u64::from_le_bytes(random));
             rustix::fs::mkdirat(&directory, &name, Mode::RWXU).map_err(failed)?;
-            made(&name);
+            created(&name);
             let stage = match open_empty(&directory, name.as_bytes()) {
                 Ok(Some(stage)) => stage,
                 Ok(None) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
@@ -99,7 +99,7 @@ impl StagingDir {
     }
 
     /// Returns whether the target has an entry of this name.
-    pub(crate) fn occupied(&self, name: &[u8]) -> Result<bool> {
+    pub(crate) fn has_entry(&self, name: &[u8]) -> Result<bool> {
         match rustix::fs::statat(&self.target, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
@@ -147,18 +147,18 @@ pub(crate) fn sweep(path: &Path) {
         if !random.is_some_and(|random| random.len() == DIGITS && random.iter().all(u8::is_ascii_hexdigit)) {
             continue;
         }
-        let Ok(left) = rustix::fs::openat(&target, &name[..], DIRECTORY, Mode::empty()) else { continue };
-        if !rustix::fs::fstat(&left).is_ok_and(|stat| stat.st_uid == own)
-            || same_mount(&target, &left).is_err()
-            || rustix::fs::flock(&left, FlockOperation::NonBlockingLockExclusive).is_err()
+        let Ok(leftover) = rustix::fs::openat(&target, &name[..], DIRECTORY, Mode::empty()) else { continue };
+        if !rustix::fs::fstat(&leftover).is_ok_and(|stat| stat.st_uid == own)
+            || check_same_mount(&target, &leftover).is_err()
+            || rustix::fs::flock(&leftover, FlockOperation::NonBlockingLockExclusive).is_err()
         {
             continue;
         }
         let shown = path.join(display(&name));
         let path = shown.display();
-        if !rustix::fs::fstat(&target).is_ok_and(|stat| only_we_rename(&stat)) {
+        if !rustix::fs::fstat(&target).is_ok_and(|stat| is_rename_private(&stat)) {
             tracing::warn!(%path, "an earlier extraction may have left this; others can rename there, so remove it yourself");
-        } else if let Err(errno) = remove(&target, &name, &left) {
+        } else if let Err(errno) = remove(&target, &name, &leftover) {
             tracing::warn!(%errno, %path, "cannot remove what an earlier extraction left");
         }
     }
@@ -166,7 +166,7 @@ pub(crate) fn sweep(path: &Path) {
 
 /// Returns whether no other user can give the name of a directory of ours to another one (the group
 /// bits include the access control list).
-fn only_we_rename(directory: &Stat) -> bool {
+fn is_rename_private(directory: &Stat) -> bool {
     let (own, root) = (nix::unistd::geteuid().as_raw(), 0);
     let others_write = directory.st_mode & 0o022 != 0 && directory.st_mode & 0o1000 == 0;
     (directory.st_uid == own || directory.st_uid == root) && !others_write
@@ -190,11 +190,11 @@ fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
         if top.is_empty() {
             return Ok(());
         }
-        for name in top.iter().filter_map(|name| unless_removed(directory, name).transpose()) {
+        for name in top.iter().filter_map(|name| remove_unless_directory(directory, name).transpose()) {
             let name = name?;
             let below = enter(directory, name)?;
             for child in names(&below)? {
-                let Some(child) = unless_removed(&below, &child)? else { continue };
+                let Some(child) = remove_unless_directory(&below, &child)? else { continue };
                 // To be moved, it must be writable for its owner.
                 enter(&below, child)?;
                 while rustix::fs::statat(directory, moved.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
@@ -208,7 +208,7 @@ fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// Removes a non-directory; returns the name of a directory.
-fn unless_removed<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result<Option<&'a [u8]>> {
+fn remove_unless_directory<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result<Option<&'a [u8]>> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) => Ok(None),
         Err(Errno::ISDIR) => Ok(Some(name)),
@@ -222,7 +222,7 @@ fn unless_removed<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result
 /// `XDEV` for a mount point.
 fn enter(at: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let directory = rustix::fs::openat(at, name, DIRECTORY | OFlags::PATH, Mode::empty())?;
-    same_mount(at, &directory)?;
+    check_same_mount(at, &directory)?;
     if rustix::fs::fstat(&directory)?.st_mode & 0o700 != 0o700 {
         rustix::fs::chmod(descriptor_path(&directory), Mode::RWXU)?;
     }
@@ -231,7 +231,7 @@ fn enter(at: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
 
 /// Checks that both are on one mount. Device numbers do not suffice when a directory of the same
 /// file system is mounted.
-fn same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
+fn check_same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
     let mount = |of: &OwnedFd| {
         let found = rustix::fs::statx(of, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
         // A kernel without mount ids (before 5.8) returns 0.
@@ -261,25 +261,25 @@ fn open_empty(at: impl AsFd, name: &[u8]) -> rustix::io::Result<Option<OwnedFd>>
     Ok(Some(directory))
 }
 
-fn exchanged() -> Error {
+fn replaced_error() -> Error {
     Error::InUse("somebody put something else in its place".into())
 }
 
 /// Creates a directory and opens it (EXTRACT-1).
 pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
-    open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(exchanged)
+    open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(replaced_error)
 }
 
 /// Opens a link or special file that was just created with `O_PATH` (EXTRACT-1).
-fn hold_made(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
+fn open_created(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made =
+    let created =
         rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot look at what was made"))?;
-    let stat = rustix::fs::fstat(&made).map_err(host_error("cannot look at what was made"))?;
+    let stat = rustix::fs::fstat(&created).map_err(host_error("cannot look at what was made"))?;
     match FileType::from_raw_mode(stat.st_mode) == kind && stat.st_nlink == 1 {
-        true => Ok(made),
-        false => Err(exchanged()),
+        true => Ok(created),
+        false => Err(replaced_error()),
     }
 }
 
@@ -299,7 +299,7 @@ pub(crate) fn make_special(
         rustix::fs::mknodat(&at, name, kind, Mode::RUSR | Mode::WUSR, device)
             .map_err(host_error("cannot make the special file"))?;
     }
-    hold_made(at, name, kind)
+    open_created(at, name, kind)
 }
 
 /// Opens the directory `name` without an identity check.
@@ -318,13 +318,13 @@ fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
 }
 
 /// Reopens a directory that was created before (EXTRACT-1).
-pub(crate) fn open_again(root: &OwnedFd, path: &[u8], made: Identity) -> Result<OwnedFd> {
+pub(crate) fn open_again(root: &OwnedFd, path: &[u8], created: Identity) -> Result<OwnedFd> {
     let directory = open_below(root, path)?;
-    if identity_of(&directory)? == made { Ok(directory) } else { Err(exchanged()) }
+    if identity_of(&directory)? == created { Ok(directory) } else { Err(replaced_error()) }
 }
 
 /// Creates a further hard link of a file that was created before (EXTRACT-1).
-pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: Identity, at: &OwnedFd, name: &[u8]) -> Result<()> {
+pub(crate) fn link_again(root: &OwnedFd, path: &[u8], created: Identity, at: &OwnedFd, name: &[u8]) -> Result<()> {
     let failed = host_error("cannot link");
     let (directory, file) = match path.iter().rposition(|&b| b == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -333,8 +333,8 @@ pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: Identity, at: &Owned
     let directory = open_below(root, directory)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, file, flags, Mode::empty()).map_err(&failed)?;
-    if identity_of(&file)? != made {
-        return Err(exchanged());
+    if identity_of(&file)? != created {
+        return Err(replaced_error());
     }
     rustix::fs::linkat(CWD, descriptor_path(&file), at, name, AtFlags::SYMLINK_FOLLOW).map_err(failed)
 }

@@ -47,9 +47,9 @@ pub fn export_tar(
 ) -> Result<TarExport> {
     let everything = [Vec::new()];
     let mut tops = Vec::new();
-    for given in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve_argument(fs, given)?;
-        tops.push((path::components(given)?.join(&b'/'), attributes));
+    for requested in if paths.is_empty() { &everything } else { paths } {
+        let attributes = path::resolve_argument(fs, requested)?;
+        tops.push((path::components(requested)?.join(&b'/'), attributes));
     }
     let mut export = Export::new(fs, filter, out, progress);
     for (path, attributes) in tops {
@@ -111,11 +111,11 @@ impl<'a> CountingWriter<'a> {
 
     fn zeros(&mut self, length: u64) -> Result<()> {
         let block = [0; BLOCK];
-        let mut left = length;
-        while left > 0 {
-            let part = left.min(BLOCK as u64);
+        let mut remaining = length;
+        while remaining > 0 {
+            let part = remaining.min(BLOCK as u64);
             self.bytes(&block[..part as usize])?;
-            left -= part;
+            remaining -= part;
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ impl<'a> Export<'a> {
 
     fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
         self.tally.start_next();
-        self.tell(path, 0);
+        self.report_progress(path, 0);
         self.tally.add_stored_file(attributes);
         let kind = attributes.mode & mode::TYPE;
         if self.bare && !matches!(kind, mode::REGULAR | mode::DIRECTORY | mode::SYMLINK) {
@@ -272,7 +272,7 @@ impl<'a> Export<'a> {
                 }
                 self.out.bytes(&piece)?;
                 offset += piece.len() as u64;
-                self.tell(path, offset);
+                self.report_progress(path, offset);
             }
         }
         self.report.copied.bytes += map.size;
@@ -280,7 +280,7 @@ impl<'a> Export<'a> {
     }
 
     /// Reports progress; `within` is the number of bytes written of the current file.
-    fn tell(&mut self, path: &[u8], within: u64) {
+    fn report_progress(&mut self, path: &[u8], within: u64) {
         let copied = self.report.copied.progress(path, within);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied });
     }

@@ -40,7 +40,7 @@ pub struct TarImportOptions {
 pub struct TarImport {
     pub copied: CopyCounts,
     /// Extended attributes that the archive does not store.
-    pub left: SkippedItems,
+    pub skipped: SkippedItems,
 }
 
 /// Reads a tar to its end mark and puts its members below `options.to`. A later member of the same
@@ -64,8 +64,8 @@ pub fn import_tar(
 ) -> Result<TarImport> {
     remove_old_stage(fs)?;
     let private = Creator { umask: None, ..options.creator };
-    let made = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
-    let stage = made.ino;
+    let created = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
+    let stage = created.ino;
     let mut import = Import {
         fs,
         options,
@@ -78,7 +78,7 @@ pub fn import_tar(
     };
     let marked = fs.set_xattr(stage, MARK, b"", XattrMode::Set);
     let result = marked.and_then(|()| import.unpack(input)).and_then(|()| import.install());
-    let removed = delete_tree(fs, ROOT_INO, STAGE, &made).map(drop);
+    let removed = delete_tree(fs, ROOT_INO, STAGE, &created).map(drop);
     let report = import.report;
     result.and(removed).map(|()| report)
 }
@@ -164,9 +164,9 @@ impl Import<'_> {
         let creator = Creator { uid: member.uid, gid: member.gid, umask: None };
         match &member.kind {
             MemberKind::Directory => {
-                let made = self.fs.make_directory(parent, name, member.permissions, creator)?;
+                let created = self.fs.make_directory(parent, name, member.permissions, creator)?;
                 self.report.copied.directories += 1;
-                self.directories.push(DirectoryMetadata { ino: made.ino, member });
+                self.directories.push(DirectoryMetadata { ino: created.ino, member });
                 Ok(())
             }
             MemberKind::Link(target) => {
@@ -179,21 +179,21 @@ impl Import<'_> {
                 Ok(())
             }
             MemberKind::File(map) => {
-                let made = self.fs.create_and_open(parent, name, member.permissions, creator)?;
-                let filled = self.fill(map, made.ino, &member, members);
-                self.fs.release(made.ino)?;
+                let created = self.fs.create_and_open(parent, name, member.permissions, creator)?;
+                let filled = self.fill(map, created.ino, &member, members);
+                self.fs.release(created.ino)?;
                 self.report.copied.files += 1;
                 filled
             }
             MemberKind::Symlink(target) => {
-                let made = self.fs.make_symlink(parent, name, target, creator)?;
+                let created = self.fs.make_symlink(parent, name, target, creator)?;
                 self.report.copied.symlinks += 1;
-                self.metadata(made.ino, &member, SetAttributes::default())
+                self.metadata(created.ino, &member, SetAttributes::default())
             }
             MemberKind::Node(kind, rdev) => {
-                let made = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
+                let created = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
                 self.report.copied.others += 1;
-                self.metadata(made.ino, &member, permissions(&member))
+                self.metadata(created.ino, &member, permissions(&member))
             }
         }
     }
@@ -228,12 +228,12 @@ impl Import<'_> {
                     | Error::PermissionDenied
                     | Error::RangeTooSmall
                     | Error::Invalid(_)),
-                ) => self.report.left.attributes.add(&member.name, name, &error),
+                ) => self.report.skipped.attributes.add(&member.name, name, &error),
                 other => other?,
             }
         }
         for name in &member.strange {
-            self.report.left.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
+            self.report.skipped.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
         }
         let set = SetAttributes {
             uid: Some(member.uid),
@@ -294,7 +294,7 @@ impl Import<'_> {
         })?;
         let install = Install { fs, replace: self.options.replace };
         install.check(self.stage, to)?;
-        let merged = install.carry_out(self.stage, to)?;
+        let merged = install.execute(self.stage, to)?;
         for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
             let ino = merged.get(&ino).copied().unwrap_or(ino);
             self.metadata(ino, &member, permissions(&member))?;

@@ -52,7 +52,7 @@ impl Install<'_> {
     }
 
     /// Moves everything; returns the merged directories: in the tar, and in the archive.
-    pub(super) fn carry_out(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
+    pub(super) fn execute(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
         let mut merged = HashMap::from([(from, to)]);
         let mut levels = vec![(from, to)];
         while let Some((from, to)) = levels.pop() {

@@ -72,7 +72,7 @@ impl<'a> Members<'a> {
     /// `Invalid` with a description of the malformed part, `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let mut announced = ExtendedHeader::default();
-        let mut taken = 0;
+        let mut consumed = 0;
         loop {
             self.skip(self.remaining + self.padding)?;
             (self.remaining, self.padding) = (0, 0);
@@ -83,9 +83,9 @@ impl<'a> Members<'a> {
                 HeaderType::Records => {
                     let size = size()?;
                     // Limit for all headers before one member together.
-                    announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS - taken)?)?);
+                    announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS - consumed)?)?);
                     pax::bound(announced.records.len())?;
-                    taken += size;
+                    consumed += size;
                 }
                 HeaderType::GlobalRecords => self.globals(size()?)?,
                 HeaderType::LongName => announced.name = Some(without_nuls(self.body(size()?, MAX_LONG_NAME)?)),
@@ -264,8 +264,8 @@ impl<'a> Members<'a> {
             if (major, minor) != (1, Some(0)) {
                 return Err(Error::invalid("it is sparse in a way that is unknown"));
             }
-            let (parts, taken) = sparse::read_lines(&mut (&mut *self.input).take(size))?;
-            self.remaining -= taken;
+            let (parts, consumed) = sparse::read_lines(&mut (&mut *self.input).take(size))?;
+            self.remaining -= consumed;
             let whole = announced.number("GNU.sparse.realsize")?;
             return SparseMap::checked(
                 parts,

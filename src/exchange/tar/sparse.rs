@@ -57,14 +57,14 @@ impl SparseMap {
 
 /// Reads such a map; returns the ranges and the number of bytes read.
 pub(super) fn read_lines(input: &mut dyn Read) -> Result<(Vec<(u64, u64)>, u64)> {
-    let mut lines = SparseLines { input, block: [0; BLOCK], at: BLOCK, taken: 0 };
+    let mut lines = SparseLines { input, block: [0; BLOCK], at: BLOCK, consumed: 0 };
     let count = lines.number()?;
     let count = usize::try_from(count).ok().filter(|&count| count <= MAX_PARTS).ok_or_else(too_many)?;
     let mut parts = Vec::new();
     for _ in 0..count {
         parts.push((lines.number()?, lines.number()?));
     }
-    Ok((parts, lines.taken))
+    Ok((parts, lines.consumed))
 }
 
 fn too_many() -> Error {
@@ -75,7 +75,7 @@ struct SparseLines<'a> {
     input: &'a mut dyn Read,
     block: [u8; BLOCK],
     at: usize,
-    taken: u64,
+    consumed: u64,
 }
 
 impl SparseLines<'_> {
@@ -86,7 +86,7 @@ impl SparseLines<'_> {
                 let cut_off = |_| Error::invalid("the map of a sparse file is cut off");
                 self.input.read_exact(&mut self.block).map_err(cut_off)?;
                 self.at = 0;
-                self.taken += BLOCK as u64;
+                self.consumed += BLOCK as u64;
             }
             let byte = self.block[self.at];
             self.at += 1;
@@ -151,8 +151,8 @@ mod tests {
         let map = SparseMap::checked(parts, 5_000_000, 100 * 4096).unwrap();
         let lines = map.to_lines();
         assert_eq!(lines.len() % BLOCK, 0);
-        let (parts, taken) = read_lines(&mut &lines[..]).unwrap();
-        assert_eq!((parts, taken), (map.parts, lines.len() as u64));
+        let (parts, consumed) = read_lines(&mut &lines[..]).unwrap();
+        assert_eq!((parts, consumed), (map.parts, lines.len() as u64));
         assert_eq!(parse_commas(b"0,5,10,7").unwrap(), [(0, 5), (10, 7)]);
     }
 

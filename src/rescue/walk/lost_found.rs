@@ -27,7 +27,7 @@ impl LostFoundDirectory {
 }
 
 impl Walk<'_> {
-    pub(super) fn broken_file(
+    pub(super) fn write_incomplete_file(
         &mut self,
         ino: Ino,
         object: Option<Object>,
@@ -35,11 +35,11 @@ impl Walk<'_> {
         reason: &str,
     ) -> Result<()> {
         if object.is_none() && self.index.data.contains_key(&ino.0) {
-            self.undescribed.insert(ino.0, self.path.clone());
+            self.named_orphans.insert(ino.0, self.path.clone());
             return Ok(());
         }
         let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
-        self.say(state, ino, version.generation, false, reason)?;
+        self.report_object(state, ino, version.generation, false, reason)?;
         let Some(mut special) = self.partial.take() else { return Ok(()) };
         let written = self.write_partial(&mut special, ino, object, version);
         self.partial = Some(special);
@@ -62,12 +62,12 @@ impl Walk<'_> {
         }
         self.open_lost_found(special)?;
         let Some(host) = &special.host else { return Ok(()) };
-        let tell = self.telling();
-        let (path, left, progress) = (&self.path[..], &mut self.report.left, &mut self.progress);
+        let tell = self.progress_callback();
+        let (path, skipped, progress) = (&self.path[..], &mut self.report.skipped, &mut self.progress);
         let written = &mut |bytes| progress(&tell(path, bytes));
-        let source = ObjectSource { index: &mut self.index, pager: self.pager, version, ino, path, left, written };
-        let made = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
-        made.metadata
+        let source = ObjectSource { index: &mut self.index, pager: self.pager, version, ino, path, skipped, written };
+        let created = write::object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
+        created.metadata
     }
 
     /// Creates the directory; if an object of the archive has its name, another name is used.

@@ -43,7 +43,7 @@ pub(super) struct Walk<'a> {
     /// First copies of files with several hard links: path and identity.
     links: HashMap<u64, (Vec<u8>, Identity)>,
     /// Names of inodes of which only data survived.
-    pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
+    pub(super) named_orphans: BTreeMap<u64, Vec<u8>>,
     /// Directories with a mode that denies access to their owner; it is set at the end.
     closed: Vec<(Vec<u8>, Identity, Attributes, Xattrs)>,
     pub(super) path: Vec<u8>,
@@ -123,10 +123,10 @@ pub(super) fn run(
         entries: index.log.entries,
         entries_lost: index.log.lost,
         later: index.later,
-        snapshots: index.kept.judge(pager)?,
-        snapshots_proved: index.kept.proved,
-        snapshots_lost: index.kept.lost.clone(),
-        left: SkippedItems::extracting(options.privileges),
+        snapshots: index.known_snapshots.check_all(pager)?,
+        snapshots_proved: index.known_snapshots.proved,
+        snapshots_lost: index.known_snapshots.lost.clone(),
+        skipped: SkippedItems::extracting(options.privileges),
         ..RescueReport::default()
     };
     let objects = index.objects();
@@ -141,13 +141,13 @@ pub(super) fn run(
         seen: HashSet::new(),
         objects,
         links: HashMap::new(),
-        undescribed: BTreeMap::new(),
+        named_orphans: BTreeMap::new(),
         closed: Vec::new(),
         path: Vec::new(),
     };
     walk.named()?;
     walk.unnamed()?;
-    walk.undescribed()?;
+    walk.write_orphan_data()?;
     walk.close_directories()?;
     Ok(walk.report)
 }
@@ -159,14 +159,14 @@ impl Walk<'_> {
             .find(ROOT_INO, Generation(0), &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))?
         {
             FindOutcome::Whole { version, failed, .. } => {
-                self.say_whole(ROOT_INO, &version, failed.as_deref())?;
+                self.report_complete(ROOT_INO, &version, failed.as_deref())?;
                 self.report.directories += 1;
                 return self.root(version);
             }
-            FindOutcome::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
+            FindOutcome::Deleted => (self.index.newest_leaves(ROOT_INO), "it is missing".to_owned()),
             FindOutcome::Rest { version, reason, .. } => (version, reason),
         };
-        self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
+        self.report_object(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
         self.root(version)
     }
 
@@ -181,13 +181,13 @@ impl Walk<'_> {
                     let Some(host) = &special.host else { continue };
                     let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
-                    let made = self.report.files + self.report.others + self.report.directories;
+                    let created = self.report.files + self.report.others + self.report.directories;
                     let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
                     if let Some((remains, directory)) = self.tolerate(below)? {
                         self.walk(remains, directory)?;
                     }
                     self.report.unnamed +=
-                        u64::from(self.report.files + self.report.others + self.report.directories > made);
+                        u64::from(self.report.files + self.report.others + self.report.directories > created);
                 }
             }
             self.index.inodes = inodes;
@@ -200,7 +200,7 @@ impl Walk<'_> {
             return Ok(true);
         }
         let mut directory = None;
-        for version in self.index.versions(ino).into_iter().chain([self.index.remains(ino)]) {
+        for version in self.index.versions(ino).into_iter().chain([self.index.newest_leaves(ino)]) {
             match Object::load(&mut self.index, &version, ino) {
                 Ok(Some(object)) => directory = Some(object),
                 Ok(None) | Err(Error::Damaged(_)) => {}
@@ -229,9 +229,9 @@ impl Walk<'_> {
         {
             let below = step.and_then(|step| match step {
                 Step::Entry((name, file_type, ino), directory) => {
-                    self.entry(&directory.kept.host, &name, ino, Some(file_type), directory.entries.known)
+                    self.entry(&directory.state.host, &name, ino, Some(file_type), directory.entries.known)
                 }
-                Step::Leave(directory) => self.finish(directory.entries.ino, directory.kept).map(|()| None),
+                Step::Leave(directory) => self.finish(directory.entries.ino, directory.state).map(|()| None),
             });
             if let Some((remains, directory)) = self.tolerate(below)? {
                 tree.enter(&self.path, remains, directory);
@@ -283,7 +283,7 @@ impl Walk<'_> {
         if let Some((object, version)) = rest {
             return Ok(FindOutcome::Rest { object: Some(object), version, reason });
         }
-        let version = self.index.remains(ino);
+        let version = self.index.newest_leaves(ino);
         let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
         Ok(FindOutcome::Rest { object, version, reason })
     }
@@ -304,7 +304,7 @@ impl Walk<'_> {
     }
 
     /// Returns a function that builds the progress report while a file is written.
-    fn telling(&self) -> impl Fn(&[u8], u64) -> RescueProgress<'_> + use<> {
+    fn progress_callback(&self) -> impl Fn(&[u8], u64) -> RescueProgress<'_> + use<> {
         let (files, before) = (self.report.files, self.report.bytes);
         // Some names belong to inodes of which nothing else survived.
         let (passed, all) = (self.objects.min(self.seen.len() as u64), self.objects);
@@ -324,20 +324,21 @@ impl Walk<'_> {
         named_type: Option<u8>,
         named: Generation,
     ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
-        let tell = self.telling();
+        let tell = self.progress_callback();
         (self.progress)(&tell(&self.path, 0))?;
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
-        let mut made = None;
+        let mut created = None;
         let found = self.find(ino, named, &mut |walk, object, version| {
             if object.is_directory() {
                 return walk.try_directory(object, version, ino);
             }
-            let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
+            let (path, skipped, progress) = (&walk.path[..], &mut walk.report.skipped, &mut walk.progress);
             let written = &mut |bytes| progress(&tell(path, bytes));
-            let source = ObjectSource { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
-            made = Some(write::object(source, object, false, walk.stage, (at, name))?);
+            let source =
+                ObjectSource { index: &mut walk.index, pager: walk.pager, version, ino, path, skipped, written };
+            created = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
         })?;
         match found {
@@ -345,26 +346,28 @@ impl Walk<'_> {
             FindOutcome::Whole { object, version, failed } if object.is_directory() => {
                 let host = write::directory(self.stage, at, name)?;
                 self.report.directories += 1;
-                self.say_whole(ino, &version, failed.as_deref())?;
+                self.report_complete(ino, &version, failed.as_deref())?;
                 Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object: Some(object) })))
             }
             FindOutcome::Whole { object, version, failed } => {
                 // `None` for a device that was skipped.
-                let Some((made, identity)) = made.and_then(|made| made.identity.map(|which| (made, which))) else {
+                let Some((created, identity)) =
+                    created.and_then(|created| created.identity.map(|which| (created, which)))
+                else {
                     return Ok(None);
                 };
                 self.count(&object, ino, identity);
-                self.say_whole(ino, &version, failed.as_deref())?;
-                self.report.bytes += made.bytes;
-                self.note(made.metadata)?;
+                self.report_complete(ino, &version, failed.as_deref())?;
+                self.report.bytes += created.bytes;
+                self.note(created.metadata)?;
                 Ok(None)
             }
             FindOutcome::Rest { object, version, reason } => {
                 let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
                 if kind == mode::DIRECTORY {
-                    return self.broken_directory(at, name, ino, object, version, &reason);
+                    return self.write_incomplete_directory(at, name, ino, object, version, &reason);
                 }
-                self.broken_file(ino, object, &version, &reason)?;
+                self.write_incomplete_file(ino, object, &version, &reason)?;
                 Ok(None)
             }
         }
@@ -382,7 +385,7 @@ impl Walk<'_> {
     }
 
     /// Creates a directory that is not complete; its surviving entries still name complete files.
-    fn broken_directory(
+    fn write_incomplete_directory(
         &mut self,
         at: &OwnedFd,
         name: &[u8],
@@ -392,49 +395,49 @@ impl Walk<'_> {
         reason: &str,
     ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
         if version.parts() == 0 {
-            self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
+            self.report_object(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
         }
         let host = write::directory(self.stage, at, name)?;
-        self.say(RescueState::Partial, ino, version.generation, false, reason)?;
+        self.report_object(RescueState::Partial, ino, version.generation, false, reason)?;
         // All leaves, not only those of the version that was most complete.
-        let version = self.index.remains(ino);
+        let version = self.index.newest_leaves(ino);
         Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object })))
     }
 
     /// Creates a further hard link of a file, unless the file was not written.
     fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
-        let Some((first, made)) = self.links.get(&ino.0) else { return Ok(()) };
-        link_again(self.stage.target(), first, *made, at, name)?;
+        let Some((first, created)) = self.links.get(&ino.0) else { return Ok(()) };
+        link_again(self.stage.target(), first, *created, at, name)?;
         self.report.links += 1;
         Ok(())
     }
 
     /// Sets the times last, because every created entry changes them.
     fn finish(&mut self, ino: Ino, directory: RescuedDirectory) -> Result<()> {
-        let RescuedDirectory { host: made, object: Some(object) } = directory else { return Ok(()) };
+        let RescuedDirectory { host: created, object: Some(object) } = directory else { return Ok(()) };
         let attributes = object.attributes(ino);
         let xattrs = object.xattrs;
-        let host = attributes::XattrObject::open(&made);
-        attributes::put(&xattrs, &host, Phase::BeforeMode, &self.path, &mut self.report.left);
+        let host = attributes::XattrObject::open(&created);
+        attributes::set_for_phase(&xattrs, &host, Phase::BeforeMode, &self.path, &mut self.report.skipped);
         // Root has access nevertheless, and can set the mode now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
-            self.closed.push((self.path.clone(), identity_of(&made)?, attributes, xattrs));
+            self.closed.push((self.path.clone(), identity_of(&created)?, attributes, xattrs));
             return Ok(());
         }
-        apply(&made, &attributes)?;
-        attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
+        apply(&created, &attributes)?;
+        attributes::set_for_phase(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.skipped);
         Ok(())
     }
 
     fn close_directories(&mut self) -> Result<()> {
-        for (path, made, attributes, xattrs) in std::mem::take(&mut self.closed) {
-            let opened = open_again(self.stage.target(), &path, made);
+        for (path, created, attributes, xattrs) in std::mem::take(&mut self.closed) {
+            let opened = open_again(self.stage.target(), &path, created);
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
                 let host = attributes::XattrObject::open(&directory);
-                attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
+                attributes::set_for_phase(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.skipped);
                 Ok(())
             });
             self.note(closed)?;
@@ -442,12 +445,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn say_whole(&mut self, ino: Ino, version: &LeafSet, failed: Option<&str>) -> Result<()> {
+    fn report_complete(&mut self, ino: Ino, version: &LeafSet, failed: Option<&str>) -> Result<()> {
         self.report.older += u64::from(failed.is_some());
-        self.say(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
+        self.report_object(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
     }
 
-    pub(super) fn say(
+    pub(super) fn report_object(
         &mut self,
         state: RescueState,
         ino: Ino,

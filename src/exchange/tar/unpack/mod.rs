@@ -131,23 +131,23 @@ impl Unpack<'_> {
         }
         if let MemberKind::Directory = member.kind {
             self.directory(&member.path.iter().chain([&name]).map(|name| &name[..]).collect::<Vec<_>>())?;
-            if let Some(made) = self.directories.get_mut(&path) {
-                made.modified = Some(member.modified);
+            if let Some(created) = self.directories.get_mut(&path) {
+                created.modified = Some(member.modified);
             }
             return Ok(());
         }
         let at = self.directory(&member.path.iter().map(|name| &name[..]).collect::<Vec<_>>())?;
         match &member.kind {
             MemberKind::File(map) => {
-                let made = self.file(&at, &name, &member, map, members)?;
-                self.files.insert(path, made);
+                let created = self.file(&at, &name, &member, map, members)?;
+                self.files.insert(path, created);
             }
             MemberKind::Link(first) => {
                 let first = first.join(&b'/');
-                let made = self.files.get(&first).ok_or_else(|| {
+                let created = self.files.get(&first).ok_or_else(|| {
                     Error::invalid(format!("it links to '{}', which is no file before it", display(&first)))
                 })?;
-                link_again(self.stage.directory(), &first, *made, &at, &name)?;
+                link_again(self.stage.directory(), &first, *created, &at, &name)?;
                 self.report.copied.links += 1;
             }
             MemberKind::Symlink(target) if leads_out(target, member.path.len()) => self.report.strays += 1,
@@ -167,17 +167,17 @@ impl Unpack<'_> {
     fn directory(&mut self, names: &[&[u8]]) -> Result<OwnedFd> {
         let root = self.stage.directory();
         let path = names.join(&b'/');
-        if let Some(made) = self.directories.get(&path) {
-            return open_again(root, &path, made.identity);
+        if let Some(created) = self.directories.get(&path) {
+            return open_again(root, &path, created.identity);
         }
         let Some((name, above)) = names.split_last() else {
             return root.try_clone().map_err(|error| Error::io("cannot open the directory", error));
         };
         let above = self.directory(above)?;
-        let made = make_directory(&above, name)?;
-        self.directories.insert(path, UnpackedDirectory { identity: identity_of(&made)?, modified: None });
+        let created = make_directory(&above, name)?;
+        self.directories.insert(path, UnpackedDirectory { identity: identity_of(&created)?, modified: None });
         self.report.copied.directories += 1;
-        Ok(made)
+        Ok(created)
     }
 
     fn file(
@@ -213,9 +213,9 @@ impl Unpack<'_> {
 
     /// Sets the times of directories, which each created entry has changed.
     fn times(&self) -> Result<()> {
-        for (path, made) in &self.directories {
-            if let Some(modified) = made.modified {
-                let directory = open_again(self.stage.directory(), path, made.identity)?;
+        for (path, created) in &self.directories {
+            if let Some(modified) = created.modified {
+                let directory = open_again(self.stage.directory(), path, created.identity)?;
                 rustix::fs::futimens(&directory, &timestamps(modified)).map_err(host_error("cannot set the times"))?;
             }
         }
