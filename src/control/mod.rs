@@ -7,7 +7,6 @@
 
 mod client;
 mod names;
-mod paths;
 mod server;
 mod snapshots;
 mod socket_paths;

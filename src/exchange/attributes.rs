@@ -1,17 +1,18 @@
-//! Copies extended attributes, including access control lists, between host files and the archive.
+//! Metadata of host files in the archive: copies extended attributes, including access control
+//! lists, in both directions, and compares an object with its host file.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{CWD, XattrFlags};
+use rustix::fs::{CWD, Stat, XattrFlags};
 use rustix::io::Errno;
 
-use super::host::{descriptor_path, host_error};
+use super::host::{descriptor_path, device_number, host_error};
 use super::skipped::{SECURITY, SkippedItems, TRUSTED};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Timestamp};
 use crate::format::Ino;
-use crate::fs::{FileSystem, XattrMode};
+use crate::fs::{Attributes, FileSystem, XattrMode, mode};
 
 /// Kernel limit in bytes of one value and of the list of names.
 const MAX_VALUE: usize = 64 << 10;
@@ -240,4 +241,47 @@ pub(crate) fn extract(
         }
     }
     Ok(())
+}
+
+/// Update that a copy has to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    None,
+    /// Owner, mode, times or attributes differ; the content is unchanged.
+    Metadata,
+    /// Type, size, modification time, link target or device number differs.
+    Content,
+}
+
+/// Compares a host file with its copy in the archive. Equal size and equal modification time to the
+/// nanosecond count as unchanged content. The access time is ignored.
+pub(super) fn difference(
+    fs: &FileSystem,
+    existing: &Attributes,
+    stat: &Stat,
+    object: &XattrObject<'_>,
+) -> Result<Difference> {
+    let kind = stat.st_mode & mode::TYPE;
+    if existing.mode & mode::TYPE != kind {
+        return Ok(Difference::Content);
+    }
+    let modified = Timestamp { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }; // below 10^9
+    let content_differs = match kind {
+        mode::REGULAR => u64::try_from(stat.st_size).ok() != Some(existing.size) || modified != existing.mtime,
+        mode::SYMLINK => fs.read_link(existing.ino)? != object.link_target()?,
+        mode::BLOCK | mode::CHARACTER => {
+            existing.rdev != device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+        }
+        _ => false,
+    };
+    if content_differs {
+        return Ok(Difference::Content);
+    }
+    // A symbolic link has no mode.
+    let same_mode = kind == mode::SYMLINK || (existing.mode ^ stat.st_mode) & mode::PERMISSIONS == 0;
+    let same_owner = (existing.uid, existing.gid) == (stat.st_uid, stat.st_gid);
+    if same_mode && same_owner && modified == existing.mtime && is_equal(object, fs, existing.ino)? {
+        return Ok(Difference::None);
+    }
+    Ok(Difference::Metadata)
 }

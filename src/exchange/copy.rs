@@ -7,8 +7,8 @@ use lockbox_terminal::display;
 
 use super::CopyCounts;
 use super::deletion::delete_tree;
-use super::path::{components, none_if_missing, resolve_argument};
 use super::path_ops::{CopyDestination, refuse_below, refuse_in_the_way};
+use super::path_ops::{components, none_if_missing, resolve_argument};
 use super::snapshot::Builder;
 use crate::error::{Error, Result};
 use crate::format::Ino;

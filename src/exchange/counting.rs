@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::progress::{CopyTally, FileTotals};
 use super::walk::{HostEntries, Step, Tree, Walk};
-use super::{Filter, ImportOptions, path};
+use super::{Filter, ImportOptions, path_ops};
 use crate::fs::{FileSystem, mode};
 
 /// Maximum nesting of open directories: a count runs concurrently with a copy and must leave it
@@ -26,7 +26,7 @@ pub fn count_archive_files(
     let mut tally = CopyTally::default();
     let everything = [Vec::new()];
     for given in if paths.is_empty() { &everything } else { paths } {
-        let Ok(top) = path::resolve_argument(fs, given) else { continue };
+        let Ok(top) = path_ops::resolve_argument(fs, given) else { continue };
         tally.add_stored_file(&top);
         let (mut tree, mut path) = (Tree::new(), Vec::new());
         if top.is_directory() {

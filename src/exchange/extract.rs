@@ -14,7 +14,7 @@ use super::progress::CopyTally;
 use super::skipped::SkippedItems;
 use super::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use super::walk::{Step, Tree};
-use super::{CopyCounts, Entries, Entry, Filter, Problem, Progress, path};
+use super::{CopyCounts, Entries, Entry, Filter, Problem, Progress, path_ops};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -122,8 +122,8 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
     let mut unreadable = Vec::new();
     let everything = [Vec::new()];
     for path in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve_argument(fs, path)?;
-        match path::components(path)?.last() {
+        let attributes = path_ops::resolve_argument(fs, path)?;
+        match path_ops::components(path)?.last() {
             Some(name) => tops.push(ExtractItem { entry: Entry { name: name.to_vec(), attributes }, of_root: false }),
             None => {
                 for entry in Entries::new(fs, ROOT_INO)? {

@@ -10,12 +10,11 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 use lockbox_terminal::display;
 
-use super::attributes::XattrObject;
+use super::attributes::{Difference, XattrObject, difference};
 use super::deletion::MirrorPlan;
-use super::difference::{Difference, difference};
 use super::host::host_error;
 use super::walk::{Step, Tree, Walk, join};
-use super::{Entries, Entry, ImportOptions, path};
+use super::{Entries, Entry, ImportOptions, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
@@ -48,7 +47,7 @@ pub fn plan_mirror<'a>(
     changed: Option<&'a mut MirrorWatch<'a>>,
 ) -> Result<MirrorPlan> {
     options.refuse_duplicate_names(sources)?;
-    let target = path::none_if_missing(path::resolve(fs, &options.to))?;
+    let target = path_ops::none_if_missing(path_ops::resolve(fs, &options.to))?;
     let mut planning =
         MirrorPlanner { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
     for source in sources {
@@ -76,7 +75,7 @@ type PairedWalk = Walk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
 impl MirrorPlanner<'_> {
     fn source(&mut self, source: &PathBuf, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
         self.path.clear();
-        for part in path::components(&self.options.to)?.into_iter().chain([name]) {
+        for part in path_ops::components(&self.options.to)?.into_iter().chain([name]) {
             self.path.push(b'/');
             self.path.extend_from_slice(part);
         }
@@ -85,7 +84,7 @@ impl MirrorPlanner<'_> {
         let failed = |errno: rustix::io::Errno| Error::io(format!("cannot read {}", source.display()), errno.into());
         let stat = rustix::fs::statat(CWD, source, flags).map_err(failed)?;
         let existing =
-            target.map(|target| path::none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
+            target.map(|target| path_ops::none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
         let Some(existing) = existing else {
             self.report(MirrorChange::Add);
             return Ok(());

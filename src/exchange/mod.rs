@@ -7,14 +7,10 @@ pub(crate) mod attributes;
 mod copy;
 mod counting;
 mod deletion;
-mod difference;
 mod extract;
-mod filter;
 pub(crate) mod host;
 mod import;
-mod listing;
 mod mirror;
-mod path;
 mod path_ops;
 mod progress;
 mod skipped;
@@ -29,13 +25,10 @@ pub use counting::{count_archive_files, count_host_files};
 pub use deletion::{Deletion, MirrorPlan};
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, extract};
-pub use filter::Filter;
 pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport, import};
-pub use listing::{Entries, Entry};
 pub use mirror::{MirrorChange, MirrorWatch, plan_mirror};
-pub use path::{components, resolve};
-pub use path_ops::{CopyDestination, make_directories, remove, rename};
+pub use path_ops::{CopyDestination, components, make_directories, remove, rename, resolve};
 pub use progress::FileTotals;
 pub use skipped::{SkippedCount, SkippedItems};
 pub use snapshot::{LiveNamespace, OfflineNamespace, PathChange, PathChangeKind, Restore, RestoreReport, compare};
@@ -44,6 +37,7 @@ pub use tar::{
     unpack_tar,
 };
 pub use tree_diff::{DiffRoot, MetadataDifference, TreeDifference, compare_trees};
+pub use walk::{Entries, Entry, Filter};
 
 use std::fmt;
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::attributes::{self, XattrObject};
 use super::host::{device_number, host_error, timestamps};
-use super::path::resolve_argument;
+use super::path_ops::resolve_argument;
 use super::snapshot::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
 use super::walk::{Step, Walk};
 use super::{Entries, Problem};

@@ -19,7 +19,6 @@
 mod index;
 mod log;
 mod object;
-mod orphan_data;
 pub(crate) mod scan;
 mod snapshots;
 mod strict_storage;

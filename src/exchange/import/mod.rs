@@ -19,7 +19,7 @@ use super::host::{self, attributes_of, device_number, host_error};
 use super::progress::CopyTally;
 use super::skipped::SkippedItems;
 use super::walk::{self, HostEntries, Step, Walk};
-use super::{CopyCounts, Filter, Problem, ProblemCause, Progress, path};
+use super::{CopyCounts, Filter, Problem, ProblemCause, Progress, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
@@ -101,7 +101,7 @@ pub fn import(
     progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<ImportReport> {
     options.refuse_duplicate_names(sources)?;
-    let directory = path::resolve_or_create(fs, &options.to, |parent, name| {
+    let directory = path_ops::resolve_or_create(fs, &options.to, |parent, name| {
         fs.make_directory(parent, name, 0o755, options.creator)
     })?;
     let mut import = Import {
@@ -284,7 +284,7 @@ impl Import<'_> {
         let creator = host::creator_of(&stat);
         let fs = self.fs;
         let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
-        let (ino, is_old) = match path::none_if_missing(fs.lookup(parent, name))? {
+        let (ino, is_old) = match path_ops::none_if_missing(fs.lookup(parent, name))? {
             Some(existing) if existing.is_directory() => {
                 if self.plan.is_none() {
                     attributes::remove_access_lists(fs, existing.ino)?;

@@ -5,9 +5,8 @@ use rustix::fs::Stat;
 
 use super::{Import, ImportedDirectory, metadata_of};
 use crate::error::Result;
-use crate::exchange::attributes::{self, XattrObject};
-use crate::exchange::difference::{Difference, difference};
-use crate::exchange::path::none_if_missing;
+use crate::exchange::attributes::{self, Difference, XattrObject, difference};
+use crate::exchange::path_ops::none_if_missing;
 use crate::exchange::{Problem, deletion};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode};

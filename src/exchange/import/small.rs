@@ -13,7 +13,7 @@ use super::{Import, ImportDirectory, ends_import};
 use crate::error::Result;
 use crate::exchange::attributes::{self, XattrObject};
 use crate::exchange::host::{host_error, read_at, timestamps, was_written};
-use crate::exchange::path::none_if_missing;
+use crate::exchange::path_ops::none_if_missing;
 use crate::exchange::{Problem, ProblemCause};
 use crate::format::Ino;
 use crate::fs::{FileSystem, MAX_SMALL_FILE, NewFile, mode};

@@ -3,10 +3,9 @@
 
 mod build;
 mod compare;
-mod content;
 mod restore;
 
 pub(super) use build::Builder;
+pub(super) use compare::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
 pub use compare::{PathChange, PathChangeKind, compare};
-pub(super) use content::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
 pub use restore::{LiveNamespace, OfflineNamespace, Restore, RestoreReport};

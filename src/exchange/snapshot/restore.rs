@@ -31,7 +31,7 @@ use std::collections::BTreeSet;
 use super::build::Builder;
 use crate::error::{Error, Result};
 use crate::exchange::deletion::delete_beside_users;
-use crate::exchange::path::{components, none_if_missing, resolve};
+use crate::exchange::path_ops::{components, none_if_missing, resolve};
 use crate::exchange::walk::join;
 use crate::exchange::{CopyCounts, Entries};
 use crate::format::{Ino, ROOT_INO};

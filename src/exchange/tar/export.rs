@@ -13,7 +13,7 @@ use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
 use crate::error::{Error, Result};
 use crate::exchange::progress::CopyTally;
 use crate::exchange::walk::{Step, Tree};
-use crate::exchange::{CopyCounts, Entry, Filter, Progress, path, split_device_number};
+use crate::exchange::{CopyCounts, Entry, Filter, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 
@@ -48,8 +48,8 @@ pub fn export_tar(
     let everything = [Vec::new()];
     let mut tops = Vec::new();
     for requested in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve_argument(fs, requested)?;
-        tops.push((path::components(requested)?.join(&b'/'), attributes));
+        let attributes = path_ops::resolve_argument(fs, requested)?;
+        tops.push((path_ops::components(requested)?.join(&b'/'), attributes));
     }
     let mut export = Export::new(fs, filter, out, progress);
     for (path, attributes) in tops {
@@ -66,7 +66,7 @@ pub fn export_tar(
 /// `Invalid` for a missing path and `NotDirectory`, before anything is written; later ones as for
 /// [`export_tar`].
 pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Write) -> Result<PackReport> {
-    let attributes = path::resolve_argument(fs, path)?;
+    let attributes = path_ops::resolve_argument(fs, path)?;
     if !attributes.is_directory() {
         return Err(Error::NotDirectory);
     }

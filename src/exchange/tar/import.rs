@@ -1,20 +1,20 @@
-//! Imports a tar into an archive: extracts into a staging directory, and installs it after the tar
-//! has ended correctly.
+//! Imports a tar into an archive: extracts into a staging directory and, after the tar has ended
+//! correctly, checks for conflicts and moves the tree into place.
 
+use std::collections::HashMap;
 use std::io::Read;
 
 use lockbox_terminal::display;
 
-use super::install::Install;
 use super::members::{Member, MemberKind, Members};
 use super::sparse::SparseMap;
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::exchange::deletion::delete_tree;
-use crate::exchange::path::{self, none_if_missing};
+use crate::exchange::path_ops::{self, none_if_missing};
 use crate::exchange::skipped::SkippedItems;
-use crate::exchange::{CopyCounts, Progress};
+use crate::exchange::{CopyCounts, Entries, Progress};
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, mode};
+use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 
 /// Size of one read from the tar and one write to the archive, in bytes.
 const PIECE: usize = 1 << 20;
@@ -289,7 +289,7 @@ impl Import<'_> {
 
     fn install(&mut self) -> Result<()> {
         let fs = self.fs;
-        let to = path::resolve_or_create(fs, &self.options.to, |parent, name| {
+        let to = path_ops::resolve_or_create(fs, &self.options.to, |parent, name| {
             fs.make_directory(parent, name, 0o755, self.options.creator)
         })?;
         let install = Install { fs, replace: self.options.replace };
@@ -305,4 +305,78 @@ impl Import<'_> {
 
 fn permissions(member: &Member) -> SetAttributes {
     SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
+}
+
+struct Install<'a> {
+    fs: &'a FileSystem,
+    replace: bool,
+}
+
+/// Action for an entry of the stage.
+enum InstallStep {
+    Move,
+    Replace,
+    /// Both are directories.
+    Merge(Ino),
+    InTheWay,
+}
+
+impl Install<'_> {
+    /// Checks for conflicts.
+    ///
+    /// # Errors
+    /// `Invalid` naming the first conflicting object.
+    fn check(&self, from: Ino, to: Ino) -> Result<()> {
+        let mut levels = vec![(from, to, Vec::new())];
+        while let Some((from, to, path)) = levels.pop() {
+            for entry in Entries::new(self.fs, from)? {
+                let entry = entry?;
+                let mut path = path.clone();
+                path.push(b'/');
+                path.extend_from_slice(&entry.name);
+                match self.step(&entry.attributes, to, &entry.name)? {
+                    InstallStep::Move | InstallStep::Replace => {}
+                    InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
+                    InstallStep::InTheWay => {
+                        let path = display(path.strip_prefix(b"/").unwrap_or_default());
+                        let what = format!("nothing was imported: {path} exists already");
+                        return Err(Error::Refused(Refusal::InTheWay { what }));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves everything; returns the merged directories: in the tar, and in the archive.
+    fn execute(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
+        let mut merged = HashMap::from([(from, to)]);
+        let mut levels = vec![(from, to)];
+        while let Some((from, to)) = levels.pop() {
+            for entry in Entries::new(self.fs, from)? {
+                let entry = entry?;
+                let name = &entry.name[..];
+                match self.step(&entry.attributes, to, name)? {
+                    InstallStep::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
+                    InstallStep::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
+                    InstallStep::Merge(existing) => {
+                        merged.insert(entry.attributes.ino, existing);
+                        levels.push((entry.attributes.ino, existing));
+                    }
+                    // The archive has no other users, so `check` would have found it.
+                    InstallStep::InTheWay => return Err(Error::Exists),
+                }
+            }
+        }
+        Ok(merged)
+    }
+
+    fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<InstallStep> {
+        let Some(existing) = none_if_missing(self.fs.lookup(to, name))? else { return Ok(InstallStep::Move) };
+        Ok(match (attributes.is_directory(), existing.is_directory()) {
+            (true, true) => InstallStep::Merge(existing.ino),
+            (false, false) if self.replace => InstallStep::Replace,
+            _ => InstallStep::InTheWay,
+        })
+    }
 }

@@ -5,8 +5,7 @@ use std::io::Read;
 
 use lockbox_terminal::display;
 
-use super::extended_header::ExtendedHeader;
-use super::header::{self, ChecksummedHeader};
+use super::header::{self, ChecksummedHeader, ExtendedHeader};
 use super::member_type::{HeaderType, MemberType};
 use super::sparse::{self, SparseMap};
 use super::{BLOCK, MAX_RECORDS, pax};

@@ -7,10 +7,8 @@
 
 mod acl;
 mod export;
-mod extended_header;
 mod header;
 mod import;
-mod install;
 mod member_type;
 mod members;
 mod pack;

@@ -27,26 +27,26 @@ use lost_found::LostFoundDirectory;
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-pub(super) struct Walk<'a> {
-    pub(super) index: LeafIndex,
-    pub(super) pager: &'a Pager,
-    pub(super) stage: &'a StagingDir,
+struct Walk<'a> {
+    index: LeafIndex,
+    pager: &'a Pager,
+    stage: &'a StagingDir,
     /// Directory for incomplete files, if requested.
-    pub(super) partial: Option<LostFoundDirectory>,
+    partial: Option<LostFoundDirectory>,
     item: &'a mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
-    pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
+    progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
     report: RescueReport,
     /// Inodes already processed: 16 bytes each.
-    pub(super) seen: HashSet<u64>,
+    seen: HashSet<u64>,
     /// Upper bound of the number of objects, for progress.
     objects: u64,
     /// First copies of files with several hard links: path and identity.
     links: HashMap<u64, (Vec<u8>, Identity)>,
     /// Names of inodes of which only data survived.
-    pub(super) named_orphans: BTreeMap<u64, Vec<u8>>,
+    named_orphans: BTreeMap<u64, Vec<u8>>,
     /// Directories with a mode that denies access to their owner; it is set at the end.
     closed: Vec<(Vec<u8>, Identity, Attributes, Xattrs)>,
-    pub(super) path: Vec<u8>,
+    path: Vec<u8>,
 }
 
 /// Cursor over the surviving entries of a directory, leaf by leaf.
@@ -450,7 +450,7 @@ impl Walk<'_> {
         self.report_object(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
     }
 
-    pub(super) fn report_object(
+    fn report_object(
         &mut self,
         state: RescueState,
         ino: Ino,
@@ -473,7 +473,7 @@ impl Walk<'_> {
     }
 
     /// Records a failure of one object; returns an error that ends the rescue.
-    pub(super) fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+    fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::tolerate(&mut self.report.problems, &self.path, result)
     }
 }
