@@ -245,7 +245,7 @@ pub(crate) fn extract(
 
 /// Update that a copy has to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Difference {
+pub(super) enum FileDifference {
     None,
     /// Owner, mode, times or attributes differ; the content is unchanged.
     Metadata,
@@ -255,15 +255,15 @@ pub(super) enum Difference {
 
 /// Compares a host file with its copy in the archive. Equal size and equal modification time to the
 /// nanosecond count as unchanged content. The access time is ignored.
-pub(super) fn difference(
+pub(super) fn compare_with_host(
     fs: &FileSystem,
     existing: &Attributes,
     stat: &Stat,
     object: &XattrObject<'_>,
-) -> Result<Difference> {
+) -> Result<FileDifference> {
     let kind = stat.st_mode & mode::TYPE;
     if existing.mode & mode::TYPE != kind {
-        return Ok(Difference::Content);
+        return Ok(FileDifference::Content);
     }
     let modified = Timestamp { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }; // below 10^9
     let content_differs = match kind {
@@ -275,13 +275,13 @@ pub(super) fn difference(
         _ => false,
     };
     if content_differs {
-        return Ok(Difference::Content);
+        return Ok(FileDifference::Content);
     }
     // A symbolic link has no mode.
     let same_mode = kind == mode::SYMLINK || (existing.mode ^ stat.st_mode) & mode::PERMISSIONS == 0;
     let same_owner = (existing.uid, existing.gid) == (stat.st_uid, stat.st_gid);
     if same_mode && same_owner && modified == existing.mtime && is_equal(object, fs, existing.ino)? {
-        return Ok(Difference::None);
+        return Ok(FileDifference::None);
     }
-    Ok(Difference::Metadata)
+    Ok(FileDifference::Metadata)
 }

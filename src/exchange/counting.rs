@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::progress::{CopyTally, FileTotals};
-use super::walk::{HostEntries, Step, Tree, Walk};
+use super::walk::{ArchiveWalk, HostEntries, TreeWalk, WalkStep};
 use super::{Filter, ImportOptions, path_ops};
 use crate::fs::{FileSystem, mode};
 
@@ -28,7 +28,7 @@ pub fn count_archive_files(
     for given in if paths.is_empty() { &everything } else { paths } {
         let Ok(top) = path_ops::resolve_argument(fs, given) else { continue };
         tally.add_stored_file(&top);
-        let (mut tree, mut path) = (Tree::new(), Vec::new());
+        let (mut tree, mut path) = (ArchiveWalk::new(), Vec::new());
         if top.is_directory() {
             let _ = tree.descend(fs, &path, top.ino, ());
         }
@@ -36,7 +36,7 @@ pub fn count_archive_files(
             if !wanted() {
                 return None;
             }
-            let Ok(Step::Entry(entry, _)) = step else { continue };
+            let Ok(WalkStep::Entry(entry, _)) = step else { continue };
             let is_directory = entry.attributes.is_directory();
             if filter.excludes(&path, is_directory) {
                 continue;
@@ -55,7 +55,7 @@ pub fn count_archive_files(
 pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &dyn Fn() -> bool) -> Option<FileTotals> {
     let mut tally = CopyTally::default();
     for source in sources {
-        let (mut walk, mut path) = (Walk::new(), Vec::new());
+        let (mut walk, mut path) = (TreeWalk::new(), Vec::new());
         if let Some(names) = count(&mut tally, CWD, source.as_os_str().as_bytes(), options.follow, &path, options) {
             walk.enter(&path, names, ());
         }
@@ -63,7 +63,7 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
             if !wanted() {
                 return None;
             }
-            let Ok(Step::Entry(entry, directory)) = step else { continue };
+            let Ok(WalkStep::Entry(entry, directory)) = step else { continue };
             let Ok(host) = directory.entries.descriptor() else { continue };
             if let Some(names) = count(&mut tally, host, entry.file_name().to_bytes(), false, &path, options) {
                 walk.enter(&path, names, ());

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
-use super::Entry;
-use super::walk::{Directory, Step, Tree};
+use super::ListingEntry;
+use super::walk::{ArchiveWalk, WalkDirectory, WalkStep};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime};
@@ -122,12 +122,12 @@ pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Att
         return Ok(1);
     }
     let mut count = 0;
-    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut tree = ArchiveWalk::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
     let mut path = Vec::new(); // unused
     while let Some(step) = tree.next(&mut path) {
         match step? {
-            Step::Leave(Directory { state: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
-            Step::Entry(Entry { name, attributes }, directory) => {
+            WalkStep::Leave(WalkDirectory { state: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
+            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
                 let parent = directory.state.2;
                 if attributes.is_directory() {
                     tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
@@ -169,24 +169,26 @@ pub(super) fn delete_beside_users(
         return unlink(parent, name, found);
     }
     let (mut count, mut again) = (0, 0);
-    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut tree = ArchiveWalk::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
     let mut path = Vec::new(); // unused
     while let Some(step) = tree.next(&mut path) {
         go_on()?;
         match step? {
-            Step::Leave(Directory { state: (parent, name, ino), .. }) => match fs.remove_directory(parent, &name) {
-                Err(Error::NotEmpty) if again < AGAIN => {
-                    again += 1;
-                    tree.descend(fs, b"", ino, (parent, name, ino))?;
+            WalkStep::Leave(WalkDirectory { state: (parent, name, ino), .. }) => {
+                match fs.remove_directory(parent, &name) {
+                    Err(Error::NotEmpty) if again < AGAIN => {
+                        again += 1;
+                        tree.descend(fs, b"", ino, (parent, name, ino))?;
+                    }
+                    Err(Error::NotEmpty | Error::NotFound | Error::Stale) => {}
+                    removed => {
+                        removed?;
+                        count += 1;
+                    }
                 }
-                Err(Error::NotEmpty | Error::NotFound | Error::Stale) => {}
-                removed => {
-                    removed?;
-                    count += 1;
-                }
-            },
+            }
             // Look up the current state: entries are listed in batches.
-            Step::Entry(Entry { name, attributes }, directory) => {
+            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
                 let parent = directory.state.2;
                 match fs.lookup(parent, &name) {
                     Ok(now) if now.ino != attributes.ino => {}

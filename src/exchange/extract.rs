@@ -13,8 +13,8 @@ use super::host::{apply, apply_at, host_error, is_root};
 use super::progress::CopyTally;
 use super::skipped::SkippedItems;
 use super::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
-use super::walk::{Step, Tree};
-use super::{CopyCounts, Entries, Entry, Filter, Problem, Progress, path_ops};
+use super::walk::{ArchiveWalk, WalkStep};
+use super::{CopyCounts, Entries, Filter, ListingEntry, Problem, Progress, path_ops};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -75,7 +75,7 @@ pub fn extract(
             }
         }
     }
-    let mut extract = Extract {
+    let mut extract = Extractor {
         fs,
         stage: &stage,
         filter: &options.filter,
@@ -111,7 +111,7 @@ pub fn extract(
 
 /// Item with a name of its own in the target.
 struct ExtractItem {
-    entry: Entry,
+    entry: ListingEntry,
     /// Selected through the root: the filter's paths begin with its name, otherwise below it.
     of_root: bool,
 }
@@ -124,7 +124,9 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
     for path in if paths.is_empty() { &everything } else { paths } {
         let attributes = path_ops::resolve_argument(fs, path)?;
         match path_ops::components(path)?.last() {
-            Some(name) => tops.push(ExtractItem { entry: Entry { name: name.to_vec(), attributes }, of_root: false }),
+            Some(name) => {
+                tops.push(ExtractItem { entry: ListingEntry { name: name.to_vec(), attributes }, of_root: false })
+            }
             None => {
                 for entry in Entries::new(fs, ROOT_INO)? {
                     match entry {
@@ -162,7 +164,7 @@ fn display_path(path: &std::path::Path) -> String {
     display(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
 
-struct Extract<'a> {
+struct Extractor<'a> {
     fs: &'a FileSystem,
     stage: &'a StagingDir,
     filter: &'a Filter,
@@ -189,17 +191,17 @@ struct ExtractedDirectory {
     attributes: Attributes,
 }
 
-impl<'a> Extract<'a> {
+impl<'a> Extractor<'a> {
     fn top(&mut self, top: &ExtractItem) -> Result<()> {
         self.path.clone_from(&top.entry.name);
         self.of_root = top.of_root;
         let first = self.entry(self.stage.directory(), &top.entry);
-        let mut tree = Tree::new();
+        let mut tree = ArchiveWalk::new();
         self.descend(&mut tree, first)?;
         while let Some(step) = tree.next(&mut self.path) {
             let below = step.and_then(|step| match step {
-                Step::Entry(entry, directory) => self.entry(&directory.state.host, &entry),
-                Step::Leave(directory) => self.finish_directory(directory.state).map(|()| None),
+                WalkStep::Entry(entry, directory) => self.entry(&directory.state.host, &entry),
+                WalkStep::Leave(directory) => self.finish_directory(directory.state).map(|()| None),
             });
             self.descend(&mut tree, below)?;
         }
@@ -209,7 +211,7 @@ impl<'a> Extract<'a> {
     /// Descends into a directory that was created.
     fn descend(
         &mut self,
-        tree: &mut Tree<'a, ExtractedDirectory>,
+        tree: &mut ArchiveWalk<'a, ExtractedDirectory>,
         made: Result<Option<ExtractedDirectory>>,
     ) -> Result<()> {
         let Some(made) = self.tolerate(made)? else { return Ok(()) };
@@ -218,8 +220,8 @@ impl<'a> Extract<'a> {
     }
 
     /// Creates one object. Returns a directory to descend into.
-    fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<ExtractedDirectory>> {
-        let Entry { name, attributes } = entry;
+    fn entry(&mut self, at: &OwnedFd, entry: &ListingEntry) -> Result<Option<ExtractedDirectory>> {
+        let ListingEntry { name, attributes } = entry;
         self.tally.start_next();
         self.report_progress(0)?;
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {

@@ -10,11 +10,11 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 use lockbox_terminal::display;
 
-use super::attributes::{Difference, XattrObject, difference};
+use super::attributes::{FileDifference, XattrObject, compare_with_host};
 use super::deletion::MirrorPlan;
 use super::host::host_error;
-use super::walk::{Step, Tree, Walk, join};
-use super::{Entries, Entry, ImportOptions, path_ops};
+use super::walk::{ArchiveWalk, TreeWalk, WalkStep, join};
+use super::{Entries, ImportOptions, ListingEntry, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
@@ -70,7 +70,7 @@ struct MirrorPlanner<'a> {
 
 /// Walk over directories that exist on both sides: remaining directories with their inodes, and the
 /// host directory.
-type PairedWalk = Walk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
+type PairedWalk = TreeWalk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
 
 impl MirrorPlanner<'_> {
     fn source(&mut self, source: &PathBuf, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
@@ -105,7 +105,7 @@ impl MirrorPlanner<'_> {
             self.plan.empty.push(source.clone());
         }
         while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
-            let Step::Entry((name, ino), directory) = step? else { continue };
+            let WalkStep::Entry((name, ino), directory) = step? else { continue };
             // An unreadable directory is reported by the copy, and nothing below it is deleted.
             if let Ok(host) = super::staging_dir::open_directory(&directory.state, &name) {
                 self.directory(&mut walk, host, ino)?;
@@ -164,10 +164,10 @@ impl MirrorPlanner<'_> {
             self.plan.replace(existing.ino, self.path.clone(), below);
         }
         if self.changed.is_some() {
-            match difference(self.fs, existing, stat, object)? {
-                Difference::None => {}
-                Difference::Metadata => self.report(MirrorChange::Update),
-                Difference::Content => self.report(MirrorChange::Replace),
+            match compare_with_host(self.fs, existing, stat, object)? {
+                FileDifference::None => {}
+                FileDifference::Metadata => self.report(MirrorChange::Update),
+                FileDifference::Content => self.report(MirrorChange::Replace),
             }
         }
         Ok(was_directory && is_directory)
@@ -197,11 +197,11 @@ impl MirrorPlanner<'_> {
     }
 
     /// Plans the deletion of an object, except excluded objects and their parent directories.
-    fn plan_deletion(&mut self, parent: Ino, entry: Entry) -> Result<()> {
+    fn plan_deletion(&mut self, parent: Ino, entry: ListingEntry) -> Result<()> {
         let mut waiting = vec![(parent, self.path.clone(), entry)];
         while let Some((parent, path, entry)) = waiting.pop() {
             self.path = path;
-            let Entry { name, attributes } = entry;
+            let ListingEntry { name, attributes } = entry;
             let is_directory = attributes.is_directory();
             if self.excludes(is_directory) {
                 continue;
@@ -226,9 +226,9 @@ impl MirrorPlanner<'_> {
     /// excluded.
     fn count_below(&mut self, ino: Ino) -> Result<(u64, bool)> {
         let (mut count, mut keeps) = (0, false);
-        let mut tree = Tree::below(self.fs, &self.path, ino, ())?;
+        let mut tree = ArchiveWalk::below(self.fs, &self.path, ino, ())?;
         while let Some(step) = tree.next(&mut self.path) {
-            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
+            let WalkStep::Entry(ListingEntry { attributes, .. }, _) = step? else { continue };
             if self.excludes(attributes.is_directory()) {
                 keeps = true;
                 continue;

@@ -29,7 +29,7 @@ pub use host::{device_number, split_device_number};
 pub use import::{ImportOptions, ImportReport, import};
 pub use mirror::{MirrorChange, MirrorWatch, plan_mirror};
 pub use path_ops::{CopyDestination, components, make_directories, remove, rename, resolve};
-pub use progress::FileTotals;
+pub use progress::{CopyCounts, FileTotals, Progress};
 pub use skipped::{SkippedCount, SkippedItems};
 pub use snapshot::{LiveNamespace, OfflineNamespace, PathChange, PathChangeKind, Restore, RestoreReport, compare};
 pub use tar::{
@@ -37,7 +37,7 @@ pub use tar::{
     unpack_tar,
 };
 pub use tree_diff::{DiffRoot, MetadataDifference, TreeDifference, compare_trees};
-pub use walk::{Entries, Entry, Filter};
+pub use walk::{Entries, Filter, ListingEntry};
 
 use std::fmt;
 
@@ -68,8 +68,8 @@ impl Problem {
         matches!(self.cause, ProblemCause::Failed(_))
     }
 
-    /// Records a failure of the object at `path`. Returns an error that ends the whole operation: a
-    /// full host, or an interrupt.
+    /// Records a failure of the object at `path`. Returns an error that ends the whole operation:
+    /// no space, a read-only target, or an interrupt.
     pub(crate) fn tolerate<T>(
         problems: &mut Vec<Problem>,
         path: &[u8],
@@ -97,45 +97,5 @@ impl fmt::Display for Problem {
                 None => write!(f, "{error}"),
             },
         }
-    }
-}
-
-/// Progress of an import or extraction.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
-    pub files: u64,
-    pub bytes: u64,
-    /// Completed part of the total: includes objects that were unchanged or could not be copied.
-    pub passed: FileTotals,
-    /// Path of the current object.
-    pub path: &'a [u8],
-}
-
-impl<'a> Progress<'a> {
-    /// Returns the progress of a copy without skipped objects.
-    pub(crate) fn copied(files: u64, bytes: u64, path: &'a [u8]) -> Progress<'a> {
-        Progress { files, bytes, passed: FileTotals { files, bytes }, path }
-    }
-}
-
-/// Numbers of copied objects by kind.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct CopyCounts {
-    pub files: u64,
-    pub directories: u64,
-    /// Further hard links of files.
-    pub links: u64,
-    pub symlinks: u64,
-    /// FIFOs, sockets and devices.
-    pub others: u64,
-    /// Bytes of file content.
-    pub bytes: u64,
-}
-
-impl CopyCounts {
-    /// Returns the progress at `path`, with `within` bytes of the current file, which are not in
-    /// the totals yet.
-    pub(crate) fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
-        Progress::copied(self.files, self.bytes + within, path)
     }
 }

@@ -120,17 +120,17 @@ fn parent_of(path: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Object by parent directory and name.
-struct Named {
+struct EntryPosition {
     parent: Ino,
     name: Vec<u8>,
     attributes: Attributes,
 }
 
-impl Named {
-    fn at(fs: &FileSystem, path: &[u8]) -> Result<Named> {
+impl EntryPosition {
+    fn at(fs: &FileSystem, path: &[u8]) -> Result<EntryPosition> {
         let (directory, name) = parent_of(path)?;
         let attributes = resolve_argument(fs, path)?;
-        Ok(Named { parent: resolve(fs, &directory)?.ino, name, attributes })
+        Ok(EntryPosition { parent: resolve(fs, &directory)?.ino, name, attributes })
     }
 }
 
@@ -140,8 +140,8 @@ impl Named {
 /// `Invalid` for a missing path and for the root, with nothing removed. Other errors leave the
 /// operation incomplete.
 pub fn remove(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<u64> {
-    let doomed = paths.iter().map(|path| Named::at(fs, path)).collect::<Result<Vec<_>>>()?;
-    doomed.iter().try_fold(0, |count, Named { parent, name, .. }| {
+    let doomed = paths.iter().map(|path| EntryPosition::at(fs, path)).collect::<Result<Vec<_>>>()?;
+    doomed.iter().try_fold(0, |count, EntryPosition { parent, name, .. }| {
         // One of the paths may be below another one, or equal to it.
         let found = match fs.lookup(*parent, name) {
             Err(Error::NotFound | Error::Stale) => return Ok(count),
@@ -184,7 +184,7 @@ pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &CopyDestination, replace:
     let mut names = HashSet::new();
     let mut moves = Vec::new();
     for path in paths {
-        let from = Named::at(fs, path)?;
+        let from = EntryPosition::at(fs, path)?;
         let name = to.name.clone().unwrap_or_else(|| from.name.clone());
         if !names.insert(name.clone()) {
             return Err(Error::invalid(format!("two objects would get the name {}", display(&name))));

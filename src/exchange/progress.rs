@@ -1,4 +1,4 @@
-//! Totals of a copy, and how much of them is complete.
+//! Progress of a copy: totals, and how much of them is complete.
 //!
 //! Both are counted by one [`CopyTally`]: regular files with their sizes including holes, each file
 //! once regardless of its hard links. The completed part therefore does not exceed the total that
@@ -9,6 +9,46 @@ use std::collections::HashSet;
 use rustix::fs::Stat;
 
 use crate::fs::{Attributes, mode};
+
+/// Progress of an import or extraction.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    pub files: u64,
+    pub bytes: u64,
+    /// Completed part of the total: includes objects that were unchanged or could not be copied.
+    pub passed: FileTotals,
+    /// Path of the current object.
+    pub path: &'a [u8],
+}
+
+impl<'a> Progress<'a> {
+    /// Returns the progress of a copy without skipped objects.
+    pub(crate) fn copied(files: u64, bytes: u64, path: &'a [u8]) -> Progress<'a> {
+        Progress { files, bytes, passed: FileTotals { files, bytes }, path }
+    }
+}
+
+/// Numbers of copied objects by kind.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct CopyCounts {
+    pub files: u64,
+    pub directories: u64,
+    /// Further hard links of files.
+    pub links: u64,
+    pub symlinks: u64,
+    /// FIFOs, sockets and devices.
+    pub others: u64,
+    /// Bytes of file content.
+    pub bytes: u64,
+}
+
+impl CopyCounts {
+    /// Returns the progress at `path`, with `within` bytes of the current file, which are not in
+    /// the totals yet.
+    pub(crate) fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
+        Progress::copied(self.files, self.bytes + within, path)
+    }
+}
 
 /// Number of regular files and bytes of their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use super::attributes::{self, XattrObject};
 use super::host::{device_number, host_error, timestamps};
 use super::path_ops::resolve_argument;
 use super::snapshot::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
-use super::walk::{Step, Walk};
+use super::walk::{TreeWalk, WalkStep};
 use super::{Entries, Problem};
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -67,7 +67,7 @@ pub fn compare_trees(
     let mut comparison = Comparison { metadata, found, ended: false, path: Vec::new() };
     let tops = ((first.place(), first.object()?), (second.place(), second.object()?));
     let names = (first.name(), second.name());
-    let mut walk = Walk::new();
+    let mut walk = TreeWalk::new();
     if let Some((below, places)) = comparison.pair((&tops.0.0, names.0, &tops.0.1), (&tops.1.0, names.1, &tops.1.1))? {
         walk.enter(b"", below, places);
     }
@@ -78,7 +78,7 @@ pub fn compare_trees(
             |entry| &entry.0,
         )
     {
-        let Step::Entry((name, first, second), directory) = step? else { continue };
+        let WalkStep::Entry((name, first, second), directory) = step? else { continue };
         let below = match (first, second) {
             (Some(first), Some(second)) => {
                 let (one, other) = &directory.state;

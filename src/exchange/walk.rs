@@ -22,7 +22,7 @@ const BATCH: usize = 128;
 
 /// Directory entry with the attributes of its object.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct ListingEntry {
     pub name: Vec<u8>,
     pub attributes: Attributes,
 }
@@ -37,7 +37,7 @@ pub struct Entries<'a> {
     directory: Ino,
     cookie: u64,
     bound: u64,
-    batch: VecDeque<Result<Entry>>,
+    batch: VecDeque<Result<ListingEntry>>,
     directories: HashSet<Ino>,
     ended: bool,
 }
@@ -68,7 +68,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    fn entry(&mut self, name: Vec<u8>, ino: Ino, attributes: Option<Attributes>) -> Result<Entry> {
+    fn entry(&mut self, name: Vec<u8>, ino: Ino, attributes: Option<Attributes>) -> Result<ListingEntry> {
         let named = |error| match error {
             Error::Damaged(reason) => Error::damaged(format!("{}: {reason}", display(&name))),
             error => error,
@@ -84,14 +84,14 @@ impl<'a> Entries<'a> {
         if attributes.is_directory() && !self.directories.insert(ino) {
             return Err(named(Error::damaged(format!("a directory has two names: inode={}", ino.0))));
         }
-        Ok(Entry { name, attributes })
+        Ok(ListingEntry { name, attributes })
     }
 }
 
 impl Iterator for Entries<'_> {
-    type Item = Result<Entry>;
+    type Item = Result<ListingEntry>;
 
-    fn next(&mut self) -> Option<Result<Entry>> {
+    fn next(&mut self) -> Option<Result<ListingEntry>> {
         while self.batch.is_empty() && !self.ended {
             self.fetch();
         }
@@ -101,10 +101,10 @@ impl Iterator for Entries<'_> {
 
 /// Stack of directories from the top of a tree to the current position. The caller owns the path of
 /// the current entry, which it uses in messages; each step updates it.
-pub(crate) struct Walk<S, T>(Vec<Directory<S, T>>);
+pub(crate) struct TreeWalk<S, T>(Vec<WalkDirectory<S, T>>);
 
 /// Directory on the stack.
-pub(crate) struct Directory<S, T> {
+pub(crate) struct WalkDirectory<S, T> {
     /// Iterator over its entries.
     pub(crate) entries: S,
     /// Caller's state of the directory.
@@ -113,21 +113,21 @@ pub(crate) struct Directory<S, T> {
 }
 
 /// Next position of a walk.
-pub(crate) enum Step<'w, E, S, T> {
+pub(crate) enum WalkStep<'w, E, S, T> {
     /// An object, and its directory.
-    Entry(E, &'w Directory<S, T>),
+    Entry(E, &'w WalkDirectory<S, T>),
     /// The innermost directory, after its last entry.
-    Leave(Directory<S, T>),
+    Leave(WalkDirectory<S, T>),
 }
 
-impl<S, T> Walk<S, T> {
-    pub(crate) fn new() -> Walk<S, T> {
-        Walk(Vec::new())
+impl<S, T> TreeWalk<S, T> {
+    pub(crate) fn new() -> TreeWalk<S, T> {
+        TreeWalk(Vec::new())
     }
 
     /// Pushes the directory at `path`.
     pub(crate) fn enter(&mut self, path: &[u8], entries: S, state: T) {
-        self.0.push(Directory { entries, state, path_length: path.len() });
+        self.0.push(WalkDirectory { entries, state, path_length: path.len() });
     }
 
     /// Returns the number of directories on the stack.
@@ -143,22 +143,22 @@ impl<S, T> Walk<S, T> {
         path: &mut Vec<u8>,
         next: impl FnOnce(&mut S) -> Option<Result<E>>,
         name: impl FnOnce(&E) -> &[u8],
-    ) -> Option<Result<Step<'_, E, S, T>>> {
+    ) -> Option<Result<WalkStep<'_, E, S, T>>> {
         let directory = self.0.last_mut()?;
         path.truncate(directory.path_length);
         let Some(entry) = next(&mut directory.entries) else {
-            return self.0.pop().map(Step::Leave).map(Ok);
+            return self.0.pop().map(WalkStep::Leave).map(Ok);
         };
         let directory = self.0.last()?;
         Some(entry.map(|entry| {
             join(path, name(&entry));
-            Step::Entry(entry, directory)
+            WalkStep::Entry(entry, directory)
         }))
     }
 
     /// Ends the walk early: calls `each` with every directory on the stack, innermost first, with
     /// `path` set to its path.
-    pub(crate) fn abandon(self, path: &mut Vec<u8>, mut each: impl FnMut(&[u8], Directory<S, T>)) {
+    pub(crate) fn abandon(self, path: &mut Vec<u8>, mut each: impl FnMut(&[u8], WalkDirectory<S, T>)) {
         for directory in self.0.into_iter().rev() {
             path.truncate(directory.path_length);
             each(path, directory);
@@ -195,12 +195,12 @@ impl Iterator for HostEntries {
 }
 
 /// Walk of an archive.
-pub(crate) type Tree<'a, T> = Walk<Entries<'a>, T>;
+pub(crate) type ArchiveWalk<'a, T> = TreeWalk<Entries<'a>, T>;
 
-impl<'a, T> Tree<'a, T> {
+impl<'a, T> ArchiveWalk<'a, T> {
     /// Starts a walk below the directory `ino` at `path`.
-    pub(crate) fn below(fs: &'a FileSystem, path: &[u8], ino: Ino, state: T) -> Result<Tree<'a, T>> {
-        let mut tree = Walk::new();
+    pub(crate) fn below(fs: &'a FileSystem, path: &[u8], ino: Ino, state: T) -> Result<ArchiveWalk<'a, T>> {
+        let mut tree = TreeWalk::new();
         tree.descend(fs, path, ino, state)?;
         Ok(tree)
     }
@@ -210,7 +210,7 @@ impl<'a, T> Tree<'a, T> {
         Ok(())
     }
 
-    pub(crate) fn next(&mut self, path: &mut Vec<u8>) -> Option<Result<Step<'_, Entry, Entries<'a>, T>>> {
+    pub(crate) fn next(&mut self, path: &mut Vec<u8>) -> Option<Result<WalkStep<'_, ListingEntry, Entries<'a>, T>>> {
         self.step(path, Iterator::next, |entry| &entry.name)
     }
 }

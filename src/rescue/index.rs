@@ -22,7 +22,7 @@ use std::sync::Arc;
 use lockbox_terminal::display;
 
 use super::LaterCommits;
-use super::log::{FoundLog, LaidLog};
+use super::log::{LogOverlay, SurvivingLog};
 use super::scan::{as_damage, open_found, scan};
 use super::snapshots::{self, KnownSnapshots, SnapshotRoots};
 use crate::error::{Error, Refusal, Result};
@@ -38,7 +38,7 @@ use crate::pager::{Cache, Pager};
 const KEPT: usize = 4 << 20;
 
 /// Surviving node.
-struct Node {
+struct SurvivingNode {
     pointer: Pointer,
     level: u8,
     lower: Key,
@@ -102,7 +102,7 @@ pub(super) struct DataPiece {
 /// All leaves of the live tree by lower fence, and the other results of the scan.
 pub(super) struct LeafIndex {
     pager: Arc<Pager>,
-    leaves: Vec<Node>,
+    leaves: Vec<SurvivingNode>,
     /// Binary tree over `leaves` for overlap queries: maximum upper fence below each of its nodes.
     greatest: Vec<Key>,
     cache: Cache<u32, Arc<Vec<u8>>>,
@@ -115,14 +115,14 @@ pub(super) struct LeafIndex {
     /// RESCUE-3: N.
     pub(super) newest: Generation,
     pub(super) later: LaterCommits,
-    pub(super) log: LaidLog,
+    pub(super) log: LogOverlay,
     pub(super) known_snapshots: KnownSnapshots,
 }
 
 /// Results of the scan.
 #[derive(Default)]
 struct ScanCollector {
-    nodes: Vec<Node>,
+    nodes: Vec<SurvivingNode>,
     inodes: HashSet<u64>,
     data: HashMap<u64, OrphanPages>,
     pages: u64,
@@ -168,7 +168,7 @@ impl ScanCollector {
             self.inodes.extend(entries.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
         }
         let (level, lower, upper) = (view.head.level, view.head.lower, view.head.upper);
-        self.nodes.push(Node { pointer, level, lower, upper, last: pointer.generation });
+        self.nodes.push(SurvivingNode { pointer, level, lower, upper, last: pointer.generation });
         Ok(())
     }
 }
@@ -176,7 +176,7 @@ impl ScanCollector {
 impl LeafIndex {
     pub(super) fn build(
         pager: Arc<Pager>,
-        log: FoundLog,
+        log: SurvivingLog,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<LeafIndex> {
         let mut found = ScanCollector::default();
@@ -187,7 +187,7 @@ impl LeafIndex {
         learn_lifetimes(&pager, &records, &mut nodes);
         let shown = nodes.iter().map(|node| node.last).chain(records.iter().map(|(record, _)| record.generation));
         let newest = shown.chain([log.newest()]).max().unwrap_or_default();
-        let log = log.laid(&records);
+        let log = log.into_overlay(&records);
         found.inodes.extend(log.inodes());
         let later = later_commits(&records, newest, found.youngest);
         nodes.retain(|node| node.level == 0);
@@ -235,7 +235,7 @@ impl LeafIndex {
         };
         let (mut nodes, mut inodes) = (Vec::new(), HashSet::new());
         snapshots::leaves(&self.pager, TreeId::Live, &snapshot.root, &mut |pointer, (lower, upper), records| {
-            nodes.push(Node { pointer, level: 0, lower, upper, last: snapshot.generation });
+            nodes.push(SurvivingNode { pointer, level: 0, lower, upper, last: snapshot.generation });
             inodes.extend(records.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
             Ok(())
         })?;
@@ -244,12 +244,12 @@ impl LeafIndex {
         self.data.clear();
         self.newest = snapshot.generation;
         self.later = LaterCommits::Possible;
-        self.log = LaidLog::default();
+        self.log = LogOverlay::default();
         self.known_snapshots = KnownSnapshots { all: vec![(id, snapshot)], lost: None, ..self.known_snapshots };
         Ok(self)
     }
 
-    fn arrange(&mut self, mut leaves: Vec<Node>, inodes: HashSet<u64>) {
+    fn arrange(&mut self, mut leaves: Vec<SurvivingNode>, inodes: HashSet<u64>) {
         leaves.sort_by_key(|node| (node.lower, node.pointer.generation));
         self.inodes = inodes.into_iter().collect();
         self.inodes.sort_unstable();
@@ -497,7 +497,7 @@ fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, D
 }
 
 /// RESCUE-1, top-down: a node is reachable at least as long as the newest node that references it.
-fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [Node]) {
+fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [SurvivingNode]) {
     let by_address: HashMap<u64, usize> =
         nodes.iter().enumerate().map(|(index, node)| (node.pointer.run.address, index)).collect();
     for (record, _) in records {

@@ -12,7 +12,7 @@
 //!     than these leaves, and older than any leaves of a commit after g, which are tried first and
 //!     are never overridden by an entry. A record after g that names these entries as pending
 //!     includes none of them and has the tree of g: then they are applied over its leaves.
-//! LAID-3  Without leaves known to be reachable at g, entries are applied over those of the newest
+//! LAID-3  Without leaves known to be reachable at g, entries are applied over leaves of the newest
 //!     version before it. This is usually the same tree, since a commit of an idle archive writes
 //!     no node; but commits in between may have been destroyed without a trace, and a file may then
 //!     mix bytes of an older commit and of entries. The result is therefore reported as unproved,
@@ -31,7 +31,7 @@ use crate::storage::Storage;
 
 /// Chain of entries from the first block of the log, and other findings.
 #[derive(Default)]
-pub(super) struct FoundLog {
+pub(super) struct SurvivingLog {
     entries: Vec<LogEntry>,
     /// Last entry of the chain.
     last: Option<LogMark>,
@@ -41,10 +41,10 @@ pub(super) struct FoundLog {
     lost: bool,
 }
 
-impl FoundLog {
+impl SurvivingLog {
     /// Reads the log; unreadable blocks have no entries.
-    pub(super) fn read(storage: &dyn Storage, cipher: &PageCipher) -> Result<FoundLog> {
-        let mut found = FoundLog::default();
+    pub(super) fn read(storage: &dyn Storage, cipher: &PageCipher) -> Result<SurvivingLog> {
+        let mut found = SurvivingLog::default();
         if !cipher.has_log() {
             return Ok(found);
         }
@@ -106,7 +106,7 @@ impl FoundLog {
     }
 
     /// Decides by the surviving records (LAID-1, LAID-2).
-    pub(super) fn laid(mut self, records: &[(CommitRecord, Tag)]) -> LaidLog {
+    pub(super) fn into_overlay(mut self, records: &[(CommitRecord, Tag)]) -> LogOverlay {
         let newest = records.iter().map(|(record, _)| record).max_by_key(|record| record.generation);
         // Entries that a later commit includes are not a loss.
         let lost = self.lost && newest.is_none_or(|record| record.generation <= self.newest);
@@ -116,7 +116,7 @@ impl FoundLog {
             last.is_some_and(|last| last.number >= pending.number)
         };
         let lost = lost || newest.and_then(|record| record.pending).is_some_and(|pending| !has(pending));
-        let none = LaidLog { lost, ..LaidLog::default() };
+        let none = LogOverlay { lost, ..LogOverlay::default() };
         let Some(last) = self.last else { return none };
         let own = records.iter().find(|(record, _)| record.generation == last.generation);
         if own.is_some_and(|(record, tag)| *tag != last.record || record.closed) {
@@ -129,7 +129,7 @@ impl FoundLog {
         if let Some((_, number)) = pending {
             self.entries.truncate(number as usize);
         }
-        let mut laid = LaidLog { over: pending.map_or(last.generation, |(generation, _)| generation), ..none };
+        let mut laid = LogOverlay { over: pending.map_or(last.generation, |(generation, _)| generation), ..none };
         for entry in &self.entries {
             laid.records.extend(entry.records.iter().cloned());
         }
@@ -151,7 +151,7 @@ fn ignoring_damage<T>(opened: Result<T>) -> Result<Option<T>> {
 
 /// Log entries to apply over the leaves of a generation.
 #[derive(Default)]
-pub(super) struct LaidLog {
+pub(super) struct LogOverlay {
     /// Last generation that they may be applied to.
     pub(super) over: Generation,
     pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
@@ -160,7 +160,7 @@ pub(super) struct LaidLog {
     pub(super) lost: bool,
 }
 
-impl LaidLog {
+impl LogOverlay {
     /// Returns the inodes with a record in the entries.
     pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
         self.records.iter().filter(|(key, value)| key.kind == kind::INODE && value.is_some()).map(|(key, _)| key.object)

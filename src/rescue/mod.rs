@@ -220,7 +220,7 @@ pub(crate) fn rescue_from(
 ) -> Result<RescueReport> {
     staging_dir::sweep(&options.to);
     refuse_content(&options.to)?;
-    let log = log::FoundLog::read(&*storage, &cipher)?;
+    let log = log::SurvivingLog::read(&*storage, &cipher)?;
     // Without a log, its blocks may contain pages.
     let cipher = if log.exists() { cipher } else { cipher.without_log() };
     let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));

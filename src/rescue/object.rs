@@ -12,7 +12,7 @@ use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
 
 /// Inode without its file data and entries.
-pub(super) struct Object {
+pub(super) struct RescuedInode {
     pub(super) inode: InodeValue,
     inline: Option<Vec<u8>>,
     /// Names and values.
@@ -23,14 +23,14 @@ pub(super) struct Object {
 }
 
 /// Receiver of file data, with its offset.
-pub(super) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+pub(super) type DataSink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
-impl Object {
+impl RescuedInode {
     /// Loads an inode; `None` if this version proves that it does not exist.
     ///
     /// # Errors
     /// `Damaged` for inconsistent records.
-    pub(super) fn load(index: &mut LeafIndex, version: &LeafSet, ino: Ino) -> Result<Option<Object>> {
+    pub(super) fn load(index: &mut LeafIndex, version: &LeafSet, ino: Ino) -> Result<Option<RescuedInode>> {
         let (mut inode, mut inline, mut entries) = (None, None, Vec::new());
         let mut pieces: HashMap<u64, Vec<u8>> = HashMap::new();
         let mut others = false;
@@ -75,13 +75,13 @@ impl Object {
         }
         let has_pieces = version.logged && inode.mode & mode::TYPE == mode::REGULAR;
         let pieces = if has_pieces { index.log.pieces(ino) } else { Vec::new() };
-        Ok(Some(Object { inode, inline, xattrs, stand_in: false, pieces }))
+        Ok(Some(RescuedInode { inode, inline, xattrs, stand_in: false, pieces }))
     }
 
     /// Returns a substitute for an inode without a record; `mode` comes from its directory entry.
-    pub(super) fn stand_in(mode: u32) -> Object {
+    pub(super) fn stand_in(mode: u32) -> RescuedInode {
         let inode = InodeValue { mode, links: 1, size: MAX_OFFSET, trim: NO_TRIM, ..InodeValue::default() };
-        Object { inode, inline: None, xattrs: Vec::new(), stand_in: true, pieces: Vec::new() }
+        RescuedInode { inode, inline: None, xattrs: Vec::new(), stand_in: true, pieces: Vec::new() }
     }
 
     pub(super) fn is_stand_in(&self) -> bool {
@@ -118,7 +118,7 @@ impl Object {
         (index, version): (&mut LeafIndex, &LeafSet),
         (pager, ino): (&Pager, Ino),
         lenient: bool,
-        sink: &mut Sink<'_>,
+        sink: &mut DataSink<'_>,
     ) -> Result<u64> {
         let inode = &self.inode;
         let (mut named, mut delivered, mut covered) = (0, 0, 0);

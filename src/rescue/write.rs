@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::index::{DataPiece, LeafIndex, LeafSet};
-use super::object::Object;
+use super::object::RescuedInode;
 use super::scan::as_damage;
 use crate::error::{Error, Result};
 use crate::exchange::SkippedItems;
@@ -50,7 +50,7 @@ pub(super) struct WrittenObject {
 /// `Damaged` for an incomplete version, with nothing created, and failures of the host.
 pub(super) fn object(
     source: ObjectSource<'_>,
-    object: &Object,
+    object: &RescuedInode,
     lenient: bool,
     stage: &StagingDir,
     (at, name): (&OwnedFd, &[u8]),
@@ -67,7 +67,7 @@ pub(super) fn object(
 /// Creates an object that is not opened; such objects cannot have `user.` attributes.
 fn special(
     source: ObjectSource<'_>,
-    object: &Object,
+    object: &RescuedInode,
     stage: &StagingDir,
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<WrittenObject> {
@@ -103,7 +103,7 @@ fn begin(stage: &StagingDir) -> Result<OwnedFd> {
 
 fn file(
     source: ObjectSource<'_>,
-    object: &Object,
+    object: &RescuedInode,
     lenient: bool,
     stage: &StagingDir,
     (at, name): (&OwnedFd, &[u8]),
@@ -113,7 +113,7 @@ fn file(
     finished(stage, created.and_then(|created| place(stage, at, name).map(|()| created)))
 }
 
-fn fill(source: ObjectSource<'_>, object: &Object, lenient: bool, host: &OwnedFd) -> Result<WrittenObject> {
+fn fill(source: ObjectSource<'_>, object: &RescuedInode, lenient: bool, host: &OwnedFd) -> Result<WrittenObject> {
     let stat = object.attributes(source.ino);
     let (mut end, mut written) = (0, 0);
     let bytes =

@@ -14,7 +14,7 @@
 //! after the new archive's previous snapshot and not after the version itself, which decides
 //! between freeing a page and keeping it (specification section 8).
 
-use super::Watch;
+use super::BytesWatch;
 use super::names::{EntryCounts, NameRehash};
 use super::versions::{ArchiveVersions, VersionStep};
 use crate::error::{Error, Result};
@@ -26,7 +26,12 @@ use crate::txn::Volume;
 ///
 /// # Errors
 /// `Damaged` naming the inode that differs.
-pub(in crate::archive) fn compare(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut Watch<'_>) -> Result<()> {
+pub(in crate::archive) fn compare(
+    from: &Volume,
+    to: &Volume,
+    names: &NameRehash,
+    watch: &mut BytesWatch<'_>,
+) -> Result<()> {
     let (old, new) = (ArchiveVersions::of(from)?, ArchiveVersions::of(to)?);
     if !old.are_named_as(&new) {
         return Err(Error::damaged("the new archive has other snapshots"));
@@ -48,7 +53,7 @@ struct Comparison<'a, 'w> {
     before: Generation,
     /// Bytes of file data compared.
     done: u64,
-    watch: &'a mut Watch<'w>,
+    watch: &'a mut BytesWatch<'w>,
 }
 
 fn differs(key: Key) -> Error {

@@ -30,7 +30,7 @@
 
 use std::convert::identity;
 
-use super::Watch;
+use super::BytesWatch;
 use super::names::NameRehash;
 use super::pages::PageCopier;
 use super::versions::{ArchiveVersions, VersionStep};
@@ -41,7 +41,7 @@ use crate::format::{Pointer, kind};
 use crate::txn::{Difference, Operation, Volume};
 
 /// Copies all versions, and the history of sessions.
-pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut Watch<'_>) -> Result<()> {
+pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut BytesWatch<'_>) -> Result<()> {
     let moments = ArchiveVersions::of(from)?;
     let state = from.state();
     let mut pages = PageCopier::new(from, &state, to, identity);
@@ -50,7 +50,7 @@ pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut W
         announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;
     }
     copy_history(from, to)?;
-    let mut replay = Replay { pages, to, names, done: 0, watch };
+    let mut replay = VersionReplay { pages, to, names, done: 0, watch };
     for number in 0..moments.count() {
         let step = moments.step(number)?;
         replay.step(&step).map_err(|error| step.named(error))?;
@@ -61,7 +61,7 @@ pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut W
     to.close()
 }
 
-fn announce(step: &VersionStep<'_>, pages: &mut PageCopier<'_>, watch: &mut Watch<'_>) -> Result<()> {
+fn announce(step: &VersionStep<'_>, pages: &mut PageCopier<'_>, watch: &mut BytesWatch<'_>) -> Result<()> {
     let mut walk = step.walk();
     loop {
         let batch = walk.batch()?;
@@ -75,21 +75,21 @@ fn announce(step: &VersionStep<'_>, pages: &mut PageCopier<'_>, watch: &mut Watc
     }
 }
 
-struct Replay<'a, 'w> {
+struct VersionReplay<'a, 'w> {
     pages: PageCopier<'a>,
     to: &'a Volume,
     names: &'a NameRehash,
     /// Bytes of file data copied.
     done: u64,
-    watch: &'a mut Watch<'w>,
+    watch: &'a mut BytesWatch<'w>,
 }
 
 /// Changes of one operation; its pages are already written.
 type DifferenceBatch = (Vec<Difference>, Vec<(Pointer, u32)>);
 
-impl Replay<'_, '_> {
+impl VersionReplay<'_, '_> {
     fn step(&mut self, step: &VersionStep<'_>) -> Result<()> {
-        let Replay { pages, to, names, done, watch } = self;
+        let VersionReplay { pages, to, names, done, watch } = self;
         let mut walk = step.walk();
         let read = |hand_on: &mut dyn FnMut(DifferenceBatch) -> Result<()>| {
             loop {

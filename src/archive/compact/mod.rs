@@ -118,7 +118,7 @@ impl Archive {
 }
 
 /// Periodic callback with the bytes of file data done; its error aborts.
-type Watch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
+type BytesWatch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
 /// Header and key of the new file.
 pub(super) struct CompactTarget {
@@ -337,7 +337,7 @@ fn is_superseded(
     leftover: Arc<FileStorage>,
     key: &UnlockedKey,
     archive: &FileSystem,
-    watch: &mut Watch<'_>,
+    watch: &mut BytesWatch<'_>,
 ) -> Result<bool> {
     if !header::is_begun(&*leftover)? {
         return Ok(true);
@@ -396,7 +396,7 @@ fn fill(
     old: &FileSystem,
     storage: Arc<dyn Storage>,
     target: &CompactTarget,
-    watch: &mut Watch<'_>,
+    watch: &mut BytesWatch<'_>,
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let key = &target.key;
@@ -413,7 +413,7 @@ fn verify(
     storage: Arc<dyn Storage>,
     target: &CompactTarget,
     each_page: bool,
-    watch: &mut Watch<'_>,
+    watch: &mut BytesWatch<'_>,
 ) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;

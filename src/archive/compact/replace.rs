@@ -1,10 +1,10 @@
 //! Replacement of a file by a new one: creation, cleanup, transfer of metadata, and exchange of the
 //! names.
 //!
-//! Root may do this in a directory that belongs to another user, who can change the object behind
-//! any name at any time. Nothing is therefore done to the object that a path denotes: both files
-//! are open; owner, mode and attributes are transferred between descriptors; and names are looked
-//! up in the directory that was opened once (`storage/entry.rs`).
+//! Root may do this in a directory of another user, and this user can change the object behind any
+//! name at any time. Nothing is therefore done to the object that a path denotes: both files are
+//! open; owner, mode and attributes are transferred between descriptors; and names are looked up in
+//! the directory that was opened once (`storage/entry.rs`).
 //!
 //! Only the last step depends on names. A rename after a comparison would let an object put in the
 //! new file's place between the two calls replace the archive, which would be lost. The two names

@@ -18,7 +18,7 @@ use super::deletion::MirrorPlan;
 use super::host::{self, attributes_of, device_number, host_error};
 use super::progress::CopyTally;
 use super::skipped::SkippedItems;
-use super::walk::{self, HostEntries, Step, Walk};
+use super::walk::{self, HostEntries, TreeWalk, WalkStep};
 use super::{CopyCounts, Filter, Problem, ProblemCause, Progress, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -104,7 +104,7 @@ pub fn import(
     let directory = path_ops::resolve_or_create(fs, &options.to, |parent, name| {
         fs.make_directory(parent, name, 0o755, options.creator)
     })?;
-    let mut import = Import {
+    let mut import = Importer {
         fs,
         options,
         progress,
@@ -126,7 +126,7 @@ pub fn import(
     Ok(import.report)
 }
 
-struct Import<'a> {
+struct Importer<'a> {
     fs: &'a FileSystem,
     options: &'a ImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
@@ -157,9 +157,9 @@ struct ImportedDirectory {
 }
 
 /// Host directory on the walk's stack.
-type ImportDirectory = walk::Directory<HostEntries, ImportedDirectory>;
+type ImportDirectory = walk::WalkDirectory<HostEntries, ImportedDirectory>;
 
-impl Import<'_> {
+impl Importer<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
         self.path = source.as_os_str().as_bytes().to_vec();
         self.top_length = self.path.len();
@@ -167,7 +167,7 @@ impl Import<'_> {
             Ok(name) => name,
             Err(error) => return self.note(Err(error)),
         };
-        let mut walk = Walk::new();
+        let mut walk = TreeWalk::new();
         let first = self.entry(CWD, source.as_os_str().as_bytes(), self.options.follow, directory, &name);
         let copied = self.descend(&mut walk, first).and_then(|()| self.copy_below(&mut walk));
         if copied.is_err() {
@@ -177,14 +177,14 @@ impl Import<'_> {
         copied
     }
 
-    fn copy_below(&mut self, walk: &mut Walk<HostEntries, ImportedDirectory>) -> Result<()> {
+    fn copy_below(&mut self, walk: &mut TreeWalk<HostEntries, ImportedDirectory>) -> Result<()> {
         while let Some(step) = walk.step(&mut self.path, Iterator::next, |entry| entry.file_name().to_bytes()) {
             let below = match step {
-                Ok(Step::Leave(directory)) => {
+                Ok(WalkStep::Leave(directory)) => {
                     self.leave_directory(directory)?;
                     continue;
                 }
-                Ok(Step::Entry(entry, directory)) => {
+                Ok(WalkStep::Entry(entry, directory)) => {
                     let (host, name) = (directory.entries.descriptor(), entry.file_name().to_bytes());
                     host.and_then(|host| self.entry(host, name, false, directory.state.ino, name))
                 }
@@ -198,7 +198,7 @@ impl Import<'_> {
     /// Descends into a directory that was created.
     fn descend(
         &mut self,
-        walk: &mut Walk<HostEntries, ImportedDirectory>,
+        walk: &mut TreeWalk<HostEntries, ImportedDirectory>,
         made: Result<Option<(HostEntries, ImportedDirectory)>>,
     ) -> Result<()> {
         if let Some((names, state)) = self.tolerate(made)? {

@@ -3,15 +3,15 @@
 
 use rustix::fs::Stat;
 
-use super::{Import, ImportedDirectory, metadata_of};
+use super::{ImportedDirectory, Importer, metadata_of};
 use crate::error::Result;
-use crate::exchange::attributes::{self, Difference, XattrObject, difference};
+use crate::exchange::attributes::{self, FileDifference, XattrObject, compare_with_host};
 use crate::exchange::path_ops::none_if_missing;
 use crate::exchange::{Problem, deletion};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode};
 
-impl Import<'_> {
+impl Importer<'_> {
     /// Returns whether the archive already has the object; updates its metadata if only that
     /// differs. Hard links of one file must be hard links of one file in the archive, and no
     /// others.
@@ -32,10 +32,10 @@ impl Import<'_> {
         if !same_names {
             return Ok(false);
         }
-        match difference(self.fs, &existing, stat, object)? {
-            Difference::Content => return Ok(false),
-            Difference::None => self.report.unchanged += 1,
-            Difference::Metadata => {
+        match compare_with_host(self.fs, &existing, stat, object)? {
+            FileDifference::Content => return Ok(false),
+            FileDifference::None => self.report.unchanged += 1,
+            FileDifference::Metadata => {
                 attributes::update(object, self.fs, existing.ino, &self.path, &mut self.report.skipped)?;
                 self.fs.set_attributes(existing.ino, &metadata_of(stat))?;
                 self.report.updated += 1;
@@ -52,7 +52,7 @@ impl Import<'_> {
     /// Updates the metadata of an existing directory where it differs.
     pub(super) fn update_directory(&mut self, object: &XattrObject<'_>, state: &ImportedDirectory) -> Result<()> {
         let existing = self.fs.attributes(state.ino)?;
-        if difference(self.fs, &existing, &state.stat, object)? != Difference::None {
+        if compare_with_host(self.fs, &existing, &state.stat, object)? != FileDifference::None {
             attributes::update(object, self.fs, state.ino, &self.path, &mut self.report.skipped)?;
             self.fs.set_attributes(state.ino, &metadata_of(&state.stat))?;
         }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::{Import, ImportDirectory, ends_import};
+use super::{ImportDirectory, Importer, ends_import};
 use crate::error::Result;
 use crate::exchange::attributes::{self, XattrObject};
 use crate::exchange::host::{host_error, read_at, timestamps, was_written};
@@ -58,7 +58,7 @@ impl PendingFiles {
     }
 }
 
-impl Import<'_> {
+impl Importer<'_> {
     /// Reads a small file into the batch; returns false for a file that must be copied directly.
     pub(super) fn read_small(&mut self, host: &OwnedFd, parent: Ino, name: &[u8]) -> Result<bool> {
         let stat = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use crate::error::{Error, Result};
-use crate::exchange::walk::{Directory, Step, Tree};
-use crate::exchange::{CopyCounts, Entry};
+use crate::exchange::walk::{ArchiveWalk, WalkDirectory, WalkStep};
+use crate::exchange::{CopyCounts, ListingEntry};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, mode};
 
@@ -39,14 +39,15 @@ impl<'a> Builder<'a> {
             return Ok(());
         }
         let mut path = Vec::new(); // unused
-        let mut tree: Tree<'_, InodePair> = Tree::below(self.moment, b"", source.ino, (source.ino, copy))?;
+        let mut tree: ArchiveWalk<'_, InodePair> =
+            ArchiveWalk::below(self.moment, b"", source.ino, (source.ino, copy))?;
         while let Some(step) = tree.next(&mut path) {
             match step? {
                 // Last, because every entry changes the times of its directory.
-                Step::Leave(Directory { state: (source, copy), .. }) => {
+                WalkStep::Leave(WalkDirectory { state: (source, copy), .. }) => {
                     self.live.restore_inode(self.moment, source, copy)?;
                 }
-                Step::Entry(Entry { name, attributes }, directory) => {
+                WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
                     let parent = directory.state.1;
                     let copy = self.object(&attributes, parent, &name)?;
                     if attributes.is_directory() {

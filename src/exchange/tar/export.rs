@@ -12,8 +12,8 @@ use super::sparse::SparseMap;
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
 use crate::error::{Error, Result};
 use crate::exchange::progress::CopyTally;
-use crate::exchange::walk::{Step, Tree};
-use crate::exchange::{CopyCounts, Entry, Filter, Progress, path_ops, split_device_number};
+use crate::exchange::walk::{ArchiveWalk, WalkStep};
+use crate::exchange::{CopyCounts, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 
@@ -51,7 +51,7 @@ pub fn export_tar(
         let attributes = path_ops::resolve_argument(fs, requested)?;
         tops.push((path_ops::components(requested)?.join(&b'/'), attributes));
     }
-    let mut export = Export::new(fs, filter, out, progress);
+    let mut export = Exporter::new(fs, filter, out, progress);
     for (path, attributes) in tops {
         export.top(path, &attributes)?;
     }
@@ -71,7 +71,7 @@ pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Writ
         return Err(Error::NotDirectory);
     }
     let (filter, mut progress) = (Filter::default(), |_: &Progress<'_>| {});
-    let mut export = Export { bare: true, ..Export::new(fs, &filter, out, &mut progress) };
+    let mut export = Exporter { bare: true, ..Exporter::new(fs, &filter, out, &mut progress) };
     export.top(name.to_vec(), &attributes)?;
     export.out.end()?;
     Ok(PackReport { copied: export.report.copied, special: export.special })
@@ -126,7 +126,7 @@ impl<'a> CountingWriter<'a> {
     }
 }
 
-struct Export<'a> {
+struct Exporter<'a> {
     fs: &'a FileSystem,
     filter: &'a Filter,
     progress: &'a mut dyn FnMut(&Progress<'_>),
@@ -142,14 +142,14 @@ struct Export<'a> {
     special: u64,
 }
 
-impl<'a> Export<'a> {
+impl<'a> Exporter<'a> {
     fn new(
         fs: &'a FileSystem,
         filter: &'a Filter,
         out: &'a mut dyn Write,
         progress: &'a mut dyn FnMut(&Progress<'_>),
-    ) -> Export<'a> {
-        Export {
+    ) -> Exporter<'a> {
+        Exporter {
             fs,
             filter,
             progress,
@@ -169,9 +169,9 @@ impl<'a> Export<'a> {
         if !attributes.is_directory() {
             return Ok(());
         }
-        let mut tree = Tree::below(self.fs, &path, attributes.ino, ())?;
+        let mut tree = ArchiveWalk::below(self.fs, &path, attributes.ino, ())?;
         while let Some(step) = tree.next(&mut path) {
-            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
+            let WalkStep::Entry(ListingEntry { attributes, .. }, _) = step? else { continue };
             if self.filter.excludes(&path[self.top_length..], attributes.is_directory()) {
                 continue;
             }

@@ -66,7 +66,7 @@ pub fn import_tar(
     let private = Creator { umask: None, ..options.creator };
     let created = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
     let stage = created.ino;
-    let mut import = Import {
+    let mut import = TarImporter {
         fs,
         options,
         progress,
@@ -101,7 +101,7 @@ pub(super) struct DirectoryMetadata {
     member: Member,
 }
 
-struct Import<'a> {
+struct TarImporter<'a> {
     fs: &'a FileSystem,
     options: &'a TarImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
@@ -113,7 +113,7 @@ struct Import<'a> {
     piece: Vec<u8>,
 }
 
-impl Import<'_> {
+impl TarImporter<'_> {
     fn unpack(&mut self, input: &mut dyn Read) -> Result<()> {
         let mut members = Members::new(input);
         while let Some(member) = members.next()? {
@@ -292,7 +292,7 @@ impl Import<'_> {
         let to = path_ops::resolve_or_create(fs, &self.options.to, |parent, name| {
             fs.make_directory(parent, name, 0o755, self.options.creator)
         })?;
-        let install = Install { fs, replace: self.options.replace };
+        let install = Installer { fs, replace: self.options.replace };
         install.check(self.stage, to)?;
         let merged = install.execute(self.stage, to)?;
         for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
@@ -307,7 +307,7 @@ fn permissions(member: &Member) -> SetAttributes {
     SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
 }
 
-struct Install<'a> {
+struct Installer<'a> {
     fs: &'a FileSystem,
     replace: bool,
 }
@@ -321,7 +321,7 @@ enum InstallStep {
     InTheWay,
 }
 
-impl Install<'_> {
+impl Installer<'_> {
     /// Checks for conflicts.
     ///
     /// # Errors

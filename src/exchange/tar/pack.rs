@@ -34,7 +34,7 @@ pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<P
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top =
         rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(host_error("cannot open the directory"))?;
-    let mut pack = Pack { out: CountingWriter::new(out), report: PackReport::default(), links: HashMap::new() };
+    let mut pack = Packer { out: CountingWriter::new(out), report: PackReport::default(), links: HashMap::new() };
     let mut path = name.to_vec();
     let mut levels = vec![pack.enter(top, &path)?];
     while let Some(level) = levels.last_mut() {
@@ -88,14 +88,14 @@ struct PackLevel {
     path_length: usize,
 }
 
-struct Pack<'a> {
+struct Packer<'a> {
     out: CountingWriter<'a>,
     report: PackReport,
     /// First paths of files with several hard links.
     links: HashMap<(u64, u64), Vec<u8>>,
 }
 
-impl Pack<'_> {
+impl Packer<'_> {
     fn enter(&mut self, directory: OwnedFd, path: &[u8]) -> Result<PackLevel> {
         let stat = stat_of(&directory)?;
         let mut names = names(&directory).map_err(host_error("cannot read the directory"))?;
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 0);
         let mut tar = Vec::new();
         let mut pack =
-            Pack { out: CountingWriter::new(&mut tar), report: PackReport::default(), links: HashMap::new() };
+            Packer { out: CountingWriter::new(&mut tar), report: PackReport::default(), links: HashMap::new() };
         let at = rustix::fs::open("/proc", OFlags::DIRECTORY, Mode::empty()).unwrap();
         pack.file(&at, b"version", b"given").unwrap();
         pack.out.end().unwrap();

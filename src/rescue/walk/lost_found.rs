@@ -10,10 +10,10 @@ use std::os::fd::OwnedFd;
 use rustix::fs::AtFlags;
 
 use super::super::index::{DataPiece, LeafSet};
-use super::super::object::Object;
+use super::super::object::RescuedInode;
 use super::super::write::{self, ObjectSource};
 use super::super::{RescueProgress, RescueState, UNNAMED};
-use super::Walk;
+use super::RescueWalk;
 use crate::error::{Error, Result};
 use crate::exchange::host::host_error;
 use crate::format::Ino;
@@ -31,11 +31,11 @@ impl LostFoundDirectory {
     }
 }
 
-impl Walk<'_> {
+impl RescueWalk<'_> {
     pub(super) fn write_incomplete_file(
         &mut self,
         ino: Ino,
-        object: Option<Object>,
+        object: Option<RescuedInode>,
         version: &LeafSet,
         reason: &str,
     ) -> Result<()> {
@@ -58,10 +58,10 @@ impl Walk<'_> {
         &mut self,
         special: &mut LostFoundDirectory,
         ino: Ino,
-        object: Option<Object>,
+        object: Option<RescuedInode>,
         version: &LeafSet,
     ) -> Result<()> {
-        let object = object.unwrap_or_else(|| Object::stand_in(mode::REGULAR | 0o600));
+        let object = object.unwrap_or_else(|| RescuedInode::stand_in(mode::REGULAR | 0o600));
         if object.file_type() != mode::REGULAR {
             return Ok(());
         }
@@ -104,7 +104,7 @@ impl Walk<'_> {
     }
 }
 
-impl Walk<'_> {
+impl RescueWalk<'_> {
     /// Writes inodes of which only data pages survived, with or without a name.
     pub(super) fn write_orphan_data(&mut self) -> Result<()> {
         let mut remaining = std::mem::take(&mut self.named_orphans);

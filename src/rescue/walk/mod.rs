@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
 use super::index::{LeafIndex, LeafSet};
-use super::object::Object;
+use super::object::RescuedInode;
 use super::write::{self, ObjectSource};
 use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, UNNAMED};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::exchange::SkippedItems;
 use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, is_root};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, open_again};
-use crate::exchange::walk::{self, Step};
+use crate::exchange::walk::{self, WalkStep};
 use crate::exchange::{FileTotals, Problem, Progress};
 use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
@@ -27,7 +27,7 @@ use lost_found::LostFoundDirectory;
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-struct Walk<'a> {
+struct RescueWalk<'a> {
     index: LeafIndex,
     pager: &'a Pager,
     stage: &'a StagingDir,
@@ -86,7 +86,7 @@ impl PartialDirectory {
 /// Created directory, and its own inode if that survived.
 struct RescuedDirectory {
     host: OwnedFd,
-    object: Option<Object>,
+    object: Option<RescuedInode>,
 }
 
 /// Result of searching for an inode.
@@ -94,14 +94,14 @@ enum FindOutcome {
     /// A version newer than any complete one proves that the inode was deleted.
     Deleted,
     Whole {
-        object: Object,
+        object: RescuedInode,
         version: LeafSet,
         failed: Option<String>,
     },
     /// Surviving parts, with the inode record if there is one, and the reason for which it is not
     /// complete.
     Rest {
-        object: Option<Object>,
+        object: Option<RescuedInode>,
         version: LeafSet,
         reason: String,
     },
@@ -130,7 +130,7 @@ pub(super) fn run(
         ..RescueReport::default()
     };
     let objects = index.objects();
-    let mut walk = Walk {
+    let mut walk = RescueWalk {
         index,
         pager,
         stage,
@@ -152,7 +152,7 @@ pub(super) fn run(
     Ok(walk.report)
 }
 
-impl Walk<'_> {
+impl RescueWalk<'_> {
     fn named(&mut self) -> Result<()> {
         self.seen.insert(ROOT_INO.0);
         let (version, reason) = match self
@@ -201,7 +201,7 @@ impl Walk<'_> {
         }
         let mut directory = None;
         for version in self.index.versions(ino).into_iter().chain([self.index.newest_leaves(ino)]) {
-            match Object::load(&mut self.index, &version, ino) {
+            match RescuedInode::load(&mut self.index, &version, ino) {
                 Ok(Some(object)) => directory = Some(object),
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
@@ -210,7 +210,7 @@ impl Walk<'_> {
                 break;
             }
         }
-        let Some(directory) = directory.filter(Object::is_directory) else { return Ok(false) };
+        let Some(directory) = directory.filter(RescuedInode::is_directory) else { return Ok(false) };
         let parent = directory.inode.parent.0;
         let comes_later = !self.seen.contains(&parent) && inodes.binary_search(&parent).is_ok();
         Ok(pass == 1 || !comes_later)
@@ -222,16 +222,16 @@ impl Walk<'_> {
     }
 
     fn walk(&mut self, remains: PartialDirectory, directory: RescuedDirectory) -> Result<()> {
-        let mut tree = walk::Walk::new();
+        let mut tree = walk::TreeWalk::new();
         tree.enter(&self.path, remains, directory);
         while let Some(step) =
             tree.step(&mut self.path, |remains| remains.next(&mut self.index).transpose(), |(name, ..)| name)
         {
             let below = step.and_then(|step| match step {
-                Step::Entry((name, file_type, ino), directory) => {
+                WalkStep::Entry((name, file_type, ino), directory) => {
                     self.entry(&directory.state.host, &name, ino, Some(file_type), directory.entries.known)
                 }
-                Step::Leave(directory) => self.finish(directory.entries.ino, directory.state).map(|()| None),
+                WalkStep::Leave(directory) => self.finish(directory.entries.ino, directory.state).map(|()| None),
             });
             if let Some((remains, directory)) = self.tolerate(below)? {
                 tree.enter(&self.path, remains, directory);
@@ -247,12 +247,12 @@ impl Walk<'_> {
         &mut self,
         ino: Ino,
         named: Generation,
-        attempt: &mut dyn FnMut(&mut Self, &Object, &LeafSet) -> Result<()>,
+        attempt: &mut dyn FnMut(&mut Self, &RescuedInode, &LeafSet) -> Result<()>,
     ) -> Result<FindOutcome> {
         let mut failed: Option<String> = None;
         let mut rest = None;
         for version in self.index.versions(ino) {
-            let object = match Object::load(&mut self.index, &version, ino) {
+            let object = match RescuedInode::load(&mut self.index, &version, ino) {
                 Ok(None) => {
                     // The inode did not exist yet, or was deleted.
                     let younger = named > version.generation || self.index.existed_after(ino, version.generation)?;
@@ -284,12 +284,12 @@ impl Walk<'_> {
             return Ok(FindOutcome::Rest { object: Some(object), version, reason });
         }
         let version = self.index.newest_leaves(ino);
-        let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
+        let object = RescuedInode::load(&mut self.index, &version, ino).unwrap_or_default();
         Ok(FindOutcome::Rest { object, version, reason })
     }
 
     /// Checks that all entries of a directory are readable.
-    fn try_directory(&mut self, object: &Object, version: &LeafSet, ino: Ino) -> Result<()> {
+    fn try_directory(&mut self, object: &RescuedInode, version: &LeafSet, ino: Ino) -> Result<()> {
         if !object.is_directory() {
             return Err(Error::damaged("it is no directory"));
         }
@@ -363,7 +363,7 @@ impl Walk<'_> {
                 Ok(None)
             }
             FindOutcome::Rest { object, version, reason } => {
-                let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
+                let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, RescuedInode::file_type);
                 if kind == mode::DIRECTORY {
                     return self.write_incomplete_directory(at, name, ino, object, version, &reason);
                 }
@@ -373,7 +373,7 @@ impl Walk<'_> {
         }
     }
 
-    fn count(&mut self, object: &Object, ino: Ino, identity: Identity) {
+    fn count(&mut self, object: &RescuedInode, ino: Ino, identity: Identity) {
         if object.file_type() == mode::REGULAR {
             self.report.files += 1;
         } else {
@@ -390,7 +390,7 @@ impl Walk<'_> {
         at: &OwnedFd,
         name: &[u8],
         ino: Ino,
-        object: Option<Object>,
+        object: Option<RescuedInode>,
         version: LeafSet,
         reason: &str,
     ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {

@@ -57,7 +57,7 @@ pub fn unpack_tar(
     go_on: &dyn Fn() -> Result<()>,
 ) -> Result<UnpackReport> {
     let stage = StagingDir::new(to, &SystemEnvironment)?;
-    let mut unpack = Unpack {
+    let mut unpack = Unpacker {
         stage: &stage,
         report: UnpackReport::default(),
         directories: HashMap::new(),
@@ -105,7 +105,7 @@ struct UnpackedDirectory {
     modified: Option<Timestamp>,
 }
 
-struct Unpack<'a> {
+struct Unpacker<'a> {
     stage: &'a StagingDir,
     report: UnpackReport,
     /// Directories by their paths below the stage (EXTRACT-1).
@@ -116,7 +116,7 @@ struct Unpack<'a> {
     go_on: &'a dyn Fn() -> Result<()>,
 }
 
-impl Unpack<'_> {
+impl Unpacker<'_> {
     fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
         (self.go_on)()?;
         if member.path.len() > MAX_DEPTH {
