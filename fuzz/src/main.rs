@@ -13,7 +13,8 @@ use std::sync::OnceLock;
 use libfuzzer_sys::fuzz_target;
 use lockbox::archive::fuzzing::{FuzzTarget, TARGETS, seeds, target};
 use lockbox::control::{
-    ExpectedSnapshots, BackupDone, PathDifference, SnapshotInfo, SnapshotName, Request, Response, ScheduleStatus, Status, TreePath, RefusalReason,
+    BackupDone, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, ScheduleStatus, SnapshotInfo,
+    SnapshotName, Status, TreePath,
 };
 use lockbox::error::LogUse;
 use lockbox_fuse::options::Options;
@@ -85,14 +86,19 @@ fn messages() -> Vec<Vec<u8>> {
         Request::SnapshotDiff { older: name("monday"), newer: None },
         Request::SnapshotRestore { name: name("monday"), paths: vec![path("a/b"), path("")], to: Some(path("back")) },
     ];
-    let listed = SnapshotInfo { id: 7, name: name("monday"), seconds: -5, held_bytes: Some(4096), ..SnapshotInfo::default() };
+    let listed =
+        SnapshotInfo { id: 7, name: name("monday"), seconds: -5, held_bytes: Some(4096), ..SnapshotInfo::default() };
     let found = PathDifference { path: path("a"), from: Some(path("b")), change: message("renamed"), changed: true };
     let status = Status {
         pid: 7,
         archive: message("a.lbx"),
         mount_point: message("/mnt"),
         log: LogUse { entries: 3, bytes: 12_288, used_bytes: 8192 },
-        schedule: Some(ScheduleStatus { rules: message("hourly:24"), next: 9, failure: Some(message("the disk is full")) }),
+        schedule: Some(ScheduleStatus {
+            rules: message("hourly:24"),
+            next: 9,
+            failure: Some(message("the disk is full")),
+        }),
         latched: Some(message("read-only")),
         ..Status::default()
     };
