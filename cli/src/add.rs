@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::exchange::{self, Change, ImportOptions, ImportReport, MirrorPlan};
+use lockbox::exchange::{self, ImportOptions, ImportReport, MirrorChange, MirrorPlan};
 use lockbox_host::{Program, shown};
 use lockbox_terminal::display;
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ pub(crate) fn copy_in(
 ) -> Result<ImportReport, Failure> {
     let bar = named.bar();
     let (counted, how) = (sources.to_vec(), options.clone());
-    bar.count(move |wanted| exchange::count_sources(&counted, &how, wanted));
+    bar.count(move |wanted| exchange::count_host_files(&counted, &how, wanted));
     let imported = exchange::import(archive.file_system(), archive.identity(), sources, options, &mut |progress| {
         bar.copied(verb, progress);
         interrupt.check()
@@ -137,12 +137,12 @@ pub(crate) fn copy_in(
             ));
         }
     }
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     Ok(report)
 }
 
 fn summary(args: &Args, report: &ImportReport) -> Value {
-    let mut summary = output::summary(&report.copied, &report.left);
+    let mut summary = output::summary(&report.copied, &report.skipped);
     summary["problems"] = output::problems(&report.problems).into();
     if args.mirror {
         summary["unchanged"] = json!(report.unchanged);
@@ -201,9 +201,9 @@ fn tell(args: &Args, named: &ArchiveArgs, options: &ImportOptions) -> Result<(),
         .map_err(|error| Lockbox::failure(&named.archive, error))?;
     let words = changes.iter().map(|(change, path)| {
         let word = match change {
-            Change::Add => "add",
-            Change::Replace => "replace",
-            Change::Update => "update",
+            MirrorChange::Add => "add",
+            MirrorChange::Replace => "replace",
+            MirrorChange::Update => "update",
         };
         (word, path, 1)
     });

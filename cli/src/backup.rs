@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use lockbox::archive::{BackedUp, BackupSource, BackupStep, Destination};
+use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
 use lockbox::error::{Refusal, Timestamp};
 use lockbox::format::{ArchiveId, Generation};
 use lockbox::keys::Fingerprint;
@@ -52,9 +52,9 @@ const PIECE: usize = 1 << 20;
 /// What a backup is made of.
 trait Source {
     /// Fills a new file.
-    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure>;
+    fn fill(&mut self, place: &Place) -> Result<BackupReport, Failure>;
     /// Brings a backup up to now; None when too much has changed for that.
-    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
+    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackupReport>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
     /// Id and fingerprint of the archive, as far as they are known.
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     if args.destination.as_os_str() == "-" {
-        let beside = Destination::temporary()?;
+        let beside = BackupDestination::temporary()?;
         source.fill(&Place::File(beside.file()))?;
         return put(&*beside.without_name()?, source.interrupt(), &args.archive.bar());
     }
@@ -117,7 +117,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
         error @ Error::Refused(_) => failure(args, error),
         error => Lockbox::failure(&args.destination, error),
     };
-    let destination = Destination::open(&args.destination, source.is_ours()).map_err(failed)?;
+    let destination = BackupDestination::open(&args.destination, source.is_ours()).map_err(failed)?;
     let brought = destination.existing().map(|file| Place::File(file.clone()));
     let brought = brought.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
@@ -126,7 +126,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
             done
         }
         None => {
-            let beside = destination.beside().map_err(failed)?;
+            let beside = destination.create_new().map_err(failed)?;
             let done = source.fill(&Place::File(beside.file()))?;
             destination.take(beside).map_err(failed)?;
             remember(args, source);
@@ -175,8 +175,8 @@ fn inside(args: &Args) -> Failure {
     Failure::usage(format!("{} lies in the archive that is to be backed up", shown(&args.destination)))
 }
 
-fn tell(args: &Args, done: &BackedUp) -> Result<(), Failure> {
-    let BackedUp { time, generation, whole, copied_bytes } = *done;
+fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
+    let BackupReport { time, generation, whole, copied_bytes } = *done;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
@@ -251,7 +251,7 @@ impl OfFile<'_> {
         self.interrupt.check()
     }
 
-    fn verified(&self, file: &Arc<dyn Storage>, done: BackedUp) -> Done<BackedUp> {
+    fn verified(&self, file: &Arc<dyn Storage>, done: BackupReport) -> Done<BackupReport> {
         if self.args.verify {
             self.source.verify(file, &mut |step| self.step(step))?;
         }
@@ -261,13 +261,13 @@ impl OfFile<'_> {
 }
 
 impl Source for OfFile<'_> {
-    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure> {
+    fn fill(&mut self, place: &Place) -> Result<BackupReport, Failure> {
         let file = place.storage();
         let filled = self.source.fill(&file, &mut |step| self.step(step));
         filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
     }
 
-    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure> {
+    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackupReport>, Failure> {
         let file = place.storage();
         let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
@@ -302,11 +302,11 @@ struct OfMount<'a> {
 impl OfMount<'_> {
     /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
     fn check(&self, place: &Place) -> Result<(), Failure> {
-        let checked = Destination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
+        let checked = BackupDestination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
         checked.map_err(|error| failure(self.args, error))
     }
 
-    fn ask(&self, place: &Place, whole: bool) -> Result<Option<BackedUp>, Failure> {
+    fn ask(&self, place: &Place, whole: bool) -> Result<Option<BackupReport>, Failure> {
         let done = match place {
             Place::File(file) if self.mounted.holds(&**file) => {
                 return Err(inside(self.args));
@@ -326,7 +326,7 @@ impl OfMount<'_> {
                 })?
             }
         };
-        Ok(done.map(|(time, generation, copied_bytes)| BackedUp { time, generation, whole, copied_bytes }))
+        Ok(done.map(|(time, generation, copied_bytes)| BackupReport { time, generation, whole, copied_bytes }))
     }
 
     fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
@@ -337,13 +337,13 @@ impl OfMount<'_> {
 }
 
 impl Source for OfMount<'_> {
-    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure> {
+    fn fill(&mut self, place: &Place) -> Result<BackupReport, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon made no backup");
         let done = self.ask(place, true)?.ok_or_else(nothing)?;
         self.check(place).map(|()| done)
     }
 
-    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure> {
+    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackupReport>, Failure> {
         self.check(place)?;
         self.ask(place, false)
     }

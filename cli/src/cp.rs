@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::exchange::{self, Destination, ExtractOptions, Filter, ImportOptions, components, resolve};
+use lockbox::exchange::{self, CopyDestination, ExtractOptions, Filter, ImportOptions, components, resolve};
 use lockbox::fs::FileSystem;
 use lockbox_host::{Program, shown};
 use lockbox_terminal::display;
@@ -97,7 +97,7 @@ fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> R
     }
     let named = args.opening.of(archive);
     let (archive, interrupt) = named.write_watched(args.writer)?;
-    let to = Destination::of(archive.file_system(), target, sources.len() > 1);
+    let to = CopyDestination::of(archive.file_system(), target, sources.len() > 1);
     let to = to.map_err(|error| Lockbox::failure(&named.archive, error))?;
     let options = ImportOptions {
         to: to.directory,
@@ -152,7 +152,7 @@ fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Re
     let fs = archive.file_system();
     let failed = |error| Lockbox::failure(&named.archive, error);
     let copied = refuse_directories(args, fs, paths).and_then(|()| {
-        let to = Destination::of(fs, target, paths.len() > 1);
+        let to = CopyDestination::of(fs, target, paths.len() > 1);
         let copied = to.and_then(|to| exchange::copy(fs, paths, &to, args.force, &mut || interrupt.check()));
         copied.map(drop).map_err(|error| match error {
             Error::Interrupted(_) => {

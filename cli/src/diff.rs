@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::exchange::{Top, Unlike, UnlikeMetadata, compare_trees, components};
+use lockbox::exchange::{DiffRoot, MetadataDifference, TreeDifference, compare_trees, components};
 use lockbox::fs::mode;
 use lockbox::keys;
 use lockbox_host::{Program, elsewhere};
@@ -89,10 +89,10 @@ impl Side {
         self.path.as_ref().map(|_| args.opening.of(self.file.clone()).read()).transpose()
     }
 
-    fn top<'a>(&'a self, archive: Option<&'a Archive>) -> Top<'a> {
+    fn top<'a>(&'a self, archive: Option<&'a Archive>) -> DiffRoot<'a> {
         match (archive, &self.path) {
-            (Some(archive), Some(path)) => Top::Archive(archive.file_system(), path),
-            _ => Top::Host(&self.file),
+            (Some(archive), Some(path)) => DiffRoot::Archive(archive.file_system(), path),
+            _ => DiffRoot::Host(&self.file),
         }
     }
 
@@ -119,7 +119,7 @@ fn is_archive(path: &Path) -> bool {
 }
 
 /// As diff(1) says it.
-fn sentence(first: &Side, second: &Side, path: &[u8], unlike: Unlike) -> String {
+fn sentence(first: &Side, second: &Side, path: &[u8], unlike: TreeDifference) -> String {
     let only = |side: &Side| {
         let slash = path.iter().rposition(|&byte| byte == b'/');
         let (above, name) = slash.map_or((&b""[..], path), |at| (&path[..at], &path[at + 1..]));
@@ -127,10 +127,10 @@ fn sentence(first: &Side, second: &Side, path: &[u8], unlike: Unlike) -> String 
     };
     let (one, other) = (first.label(path), second.label(path));
     match unlike {
-        Unlike::First => only(first),
-        Unlike::Second => only(second),
-        Unlike::Types(a, b) => format!("File {one} is a {} while file {other} is a {}", words(a), words(b)),
-        Unlike::Content(bits) => {
+        TreeDifference::First => only(first),
+        TreeDifference::Second => only(second),
+        TreeDifference::Types(a, b) => format!("File {one} is a {} while file {other} is a {}", words(a), words(b)),
+        TreeDifference::Content(bits) => {
             let what = match bits & mode::TYPE {
                 mode::REGULAR => "Files",
                 mode::SYMLINK => "Symbolic links",
@@ -138,7 +138,7 @@ fn sentence(first: &Side, second: &Side, path: &[u8], unlike: Unlike) -> String 
             };
             format!("{what} {one} and {other} differ")
         }
-        Unlike::Metadata(differs) => format!("{one} and {other} differ in {}", named(differs).join(", ")),
+        TreeDifference::Metadata(differs) => format!("{one} and {other} differ in {}", named(differs).join(", ")),
     }
 }
 
@@ -155,19 +155,19 @@ fn words(bits: u32) -> &'static str {
     }
 }
 
-fn named(differs: UnlikeMetadata) -> Vec<&'static str> {
-    let UnlikeMetadata { mode, owner, modified, attributes } = differs;
+fn named(differs: MetadataDifference) -> Vec<&'static str> {
+    let MetadataDifference { mode, owner, modified, attributes } = differs;
     let all = [(mode, "mode"), (owner, "owner"), (modified, "mtime"), (attributes, "attributes")];
     all.into_iter().filter(|(differs, _)| *differs).map(|(_, name)| name).collect()
 }
 
-fn json_of(path: &[u8], unlike: Unlike, out: &mut Output) -> Result<(), Failure> {
+fn json_of(path: &[u8], unlike: TreeDifference, out: &mut Output) -> Result<(), Failure> {
     let mut object = match unlike {
-        Unlike::First => json!({ "differs": "only-first" }),
-        Unlike::Second => json!({ "differs": "only-second" }),
-        Unlike::Types(a, b) => json!({ "differs": "type", "first": type_name(a), "second": type_name(b) }),
-        Unlike::Content(bits) => json!({ "differs": "content", "type": type_name(bits) }),
-        Unlike::Metadata(differs) => json!({ "differs": "metadata", "what": named(differs) }),
+        TreeDifference::First => json!({ "differs": "only-first" }),
+        TreeDifference::Second => json!({ "differs": "only-second" }),
+        TreeDifference::Types(a, b) => json!({ "differs": "type", "first": type_name(a), "second": type_name(b) }),
+        TreeDifference::Content(bits) => json!({ "differs": "content", "type": type_name(bits) }),
+        TreeDifference::Metadata(differs) => json!({ "differs": "metadata", "what": named(differs) }),
     };
     put_name(&mut object, "path", if path.is_empty() { b"/" } else { path });
     out.json(&object)

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::control::Runtime;
+use lockbox::control::OwnRuntimeDir;
 use lockbox::exchange::{
-    self, Cause, Destination, Filter, ImportOptions, Problem, Top, compare_trees, components, resolve,
+    self, CopyDestination, DiffRoot, Filter, ImportOptions, Problem, ProblemCause, compare_trees, components, resolve,
 };
 use lockbox::fs::FileSystem;
 use lockbox_host::point::others_exchange;
@@ -91,7 +91,7 @@ fn place(args: &Args) -> Result<PathBuf, Failure> {
     let given = std::env::var_os("XDG_RUNTIME_DIR");
     let place = match (&args.place, daemons::directory()) {
         (Some(place), _) => place.clone(),
-        (None, Runtime::Ready(place)) if user.is_root() || given.is_some_and(|given| *place == *given) => place,
+        (None, OwnRuntimeDir::Ready(place)) if user.is_root() || given.is_some_and(|given| *place == *given) => place,
         // Sockets of daemons come to /tmp then, which is on a disk mostly.
         (None, _) => PathBuf::from(format!("/run/user/{user}")),
     };
@@ -123,7 +123,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     let is_there = match resolve(fs, path) {
         Err(Error::NotFound) => {
             // Before anybody types anything.
-            Destination::of(fs, path, false).map_err(|error| Failure::of(display(path), &error))?;
+            CopyDestination::of(fs, path, false).map_err(|error| Failure::of(display(path), &error))?;
             false
         }
         _ => {
@@ -175,7 +175,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
 /// Writes what was edited into the archive.
 fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Error> {
     if let Err(Error::NotFound) = resolve(fs, path) {
-        let to = Destination::of(fs, path, false)?;
+        let to = CopyDestination::of(fs, path, false)?;
         let options = ImportOptions {
             to: to.directory,
             name: to.name,
@@ -189,7 +189,7 @@ fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Err
         return match report.problems.into_iter().next() {
             None => Ok(()),
             // That is not about the file.
-            Some(Problem { cause: Cause::Failed(error @ Error::InUse(_)), .. }) => Err(error),
+            Some(Problem { cause: ProblemCause::Failed(error @ Error::InUse(_)), .. }) => Err(error),
             Some(problem) => Err(Error::Invalid(problem.to_string())),
         };
     }
@@ -235,7 +235,7 @@ impl Private {
             return self.file.symlink_metadata().is_ok_and(|found| found.len() > 0);
         }
         let mut differs = false;
-        let compared = compare_trees(Top::Archive(fs, path), Top::Host(&self.file), false, &mut |_, _| {
+        let compared = compare_trees(DiffRoot::Archive(fs, path), DiffRoot::Host(&self.file), false, &mut |_, _| {
             differs = true;
             ControlFlow::Break(())
         });

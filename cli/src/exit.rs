@@ -5,7 +5,7 @@ use std::path::Path;
 use lockbox::Error;
 use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
-use lockbox::exchange::{Cause, Problem};
+use lockbox::exchange::{Problem, ProblemCause};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::elsewhere;
 use lockbox_host::located;
@@ -156,8 +156,8 @@ pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
 /// Their exit code; None without any.
 pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
-        Cause::Changed | Cause::Itself => OTHER,
-        Cause::Failed(error) => code(error),
+        ProblemCause::Changed | ProblemCause::Itself => OTHER,
+        ProblemCause::Failed(error) => code(error),
     });
     codes.max()
 }

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let words = || "what was written is no whole tar; the same command begins anew".to_owned();
     let at_once = interrupt.ends_at_once(&bar, words)?;
     let (fs, counted, left_out) = (archive.file_system().clone(), paths.clone(), filter.clone());
-    bar.count(move |wanted| exchange::count_stored(&fs, &counted, &left_out, wanted));
+    bar.count(move |wanted| exchange::count_archive_files(&fs, &counted, &left_out, wanted));
     let exported = exchange::export_tar(archive.file_system(), &paths, &filter, &mut out, &mut |progress| {
         bar.copied("exported", progress);
     });

@@ -52,8 +52,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (opened, interrupt) = archive.read_watched(&args.moment)?;
     let report = copy_out(&archive, &opened, &interrupt, "extracted", &paths, &options)?;
     if args.json {
-        let mut summary = output::summary(&report.copied, &report.left);
-        summary["privileges_left"] = report.left.privileges.count.into();
+        let mut summary = output::summary(&report.copied, &report.skipped);
+        summary["privileges_left"] = report.skipped.privileges.count.into();
         summary["problems"] = output::problems(&report.problems).into();
         output::print_json(&summary)?;
     }
@@ -71,7 +71,7 @@ pub(crate) fn copy_out(
 ) -> Result<ExtractReport, Failure> {
     let bar = named.bar();
     let (fs, counted, filter) = (archive.file_system().clone(), paths.to_vec(), options.filter.clone());
-    bar.count(move |wanted| exchange::count_stored(&fs, &counted, &filter, wanted));
+    bar.count(move |wanted| exchange::count_archive_files(&fs, &counted, &filter, wanted));
     let extracted = exchange::extract(archive.file_system(), paths, options, &mut |progress| {
         bar.copied(verb, progress);
         interrupt.check()
@@ -84,6 +84,6 @@ pub(crate) fn copy_out(
     })?;
     bar.done(verb, Some(report.copied.files), report.copied.bytes);
     output::complain_of(&report.problems);
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     Ok(report)
 }

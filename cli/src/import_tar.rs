@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use lockbox::Error;
-use lockbox::exchange::{self, Amount, Progress, TarImportOptions};
+use lockbox::exchange::{self, FileTotals, Progress, TarImportOptions};
 use lockbox_host::Program;
 
 use crate::create::creator;
@@ -49,12 +49,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut tar = File::from(tar);
     let bar = args.archive.bar();
     if let Some(bytes) = rest_of(&mut tar) {
-        bar.expect(Amount { files: 0, bytes });
+        bar.expect(FileTotals { files: 0, bytes });
     }
     let read = Cell::new(0);
     let mut input = BufReader::new(Watched { tar, interrupt: &interrupt, read: &read });
     let imported = exchange::import_tar(archive.file_system(), &mut input, &options, &mut |progress| {
-        bar.copied("imported", &Progress { passed: Amount { files: 0, bytes: read.get() }, ..*progress });
+        bar.copied("imported", &Progress { passed: FileTotals { files: 0, bytes: read.get() }, ..*progress });
         interrupt.check()
     });
     bar.wipe();
@@ -83,9 +83,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     closed.map_err(failed)?;
     bar.done("imported", Some(report.copied.files), report.copied.bytes);
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     if args.json {
-        output::print_json(&output::summary(&report.copied, &report.left))?;
+        output::print_json(&output::summary(&report.copied, &report.skipped))?;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = args.archive.read()?;
     let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     // Their tree alone may be damaged, of which `check` tells more.
-    let moments = archive.moments();
+    let moments = archive.snapshot_manager();
     let snapshots = moments.list().and_then(|all| match all.len() {
         0 => Ok((0, 0)),
         count => Ok((count, moments.held_bytes(&|_| true)?)),

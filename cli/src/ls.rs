@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 
 use lockbox::Error;
-use lockbox::exchange::{Entries, Entry, resolve, split_device_number};
+use lockbox::exchange::{Entries, ListingEntry, resolve, split_device_number};
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox_host::DAMAGED;
@@ -91,7 +91,7 @@ impl List<'_> {
     fn path(&mut self, path: &[u8]) -> Result<(), Stop> {
         let attributes = resolve(self.fs, path)?;
         if !attributes.is_directory() {
-            return self.entries(path, &[Entry { name: path.to_vec(), attributes }], true);
+            return self.entries(path, &[ListingEntry { name: path.to_vec(), attributes }], true);
         }
         let start: &[u8] = if path.iter().all(|&b| b == b'/') { b"/" } else { without_end_slashes(path) };
         // A stack of paths, the next one on top: directories are listed one after the other as ls(1) does.
@@ -118,7 +118,7 @@ impl List<'_> {
     }
 
     /// What of a directory can be read; the rest is told.
-    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<Entry>, Error> {
+    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListingEntry>, Error> {
         let mut readable = Vec::new();
         for entry in Entries::new(self.fs, directory)? {
             match entry {
@@ -134,7 +134,7 @@ impl List<'_> {
     }
 
     /// `whole`: the names are paths already.
-    fn entries(&mut self, directory: &[u8], entries: &[Entry], whole: bool) -> Result<(), Stop> {
+    fn entries(&mut self, directory: &[u8], entries: &[ListingEntry], whole: bool) -> Result<(), Stop> {
         if self.args.json {
             for entry in entries {
                 let path = if whole { entry.name.clone() } else { join(directory, &entry.name) };
@@ -152,7 +152,7 @@ impl List<'_> {
         Ok(())
     }
 
-    fn long(&mut self, entries: &[Entry]) -> Result<(), Stop> {
+    fn long(&mut self, entries: &[ListingEntry]) -> Result<(), Stop> {
         let rows: Vec<[String; 5]> = entries.iter().map(|entry| self.columns(&entry.attributes)).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
         let [links, user, group, size] = [width(1), width(2), width(3), width(4)];
@@ -198,7 +198,7 @@ impl List<'_> {
         [mode_text(attributes.mode), attributes.links.to_string(), user.clone(), group.clone(), size]
     }
 
-    fn object(&self, path: &[u8], entry: &Entry) -> Result<Value, Stop> {
+    fn object(&self, path: &[u8], entry: &ListingEntry) -> Result<Value, Stop> {
         let attributes = &entry.attributes;
         let mut object = json!({
             "ino": attributes.ino.0,

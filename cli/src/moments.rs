@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::archive::{Archive, Generation, Snapshot};
-use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response, Status, TreePath, Why};
+use lockbox::control::{
+    self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
+    TreePath,
+};
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
@@ -33,7 +36,7 @@ pub(crate) fn remove_from_file(
     let failed = |error| Lockbox::failure(&args.archive, error);
     let (archive, interrupt) = args.write_watched(writer)?;
     let _working = Working::at("Removing...");
-    let removed = archive.moments().remove(choose);
+    let removed = archive.snapshot_manager().remove(choose);
     let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
     // Closing erases what was freed.
     let closed = archive.close();
@@ -65,7 +68,7 @@ impl Told<'_> {
         match self {
             Told::Mounted(mounted) => mounted.list(held),
             Told::File(archive, path) => {
-                let all = if held { archive.snapshots() } else { archive.moments().list() };
+                let all = if held { archive.snapshots() } else { archive.snapshot_manager().list() };
                 all.map_err(|error| Lockbox::failure(path, error))
             }
         }
@@ -76,12 +79,12 @@ impl Told<'_> {
         let is_in = |id| ids.contains(&id);
         match self {
             Told::Mounted(mounted) => {
-                let ranges = control::ranges(all.iter().map(|snapshot| snapshot.id), is_in);
-                let told = control::held(&mounted.socket, mounted.status.uid, ranges, None);
+                let ranges = control::id_ranges(all.iter().map(|snapshot| snapshot.id), is_in);
+                let told = control::query_held_bytes(&mounted.socket, mounted.status.uid, ranges, None);
                 told.map_err(|error| Failure::of(mounted.point(), &error))
             }
             Told::File(archive, path) => {
-                archive.moments().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
+                archive.snapshot_manager().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
             }
         }
     }
@@ -132,16 +135,16 @@ impl Mounted {
     }
 
     pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {
-        match self.ask(&Request::SnapshotCreate { name: Name(name.to_vec()) })? {
+        match self.ask(&Request::SnapshotCreate { name: SnapshotName(name.to_vec()) })? {
             Response::Done => Ok(()),
             other => Err(self.failure(&other)),
         }
     }
 
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
-        let all = control::snapshots(&self.socket, self.status.uid, held)
+        let all = control::list_snapshots(&self.socket, self.status.uid, held)
             .map_err(|error| Failure::of(self.point(), &error))?;
-        let snapshot = |listed: control::Listed| Snapshot {
+        let snapshot = |listed: control::SnapshotInfo| Snapshot {
             id: listed.id,
             time: listed.time(),
             inodes: listed.inodes,
@@ -175,9 +178,11 @@ impl Mounted {
         let mut gone: HashSet<u64> = HashSet::new();
         for chunk in ids.chunks(IDS) {
             let left = all.iter().map(|snapshot| snapshot.id).filter(|id| !gone.contains(id));
-            match self.ask(&Request::SnapshotRemove { ids: chunk.to_vec(), among: Some(Among::of(left)) })? {
+            match self
+                .ask(&Request::SnapshotRemove { ids: chunk.to_vec(), among: Some(ExpectedSnapshots::of(left)) })?
+            {
                 Response::Done => {}
-                Response::Refused { why: Why::Changed, .. } => return Ok(false),
+                Response::Refused { why: RefusalReason::Changed, .. } => return Ok(false),
                 other => return Err(self.failure(&other)),
             }
             gone.extend(chunk);
@@ -202,7 +207,7 @@ impl Mounted {
     }
 
     pub(crate) fn archive_id(&self) -> Result<ArchiveId, Failure> {
-        let digits = Name::try_from(self.status.archive_id.clone()).ok();
+        let digits = SnapshotName::try_from(self.status.archive_id.clone()).ok();
         let id = digits.and_then(|bytes| ArchiveId::try_from(bytes.0).ok());
         id.ok_or_else(|| Failure::other("the daemon tells no id of its archive"))
     }
@@ -218,15 +223,18 @@ impl Mounted {
         go_on: &dyn Fn() -> lockbox::Result<()>,
     ) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
         let request = Request::Backup { whole, verify };
-        match control::ask_with_file(&self.socket, self.status.uid, &request, file.as_fd(), go_on)? {
+        match control::send_request_with_file(&self.socket, self.status.uid, &request, file.as_fd(), go_on)? {
             Response::BackedUp { done } => Ok(done.map(|done| {
                 let time = Timestamp { seconds: done.seconds, nanos: done.nanos.min(999_999_999) };
                 (time, Generation(done.generation), done.copied_bytes)
             })),
-            Response::Refused { why: why @ (Why::Destination | Why::DamagedBackup | Why::NoSpace), message } => {
+            Response::Refused {
+                why: why @ (RefusalReason::Destination | RefusalReason::DamagedBackup | RefusalReason::NoSpace),
+                message,
+            } => {
                 let code = match why {
-                    Why::NoSpace => NO_SPACE,
-                    Why::DamagedBackup => DAMAGED,
+                    RefusalReason::NoSpace => NO_SPACE,
+                    RefusalReason::DamagedBackup => DAMAGED,
                     _ => OTHER,
                 };
                 Err(Failure::new(code, format!("{}: {message}", shown(destination))))
@@ -240,12 +248,12 @@ impl Mounted {
         &self,
         older: &[u8],
         newer: Option<&[u8]>,
-        found: &mut dyn FnMut(Vec<Difference>) -> Result<(), Failure>,
+        found: &mut dyn FnMut(Vec<PathDifference>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let newer = newer.map(|name| Name(name.to_vec()));
-        let request = Request::SnapshotDiff { older: Name(older.to_vec()), newer };
+        let newer = newer.map(|name| SnapshotName(name.to_vec()));
+        let request = Request::SnapshotDiff { older: SnapshotName(older.to_vec()), newer };
         let mut failed = None;
-        let end = control::converse(&self.socket, self.status.uid, &request, &|| Ok(()), &mut |response| {
+        let end = control::exchange_messages(&self.socket, self.status.uid, &request, &|| Ok(()), &mut |response| {
             let Response::Differing { found: part } = response else { return Ok(ControlFlow::Break(Some(response))) };
             match found(part) {
                 Ok(()) => Ok(ControlFlow::Continue(None)),
@@ -285,11 +293,11 @@ impl Mounted {
             if path.fits() { Ok(path) } else { Err(Failure::usage("a path is too long for a mounted archive")) }
         };
         let request = Request::SnapshotRestore {
-            name: Name(name.to_vec()),
+            name: SnapshotName(name.to_vec()),
             paths: paths.into_iter().map(path).collect::<Result<_, Failure>>()?,
             to: to.map(|to| path(to.to_vec())).transpose()?,
         };
-        let end = control::converse(&self.socket, self.status.uid, &request, go_on, &mut |response| {
+        let end = control::exchange_messages(&self.socket, self.status.uid, &request, go_on, &mut |response| {
             Ok(match response {
                 Response::Kept { name } => {
                     *before = Some(name.0);
@@ -310,19 +318,19 @@ impl Mounted {
 
     fn ask(&self, request: &Request) -> Result<Response, Failure> {
         let _working = Working::at("Waiting for the daemon...");
-        Ok(control::ask(&self.socket, self.status.uid, request)?)
+        Ok(control::send_request(&self.socket, self.status.uid, request)?)
     }
 
     fn failure(&self, response: &Response) -> Failure {
         let code = match response {
-            Response::Refused { why: Why::NoSpace, .. } => NO_SPACE,
-            Response::Refused { why: Why::Damaged, .. } => DAMAGED,
+            Response::Refused { why: RefusalReason::NoSpace, .. } => NO_SPACE,
+            Response::Refused { why: RefusalReason::Damaged, .. } => DAMAGED,
             _ => OTHER,
         };
-        Failure::new(code, format!("{}: {}", self.point(), response.complaint()))
+        Failure::new(code, format!("{}: {}", self.point(), response.failure_message()))
     }
 }
 
-fn carried(result: rustix::io::Result<()>) -> Carried {
-    Carried { errno: result.err().map(rustix::io::Errno::raw_os_error) }
+fn carried(result: rustix::io::Result<()>) -> ActionResult {
+    ActionResult { errno: result.err().map(rustix::io::Errno::raw_os_error) }
 }

@@ -1,7 +1,7 @@
 //! `lockbox mv`: moves and renames files and directories within an archive.
 use std::ffi::OsString;
 
-use lockbox::exchange::{Destination, rename};
+use lockbox::exchange::{CopyDestination, rename};
 
 use crate::exit::Failure;
 use crate::opening::{OpeningArgs, WriterArgs};
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (archive, mut paths) = in_one_archive(&args.paths)?;
     let target = paths.pop().unwrap_or_default();
     args.opening.of(archive).change(args.writer, |fs| {
-        let to = Destination::of(fs, &target, paths.len() > 1)?;
+        let to = CopyDestination::of(fs, &target, paths.len() > 1)?;
         rename(fs, &paths, &to, args.force)
     })
 }

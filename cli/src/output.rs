@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use jiff::tz::TimeZone;
 use lockbox::Error;
 use lockbox::error::Timestamp;
-use lockbox::exchange::{Cause, Copied, Left, LeftOut, Problem};
+use lockbox::exchange::{CopyCounts, Problem, ProblemCause, SkippedCount, SkippedItems};
 use lockbox_terminal::{display, quantity};
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub(crate) fn complain_of(problems: &[Problem]) {
 }
 
 /// What a copy in either direction did, for programs.
-pub(crate) fn summary(copied: &Copied, left: &LeftOut) -> Value {
+pub(crate) fn summary(copied: &CopyCounts, left: &SkippedItems) -> Value {
     json!({
         "files": copied.files,
         "directories": copied.directories,
@@ -42,14 +42,14 @@ pub(crate) fn summary(copied: &Copied, left: &LeftOut) -> Value {
 }
 
 /// Shows how much was left out of a copy, and one example of each kind.
-pub(crate) fn complain_of_left(left: &LeftOut) {
-    let Left { count, first } = &left.attributes;
+pub(crate) fn complain_of_left(left: &SkippedItems) {
+    let SkippedCount { count, first } = &left.attributes;
     match count {
         0 => {}
         1 => complain(&format!("1 extended attribute was not copied: {first}")),
         count => complain(&format!("{count} extended attributes were not copied, the first: {first}")),
     }
-    let Left { count, first } = &left.privileges;
+    let SkippedCount { count, first } = &left.privileges;
     match count {
         0 => {}
         1 => complain(&format!("1 privilege was left out ({first}); --privileges keeps it")),
@@ -69,10 +69,10 @@ pub(crate) fn problems(problems: &[Problem]) -> Vec<Value> {
 
 fn reason(problem: &Problem) -> String {
     match &problem.cause {
-        Cause::Changed => "the file changed while it was read".to_owned(),
-        Cause::Itself => "the archive cannot hold itself".to_owned(),
-        Cause::Failed(Error::Exists) => "file exists; use --force to replace it".to_owned(),
-        Cause::Failed(error) => Failure::sentence(error),
+        ProblemCause::Changed => "the file changed while it was read".to_owned(),
+        ProblemCause::Itself => "the archive cannot hold itself".to_owned(),
+        ProblemCause::Failed(Error::Exists) => "file exists; use --force to replace it".to_owned(),
+        ProblemCause::Failed(error) => Failure::sentence(error),
     }
 }
 

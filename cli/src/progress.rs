@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lockbox::exchange::{Amount, Progress};
+use lockbox::exchange::{FileTotals, Progress};
 use lockbox_terminal::{display, quantity};
 
 use crate::output;
@@ -25,7 +25,7 @@ pub(crate) struct Bar {
 /// How much there is to copy.
 #[derive(Default)]
 struct Total {
-    amount: OnceLock<Amount>,
+    amount: OnceLock<FileTotals>,
     /// Nobody waits for it any more.
     unwanted: AtomicBool,
 }
@@ -52,7 +52,7 @@ impl Bar {
 
     /// Has `count` find out how much there is to copy, as long as it is told that somebody wants to know; beside the work, which is not to wait for it. So
     /// that may hang where the work itself would not.
-    pub(crate) fn count(&self, count: impl FnOnce(&dyn Fn() -> bool) -> Option<Amount> + Send + 'static) {
+    pub(crate) fn count(&self, count: impl FnOnce(&dyn Fn() -> bool) -> Option<FileTotals> + Send + 'static) {
         if self.line.is_none() {
             return;
         }
@@ -67,7 +67,7 @@ impl Bar {
     }
 
     /// How much there is to copy.
-    pub(crate) fn expect(&self, amount: Amount) {
+    pub(crate) fn expect(&self, amount: FileTotals) {
         let _ = self.total.amount.set(amount);
     }
 
@@ -151,11 +151,11 @@ fn rate(done: &Done) -> String {
 }
 
 /// How much of what there is a copy has passed; None when there is more by now than was counted.
-fn passed(done: &Done, passed: &Amount, total: &Amount) -> Option<String> {
+fn passed(done: &Done, passed: &FileTotals, total: &FileTotals) -> Option<String> {
     if passed.files > total.files || passed.bytes > total.bytes {
         return None;
     }
-    let work = |amount: &Amount| amount.bytes.saturating_add(amount.files.saturating_mul(COST_OF_A_FILE));
+    let work = |amount: &FileTotals| amount.bytes.saturating_add(amount.files.saturating_mul(COST_OF_A_FILE));
     let of = match total.bytes {
         // They may be other objects too.
         0 => String::new(),
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_copy_tells_how_much_it_has_passed_until_there_is_more_than_was_counted() {
-        let amount = |files, bytes| Amount { files, bytes };
+        let amount = |files, bytes| FileTotals { files, bytes };
         let told = |seconds, done, total| {
             passed(&Done { time: Duration::from_secs(seconds), ..self::done(1, 1, 0) }, &done, &total)
         };

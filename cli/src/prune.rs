@@ -1,7 +1,7 @@
 //! `lockbox snapshot prune`: removes snapshots but for those that rules keep.
 use std::collections::HashSet;
 
-use lockbox::archive::{Keep, KeepRule, Snapshot};
+use lockbox::archive::{RetentionPolicy, RetentionRule, Snapshot};
 use lockbox::error::Timestamp;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
@@ -56,21 +56,21 @@ struct Rules {
 }
 
 impl Rules {
-    fn keep(&self) -> Keep {
+    fn keep(&self) -> RetentionPolicy {
         let counts = [
-            (KeepRule::Last, self.keep_last),
-            (KeepRule::Hourly, self.keep_hourly),
-            (KeepRule::Daily, self.keep_daily),
-            (KeepRule::Weekly, self.keep_weekly),
-            (KeepRule::Monthly, self.keep_monthly),
-            (KeepRule::Yearly, self.keep_yearly),
+            (RetentionRule::Last, self.keep_last),
+            (RetentionRule::Hourly, self.keep_hourly),
+            (RetentionRule::Daily, self.keep_daily),
+            (RetentionRule::Weekly, self.keep_weekly),
+            (RetentionRule::Monthly, self.keep_monthly),
+            (RetentionRule::Yearly, self.keep_yearly),
         ];
-        counts.into_iter().fold(Keep::default(), |keep, (rule, count)| keep.with(rule, count.unwrap_or(0)))
+        counts.into_iter().fold(RetentionPolicy::default(), |keep, (rule, count)| keep.with(rule, count.unwrap_or(0)))
     }
 }
 
 /// Every snapshot, and which rules keep it.
-type Plan = Vec<(Snapshot, Vec<KeepRule>)>;
+type Plan = Vec<(Snapshot, Vec<RetentionRule>)>;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let keep = args.rules.keep();
@@ -99,7 +99,7 @@ fn tell(plan: &Plan, json: bool, out: &mut Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn plan(all: Vec<Snapshot>, keep: &Keep) -> Plan {
+fn plan(all: Vec<Snapshot>, keep: &RetentionPolicy) -> Plan {
     let times: Vec<Timestamp> = all.iter().map(|snapshot| snapshot.time).collect();
     let kept = keep.kept_by(&times);
     all.into_iter().zip(kept).collect()
@@ -112,7 +112,7 @@ fn gone(plan: &Plan) -> Vec<u64> {
 
 /// Of two who prune at once, each would count on what the other one removes. So nothing is removed when something that was listed is gone: the rules are
 /// asked again.
-fn of_mounted(mounted: &Mounted, keep: &Keep) -> Result<Plan, Failure> {
+fn of_mounted(mounted: &Mounted, keep: &RetentionPolicy) -> Result<Plan, Failure> {
     for _ in 0..ATTEMPTS {
         let plan = plan(mounted.list(false)?, keep);
         let all: Vec<Snapshot> = plan.iter().map(|(snapshot, _)| snapshot.clone()).collect();
@@ -123,7 +123,7 @@ fn of_mounted(mounted: &Mounted, keep: &Keep) -> Result<Plan, Failure> {
     Err(Failure::other("other programs keep removing snapshots of this mount; nothing more was removed"))
 }
 
-fn of_file(args: &Args, keep: &Keep) -> Result<Plan, Failure> {
+fn of_file(args: &Args, keep: &RetentionPolicy) -> Result<Plan, Failure> {
     let mut planned = Plan::new();
     moments::remove_from_file(&args.archive, args.writer, &mut |all| {
         planned = plan(all.to_vec(), keep);
@@ -132,11 +132,11 @@ fn of_file(args: &Args, keep: &Keep) -> Result<Plan, Failure> {
     Ok(planned)
 }
 
-fn words(rules: &[KeepRule]) -> Vec<&'static str> {
+fn words(rules: &[RetentionRule]) -> Vec<&'static str> {
     rules.iter().map(|rule| rule.word()).collect()
 }
 
-fn row(snapshot: &Snapshot, rules: &[KeepRule], out: &mut Output) -> Result<(), Failure> {
+fn row(snapshot: &Snapshot, rules: &[RetentionRule], out: &mut Output) -> Result<(), Failure> {
     let name = display(&snapshot.name);
     let what = if rules.is_empty() { "remove" } else { "keep" };
     let why = if rules.is_empty() { String::new() } else { format!("  ({})", words(rules).join(", ")) };
@@ -144,7 +144,7 @@ fn row(snapshot: &Snapshot, rules: &[KeepRule], out: &mut Output) -> Result<(), 
     out.line(&format!("{what:<6}  {time}  {name}{why}"))
 }
 
-fn json_of(snapshot: &Snapshot, rules: &[KeepRule]) -> Value {
+fn json_of(snapshot: &Snapshot, rules: &[RetentionRule]) -> Value {
     let mut object = json!({
         "time": rfc3339(snapshot.time),
         "kept": !rules.is_empty(),

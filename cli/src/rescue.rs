@@ -4,7 +4,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::rescue::{self, KeptSnapshot, Later, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued};
+use lockbox::rescue::{
+    self, LaterCommits, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, SnapshotCondition,
+};
 use lockbox_host::{DAMAGED, Program, shown};
 use lockbox_terminal::display;
 use serde_json::json;
@@ -86,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         out.line(&summary(&report, args.snapshot.is_some()))?;
     }
     out.finish()?;
-    output::complain_of_left(&report.left);
+    output::complain_of_left(&report.skipped);
     output::complain_of(&report.problems);
     if let Some(failure) = failed {
         return Err(failure);
@@ -115,7 +117,7 @@ fn word(state: RescueState) -> &'static str {
     }
 }
 
-fn tell(out: &mut Output, item: &Rescued<'_>) -> Result<(), Failure> {
+fn tell(out: &mut Output, item: &RescuedObject<'_>) -> Result<(), Failure> {
     let path = if item.path.is_empty() { "." } else { &display(item.path) };
     let mut line = format!("{:<8} {path}", word(item.state));
     if item.older {
@@ -134,7 +136,7 @@ fn tell(out: &mut Output, item: &Rescued<'_>) -> Result<(), Failure> {
     out.line(&line)
 }
 
-fn as_json(item: &Rescued<'_>) -> serde_json::Value {
+fn as_json(item: &RescuedObject<'_>) -> serde_json::Value {
     let mut object = json!({
         "state": word(item.state),
         "inode": item.ino.0,
@@ -149,7 +151,7 @@ fn as_json(item: &Rescued<'_>) -> serde_json::Value {
 
 /// `rescued`: it is a snapshot that was.
 fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Result<(), Failure> {
-    for KeptSnapshot { name, time, state, reason, .. } in &report.snapshots {
+    for SnapshotCondition { name, time, state, reason, .. } in &report.snapshots {
         let mut line = format!("{:<8} snapshot {} of {}", word(*state), display(name), out.reader.time(*time));
         if !reason.is_empty() {
             line.push_str(&format!(" ({})", display(reason.as_bytes())));
@@ -194,14 +196,14 @@ fn summary(report: &RescueReport, of_snapshot: bool) -> String {
 /// Whether that is all, as far as anybody can tell.
 fn verdict(report: &RescueReport) -> &'static str {
     match report.later {
-        Later::Seen => "data of a newer one is left, which was lost or never made",
+        LaterCommits::Seen => "data of a newer one is left, which was lost or never made",
         _ if report.entries_lost => {
             "an entry of the log that came after it is lost, and what was made durable last with it"
         }
         _ if !report.index_whole => "not all of its index is left, so newer versions and whole files may be missing",
         _ if !report.complete() => "not complete",
-        Later::Never => "complete, and no newer one was made",
-        Later::Possible => "complete; newer ones may have been lost without a trace",
+        LaterCommits::Never => "complete, and no newer one was made",
+        LaterCommits::Possible => "complete; newer ones may have been lost without a trace",
     }
 }
 
@@ -215,15 +217,15 @@ fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
 }
 
 /// For `newer_commits`.
-fn later_word(later: Later) -> &'static str {
+fn later_word(later: LaterCommits) -> &'static str {
     match later {
-        Later::Never => "none",
-        Later::Possible => "possible",
-        Later::Seen => "seen",
+        LaterCommits::Never => "none",
+        LaterCommits::Possible => "possible",
+        LaterCommits::Seen => "seen",
     }
 }
 
-fn snapshot_json(snapshot: &KeptSnapshot) -> serde_json::Value {
+fn snapshot_json(snapshot: &SnapshotCondition) -> serde_json::Value {
     let mut object = json!({
         "time": output::rfc3339(snapshot.time),
         "generation": snapshot.generation.0,
@@ -258,8 +260,8 @@ fn summary_json(report: &RescueReport) -> serde_json::Value {
             "pages": report.pages,
             "unreadable_blocks": report.unreadable_blocks,
             "newest_generation": report.newest.0,
-            "attributes_left": report.left.attributes.count,
-            "privileges_left": report.left.privileges.count,
+            "attributes_left": report.skipped.attributes.count,
+            "privileges_left": report.skipped.privileges.count,
             "problems": output::problems(&report.problems),
         }
     })

@@ -27,7 +27,7 @@ fn daemons() -> Result<Vec<Daemon>, Failure> {
     let me = geteuid().as_raw();
     let places = daemons::all_places();
     let answers: Vec<_> = thread::scope(|scope| {
-        let asked: Vec<_> = places.iter().map(|place| scope.spawn(|| control::running(place))).collect();
+        let asked: Vec<_> = places.iter().map(|place| scope.spawn(|| control::list_daemons(place))).collect();
         asked.into_iter().map(ScopedJoinHandle::join).collect()
     });
     let mut found = Vec::new();

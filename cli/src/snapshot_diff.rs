@@ -2,8 +2,8 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use lockbox::control::Difference;
-use lockbox::exchange::{Differing, DifferingKind, compare};
+use lockbox::control::PathDifference;
+use lockbox::exchange::{PathChange, PathChangeKind, compare};
 use lockbox_host::{Program, Working};
 use lockbox_terminal::display;
 use serde_json::json;
@@ -32,25 +32,25 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
     let mut out = Output::new();
-    let mut tell = |differing: &Differing| {
+    let mut tell = |differing: &PathChange| {
         if args.json { json_of(differing, &mut out) } else { line(differing, &mut out) }
     };
     let newer = args.newer.as_ref().map(|name| name.as_bytes());
     if let Some(mounted) = Mounted::find(&args.archive)? {
         mounted.compare(args.older.as_bytes(), newer, &mut |found| {
-            found.into_iter().try_for_each(|Difference { path, from, change, changed }| {
-                let kind = DifferingKind::of_name(&change, changed);
+            found.into_iter().try_for_each(|PathDifference { path, from, change, changed }| {
+                let kind = PathChangeKind::of_name(&change, changed);
                 let kind =
                     kind.ok_or_else(|| Failure::other("the daemon tells of a change that this program does not know"))?;
-                tell(&Differing { path: path.0, kind, from: from.map(|from| from.0) })
+                tell(&PathChange { path: path.0, kind, from: from.map(|from| from.0) })
             })
         })?;
         return out.finish();
     }
     let archive = args.archive.read()?;
-    let older = archive.moment(args.older.as_bytes()).map_err(failed)?;
+    let older = archive.snapshot_view(args.older.as_bytes()).map_err(failed)?;
     let newer = match newer {
-        Some(name) => archive.moment(name).map_err(failed)?,
+        Some(name) => archive.snapshot_view(name).map_err(failed)?,
         None => archive.file_system().clone(),
     };
     let working = Working::at("Comparing...");
@@ -63,22 +63,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// One line, whatever is in the names: `git status --porcelain` has the same letters.
-fn line(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
+fn line(differing: &PathChange, out: &mut Output) -> Result<(), Failure> {
     let letters = match differing.kind {
-        DifferingKind::Added => "A",
-        DifferingKind::Removed => "D",
-        DifferingKind::Changed => "M",
-        DifferingKind::TypeChanged => "T",
-        DifferingKind::Renamed { changed: false } => "R",
-        DifferingKind::Renamed { changed: true } => "RM",
+        PathChangeKind::Added => "A",
+        PathChangeKind::Removed => "D",
+        PathChangeKind::Changed => "M",
+        PathChangeKind::TypeChanged => "T",
+        PathChangeKind::Renamed { changed: false } => "R",
+        PathChangeKind::Renamed { changed: true } => "RM",
     };
     let from = differing.from.as_ref().map_or_else(String::new, |from| format!("{} -> ", display(from)));
     out.line(&format!("{letters} {from}{}", display(shown(&differing.path))))
 }
 
-fn json_of(differing: &Differing, out: &mut Output) -> Result<(), Failure> {
+fn json_of(differing: &PathChange, out: &mut Output) -> Result<(), Failure> {
     let mut object = json!({ "change": differing.kind.name() });
-    if let DifferingKind::Renamed { changed } = differing.kind {
+    if let PathChangeKind::Renamed { changed } = differing.kind {
         object["changed"] = changed.into();
     }
     if let Some(from) = &differing.from {

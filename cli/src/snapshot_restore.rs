@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::error::Timestamp;
-use lockbox::exchange::{Alone, Restore};
+use lockbox::exchange::{OfflineNamespace, Restore};
 use lockbox_host::{Program, Working};
 use lockbox_terminal::display;
 use serde_json::json;
@@ -101,14 +101,14 @@ fn restore(
     go_on: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let _working = Working::at(AT_WORK);
-    let moment = archive.moment(args.name.as_bytes())?;
+    let moment = archive.snapshot_view(args.name.as_bytes())?;
     let paths = paths(args);
     let to = args.to.as_ref().map(|to| to.as_bytes());
-    let mut names = Alone(archive.file_system());
+    let mut names = OfflineNamespace(archive.file_system());
     let restore = Restore::prepare(archive.file_system(), &moment, &paths, to, &mut names)?;
     // With --to nothing is replaced.
     if to.is_none() {
-        *before = Some(archive.moments().create_before_restore(Timestamp::from_system(SystemTime::now()))?);
+        *before = Some(archive.snapshot_manager().create_before_restore(Timestamp::from_system(SystemTime::now()))?);
     }
     restore.run(go_on).map(drop)
 }

@@ -114,7 +114,7 @@ impl Found {
         let users = mount.map(in_use::users).unwrap_or_default();
         let held = status.snapshots.filter(|_| whole).and_then(|count| match count {
             0 => Some(0),
-            _ => control::held(&socket, status.uid, vec![(0, u64::MAX)], Some(HELD_TIMEOUT)).ok(),
+            _ => control::query_held_bytes(&socket, status.uid, vec![(0, u64::MAX)], Some(HELD_TIMEOUT)).ok(),
         });
         Found::Served(Box::new(Served { status, attached: mount.is_some(), users, held }))
     }
@@ -374,7 +374,7 @@ fn count(number: u64, thing: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::control::{Schedule, Traffic};
+    use lockbox::control::{RemoteTraffic, ScheduleStatus};
 
     use super::*;
 
@@ -396,10 +396,10 @@ mod tests {
             "mounted read-only in another namespace, as by 'lockbox exec', busy"
         );
         assert_eq!(said(elsewhere, true), "mounted read-only, busy", "seen here all the same");
-        let schedule = Some(Schedule { failure: Some("no space".into()), ..Schedule::default() });
+        let schedule = Some(ScheduleStatus { failure: Some("no space".into()), ..ScheduleStatus::default() });
         let latched = Status { read_only: true, latched: Some("a write failed".into()), schedule, ..mine() };
         assert_eq!(said(latched, true), "mounted; read-only because a write failed; snapshot failed: no space");
-        let away = Some(Traffic { offline_since: Some(0), ..Traffic::default() });
+        let away = Some(RemoteTraffic { offline_since: Some(0), ..RemoteTraffic::default() });
         let remote = Status { remote: away, read_only: true, ..mine() };
         assert!(said(remote, true).starts_with("mounted read-only, its server does not answer since 1970-01-01 "));
         let fallback = Status { fallback: Some("commit 7 is incomplete".into()), ..mine() };

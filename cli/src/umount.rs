@@ -282,7 +282,7 @@ fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&M
         }
         Ok(())
     };
-    control::converse(socket, status.uid, &Request::Stop { lazy, abandon }, &tell, &mut |response| {
+    control::exchange_messages(socket, status.uid, &Request::Stop { lazy, abandon }, &tell, &mut |response| {
         Ok(ControlFlow::Break(response))
     })
 }
@@ -327,7 +327,7 @@ fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
             let why = before.as_ref().filter(|_| named).and_then(in_use::by_whom).unwrap_or(message);
             return Err(Failure::new(IN_USE, format!("{} is busy: {why}; {AT_TERMINAL}", shown(point))));
         }
-        other => return Err(Failure::other(format!("{}: {}", shown(point), other.complaint()))),
+        other => return Err(Failure::other(format!("{}: {}", shown(point), other.failure_message()))),
     }
     let start = Instant::now();
     while runs(status.pid) {

@@ -8,8 +8,8 @@ use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
 
 use lockbox::Result;
-use lockbox::archive::{Archive, Moments};
-use lockbox::control::{Caches, Client, Follows, Request, Response, Status};
+use lockbox::archive::{Archive, SnapshotManager};
+use lockbox::control::{CacheStatus, ClientConnection, ReplicaStatus, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
 use lockbox_host::elsewhere::Telling;
@@ -84,7 +84,7 @@ impl Answers {
         }
     }
 
-    pub(crate) fn respond(&self, request: &Request, asking: Client) -> Response {
+    pub(crate) fn respond(&self, request: &Request, asking: ClientConnection) -> Response {
         let _at_work = asking.file.is_some().then(|| self.living.strangers.begin());
         // Its file is to be closed before that ends.
         let client = asking;
@@ -161,7 +161,7 @@ impl Answers {
         self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
     }
 
-    fn about_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
+    fn about_snapshots(&self, changes: bool, work: impl FnOnce(&SnapshotManager) -> Response) -> Response {
         match moments::read_only(&self.task.options).filter(|_| changes) {
             Some(refused) => refused,
             None => moments::of(&self.slot).map_or_else(closing, |moments| work(&moments)),
@@ -197,7 +197,7 @@ impl Answers {
             peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
             file_bytes: usage.file_bytes,
             used_bytes: usage.used_bytes,
-            caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
+            caches: CacheStatus { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
             snapshots: usage.snapshots.map(|snapshots| snapshots.count),
             newest_snapshot: usage.snapshots.and_then(|snapshots| snapshots.newest).map(|newest| newest.seconds),
             schedule: self.living.schedule.as_ref().map(|schedule| schedule.describe()),
@@ -208,7 +208,7 @@ impl Answers {
                 .living
                 .following
                 .as_ref()
-                .map(|failing| Follows { committed: fs.commit_time().seconds, failure: failing.lock().clone() }),
+                .map(|failing| ReplicaStatus { committed: fs.commit_time().seconds, failure: failing.lock().clone() }),
             ..Status::default()
         };
         status.set_archive(Path::new(path));

@@ -1,7 +1,7 @@
 //! Makes a backup of a living mount in a file that the client opened: no name of the client's is looked up by the daemon, and its own rights open nothing.
 
-use lockbox::archive::{BackedUp, Backups, Destination};
-use lockbox::control::{BackupDone, Client, Response};
+use lockbox::archive::{BackupDestination, BackupReport, Backups};
+use lockbox::control::{BackupDone, ClientConnection, Response};
 use lockbox::{Error, Result};
 
 pub(crate) struct How {
@@ -9,11 +9,11 @@ pub(crate) struct How {
     pub(crate) verify: bool,
 }
 
-pub(crate) fn make(backups: Backups, how: How, mut client: Client) -> Result<Response> {
+pub(crate) fn make(backups: Backups, how: How, mut client: ClientConnection) -> Result<Response> {
     let Some(file) = client.file.take() else {
         return Err(Error::invalid("a backup goes into a file that comes with the request"));
     };
-    let file = Destination::given(file)?;
+    let file = BackupDestination::adopt(file)?;
     // A backup that nobody waits for keeps nothing from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;
@@ -24,7 +24,7 @@ pub(crate) fn make(backups: Backups, how: How, mut client: Client) -> Result<Res
     if how.verify && done.is_some() {
         source.verify(&file, watch)?;
     }
-    let told = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
+    let told = |BackupReport { time, generation, copied_bytes, .. }| BackupDone {
         seconds: time.seconds,
         nanos: time.nanos,
         generation: generation.0,

@@ -7,8 +7,8 @@
 //! So a write(2) that returned before the question is in the snapshot, whoever made it and whether the file is still open.
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Moments, Snapshot};
-use lockbox::control::{Among, Listed, Name, PAGE, Response, Why};
+use lockbox::archive::{Archive, Snapshot, SnapshotManager};
+use lockbox::control::{ExpectedSnapshots, PAGE, RefusalReason, Response, SnapshotInfo, SnapshotName};
 use lockbox::error::Refusal;
 use lockbox_terminal::display;
 
@@ -17,8 +17,8 @@ use crate::kernel_cache::KernelCache;
 use crate::options::Options;
 
 /// The moments of the archive while it is open, without the slot, which the end of the mount takes.
-pub(crate) fn of(slot: &Slot) -> Option<Moments> {
-    slot.lock().as_ref().map(Archive::moments)
+pub(crate) fn of(slot: &Slot) -> Option<SnapshotManager> {
+    slot.lock().as_ref().map(Archive::snapshot_manager)
 }
 
 /// Returns when what programs have written is with us. Without a writer the kernel has nothing (KERNEL-3).
@@ -40,7 +40,7 @@ pub(crate) fn read_only(options: &Options) -> Option<Response> {
         None if options.read_only => "the archive is mounted read-only: its snapshots cannot be changed".to_owned(),
         None => return None,
     };
-    Some(Response::Refused { why: Why::Other, message })
+    Some(Response::Refused { why: RefusalReason::Other, message })
 }
 
 /// The answer to a request that is done, or was not.
@@ -53,12 +53,12 @@ pub(crate) fn done(result: lockbox::Result<()>) -> Response {
 
 pub(crate) fn refused(error: &Error) -> Response {
     let why = match error {
-        Error::NoSpace(_) => Why::NoSpace,
-        Error::Damaged(_) => Why::Damaged,
-        Error::Refused(Refusal::Destination { .. } | Refusal::FailedBackup { .. }) => Why::Destination,
-        Error::Refused(Refusal::DamagedBackup { .. }) => Why::DamagedBackup,
-        Error::Interrupted(_) => Why::Interrupted,
-        _ => Why::Other,
+        Error::NoSpace(_) => RefusalReason::NoSpace,
+        Error::Damaged(_) => RefusalReason::Damaged,
+        Error::Refused(Refusal::Destination { .. } | Refusal::FailedBackup { .. }) => RefusalReason::Destination,
+        Error::Refused(Refusal::DamagedBackup { .. }) => RefusalReason::DamagedBackup,
+        Error::Interrupted(_) => RefusalReason::Interrupted,
+        _ => RefusalReason::Other,
     };
     let message = match error {
         // The detail is a sentence of its own.
@@ -69,7 +69,7 @@ pub(crate) fn refused(error: &Error) -> Response {
 }
 
 /// A page of them.
-pub(crate) fn list(moments: &Moments, after: u64, held: bool) -> lockbox::Result<Response> {
+pub(crate) fn list(moments: &SnapshotManager, after: u64, held: bool) -> lockbox::Result<Response> {
     let mut all = moments.list()?;
     all.retain(|snapshot| snapshot.id > after);
     let more = all.len() > PAGE;
@@ -77,18 +77,18 @@ pub(crate) fn list(moments: &Moments, after: u64, held: bool) -> lockbox::Result
     let describe = |snapshot: Snapshot| {
         let held_bytes = held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
         let Snapshot { id, name, time, inodes, .. } = snapshot;
-        Ok(Listed { id, name: Name(name), seconds: time.seconds, nanos: time.nanos, inodes, held_bytes })
+        Ok(SnapshotInfo { id, name: SnapshotName(name), seconds: time.seconds, nanos: time.nanos, inodes, held_bytes })
     };
     Ok(Response::Snapshots { snapshots: all.into_iter().map(describe).collect::<lockbox::Result<_>>()?, more })
 }
 
 /// What those in these ranges of ids hold together.
-pub(crate) fn held(moments: &Moments, ranges: &[(u64, u64)]) -> Response {
+pub(crate) fn held(moments: &SnapshotManager, ranges: &[(u64, u64)]) -> Response {
     let held = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
     held.map_or_else(|error| refused(&error), |bytes| Response::Held { bytes })
 }
 
-pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Response {
+pub(crate) fn remove(moments: &SnapshotManager, ids: &[u64], among: Option<ExpectedSnapshots>) -> Response {
     let mut changed = false;
     let removed = moments.remove(&mut |all| {
         changed = among.is_some_and(|among| !among.is_whole(all.iter().map(|snapshot| snapshot.id)));
@@ -96,7 +96,7 @@ pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Re
     });
     match removed {
         Ok(()) if changed => Response::Refused {
-            why: Why::Changed,
+            why: RefusalReason::Changed,
             message: "another program removed snapshots at the same time; nothing was removed".into(),
         },
         removed => done(removed),
@@ -132,27 +132,27 @@ pub(crate) mod tests {
         (directory, archive)
     }
 
-    fn ids(moments: &Moments) -> Vec<u64> {
+    fn ids(moments: &SnapshotManager) -> Vec<u64> {
         moments.list().unwrap().iter().map(|snapshot| snapshot.id).collect()
     }
 
     #[test]
     fn who_chose_among_snapshots_that_are_gone_removes_nothing() {
         let (_directory, archive) = opened();
-        let moments = archive.moments();
+        let moments = archive.snapshot_manager();
         for name in ["a", "b", "c", "d"] {
             assert!(matches!(done(moments.create(name.as_bytes())), Response::Done));
         }
         let all = ids(&moments);
-        let among = Some(Among::of(all.iter().copied()));
+        let among = Some(ExpectedSnapshots::of(all.iter().copied()));
         // Another one removes what the first wants to keep, and a new one comes.
         assert!(matches!(remove(&moments, &all[..1], among), Response::Done));
         moments.create(b"e").unwrap();
         let refused = remove(&moments, &all[1..3], among);
-        assert!(matches!(refused, Response::Refused { why: Why::Changed, .. }), "{refused:?}");
+        assert!(matches!(refused, Response::Refused { why: RefusalReason::Changed, .. }), "{refused:?}");
         assert_eq!(ids(&moments)[..3], all[1..]);
         // What came since takes nothing from the choice; what is gone without a condition is passed over.
-        let among = Some(Among::of(all[1..].iter().copied()));
+        let among = Some(ExpectedSnapshots::of(all[1..].iter().copied()));
         assert!(matches!(remove(&moments, &all[1..2], among), Response::Done));
         assert!(matches!(remove(&moments, &all[..3], None), Response::Done));
         assert_eq!(ids(&moments).len(), 2);
@@ -163,7 +163,7 @@ pub(crate) mod tests {
     #[test]
     fn what_several_show_is_held_by_them_together() {
         let (_directory, archive) = opened();
-        let (fs, moments) = (archive.file_system(), archive.moments());
+        let (fs, moments) = (archive.file_system(), archive.snapshot_manager());
         let ino = fs.make_node(ROOT_INO, b"file", 0o600, 0, CREATOR).unwrap().ino;
         let noise: Vec<u8> = (0..1u32 << 16).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         fs.write(ino, 0, &noise).unwrap();
@@ -187,7 +187,7 @@ pub(crate) mod tests {
     #[test]
     fn pages_go_on_where_the_last_one_ended() {
         let (_directory, archive) = opened();
-        let moments = archive.moments();
+        let moments = archive.snapshot_manager();
         for number in 0..PAGE + 3 {
             moments.create(format!("number {number}").as_bytes()).unwrap();
         }
@@ -199,7 +199,7 @@ pub(crate) mod tests {
         assert_eq!((first.len(), more, first[0].held_bytes), (PAGE, true, Some(0)));
         let (rest, more) = page(first[PAGE - 1].id, false);
         assert_eq!((rest.len(), more, rest[0].held_bytes), (3, false, None));
-        assert_eq!(rest[2].name, Name(format!("number {}", PAGE + 2).into_bytes()));
+        assert_eq!(rest[2].name, SnapshotName(format!("number {}", PAGE + 2).into_bytes()));
         archive.close().unwrap();
     }
 
@@ -209,15 +209,20 @@ pub(crate) mod tests {
             Response::Refused { why, message } => (why, message),
             other => panic!("{other:?}"),
         };
-        assert_eq!(why(Error::NoSpace("the disk is full".into())).0, Why::NoSpace);
-        assert_eq!(why(Error::Damaged("page".into())).0, Why::Damaged);
+        assert_eq!(why(Error::NoSpace("the disk is full".into())).0, RefusalReason::NoSpace);
+        assert_eq!(why(Error::Damaged("page".into())).0, RefusalReason::Damaged);
         assert_eq!(
             why(Error::invalid("the archive is being closed")),
-            (Why::Other, "the archive is being closed".into())
+            (RefusalReason::Other, "the archive is being closed".into())
         );
         let latched = why(Error::WriteFailed("barrier".into()));
-        assert!(latched.0 == Why::Other && latched.1.contains("read-only after a failed write"), "{}", latched.1);
-        let refused = |list: &str| read_only(&Options::parse(&[list]).unwrap()).map(|response| response.complaint());
+        assert!(
+            latched.0 == RefusalReason::Other && latched.1.contains("read-only after a failed write"),
+            "{}",
+            latched.1
+        );
+        let refused =
+            |list: &str| read_only(&Options::parse(&[list]).unwrap()).map(|response| response.failure_message());
         assert_eq!(refused("rw"), None);
         assert!(refused("ro").unwrap().contains("mounted read-only"));
         assert!(refused("snapshot=monday").unwrap().contains("snapshot 'monday' is mounted here"));

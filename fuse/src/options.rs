@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockbox::archive::{Keep, OpenOptions};
+use lockbox::archive::{OpenOptions, RetentionPolicy};
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
 use lockbox_host::elsewhere::Remote;
@@ -81,7 +81,7 @@ pub struct Options {
     pub snapshot: Option<String>,
     pub snapshot_dir: SnapshotDir,
     /// Which snapshots are taken in the course of time, and how many of them are kept.
-    pub snapshots: Keep,
+    pub snapshots: RetentionPolicy,
     /// How the server of an archive at an address is asked.
     pub remote: Remote,
     /// Write there although another machine seems to.
@@ -142,7 +142,7 @@ impl Default for Options {
             trust_owner: false,
             snapshot: None,
             snapshot_dir: SnapshotDir::Hidden,
-            snapshots: Keep::default(),
+            snapshots: RetentionPolicy::default(),
             remote: Remote::default(),
             take_over: false,
             follow: Some(Duration::from_secs(1)),
@@ -174,7 +174,7 @@ impl Options {
             let (name, known) = match option.split_once('=') {
                 Some((name, value)) => (name, self.set_value(name, value)?),
                 // The list of rules is split at commas like all others.
-                None if option.contains(':') && self.snapshots != Keep::default() => {
+                None if option.contains(':') && self.snapshots != RetentionPolicy::default() => {
                     self.snapshots = parse_rule(self.snapshots, option)?;
                     (option, true)
                 }
@@ -247,8 +247,8 @@ impl Options {
             "follow" => self.follow = parse_follow(value)?,
             "snapshot" => self.snapshot = Some(parse_name(name, value)?),
             "snapshot-dir" | "snapshot_dir" => self.snapshot_dir = parse_snapshot_dir(name, value)?,
-            "snapshots" if value == "off" => self.snapshots = Keep::default(),
-            "snapshots" => self.snapshots = parse_rule(Keep::default(), value)?,
+            "snapshots" if value == "off" => self.snapshots = RetentionPolicy::default(),
+            "snapshots" => self.snapshots = parse_rule(RetentionPolicy::default(), value)?,
             _ => return self.remote.set(name, Some(value)).map_err(Failure::usage),
         }
         Ok(true)
@@ -350,7 +350,7 @@ impl fmt::Display for Options {
             SnapshotDir::Hidden => {}
             SnapshotDir::Off => f.write_str(",snapshot-dir=off")?,
         }
-        if self.snapshots != Keep::default() {
+        if self.snapshots != RetentionPolicy::default() {
             write!(f, ",snapshots={}", schedule::words(&self.snapshots))?;
         }
         if self.follow != Options::default().follow {
@@ -420,7 +420,7 @@ fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
 }
 
 /// The rules with one more.
-fn parse_rule(rules: Keep, text: &str) -> Result<Keep, Failure> {
+fn parse_rule(rules: RetentionPolicy, text: &str) -> Result<RetentionPolicy, Failure> {
     match schedule::parse_rule(text) {
         Some((rule, count)) => Ok(rules.with(rule, count)),
         None => Err(Failure::usage(format!(

@@ -94,7 +94,7 @@ pub fn remount(point: &Path, change: Change) -> Result<(), Failure> {
     let flags = change.of(&mounted.words) | kept(mounted.user, geteuid().as_raw());
     // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
     let places = mounted.user.map_or_else(daemons::places, daemons::places_of);
-    let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
+    let daemons = places.iter().map(control::list_daemons).collect::<Result<Vec<_>, _>>()?.concat();
     let daemon = daemons.iter().find(|(_, status)| daemons::mount_of(status, std::slice::from_ref(&mounted)).is_some());
     let read_only = flags.contains(MsFlags::MS_RDONLY);
     if !read_only && daemon.is_some_and(|(_, status)| status.read_only) {
@@ -107,12 +107,12 @@ pub fn remount(point: &Path, change: Change) -> Result<(), Failure> {
     nix::mount::mount(None::<&str>, &held.link(), None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
         .map_err(|e| failed(e.into()))?;
     match daemon {
-        Some((socket, status)) if read_only => match control::ask(socket, status.uid, &Request::Sync)? {
+        Some((socket, status)) if read_only => match control::send_request(socket, status.uid, &Request::Sync)? {
             Response::Done => Ok(()),
             other => Err(Failure::other(format!(
                 "{} is read-only, but not all of it is durable: {}",
                 point.display(),
-                other.complaint()
+                other.failure_message()
             ))),
         },
         None if read_only => Err(Failure::other(format!(

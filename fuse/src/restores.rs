@@ -12,10 +12,10 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use lockbox::archive::Moments;
-use lockbox::control::{Client, Difference, Name, Response, TreePath};
+use lockbox::archive::SnapshotManager;
+use lockbox::control::{ClientConnection, PathDifference, Response, SnapshotName, TreePath};
 use lockbox::error::{Refusal, Timestamp};
-use lockbox::exchange::{Differing, DifferingKind, Names, Restore, compare};
+use lockbox::exchange::{LiveNamespace, PathChange, PathChangeKind, Restore, compare};
 use lockbox::format::Ino;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::{Error, Result};
@@ -42,7 +42,7 @@ pub(crate) struct Turns {
 }
 
 /// Waits for a turn as long as the client does.
-fn wait<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
+fn wait<'a>(turn: &'a Mutex<()>, client: &ClientConnection) -> Result<impl Drop + 'a> {
     loop {
         if let Some(held) = turn.try_lock_for(LOOK) {
             return Ok(held);
@@ -53,17 +53,17 @@ fn wait<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
 
 /// # Errors
 /// `Interrupted` when the client is gone.
-fn listens(client: &Client) -> Result<()> {
+fn listens(client: &ClientConnection) -> Result<()> {
     if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) }
 }
 
 /// Tells what differs from `older` to `newer`, or to now.
 pub(crate) fn tell_differences(
-    (fs, moments): (&FileSystem, &Moments),
+    (fs, moments): (&FileSystem, &SnapshotManager),
     turns: &Turns,
-    client: &Client,
-    older: &Name,
-    newer: Option<&Name>,
+    client: &ClientConnection,
+    older: &SnapshotName,
+    newer: Option<&SnapshotName>,
 ) -> Result<Response> {
     let found = differences((fs, moments), turns, client, older, newer)?;
     // However slowly it is read: nothing is held for it any more but what is told.
@@ -76,77 +76,77 @@ pub(crate) fn tell_differences(
             // One alone always fits.
             if bytes > LINE && bytes > length(found.peek()?) { None } else { found.next() }
         });
-        client.tell_patiently(&Response::Differing { found: line.collect() }, go_on)?;
+        client.send_interruptible(&Response::Differing { found: line.collect() }, go_on)?;
     }
     Ok(Response::Done)
 }
 
 /// About how many bytes a difference takes in a line.
-fn length(difference: &Difference) -> usize {
+fn length(difference: &PathDifference) -> usize {
     96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
 }
 
 /// All of them. The archive is not closed before that has ended: what is pinned for it could not be erased then.
 fn differences(
-    (fs, moments): (&FileSystem, &Moments),
+    (fs, moments): (&FileSystem, &SnapshotManager),
     turns: &Turns,
-    client: &Client,
-    older: &Name,
-    newer: Option<&Name>,
-) -> Result<Vec<Difference>> {
+    client: &ClientConnection,
+    older: &SnapshotName,
+    newer: Option<&SnapshotName>,
+) -> Result<Vec<PathDifference>> {
     let _turn = wait(&turns.comparison, client)?;
     let _work = fs.hold_open()?;
     // Before the snapshots are looked up: whoever removes one meanwhile frees nothing that is read here.
-    let now = moments.now()?;
-    let older = moments.moment(&older.0)?;
-    let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
+    let now = moments.pin_current()?;
+    let older = moments.snapshot_view(&older.0)?;
+    let newer = newer.map(|newer| moments.snapshot_view(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
     let go_on = &mut |held| match held > MOST_HELD {
         true => Err(Error::invalid("too much differs to be told by a mount: unmount the archive, and ask again")),
         false => fs.check_closing().and_then(|()| listens(client)),
     };
-    let told = |Differing { path, kind, from }| {
+    let told = |PathChange { path, kind, from }| {
         let (path, from) = (TreePath(path), from.map(TreePath));
         if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
             return Err(Error::invalid("a path that differs is too long to be told by a mount"));
         }
-        let changed = matches!(kind, DifferingKind::Renamed { changed: true });
-        Ok(Difference { path, from, change: kind.name().to_owned(), changed })
+        let changed = matches!(kind, PathChangeKind::Renamed { changed: true });
+        Ok(PathDifference { path, from, change: kind.name().to_owned(), changed })
     };
     compare(&older, newer, go_on)?.into_iter().map(told).collect()
 }
 
 /// What is to be brought back.
 pub(crate) struct Wanted<'a> {
-    pub(crate) name: &'a Name,
+    pub(crate) name: &'a SnapshotName,
     pub(crate) paths: &'a [TreePath],
     pub(crate) to: Option<&'a TreePath>,
 }
 
 /// Brings it back; `now` is in the name of the snapshot that is taken first.
 pub(crate) fn restore(
-    (fs, moments): (&FileSystem, &Moments),
+    (fs, moments): (&FileSystem, &SnapshotManager),
     (turns, cache): (&Turns, &KernelCache),
-    client: &Client,
+    client: &ClientConnection,
     wanted: &Wanted<'_>,
     now: Timestamp,
 ) -> Result<Response> {
     let _turn = wait(&turns.restore, client)?;
-    let moment = moments.moment(&wanted.name.0)?;
+    let moment = moments.snapshot_view(&wanted.name.0)?;
     let paths: Vec<Vec<u8>> = wanted.paths.iter().map(|path| path.0.clone()).collect();
     let to = wanted.to.map(|to| &to.0[..]);
     let mut names = ThroughKernel { client, cache };
     let restored = Restore::prepare(fs, &moment, &paths, to, &mut names).and_then(|restore| {
         // In another directory nothing is replaced.
         if to.is_none() {
-            client.tell(&Response::Kept { name: Name(moments.create_before_restore(now)?) })?;
+            client.send(&Response::Kept { name: SnapshotName(moments.create_before_restore(now)?) })?;
         }
         restore.run(&mut || listens(client))
     });
     match restored {
         Ok(_) => Ok(Response::Done),
         // What another one freed under our eyes is no damage.
-        Err(Error::Damaged(_) | Error::Stale) if moments.moment(&wanted.name.0).is_err() => {
+        Err(Error::Damaged(_) | Error::Stale) if moments.snapshot_view(&wanted.name.0).is_err() => {
             Err(Error::Refused(Refusal::NoSnapshot { name: display(&wanted.name.0) }))
         }
         Err(error) => Err(error),
@@ -155,17 +155,17 @@ pub(crate) fn restore(
 
 /// Has the client change names.
 struct ThroughKernel<'a> {
-    client: &'a Client,
+    client: &'a ClientConnection,
     cache: &'a KernelCache,
 }
 
 impl ThroughKernel<'_> {
-    fn have_done(&self, what: &Response, said: &dyn Fn() -> String) -> Result<()> {
-        self.client.have_done(what, said, RENAME, &|| listens(self.client))
+    fn request_action(&self, what: &Response, said: &dyn Fn() -> String) -> Result<()> {
+        self.client.request_action(what, said, RENAME, &|| listens(self.client))
     }
 }
 
-impl Names for ThroughKernel<'_> {
+impl LiveNamespace for ThroughKernel<'_> {
     /// Who asked is this user, or root.
     fn maker(&self) -> Creator {
         Creator { uid: geteuid().as_raw(), gid: getegid().as_raw(), umask: None }
@@ -173,12 +173,12 @@ impl Names for ThroughKernel<'_> {
 
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         let what = Response::Rename { from: TreePath(from.to_vec()), to: TreePath(to.to_vec()), exchange };
-        self.have_done(&what, &|| format!("rename {} to {}", display(from), display(to)))
+        self.request_action(&what, &|| format!("rename {} to {}", display(from), display(to)))
     }
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
         let what = Response::MakeDirectory { path: TreePath(path.to_vec()) };
-        self.have_done(&what, &|| format!("make the directory {}", display(path)))
+        self.request_action(&what, &|| format!("make the directory {}", display(path)))
     }
 
     /// A client that was stopped may carry out at any time what it was told.

@@ -7,7 +7,7 @@
 //! 3  What has another name than it gives is neither counted nor removed: people's snapshots are theirs.
 //! 4  A failure is logged once and shown, and tried again after [`AGAIN`]. The mount goes on.
 
-use lockbox::archive::{Keep, KeepRule, Moments};
+use lockbox::archive::{RetentionPolicy, RetentionRule, SnapshotManager};
 use lockbox::control;
 use lockbox::error::Timestamp;
 use parking_lot::Mutex;
@@ -19,8 +19,8 @@ const AGAIN: i64 = 60;
 
 /// What the option said, and how it goes.
 pub(crate) struct Schedule {
-    keep: Keep,
-    rule: KeepRule,
+    keep: RetentionPolicy,
+    rule: RetentionRule,
     clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
     course: Mutex<Course>,
 }
@@ -46,7 +46,10 @@ enum Done {
 
 impl Schedule {
     /// None for rules that keep nothing.
-    pub(crate) fn new(keep: Keep, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Option<Schedule> {
+    pub(crate) fn new(
+        keep: RetentionPolicy,
+        clock: impl Fn() -> Timestamp + Send + Sync + 'static,
+    ) -> Option<Schedule> {
         let (rule, _) = keep.rules().next()?;
         let next = rule.beginning_of(rule.period_of(clock()));
         let course = Mutex::new(Course { next, ..Course::default() });
@@ -54,7 +57,7 @@ impl Schedule {
     }
 
     /// Takes one when it is due; called about once a second. `collect` returns when what the kernel caches is with us.
-    pub(crate) fn step(&self, moments: &Moments, collect: impl FnOnce() -> lockbox::Result<()>) {
+    pub(crate) fn step(&self, moments: &SnapshotManager, collect: impl FnOnce() -> lockbox::Result<()>) {
         let now = (self.clock)();
         let period = self.rule.period_of(now);
         {
@@ -87,7 +90,7 @@ impl Schedule {
 
     fn take(
         &self,
-        moments: &Moments,
+        moments: &SnapshotManager,
         now: Timestamp,
         collect: impl FnOnce() -> lockbox::Result<()>,
     ) -> lockbox::Result<Done> {
@@ -104,21 +107,21 @@ impl Schedule {
     }
 
     /// For the status.
-    pub(crate) fn describe(&self) -> control::Schedule {
+    pub(crate) fn describe(&self) -> control::ScheduleStatus {
         let course = self.course.lock();
-        control::Schedule { rules: words(&self.keep), next: course.next.seconds, failure: course.failure.clone() }
+        control::ScheduleStatus { rules: words(&self.keep), next: course.next.seconds, failure: course.failure.clone() }
     }
 }
 
 /// As the option says it: `hourly:24,daily:7`.
-pub(crate) fn words(keep: &Keep) -> String {
+pub(crate) fn words(keep: &RetentionPolicy) -> String {
     keep.rules().map(|(rule, count)| format!("{}:{count}", rule.word())).collect::<Vec<_>>().join(",")
 }
 
 /// Reads a rule of the option. None for what is none: no period, or a number that is not from 1 to 100,000.
-pub(crate) fn parse_rule(text: &str) -> Option<(KeepRule, u32)> {
+pub(crate) fn parse_rule(text: &str) -> Option<(RetentionRule, u32)> {
     let (word, count) = text.split_once(':')?;
-    let rule = KeepRule::ALL.into_iter().find(|rule| *rule != KeepRule::Last && rule.word() == word)?;
+    let rule = RetentionRule::ALL.into_iter().find(|rule| *rule != RetentionRule::Last && rule.word() == word)?;
     Some((rule, count.parse().ok().filter(|count| (1..=MOST).contains(count))?))
 }
 
@@ -158,7 +161,7 @@ mod tests {
         }
 
         fn schedule(&self, rules: &str) -> Schedule {
-            let keep = rules.split(',').fold(Keep::default(), |keep, rule| {
+            let keep = rules.split(',').fold(RetentionPolicy::default(), |keep, rule| {
                 let (rule, count) = parse_rule(rule).unwrap();
                 keep.with(rule, count)
             });
@@ -172,13 +175,13 @@ mod tests {
         }
 
         fn names(&self) -> Vec<String> {
-            let all = self.archive.moments().list().unwrap();
+            let all = self.archive.snapshot_manager().list().unwrap();
             all.iter().map(|one| String::from_utf8(one.name.clone()).unwrap()).collect()
         }
 
         fn step(&self, schedule: &Schedule, at: i64) -> Vec<String> {
             self.clock.store(BEGIN + at, Ordering::SeqCst);
-            schedule.step(&self.archive.moments(), || {
+            schedule.step(&self.archive.snapshot_manager(), || {
                 self.collected.fetch_add(1, Ordering::SeqCst);
                 Ok(())
             });
@@ -236,7 +239,7 @@ mod tests {
     fn what_a_person_named_is_neither_counted_nor_removed() {
         let place = Place::new();
         let schedule = place.schedule("daily:1");
-        let moments = place.archive.moments();
+        let moments = place.archive.snapshot_manager();
         for name in ["monday", "auto-monday", "auto-2026-11-23", "2026-11-23T00-00-00Z"] {
             moments.create(name.as_bytes()).unwrap();
         }
@@ -255,7 +258,7 @@ mod tests {
     fn a_failure_is_shown_and_tried_again() {
         let place = Place::new();
         let schedule = place.schedule("hourly:5");
-        let moments = place.archive.moments();
+        let moments = place.archive.snapshot_manager();
         let fail = |at: i64, tried: &mut u32| {
             place.clock.store(BEGIN + at, Ordering::SeqCst);
             schedule.step(&moments, || {
@@ -277,12 +280,12 @@ mod tests {
 
     #[test]
     fn rules_are_periods_with_numbers() {
-        assert_eq!(parse_rule("weekly:4"), Some((KeepRule::Weekly, 4)));
+        assert_eq!(parse_rule("weekly:4"), Some((RetentionRule::Weekly, 4)));
         for text in
             ["weekly", "weekly:", "weekly:0", "weekly:100001", "weekly:-1", "last:3", "minutely:3", ":3", "Weekly:3"]
         {
             assert_eq!(parse_rule(text), None, "{text}");
         }
-        assert!(Schedule::new(Keep::default(), Timestamp::default).is_none());
+        assert!(Schedule::new(RetentionPolicy::default(), Timestamp::default).is_none());
     }
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime};
 
 use fuser::SessionACL;
 use lockbox::Error;
-use lockbox::archive::{Archive, Keep, OpenOptions};
+use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
 use lockbox::control::{self, SocketName};
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
@@ -164,7 +164,7 @@ struct Host {
 }
 
 struct Running {
-    server: control::Server,
+    server: control::ControlServer,
     place: Arc<Place>,
     cache: Arc<KernelCache>,
     activity: Arc<Activity>,
@@ -175,7 +175,7 @@ struct Running {
 
 /// What is there before the mount is.
 struct Prepared {
-    listening: control::Listening,
+    listening: control::ControlListener,
     unmounter: Unmounter,
     callers: Callers,
     /// What /proc says of this process.
@@ -244,7 +244,7 @@ fn start(
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     // A mount for reading changes nothing.
-    let keep = if task.options.read_only { Keep::default() } else { task.options.snapshots };
+    let keep = if task.options.read_only { RetentionPolicy::default() } else { task.options.snapshots };
     let schedule = Schedule::new(keep, || Timestamp::from_system(SystemTime::now())).map(Arc::new);
     let failing = follow.as_ref().map(|_| Failing::default());
     let server = {

@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lockbox::archive::Moments;
+use lockbox::archive::SnapshotManager;
 use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::RollbackGuard;
 use lockbox::{Error, Result};
@@ -45,7 +45,7 @@ impl Ticker {
         cache: Arc<KernelCache>,
         place: Arc<Place>,
         profile: SyncProfile,
-        scheduled: Option<(Arc<schedule::Schedule>, Moments)>,
+        scheduled: Option<(Arc<schedule::Schedule>, SnapshotManager)>,
     ) -> std::io::Result<Ticker> {
         let mut ticker = Ticker { threads: Vec::new() };
         if let Some((snapshots, moments)) = scheduled {

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use lockbox::archive::fuzzing::{Entry, TARGETS, seeds, target};
+use lockbox::archive::fuzzing::{FuzzTarget, TARGETS, seeds, target};
 use lockbox::control::{
-    Among, BackupDone, Difference, Listed, Name, Request, Response, Schedule, Status, TreePath, Why,
+    BackupDone, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, ScheduleStatus, SnapshotInfo,
+    SnapshotName, Status, TreePath,
 };
 use lockbox::error::LogStats;
 use lockbox_fuse::options::Options;
@@ -21,7 +22,7 @@ use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
 
 /// Targets of what lies above the library's archive.
-const UPPER: [(&str, Entry); 10] = [
+const UPPER: [(&str, FuzzTarget); 10] = [
     ("control", control),
     ("options", options),
     ("marker", bucket::marker),
@@ -34,7 +35,7 @@ const UPPER: [(&str, Entry); 10] = [
     ("request", http::request),
 ];
 
-static CHOSEN: OnceLock<Entry> = OnceLock::new();
+static CHOSEN: OnceLock<FuzzTarget> = OnceLock::new();
 
 /// Either side of the control socket.
 fn control(data: &[u8]) {
@@ -69,7 +70,7 @@ fn options(data: &[u8]) {
 
 /// One of each message of the control socket.
 fn messages() -> Vec<Vec<u8>> {
-    let name = |text: &str| Name(text.into());
+    let name = |text: &str| SnapshotName(text.into());
     let path = |text: &str| TreePath(text.into());
     let message = |text: &str| text.to_owned();
     let requests = [
@@ -81,18 +82,23 @@ fn messages() -> Vec<Vec<u8>> {
         Request::SnapshotList { after: 3, held: true },
         Request::SnapshotHeld { ranges: vec![(1, 4), (7, u64::MAX)] },
         Request::Backup { whole: false, verify: true },
-        Request::SnapshotRemove { ids: vec![1, 2], among: Some(Among { up_to: 9, count: 4 }) },
+        Request::SnapshotRemove { ids: vec![1, 2], among: Some(ExpectedSnapshots { up_to: 9, count: 4 }) },
         Request::SnapshotDiff { older: name("monday"), newer: None },
         Request::SnapshotRestore { name: name("monday"), paths: vec![path("a/b"), path("")], to: Some(path("back")) },
     ];
-    let listed = Listed { id: 7, name: name("monday"), seconds: -5, held_bytes: Some(4096), ..Listed::default() };
-    let found = Difference { path: path("a"), from: Some(path("b")), change: message("renamed"), changed: true };
+    let listed =
+        SnapshotInfo { id: 7, name: name("monday"), seconds: -5, held_bytes: Some(4096), ..SnapshotInfo::default() };
+    let found = PathDifference { path: path("a"), from: Some(path("b")), change: message("renamed"), changed: true };
     let status = Status {
         pid: 7,
         archive: message("a.lbx"),
         mount_point: message("/mnt"),
         log: LogStats { entries: 3, bytes: 12_288, used_bytes: 8192 },
-        schedule: Some(Schedule { rules: message("hourly:24"), next: 9, failure: Some(message("the disk is full")) }),
+        schedule: Some(ScheduleStatus {
+            rules: message("hourly:24"),
+            next: 9,
+            failure: Some(message("the disk is full")),
+        }),
         latched: Some(message("read-only")),
         ..Status::default()
     };
@@ -109,7 +115,7 @@ fn messages() -> Vec<Vec<u8>> {
         Response::Kept { name: name("before") },
         Response::Rename { from: path("a"), to: path("b"), exchange: true },
         Response::MakeDirectory { path: path("a/b") },
-        Response::Refused { why: Why::DamagedBackup, message: message("why") },
+        Response::Refused { why: RefusalReason::DamagedBackup, message: message("why") },
     ];
     let text = "a message is text";
     let requests = requests.iter().map(|request| serde_json::to_vec(request).expect(text));

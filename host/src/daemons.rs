@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use lockbox::control::{self, Place, Request, Response, Runtime, SocketName, Status};
+use lockbox::control::{self, OwnRuntimeDir, Request, Response, RuntimeDir, SocketName, Status};
 use nix::unistd::{Uid, User, geteuid, mkdtemp};
 
 use crate::located::{Located, in_time};
@@ -18,8 +18,8 @@ fn given() -> Option<OsString> {
 }
 
 /// Where the socket of this user's next mount goes.
-pub fn directory() -> Runtime {
-    control::runtime(given().as_deref(), geteuid().as_raw())
+pub fn directory() -> OwnRuntimeDir {
+    control::own_runtime_dir(given().as_deref(), geteuid().as_raw())
 }
 
 /// The same as a path, made if it is not there.
@@ -27,15 +27,15 @@ pub fn directory() -> Runtime {
 /// # Errors
 /// When it cannot be made, or others may enter it.
 pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
-    if let Runtime::Missing(path) = directory()
+    if let OwnRuntimeDir::Missing(path) = directory()
         && let Err(e) = DirBuilder::new().mode(0o700).create(&path)
         && e.kind() != ErrorKind::AlreadyExists
     {
         return Err(Failure::other(format!("cannot create {}: {e}", path.display())));
     }
     match directory() {
-        Runtime::Ready(path) => Ok(path),
-        Runtime::Missing(path) | Runtime::NotPrivate(path) => {
+        OwnRuntimeDir::Ready(path) => Ok(path),
+        OwnRuntimeDir::Missing(path) | OwnRuntimeDir::NotPrivate(path) => {
             let mut template = path.clone().into_os_string();
             template.push(control::SUFFIX);
             template.push("XXXXXX");
@@ -51,17 +51,17 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
 }
 
 /// Where daemons of users whom this one may ask may be.
-pub fn all_places() -> Vec<Place> {
-    control::places(given().as_deref(), geteuid().as_raw())
+pub fn all_places() -> Vec<RuntimeDir> {
+    control::runtime_dirs(given().as_deref(), geteuid().as_raw())
 }
 
 /// Where daemons of this user may be; those of other users are not asked.
-pub fn places() -> Vec<Place> {
+pub fn places() -> Vec<RuntimeDir> {
     places_of(geteuid().as_raw())
 }
 
 /// Where daemons of this one may be; nowhere for one whom this process's user may not ask.
-pub fn places_of(owner: u32) -> Vec<Place> {
+pub fn places_of(owner: u32) -> Vec<RuntimeDir> {
     let mut places = all_places();
     places.retain(|place| place.owner == owner);
     places
@@ -121,7 +121,7 @@ pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
 pub fn holder(archive: &Path) -> Holder {
     let Ok(name) = socket_name(archive) else { return Holder::Nobody };
     let asked = places().into_iter().find_map(|place| {
-        match control::ask(&control::socket_path(&place.runtime, &name), place.owner, &Request::Status) {
+        match control::send_request(&control::socket_path(&place.runtime, &name), place.owner, &Request::Status) {
             Ok(Response::Status(status)) => Some(Holder::Serves(Box::new(located(*status, &mounts::all())))),
             Ok(Response::Failed { .. }) => Some(Holder::Closes),
             _ => None,

@@ -8,10 +8,10 @@ use crate::format::BLOCK;
 use crate::fs::{DataReading, FileSystem, StructureReport};
 use crate::txn::{Audit, Finding, FindingKind, LostPage, Severity};
 
-/// Findings of one check, in the order in which they were made.
+/// Findings of one check, in order of discovery.
 pub type Findings = Vec<Finding>;
 
-/// What `check` found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
     /// Blocks in use by pages.
@@ -19,30 +19,31 @@ pub struct CheckReport {
     pub inodes: u64,
     pub directories: u64,
     pub bytes: u64,
-    /// None in what is sound.
+    /// Faults; empty for a sound archive.
     pub findings: Findings,
-    /// States that a crash leaves by design, which make nothing unsound.
+    /// Normal states after a crash, which are not faults.
     pub notes: Findings,
 }
 
-/// How far a check is.
+/// Progress of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckStep {
-    /// The pages, in bytes; of a full check alone, before the tree.
+    /// Reading all pages, in bytes; only in a full check, before the tree.
     Pages { done: u64, total: u64 },
-    /// The tree of files, in inodes.
+    /// Checking the tree of files, in inodes.
     Tree { done: u64, total: u64 },
 }
 
 impl Archive {
-    /// Verifies structure (quick) or every page, reference and count (full), reading each page of file data once.
+    /// Verifies the structure (quick), or every page, reference and count (full), reading each page
+    /// of file data once.
     pub fn check(&self, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
         let mut report = check(&self.fs, full, progress)?;
-        let told: HashSet<u64> = report.findings.iter().filter_map(|finding| finding.block).collect();
+        let reported: HashSet<u64> = report.findings.iter().filter_map(|finding| finding.block).collect();
         let mut outside = self.check_outside()?;
-        // What is told with the file that it costs is told once.
+        // Losses already reported with the affected file are not repeated.
         outside.extend(
-            self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !told.contains(&block))),
+            self.lost_of_commit().into_iter().filter(|page| page.block.is_none_or(|block| !reported.contains(&block))),
         );
         let (notes, findings): (Vec<_>, Vec<_>) =
             outside.into_iter().partition(|finding| finding.severity == Severity::Note);
@@ -51,7 +52,8 @@ impl Archive {
         Ok(report)
     }
 
-    /// Pages of the newest commit that do not open: a quick check reads no other page of file data.
+    /// Returns the pages of the newest commit that do not open: a quick check reads no other page
+    /// of file data.
     fn lost_of_commit(&self) -> Vec<Finding> {
         let volume = &self.fs.volume;
         let generation = volume.durable().generation.0;
@@ -62,7 +64,8 @@ impl Archive {
         volume.lost_pages().iter().map(find).collect()
     }
 
-    /// What no page tells: the header copy that is not used, the end of the file, and what of the log is lost.
+    /// Checks everything outside of pages: the unused header copy, the end of the file, and lost
+    /// log entries.
     fn check_outside(&self) -> Result<Vec<Finding>> {
         let header = self.header_flaw.as_ref().map(|(flaw, is_interrupted)| {
             let detail = format!(
@@ -83,8 +86,9 @@ impl Archive {
     }
 }
 
-/// A part of a block at the end of a file of this length, as a sentence. Whole blocks behind the archive are no fault: after a crash the file may
-/// have grown for a commit that never came.
+/// Returns a message if a file of this length ends with a partial block. Complete blocks after the
+/// archive are not a fault: after a crash the file may have grown for a commit that was not
+/// completed.
 pub(super) fn partial_block(length: u64) -> Option<String> {
     let part = length % BLOCK;
     (part > 0).then(|| format!("the file ends with a part of a block ({part} bytes) that belongs to nothing"))
@@ -101,7 +105,7 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckS
         fs.walk_structure(reading, &mut |done, total| progress(CheckStep::Tree { done, total }))?;
     let records_lost = structure.iter().any(|finding| finding.kind == FindingKind::RecordsLost);
     findings.extend(structure);
-    // Told by block are only the losses of which no file is known.
+    // Lost blocks are reported on their own only if no affected file is known.
     findings.extend(of_files.into_iter().filter(|finding| match finding.kind {
         FindingKind::DataLost => finding.block.is_none_or(|block| !lost_pages.contains(&block)),
         FindingKind::RecordsLost => !records_lost,
@@ -120,7 +124,7 @@ pub(super) fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckS
     })
 }
 
-/// Each walk tells by itself that there is more; whoever reads the findings is told once, behind them.
+/// Merges the notes of several walks that there are more findings into one at the end.
 fn say_more_once(findings: &mut Vec<Finding>) {
     let more = findings.iter().find(|finding| finding.kind == FindingKind::More).cloned();
     findings.retain(|finding| finding.kind != FindingKind::More);

@@ -23,13 +23,14 @@ use crate::txn::Volume;
 const FIRST_SEQUENCE: u64 = 1;
 
 impl Archive {
-    /// Creates `path` (which must not exist), syncs it and its directory, and closes it. A failure leaves no file behind.
+    /// Creates `path` (which must not exist), syncs it and its directory, and closes it. A failure
+    /// leaves no file behind.
     pub fn create(path: &Path, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
         Archive::create_seen(path, passphrase, options, &SeenOptions::default())
     }
 
-    /// Like [`Archive::create`], and remembers the archive at its place: one that was there before
-    /// it is gone by its user's own command.
+    /// Creates an archive like [`Archive::create`], and remembers it at its path, replacing the
+    /// memory of a previous archive there, since this user requested the creation.
     pub fn create_seen(
         path: &Path,
         passphrase: &Passphrase,
@@ -48,54 +49,56 @@ impl Archive {
             entry.sync_directory().map_err(cannot("syncing the directory of"))?;
             Ok(created)
         };
-        let made = filled.and_then(synced).inspect_err(|_| {
+        let created = filled.and_then(synced).inspect_err(|_| {
             if let Err(error) = entry.remove(&*file) {
                 tracing::warn!(%error, "cannot remove the unfinished archive");
             }
         })?;
-        made.remember();
+        created.remember();
         Ok(())
     }
 
-    /// Creates an archive in an empty storage, and closes it. Durable when the storage says so.
+    /// Creates an archive in an empty storage, and closes it. Its durability is that of the
+    /// storage.
     pub fn create_in(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
         Archive::create_in_seen(storage, passphrase, options, &SeenOptions::default()).map(drop)
     }
 
-    /// The same for a user with a memory of places: once the storage has made it durable,
-    /// [`Created::remember`] is called.
+    /// Creates an archive in a storage for a user with rollback state. The caller calls
+    /// [`NewArchive::remember`] once the storage is durable.
     pub fn create_in_seen(
         storage: &Arc<dyn Storage>,
         passphrase: &Passphrase,
         options: &CreateOptions,
         seen: &SeenOptions,
-    ) -> Result<Created> {
+    ) -> Result<NewArchive> {
         if !storage.is_empty()? {
             return Err(Error::Exists);
         }
         fill(storage, passphrase, options, seen)
     }
 
-    /// A key derivation that takes about `millis` on this machine when it has nothing else to do, and at most `memory_limit_kib`.
+    /// Returns key derivation costs of about `millis` on this machine when idle, with at most
+    /// `memory_limit_kib`.
     pub fn calibrate(millis: u64, memory_limit_kib: u32) -> KdfCost {
         calibrate_by(&SystemEnvironment, millis, memory_limit_kib)
     }
 }
 
-/// An archive that was just created.
-pub struct Created {
+/// Archive that was just created.
+pub struct NewArchive {
     places: KnownPlaces,
 }
 
-impl Created {
-    /// Remembers it at its places, in place of the archive that was there before (PLACE-4).
+impl NewArchive {
+    /// Remembers the archive at its places, in place of the previous ones (PLACE-4).
     pub fn remember(&self) {
         self.places.remember(None);
     }
 }
 
-/// Measures processor time: by the clock on the wall a busy machine would choose a cheap derivation, and an archive keeps it for good.
-/// One lane is one thread, so nothing of it is missed.
+/// Calibrates by processor time: wall time would choose a cheap derivation on a busy machine, and
+/// an archive keeps it permanently. One lane is one thread, so its processor time is complete.
 fn calibrate_by(environment: &dyn Environment, millis: u64, memory_limit_kib: u32) -> KdfCost {
     let passphrase = Passphrase::new(b"calibration".to_vec());
     calibrate(millis, memory_limit_kib, |cost| {
@@ -114,7 +117,7 @@ fn fill(
     passphrase: &Passphrase,
     options: &CreateOptions,
     seen: &SeenOptions,
-) -> Result<Created> {
+) -> Result<NewArchive> {
     let environment = Arc::new(SystemEnvironment);
     let mut archive: ArchiveId = [0; 16];
     environment.fill_random(&mut archive)?;
@@ -130,7 +133,7 @@ fn fill(
     fs.format(options.creator)?;
     fs.close()?;
     storage.barrier()?;
-    Ok(Created { places })
+    Ok(NewArchive { places })
 }
 
 fn write_header(
@@ -170,7 +173,7 @@ pub(super) fn random_key(environment: &dyn Environment) -> Result<SecretKey> {
     Ok(SecretKey::new(*bytes))
 }
 
-/// Key of the name hashes: the first 16 bytes of the derivation.
+/// Returns the key of the name hashes: the first 16 bytes of the derivation.
 pub(super) fn name_key(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 16] {
     let mut key = [0; 16];
     key.copy_from_slice(&hkdf(volume_key, archive, "lockbox/v1/name").bytes()[..16]);

@@ -1,4 +1,5 @@
-//! The archive as a whole: creates, opens, checks and compacts it, gives it another key, and keeps moments of it.
+//! Facade of the library: creates, opens, checks, compacts and rekeys archives, and manages their
+//! snapshots and backups.
 
 mod backup;
 mod check;
@@ -7,21 +8,21 @@ mod create;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod keep;
 mod open;
 mod rekey;
 mod relay;
+mod retention;
 mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use backup::{BackedUp, BackupSource, BackupStep, BackupWatch, Backups, Beside, Destination};
+pub use backup::{BackupDestination, BackupReport, BackupSource, BackupStep, BackupWatch, Backups, NewBackupFile};
 pub use check::{CheckReport, CheckStep, Findings};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
-pub use create::Created;
-pub use keep::{Keep, KeepRule};
+pub use create::NewArchive;
 pub use rekey::{KeepKeys, RekeyOptions, RekeyReport};
-pub use snapshots::{Moments, Now, Snapshot, name_of_time, time_of_scheduled};
+pub use retention::{RetentionPolicy, RetentionRule};
+pub use snapshots::{PinnedState, Snapshot, SnapshotManager, name_of_time, time_of_scheduled};
 
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 
@@ -35,23 +36,23 @@ use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile};
 use crate::keys::{Fingerprint, RollbackGuard};
 use crate::storage::{FileIdentity, Storage};
 
-/// How to create an archive.
+/// Options of creating an archive.
 pub struct CreateOptions {
     pub kdf: KdfCost,
     /// Owner of the root directory.
     pub creator: Creator,
 }
 
-/// How to open an archive.
+/// Options of opening an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// Cap in bytes of frame cache, node cache, dirty data and space map together.
+    /// Limit in bytes for frame cache, node cache, dirty data and space map together.
     pub memory: u64,
     pub sync: SyncProfile,
     pub pack: bool,
     pub compress: bool,
-    /// Most bytes that the archive's file may have; one that has more already does not grow.
+    /// Maximum length of the archive's file in bytes; a longer file does not grow.
     pub size_limit: Option<u64>,
 }
 
@@ -69,20 +70,21 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// A quarter of the memory may hold staged data, but no more than 32 MiB: one fsync waits for at most that much.
+    /// Dirty data may use a quarter of the memory, at most 32 MiB, because one fsync may wait for
+    /// all of it.
     fn file_system_options(&self) -> FsOptions {
         let max_dirty_bytes = (self.memory / 4).clamp(4 << 20, 32 << 20);
         FsOptions { max_dirty_bytes, sync: self.sync, pack: self.pack, compress: self.compress }
     }
 }
 
-/// What can be told of an archive that is open.
+/// Properties of an open archive.
 #[derive(Clone, Debug)]
-pub struct Info {
+pub struct ArchiveInfo {
     pub archive: ArchiveId,
-    /// Unique to this archive and not forgeable; the id is not, since it stands in the clear.
+    /// Unique to this archive and unforgeable; the id is not, since it is stored unencrypted.
     pub fingerprint: Fingerprint,
-    /// A sentence when nothing but a public key may vouch for it
+    /// Warning when the archive is authenticated by a public key only
     /// ([`crate::keys::SeenOptions::places`]).
     pub first_use: Option<String>,
     pub format_version: u32,
@@ -91,23 +93,23 @@ pub struct Info {
     pub session: SessionId,
     pub committed: Timestamp,
     pub closed: bool,
-    /// Whether small fsyncs go into a log (specification 9.4).
+    /// Small fsyncs are written to a log (specification 9.4).
     pub log: bool,
     pub inodes: u64,
     pub file_bytes: u64,
     pub used_bytes: u64,
     /// Number and kind of each slot in use.
     pub key_slots: Vec<(u8, u8)>,
-    /// The number and the time of the commit that it is a backup of, if it is one.
+    /// Generation and time of the source commit, if it is a backup.
     pub backup_of: Option<(Generation, Timestamp)>,
-    /// A sentence when recovery left the newest commit out: it was interrupted, or damaged since.
+    /// Message when recovery skipped the newest commit: it was interrupted, or damaged since.
     pub fallback: Option<String>,
-    /// A sentence about each thing outside of the pages that opening it for writing put in order.
+    /// Messages about repairs outside of pages when it was opened for writing.
     pub mended: Vec<String>,
 }
 
-impl Info {
-    /// What whoever opens it is told: sentences.
+impl ArchiveInfo {
+    /// Returns messages for the user at opening.
     pub fn notices(&self) -> Vec<String> {
         let backup = self.backup_of.map(|(generation, time)| {
             format!("this is a backup: the archive as it was at commit {} on {} UTC", generation.0, time.utc())
@@ -117,7 +119,7 @@ impl Info {
     }
 }
 
-/// An open archive.
+/// Open archive.
 pub struct Archive {
     fs: Arc<FileSystem>,
     storage: Arc<dyn Storage>,
@@ -127,9 +129,9 @@ pub struct Archive {
     first_use: Option<String>,
     witness: Arc<RollbackGuard>,
     key_slots: Vec<(u8, u8)>,
-    /// Of both copies of the header as they are to be.
+    /// Checksums of both header copies.
     header_sums: crate::keys::header::Sums,
-    /// Flaw of the header copy that is not used, and whether a crash explains it.
+    /// Fault of the unused header copy, and whether a crash explains it.
     header_flaw: Option<(String, bool)>,
     mended: Vec<String>,
 }
@@ -139,20 +141,21 @@ impl Archive {
         &self.fs
     }
 
-    /// What tells the archive's file from every other one of the host; None where it is no file of the host.
+    /// Returns the identity of the archive's file; `None` if it is not a file of the host.
     pub fn identity(&self) -> Option<FileIdentity> {
         self.identity
     }
 
-    /// The uid that owns the archive's file, as it is open; None where it is no file of the host.
+    /// Returns the uid that owns the archive's open file; `None` if it is not a file of the host.
     ///
     /// # Errors
-    /// The host's.
+    /// Failures of the host.
     pub fn owner(&self) -> Result<Option<u32>> {
         self.storage.owner()
     }
 
-    /// What remembers this archive for its user; call [`Witness::remember`] now and then while it is open.
+    /// Returns the rollback guard of this archive; call [`Witness::remember`] periodically while it
+    /// is open.
     pub fn witness(&self) -> &Arc<RollbackGuard> {
         &self.witness
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::check::partial_block;
 use super::create::name_key;
-use super::{Archive, Info, OpenOptions};
+use super::{Archive, ArchiveInfo, OpenOptions};
 use crate::env::StampingEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, ROOT_INO};
@@ -17,20 +17,22 @@ use crate::storage::{ArchiveSource, FileIdentity, FileStorage, LockMode};
 use crate::txn::{self, Volume};
 
 impl Archive {
-    /// Whether nobody holds the archive in a way that keeps it from being opened. Somebody may take it right after.
+    /// Returns whether no other process holds a conflicting lock at the moment.
     ///
     /// # Errors
-    /// What keeps the file itself from being opened or locked.
+    /// Failures to open or lock the file itself.
     pub fn is_free(path: &Path, read_only: bool) -> Result<bool> {
         FileStorage::is_free(path, if read_only { LockMode::Shared } else { LockMode::Exclusive })
     }
 
-    /// Locks and opens; a writable open recovers, and mends what is outside of the pages ([`Info::mended`] tells what).
+    /// Locks and opens; opening for writing recovers, and repairs data outside of pages (reported
+    /// in [`ArchiveInfo::mended`]).
     pub fn open<'a>(site: impl Into<ArchiveSource<'a>>, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
         Archive::open_seen(site, key, options, &SeenOptions::default())
     }
 
-    /// Like [`Archive::open`], and compares with what this user remembers of the archive.
+    /// Opens an archive like [`Archive::open`], and compares it with the rollback state of this
+    /// user.
     ///
     /// # Errors
     /// `Replaced`, `Older` and `Forked` unless they are accepted.
@@ -43,10 +45,11 @@ impl Archive {
         Archive::open_at(site.into(), key, options, seen_options, None, None)
     }
 
-    /// The same once more, of an archive that has gone on where it is: compared with what its `witness` saw, who may not be able any more to open what is remembered.
+    /// Opens an archive that has continued at its location: compares it with the state that its
+    /// `witness` saw, in case the user's rollback state is no longer accessible.
     ///
     /// # Errors
-    /// As of [`Archive::open_seen`].
+    /// As [`Archive::open_seen`].
     pub fn open_again<'a>(
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
@@ -57,7 +60,7 @@ impl Archive {
         Archive::open_at(site.into(), key, options, seen_options, Some(witness.looked()), None)
     }
 
-    /// With the name of a snapshot, what that shows takes the place of the newest state.
+    /// Opens the newest state, or the snapshot of this name.
     pub(super) fn open_at(
         site: ArchiveSource<'_>,
         key: &UnlockedKey,
@@ -94,7 +97,8 @@ impl Archive {
         let first_use = looked.first_use();
         let mut mended = Vec::new();
         if !options.read_only {
-            // Before the first record carries the number, and not from an older header that was just refused.
+            // Before the first record carries the number, and not from an older header that was
+            // just refused.
             mended.extend(header.repair(&*storage, &key.volume_key)?);
             mended.extend(partial_block(length).map(|what| format!("{what}; that was cut off")));
         }
@@ -108,12 +112,12 @@ impl Archive {
             volume.show_snapshot(name)?;
         }
         let fs = FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), fs_options)?;
-        // Who mounts learns of a damaged root here, with its name, and not from the kernel.
+        // Reports a damaged root now, with its name, instead of through the kernel later.
         fs.attributes(ROOT_INO)?;
         let slots = header.framing().slots;
         let key_slots = (0..).zip(slots).filter(|(_, kind)| *kind != 0).collect();
         let identity = match site {
-            // Under the lock the path names the file that was opened.
+            // Under the lock the path denotes the file that was opened.
             ArchiveSource::File(path) => Some(FileIdentity::from(
                 &rustix::fs::stat(path).map_err(|e| Error::io(format!("cannot read {}", path.display()), e.into()))?,
             )),
@@ -139,15 +143,15 @@ impl Archive {
         self.archive
     }
 
-    /// Returns the fingerprint, which no other archive can have.
+    /// Returns the unforgeable fingerprint of the archive.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    pub fn info(&self) -> Result<Info> {
+    pub fn info(&self) -> Result<ArchiveInfo> {
         let volume = &self.fs.volume;
         let record = volume.durable();
-        Ok(Info {
+        Ok(ArchiveInfo {
             archive: self.archive,
             fingerprint: self.fingerprint,
             first_use: self.first_use.clone(),
@@ -159,7 +163,7 @@ impl Archive {
             log: volume.has_log(),
             inodes: volume.state().inodes(),
             file_bytes: self.storage.len()?,
-            used_bytes: volume.space().1.saturating_mul(BLOCK), // the archive's word
+            used_bytes: volume.space().1.saturating_mul(BLOCK), // unverified
             key_slots: self.key_slots.clone(),
             backup_of: volume.origin().filter(|_| self.read_only()).map(|origin| (origin.generation, origin.time)),
             fallback: volume.fallback(),
@@ -167,12 +171,13 @@ impl Archive {
         })
     }
 
-    /// Commits, erases free space and writes the closed record; a read-only archive is just left. Work beside its user ends before.
+    /// Commits, erases free space and writes the closed record; a read-only archive is only closed.
+    /// Background tasks are stopped before.
     pub fn close(self) -> Result<()> {
         self.close_telling().map(drop)
     }
 
-    /// The same, with what [`Archive::kept_back`] says at the end.
+    /// Closes the archive like [`Self::close`], and returns [`Archive::kept_back`] at the end.
     pub fn close_telling(self) -> Result<u64> {
         self.fs.close()?;
         if !self.storage.read_only() {
@@ -181,7 +186,8 @@ impl Archive {
         self.pending_upload_bytes()
     }
 
-    /// Bytes of what is durable that are where nobody else finds them ([`kept_back`](crate::storage::Storage::kept_back)).
+    /// Returns the number of durable bytes that other readers cannot see yet
+    /// ([`kept_back`](crate::storage::Storage::kept_back)).
     pub fn pending_upload_bytes(&self) -> Result<u64> {
         self.storage.pending_upload_bytes()
     }

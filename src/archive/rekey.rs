@@ -1,9 +1,10 @@
-//! Writes an archive under a new volume key, and wraps that to every key slot that is kept, without the secrets of those.
+//! Rewrites an archive under a new volume key, and wraps that for every kept key slot, without the
+//! secrets of these.
 
 use std::sync::Arc;
 
 use super::Archive;
-use super::compact::{self, CompactOptions, CompactReport, CompactStep, Target, with_log};
+use super::compact::{self, CompactOptions, CompactReport, CompactStep, CompactTarget, with_log};
 use super::create::random_key;
 use crate::crypto::kdf::constant_time_eq;
 use crate::crypto::{Prompts, SecretKey};
@@ -16,7 +17,7 @@ use crate::keys::slots::{self, OpenedSlot, SlotAddress};
 use crate::keys::{KeyAccess, KeyInfo, KeyKind, KeyName, UnlockedKey, listed, open_header};
 use crate::storage::ArchiveSource;
 
-/// Which keys open the archive afterwards.
+/// Selection of the keys that open the archive afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeepKeys {
     All,
@@ -24,18 +25,18 @@ pub enum KeepKeys {
     Drop(Vec<KeyName>),
 }
 
-/// How to write under a new volume key.
+/// Options of a rekey.
 pub struct RekeyOptions<'a> {
     pub keep: KeepKeys,
-    /// As of a compaction; `seen` is that of the access.
+    /// As for a compaction; `seen` is that of the access.
     pub break_links: bool,
-    /// Only say what would be kept.
+    /// Only report which keys would be kept.
     pub dry_run: bool,
-    /// For the plugins of age recipients.
+    /// Prompts for the plugins of age recipients.
     pub prompts: &'a Arc<dyn Prompts>,
 }
 
-/// What became of the keys.
+/// Result of a rekey.
 #[derive(Clone, Debug)]
 pub struct RekeyReport {
     pub kept: Vec<KeyInfo>,
@@ -44,11 +45,13 @@ pub struct RekeyReport {
 }
 
 impl Archive {
-    /// Rewrites the archive under a new volume key, verifies it and puts it in the old one's place, as [`Archive::compact`] does.
+    /// Rewrites the archive under a new volume key, verifies it and replaces the old one, as
+    /// [`Archive::compact`] does.
     ///
     /// # Errors
-    /// As [`Archive::compact`] and [`crate::keys::unlock_with`]; `Invalid` when nothing would be kept, and when a slot is to be kept to which
-    /// nothing can be wrapped: one of an unknown kind, without a description, or of a plugin that fails. Everything is as it was then.
+    /// As [`Archive::compact`] and [`crate::keys::unlock_with`]; `Invalid` when no key would be
+    /// kept, and for a slot that cannot be wrapped: one of an unknown kind, without a description,
+    /// or of a plugin that fails. Everything is unchanged then.
     pub fn rekey<'a>(
         site: impl Into<ArchiveSource<'a>>,
         access: &KeyAccess<'_>,
@@ -67,7 +70,8 @@ impl Archive {
         let compaction =
             CompactOptions { dry_run: options.dry_run, break_links: options.break_links, seen: access.seen.clone() };
         let mut prepare = |header: &Header, _: &UnlockedKey| {
-            // What was chosen was chosen of this header; nobody changes it any more, since the file is locked.
+            // The slots were chosen from this header, which can no longer change because the file
+            // is locked.
             if header.framing().sequence != sequence {
                 return Err(Error::InUse("its keys were changed meanwhile; try again".into()));
             }
@@ -114,7 +118,7 @@ fn target(
     kept: &[KeyInfo],
     access: &KeyAccess<'_>,
     prompts: &Arc<dyn Prompts>,
-) -> Result<Target> {
+) -> Result<CompactTarget> {
     let environment = SystemEnvironment;
     let archive = header.framing().archive;
     let volume_key = random_key(&environment)?;
@@ -130,7 +134,8 @@ fn target(
     };
     for key in kept {
         let slot = usize::from(key.slot);
-        // What the slot says of itself under its own key is better than what anybody with the volume key may have written.
+        // The slot's own description, under its own key, is preferred to the one that any holder of
+        // the volume key may have written.
         let own = opened.own.clone().filter(|_| opened.slot == slot);
         let description = own.or_else(|| slots::description(header, slot, &opened.volume_key));
         let description = description.ok_or_else(|| Error::damaged(format!("key slot {slot} lost its description")))?;
@@ -144,10 +149,11 @@ fn target(
     if framing.slots[opened.slot] != SLOT_EMPTY {
         prove_opens(&framing, &blocks, opened.slot, access, &volume_key)?;
     }
-    Ok(Target { key: UnlockedKey { archive, volume_key, by_recipient: false }, framing, slots: blocks })
+    Ok(CompactTarget { key: UnlockedKey { archive, volume_key, by_recipient: false }, framing, slots: blocks })
 }
 
-/// Who had the volume key could have altered what the slot is wrapped anew by: the secret at hand must open it, before anything is written.
+/// Checks that the given secret opens the new slot, before anything is written: a holder of the
+/// volume key could have altered the data for which it is wrapped.
 fn prove_opens(
     framing: &Framing,
     blocks: &[SlotBlock; KEY_SLOTS],

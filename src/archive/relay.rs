@@ -1,17 +1,19 @@
-//! One thread reads while another one writes, part by part: to read and seal pages of file data takes about as long as to make the trees that name them.
+//! Pipeline of two threads: one reads and seals pages of file data, the other builds the trees that
+//! name them, which takes about as long.
 
 use std::sync::mpsc;
 use std::thread;
 
 use crate::error::{Error, Result};
 
-/// Parts that were read and wait for the writer.
+/// Maximum parts in the queue.
 const WAITING: usize = 16;
 
-/// Has `write` take each part that `read` hands on, in the same order, on a thread of its own.
+/// Passes each part from `read` to `write`, in order, on a separate thread.
 ///
 /// # Errors
-/// That of `write`, else that of `read`; either ends both. What was handed on before `read` failed was written.
+/// That of `write`, else that of `read`; either ends both. Parts passed on before `read` failed are
+/// written.
 pub(super) fn relay<T: Send>(
     read: impl FnOnce(&mut dyn FnMut(T) -> Result<()>) -> Result<()>,
     write: impl FnMut(T) -> Result<()> + Send,
@@ -23,7 +25,7 @@ pub(super) fn relay<T: Send>(
             .spawn_scoped(scope, || parts.into_iter().try_for_each(write))
             .map_err(|error| Error::io("cannot start a thread", error))?;
         let was_read = read(&mut |part| {
-            // Nobody takes it once the writer has failed; then that is what is told.
+            // The queue is closed when the writer has failed; then the writer's error is returned.
             sender.send(part).map_err(|_| Error::Invalid("nobody takes what is handed on".into()))
         });
         drop(sender);

@@ -1,10 +1,10 @@
-//! Snapshots of an archive, by their names and ids.
+//! Snapshots of an archive, by name and id.
 
 use std::sync::Arc;
 
 use lockbox_terminal::display;
 
-use super::keep::{Keep, KeepRule};
+use super::retention::{RetentionPolicy, RetentionRule};
 use super::{Archive, OpenOptions};
 use crate::error::{Error, Refusal, Result};
 use crate::format::Timestamp;
@@ -14,15 +14,16 @@ use crate::keys::{SeenOptions, UnlockedKey};
 use crate::storage::ArchiveSource;
 use crate::txn::Pinned;
 
-/// A moment that the archive keeps.
+/// Snapshot of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Rises from one to the next, and is never given again.
+    /// Monotonically increasing; never reused.
     pub id: u64,
     pub name: Vec<u8>,
     pub time: Timestamp,
     pub inodes: u64,
-    /// Bytes that nothing else shows: what removing this one alone gives back. None where nobody asked, since it takes time.
+    /// Bytes reachable from no other version: removing only this snapshot frees them. `None` if not
+    /// computed, since it takes time.
     pub held_bytes: Option<u64>,
 }
 
@@ -34,10 +35,10 @@ impl Snapshot {
 }
 
 impl Archive {
-    /// As [`Archive::open_seen`], for reading what the snapshot of this name shows.
+    /// Opens the snapshot of this name for reading, like [`Archive::open_seen`].
     ///
     /// # Errors
-    /// `Refused` when there is none, `Invalid` unless the archive is opened for reading.
+    /// `Refused` when it does not exist, `Invalid` unless the archive is opened for reading.
     pub fn open_snapshot<'a>(
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
@@ -51,40 +52,46 @@ impl Archive {
         Archive::open_at(site.into(), key, options, seen, None, Some(name)).map_err(|error| named(error, name))
     }
 
-    /// The moments that the archive keeps, for whoever works on them beside other users of the archive.
-    pub fn moments(&self) -> Moments {
-        Moments { fs: Arc::clone(&self.fs) }
+    /// Returns a manager of the archive's snapshots, for use concurrently with other users of the
+    /// archive.
+    pub fn snapshot_manager(&self) -> SnapshotManager {
+        SnapshotManager { fs: Arc::clone(&self.fs) }
     }
 
-    /// Those that the archive has, the oldest first, with what they hold.
+    /// Returns all snapshots, oldest first, with the bytes that each one holds.
     pub fn snapshots(&self) -> Result<Vec<Snapshot>> {
         let all = self.fs.snapshots()?.into_iter();
         Ok(all.map(|(id, value, held)| Snapshot { held_bytes: Some(held), ..Snapshot::of((id, value)) }).collect())
     }
 
-    /// What the snapshot of this name shows, beside the live tree: for reading, and only as long as nobody removes the snapshot.
+    /// Returns a read-only file system of the snapshot of this name, concurrently with the live
+    /// tree. It is valid until the snapshot is removed.
     ///
     /// # Errors
-    /// `Refused` when there is none.
-    pub fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
-        self.moments().moment(name)
+    /// `Refused` when it does not exist.
+    pub fn snapshot_view(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+        self.snapshot_manager().snapshot_view(name)
     }
 
-    /// As [`Moments::create`].
+    /// Creates a snapshot, see [`SnapshotManager::create`].
     ///
     /// # Errors
-    /// Those of that.
+    /// As there.
     pub fn take_snapshot(&self, name: &[u8]) -> Result<()> {
-        self.moments().create(name)
+        self.snapshot_manager().create(name)
     }
 
-    /// Removes the snapshots of these names, all or, unless a crash or a full host comes between several steps of 128, none; then frees in steps what only they showed; `go_on` is asked before each one. When that ends it, the
-    /// snapshots are gone, and a later session or purge frees the rest.
+    /// Removes the snapshots of these names, then frees their exclusive data in steps; `go_on` is
+    /// called before each step. Its error ends the freeing: the snapshots are removed, and a later
+    /// session or purge frees the rest.
+    ///
+    /// The removal is atomic, unless it needs several steps of 128 and a crash or a full host
+    /// interrupts it.
     ///
     /// # Errors
-    /// `Refused` when there is none of a name.
+    /// `Refused` when a name does not exist.
     pub fn remove_snapshots(&self, names: &[Vec<u8>], go_on: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.moments().remove(&mut |all| {
+        self.snapshot_manager().remove(&mut |all| {
             let mut ids = Vec::new();
             for name in names {
                 let same = all.iter().filter(|snapshot| snapshot.name == *name);
@@ -99,7 +106,7 @@ impl Archive {
         self.finish_removals(go_on)
     }
 
-    /// Frees in steps what removed snapshots alone showed; `go_on` is asked before each one.
+    /// Frees the exclusive data of removed snapshots in steps; `go_on` is called before each one.
     ///
     /// # Errors
     /// That of `go_on`: a later session or purge frees the rest.
@@ -108,56 +115,58 @@ impl Archive {
     }
 }
 
-/// The moments of an archive that is open, also while it is mounted: nothing here keeps the archive from being closed, which ends what is under way.
+/// Manages the snapshots of an open archive, also while it is mounted. It does not prevent the
+/// archive from being closed, which aborts operations in progress.
 #[derive(Clone)]
-pub struct Moments {
+pub struct SnapshotManager {
     fs: Arc<FileSystem>,
 }
 
-/// What there is at one moment, while others go on changing the archive.
-pub struct Now {
+/// Pinned current state, while other users continue to change the archive.
+pub struct PinnedState {
     fs: Arc<FileSystem>,
     _pinned: Option<Pinned>,
 }
 
-impl Now {
+impl PinnedState {
     pub fn file_system(&self) -> &Arc<FileSystem> {
         &self.fs
     }
 }
 
-impl Moments {
+impl SnapshotManager {
     #[cfg(test)]
-    pub(super) fn of(fs: Arc<FileSystem>) -> Moments {
-        Moments { fs }
+    pub(super) fn of(fs: Arc<FileSystem>) -> SnapshotManager {
+        SnapshotManager { fs }
     }
 
-    /// What is there now, made durable for that. As long as the answer lives, nothing that it or a snapshot of this time shows is used again, nor
-    /// erased: where the archive may be closed meanwhile, the caller holds [`FileSystem::work`] for longer.
+    /// Commits and pins the current state. While the result exists, no data of that state or of a
+    /// snapshot existing now is reused or erased. If the archive may be closed meanwhile, the
+    /// caller must hold [`FileSystem::work`] for longer.
     ///
     /// # Errors
-    /// Those of a commit.
-    pub fn now(&self) -> Result<Now> {
-        // What is only read does not change.
+    /// Errors of a commit.
+    pub fn pin_current(&self) -> Result<PinnedState> {
+        // A read-only archive does not change.
         if self.fs.volume.read_only() {
-            return Ok(Now { fs: Arc::clone(&self.fs), _pinned: None });
+            return Ok(PinnedState { fs: Arc::clone(&self.fs), _pinned: None });
         }
         let pinned = self.fs.pin_held_open()?;
-        Ok(Now { fs: self.fs.open_pinned(&pinned)?, _pinned: Some(pinned) })
+        Ok(PinnedState { fs: self.fs.open_pinned(&pinned)?, _pinned: Some(pinned) })
     }
 
-    /// As [`Archive::moment`].
+    /// Returns a read-only file system of a snapshot, see [`Archive::snapshot_view`].
     ///
     /// # Errors
     /// As there.
-    pub fn moment(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+    pub fn snapshot_view(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
         self.fs.open_snapshot(name).map_err(|error| named(error, name))
     }
 
-    /// Keeps what is there before a restore replaces it, under a name that says so and is free; answers the name.
+    /// Creates a snapshot before a restore, under an unused name that says so; returns the name.
     ///
     /// # Errors
-    /// As [`Moments::create`].
+    /// As [`SnapshotManager::create`].
     pub fn create_before_restore(&self, now: Timestamp) -> Result<Vec<u8>> {
         let name = format!("before-restore-{}", name_of_time(now));
         for number in 1u64.. {
@@ -171,11 +180,13 @@ impl Moments {
         Err(Error::Exists)
     }
 
-    /// Keeps what is there now under a name; durable when it returns. It takes no space before something changes.
+    /// Creates a snapshot of the current state; durable on return. It uses no space until something
+    /// changes.
     ///
     /// # Errors
-    /// `Refused` when another one has the name, or it is one that only [`Moments::create_scheduled`] gives; `Invalid` for what is no name and when the archive
-    /// is being closed, `ReadOnly`, `NoSpace`, `Latched`.
+    /// `Refused` when the name exists or is reserved for [`SnapshotManager::create_scheduled`];
+    /// `Invalid` for an invalid name and when the archive is being closed; `ReadOnly`, `NoSpace`,
+    /// `Latched`.
     pub fn create(&self, name: &[u8]) -> Result<()> {
         if time_of_scheduled(name).is_some() {
             return Err(Error::Refused(Refusal::NameOfSchedule { name: display(name) }));
@@ -183,10 +194,10 @@ impl Moments {
         self.create_any(name)
     }
 
-    /// Keeps what is there at `now` under the name that says so to [`time_of_scheduled`].
+    /// Creates a snapshot named after the time `now` for [`time_of_scheduled`].
     ///
     /// # Errors
-    /// As [`Moments::create`].
+    /// As [`SnapshotManager::create`].
     pub fn create_scheduled(&self, now: Timestamp) -> Result<()> {
         self.create_any(&name_of_scheduled(now))
     }
@@ -195,21 +206,24 @@ impl Moments {
         self.fs.take_snapshot(name).map_err(|error| named(error, name))
     }
 
-    /// Those that there are, the oldest first, without what they hold.
+    /// Returns all snapshots, oldest first, without the bytes that they hold.
     pub fn list(&self) -> Result<Vec<Snapshot>> {
         Ok(self.fs.volume.readable_snapshots()?.into_iter().map(Snapshot::of).collect())
     }
 
-    /// Bytes that nothing but snapshots of this set shows, be it several of them: what removing all of them gives back. An id that there is not adds nothing.
+    /// Returns the bytes reachable only from snapshots of this set: removing all of them frees so
+    /// many. Unknown ids are ignored.
     pub fn held_bytes(&self, is_in: &dyn Fn(u64) -> bool) -> Result<u64> {
         self.fs.volume.held_by_snapshots(is_in)
     }
 
-    /// Removes those that `choose` names of what there is, by their ids; durable when it returns, and what only they showed is freed in the background.
-    /// Nobody takes or removes a snapshot between the choice and the removal. An id that there is not is passed over.
+    /// Removes the snapshots with the ids that `choose` returns for the given list; durable on
+    /// return, and their exclusive data is freed in the background. Choice and removal are atomic
+    /// with respect to other creations and removals. Unknown ids are ignored.
     ///
     /// # Errors
-    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`, `Invalid` when the archive is being closed.
+    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`, `Invalid` when the
+    /// archive is being closed.
     pub fn remove(&self, choose: &mut dyn FnMut(&[Snapshot]) -> Result<Vec<u64>>) -> Result<()> {
         self.fs.remove_chosen_snapshots(&mut |all| {
             let all: Vec<Snapshot> = all.iter().cloned().map(Snapshot::of).collect();
@@ -220,11 +234,12 @@ impl Moments {
         })
     }
 
-    /// Removes what `keep` does not keep of those that [`Moments::create_scheduled`] made, and answers how many there were. All others are left out of account.
+    /// Removes scheduled snapshots ([`SnapshotManager::create_scheduled`]) that `keep` does not
+    /// keep, and returns their number. Other snapshots are ignored.
     ///
     /// # Errors
-    /// As [`Moments::remove`].
-    pub fn prune_scheduled(&self, keep: &Keep) -> Result<usize> {
+    /// As [`SnapshotManager::remove`].
+    pub fn prune_scheduled(&self, keep: &RetentionPolicy) -> Result<usize> {
         let mut removed = 0;
         self.remove(&mut |all| {
             let scheduled = all.iter().filter_map(|one| Some((one.id, time_of_scheduled(&one.name)?)));
@@ -238,14 +253,15 @@ impl Moments {
         Ok(removed)
     }
 
-    /// Whether [`Moments::create_scheduled`] made one in the period of `rule` that `now` lies in.
-    pub fn has_scheduled(&self, rule: KeepRule, now: Timestamp) -> Result<bool> {
+    /// Returns whether a scheduled snapshot exists in the period of `rule` that contains `now`.
+    pub fn has_scheduled(&self, rule: RetentionRule, now: Timestamp) -> Result<bool> {
         let period = rule.period_of(now);
         let all = self.list()?;
         Ok(all.iter().filter_map(|one| time_of_scheduled(&one.name)).any(|time| rule.period_of(time) == period))
     }
 
-    /// Whether something was changed since the newest one was taken; true without one. What was accepted is made durable for that.
+    /// Returns whether anything has changed since the newest snapshot; true without one. Commits
+    /// accepted data first.
     ///
     /// # Errors
     /// `Latched`, `NoSpace`, `Damaged`; `Invalid` when the archive is being closed.
@@ -254,10 +270,10 @@ impl Moments {
     }
 }
 
-/// What the names begin with that a mount gives by its schedule.
+/// Name prefix of scheduled snapshots.
 const SCHEDULED: &str = "auto-";
 
-/// `2026-11-23T05-42-03Z`: as a file may be called everywhere.
+/// Returns a time such as `2026-11-23T05-42-03Z`, valid as a file name on every system.
 pub fn name_of_time(time: Timestamp) -> String {
     format!("{}Z", time.utc().replace(' ', "T").replace(':', "-"))
 }
@@ -266,7 +282,7 @@ fn name_of_scheduled(time: Timestamp) -> Vec<u8> {
     format!("{SCHEDULED}{}", name_of_time(time)).into_bytes()
 }
 
-/// The time in the name of a snapshot that a mount took by its schedule; None for all others.
+/// Returns the time in the name of a scheduled snapshot; `None` for other names.
 pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(name).ok()?.strip_prefix(SCHEDULED)?;
     let (day, time) = text.strip_suffix('Z')?.split_once('T')?;
@@ -277,13 +293,13 @@ pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
     if !sound || [(hour, 23), (minute, 59), (second, 59)].iter().any(|(number, most)| !(0..=*most).contains(number)) {
         return None;
     }
-    let first = KeepRule::Monthly.beginning_of(12 * year + month - 1).seconds;
+    let first = RetentionRule::Monthly.beginning_of(12 * year + month - 1).seconds;
     let time = Timestamp { seconds: first + ((day - 1) * 24 + hour) * 3600 + minute * 60 + second, nanos: 0 };
-    // Only one way of writing a time is that of a mount: days of no month, signs and missing zeros are not.
+    // Only the canonical form is accepted: no invalid days of a month, signs or missing zeros.
     (name_of_scheduled(time) == name).then_some(time)
 }
 
-/// The error with the snapshot's name where it is about that.
+/// Adds the snapshot's name to an error about it.
 fn named(error: Error, name: &[u8]) -> Error {
     match error {
         Error::NotFound => Error::Refused(Refusal::NoSnapshot { name: display(name) }),

@@ -1,4 +1,4 @@
-//! The client half of the control socket: one question to one daemon, or the status of all.
+//! Client of the control socket: requests to one daemon, and the status of all daemons.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem::MaybeUninit;
@@ -21,40 +21,44 @@ use rustix::net::{
 };
 use serde::Serialize;
 
-use super::{Carried, MAX_LINE, Place, Request, Response, Status, directory};
+use super::{ActionResult, MAX_LINE, Request, Response, RuntimeDir, Status, directory};
 use crate::error::{Error, Result};
 
-/// A daemon answers a status request at once; one that does not is not worth waiting for. It takes a connection and a request as soon.
+/// Time within which a daemon accepts a connection, reads a request, and answers a status request.
+/// Slower daemons are skipped.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
-/// What the daemons of one place may take together, so that nobody can keep root's questions waiting for long.
+/// Total time for all daemons of one runtime directory, so that another user cannot delay root's
+/// commands for long.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(20);
-/// It reads and writes as much as there is, 10 TiB in this time at a usual disk's speed.
+/// A backup reads and writes everything: 10 TiB in this time at the usual speed of a disk.
 const BACKUP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// How often somebody who waits looks whether to go on.
+/// Interval at which a waiting client calls `go_on`.
 const LOOK: Duration = Duration::from_millis(200);
-/// Another user's daemon that ends closes an archive, most of which is writing 256 MiB at a usual size of its memory.
+/// Time for another user's daemon to close its archive: mostly writing 256 MiB at the usual memory
+/// limit.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
-/// Another user's daemon that erases overwrites what is free, 100 GiB at a usual disk's speed.
+/// Time for another user's daemon to erase free space: 100 GiB at the usual speed of a disk.
 const ERASE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Sends one request to a daemon of the user `owner` and waits for the answer (one line of JSON each way). Nothing is said to a process
-/// of somebody else, and only a daemon of this process's user may take as long as its work lasts.
+/// Sends one request to a daemon of the user `owner` and waits for the response. Nothing is sent to
+/// a process of another user, and only a daemon of the caller's own user may take unlimited time.
 ///
 /// # Errors
-/// `Io` when nobody answers at `socket` in time, `NotPermitted` when somebody else listens there, `Invalid` when the answer is not understood.
-pub fn ask(socket: &Path, owner: u32, request: &Request) -> Result<Response> {
-    ask_within(socket, owner, request, patience(owner, request))
+/// `Io` when no daemon answers at `socket` in time, `NotPermitted` when a process of another user
+/// listens there, `Invalid` for a malformed response.
+pub fn send_request(socket: &Path, owner: u32, request: &Request) -> Result<Response> {
+    send_request_within(socket, owner, request, response_timeout(owner, request))
 }
 
-/// How long the answer may take; None for as long as the daemon works.
-pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
+/// Returns the time limit of a response; `None` for no limit.
+pub(super) fn response_timeout(owner: u32, request: &Request) -> Option<Duration> {
     match request {
         Request::Status => Some(STATUS_TIMEOUT),
         _ if owner == geteuid().as_raw() => None,
         Request::Stop { .. } => Some(END_TIMEOUT),
         Request::Sync | Request::Purge => Some(ERASE_TIMEOUT),
         Request::Backup { .. } => Some(BACKUP_TIMEOUT),
-        // They wait for commits, and a creation for what is left of deleted files to be reclaimed.
+        // These wait for commits; a creation also waits until deleted files are reclaimed.
         Request::SnapshotCreate { .. }
         | Request::SnapshotList { .. }
         | Request::SnapshotHeld { .. }
@@ -64,50 +68,57 @@ pub(super) fn patience(owner: u32, request: &Request) -> Option<Duration> {
     }
 }
 
-/// As [`ask`], with an open file for the daemon; `go_on` is asked while it works.
+/// Sends a request like [`send_request`], with an open file; `go_on` is called while the daemon
+/// works.
 ///
 /// # Errors
-/// As [`ask`]; that of `go_on`, after which nobody waits for the answer.
-pub fn ask_with_file(
+/// As [`send_request`]; that of `go_on`, which stops waiting for the response.
+pub fn send_request_with_file(
     socket: &Path,
     owner: u32,
     request: &Request,
     file: BorrowedFd<'_>,
     go_on: &dyn Fn() -> Result<()>,
 ) -> Result<Response> {
-    let answer = exchange(socket, owner, request, &[file], patience(owner, request), go_on);
-    // What ended the wait says more than that it ended.
+    let answer = exchange(socket, owner, request, &[file], response_timeout(owner, request), go_on);
+    // The error of `go_on` explains the aborted wait better than the I/O error.
     go_on().and(answer)
 }
 
-/// As [`ask`] of a daemon that has more to say than one answer: `heard` is called with all that it says, and answers what it is told then, or ends this.
-/// `go_on` is asked meanwhile.
+/// Sends a request like [`send_request`] to a daemon that sends several responses. `on_response` is
+/// called with each one; it returns the result of a requested action, or ends the exchange. `go_on`
+/// is called while the client waits.
 ///
 /// # Errors
-/// As [`ask`]; those of `heard` and `go_on`, after which the daemon knows that nobody listens.
-pub fn converse<T>(
+/// As [`send_request`]; errors of `on_response` and `go_on`, which close the connection.
+pub fn exchange_messages<T>(
     socket: &Path,
     owner: u32,
     request: &Request,
     go_on: &dyn Fn() -> Result<()>,
-    heard: &mut dyn FnMut(Response) -> Result<ControlFlow<T, Option<Carried>>>,
+    on_response: &mut dyn FnMut(Response) -> Result<ControlFlow<T, Option<ActionResult>>>,
 ) -> Result<T> {
     let mut talk = || {
-        let mut conversation = begin(socket, owner, request, &[], patience(owner, request), go_on)?;
+        let mut conversation = connect(socket, owner, request, &[], response_timeout(owner, request), go_on)?;
         loop {
-            match heard(conversation.hear()?)? {
+            match on_response(conversation.receive()?)? {
                 ControlFlow::Continue(None) => {}
-                ControlFlow::Continue(Some(carried)) => conversation.say(&carried)?,
+                ControlFlow::Continue(Some(carried)) => conversation.send(&carried)?,
                 ControlFlow::Break(end) => return Ok(end),
             }
         }
     };
     let talked = talk();
-    // What ended the wait says more than that it ended.
+    // The error of `go_on` explains the aborted wait better than the I/O error.
     go_on().and(talked)
 }
 
-pub(super) fn ask_within(socket: &Path, owner: u32, request: &Request, limit: Option<Duration>) -> Result<Response> {
+pub(super) fn send_request_within(
+    socket: &Path,
+    owner: u32,
+    request: &Request,
+    limit: Option<Duration>,
+) -> Result<Response> {
     exchange(socket, owner, request, &[], limit, &|| Ok(()))
 }
 
@@ -119,26 +130,26 @@ fn exchange(
     limit: Option<Duration>,
     go_on: &dyn Fn() -> Result<()>,
 ) -> Result<Response> {
-    begin(socket, owner, request, files, limit, go_on)?.hear()
+    connect(socket, owner, request, files, limit, go_on)?.receive()
 }
 
-/// A connection over which a daemon was asked something.
-pub(super) struct Conversation<'a> {
-    pub(super) reader: BufReader<Patient<'a>>,
+/// Connection to a daemon after the request was sent.
+pub(super) struct DaemonConnection<'a> {
+    pub(super) reader: BufReader<DeadlineReader<'a>>,
     socket: &'a Path,
     limit: Option<Duration>,
-    /// Process and user that listen.
+    /// Process and user id of the listener.
     peer: (pid_t, u32),
 }
 
-pub(super) fn begin<'a>(
+pub(super) fn connect<'a>(
     socket: &'a Path,
     owner: u32,
     request: &Request,
     files: &[BorrowedFd<'_>],
     limit: Option<Duration>,
     go_on: &'a dyn Fn() -> Result<()>,
-) -> Result<Conversation<'a>> {
+) -> Result<DaemonConnection<'a>> {
     let at = |what: &str| format!("{what} control socket: path={}", socket.display());
     let address = SocketAddrUnix::new(socket).map_err(|e| Error::io(at("connect to"), e.into()))?;
     let mut stream = connect_within(&address, STATUS_TIMEOUT).map_err(|e| Error::io(at("connect to"), e))?;
@@ -147,29 +158,29 @@ pub(super) fn begin<'a>(
         return Err(Error::NotPermitted);
     }
     let until = limit.map(|limit| Instant::now() + limit);
-    let line = line_of(request)?;
+    let line = encode_line(request)?;
     let sent = if files.is_empty() {
         0
     } else {
-        send_with(&stream, &line, files).map_err(|e| Error::io(at("write to"), e.into()))?
+        send_with_files(&stream, &line, files).map_err(|e| Error::io(at("write to"), e.into()))?
     };
     stream.write_all(&line[sent..]).map_err(|e| Error::io(at("write to"), e))?;
-    let reader = BufReader::new(Patient { stream, until, go_on });
-    Ok(Conversation { reader, socket, limit, peer: (peer.pid(), peer.uid()) })
+    let reader = BufReader::new(DeadlineReader { stream, until, go_on });
+    Ok(DaemonConnection { reader, socket, limit, peer: (peer.pid(), peer.uid()) })
 }
 
-fn line_of(what: &impl Serialize) -> Result<Vec<u8>> {
+fn encode_line(what: &impl Serialize) -> Result<Vec<u8>> {
     let mut line = serde_json::to_vec(what).map_err(|e| Error::invalid(format!("control request: {e}")))?;
     line.push(b'\n');
-    // A daemon reads no more.
+    // A daemon reads no longer lines.
     if line.len() as u64 > MAX_LINE {
         return Err(Error::invalid("these are more names than a mounted archive is asked about at once"));
     }
     Ok(line)
 }
 
-impl Conversation<'_> {
-    pub(super) fn hear(&mut self) -> Result<Response> {
+impl DaemonConnection<'_> {
+    pub(super) fn receive(&mut self) -> Result<Response> {
         let at = |what: &str| format!("{what} control socket: path={}", self.socket.display());
         let mut answer = String::new();
         let read = self.reader.by_ref().take(MAX_LINE).read_line(&mut answer);
@@ -184,21 +195,22 @@ impl Conversation<'_> {
         }
         let mut response: Response =
             serde_json::from_str(&answer).map_err(|e| Error::invalid(format!("answer on control socket: {e}")))?;
-        response.shorten();
+        response.truncate_texts();
         if let Response::Status(status) = &mut response {
-            vouch(status, self.peer.0, self.peer.1);
+            set_peer_identity(status, self.peer.0, self.peer.1);
         }
         Ok(response)
     }
 
-    fn say(&mut self, what: &Carried) -> Result<()> {
+    fn send(&mut self, what: &ActionResult) -> Result<()> {
         let failed = |e| Error::io(format!("write to control socket: path={}", self.socket.display()), e);
-        self.reader.get_mut().stream.write_all(&line_of(what)?).map_err(failed)
+        self.reader.get_mut().stream.write_all(&encode_line(what)?).map_err(failed)
     }
 }
 
-/// Sends the beginning of a line, and files with its first byte; answers how much of it.
-fn send_with(stream: &UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+/// Sends the beginning of a line, with the files attached to its first byte. Returns the number of
+/// bytes sent.
+fn send_with_files(stream: &UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(files)) {
@@ -207,10 +219,11 @@ fn send_with(stream: &UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> rust
     rustix::net::sendmsg(stream, &[io::IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL)
 }
 
-/// Connects to a socket, but not for ever, as when the one who listens takes no connections. The limit stays that of each write.
+/// Connects to a socket with a timeout, because a listener may accept no connections. The timeout
+/// also applies to each later write.
 ///
 /// # Errors
-/// `WouldBlock` when the time is over.
+/// `WouldBlock` when the time has passed.
 pub fn connect_within(address: &SocketAddrUnix, limit: Duration) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
@@ -218,22 +231,22 @@ pub fn connect_within(address: &SocketAddrUnix, limit: Duration) -> io::Result<U
     Ok(socket.into())
 }
 
-/// Reads until a point in time, however slowly the bytes come, and as long as `go_on` says so.
-pub(super) struct Patient<'a> {
+/// Reader with a total deadline for slow peers, which stops when `go_on` fails.
+pub(super) struct DeadlineReader<'a> {
     stream: UnixStream,
     pub(super) until: Option<Instant>,
     go_on: &'a dyn Fn() -> Result<()>,
 }
 
-impl Read for Patient<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             (self.go_on)().map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-            let left = self.until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
+            let remaining = self.until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
+            if remaining.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            self.stream.set_read_timeout(Some(left.min(LOOK)))?;
+            self.stream.set_read_timeout(Some(remaining.min(LOOK)))?;
             match self.stream.read(buffer) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
                 read => return read,
@@ -242,32 +255,36 @@ impl Read for Patient<'_> {
     }
 }
 
-/// The kernel knows who listens; a daemon outside of our process namespace has no number here but its own.
-fn vouch(status: &mut Status, pid: pid_t, uid: u32) {
+/// Replaces process and user id with the peer credentials. A daemon outside our process namespace
+/// has no pid here; then its own is kept.
+fn set_peer_identity(status: &mut Status, pid: pid_t, uid: u32) {
     status.uid = uid;
     if let Ok(pid @ 1..) = u32::try_from(pid) {
         status.pid = pid;
     }
 }
 
-/// Every daemon that answers at `place`, with its socket, by mount point; dead sockets and those of other users are skipped. A place of
-/// another user may be a file system whose daemon never answers, so that nothing but a thread of its own is kept waiting there.
-pub fn running(place: &Place) -> Result<Vec<(PathBuf, Status)>> {
+/// Returns the status of every daemon that answers in `place`, with its socket, sorted by mount
+/// point. Dead and foreign sockets are skipped.
+///
+/// The runtime directory of another user may be a hanging file system; it is therefore read on a
+/// thread of its own.
+pub fn list_daemons(place: &RuntimeDir) -> Result<Vec<(PathBuf, Status)>> {
     if place.owner == geteuid().as_raw() {
-        return list(place);
+        return list_daemons_in(place);
     }
     let (sender, listed) = mpsc::channel();
-    let (theirs, longest) = (place.clone(), PLACE_TIMEOUT + STATUS_TIMEOUT);
+    let (foreign, longest) = (place.clone(), PLACE_TIMEOUT + STATUS_TIMEOUT);
     thread::Builder::new()
         .name("place".into())
-        .spawn(move || sender.send(list(&theirs)))
+        .spawn(move || sender.send(list_daemons_in(&foreign)))
         .map_err(|e| Error::io("start a thread", e))?;
     listed.recv_timeout(longest).unwrap_or_else(|_| {
         Err(Error::io(format!("list {}", directory(&place.runtime).display()), io::ErrorKind::TimedOut.into()))
     })
 }
 
-fn list(place: &Place) -> Result<Vec<(PathBuf, Status)>> {
+fn list_daemons_in(place: &RuntimeDir) -> Result<Vec<(PathBuf, Status)>> {
     let directory = directory(&place.runtime);
     let listing = match directory.read_dir() {
         Ok(listing) => listing,
@@ -285,12 +302,12 @@ fn list(place: &Place) -> Result<Vec<(PathBuf, Status)>> {
         }
         let entry = entry.map_err(|e| Error::io(format!("list {}", directory.display()), e))?;
         let socket = entry.path();
-        // A link could lead to the socket of another service.
+        // A symbolic link could lead to the socket of another service.
         let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
         if !is_socket || socket.extension().is_none_or(|extension| extension != "sock") {
             continue;
         }
-        if let Ok(Response::Status(status)) = ask(&socket, place.owner, &Request::Status) {
+        if let Ok(Response::Status(status)) = send_request(&socket, place.owner, &Request::Status) {
             found.push((socket, *status));
         }
     }

@@ -1,21 +1,21 @@
-//! Messages of the daemon's control socket (status, sync, purge, snapshots, stop), its server and its client.
+//! Control protocol of a daemon: message types of its socket, server and client.
 //!
-//! One connection carries one request and one answer, each a line of JSON. Before the answer the daemon may say more: parts of it, and what the client is to do
-//! for it, which the client answers with one [`Carried`] each. The socket lies in a directory of mode 0700
-//! that belongs to the daemon's user, so only that user and root reach it.
+//! One connection carries one request and one final response, each a line of JSON. Before the final
+//! response the daemon may send partial results, and actions for the client to execute; the client
+//! replies to each action with one [`ActionResult`]. The socket lies in a directory of mode 0700
+//! that belongs to the daemon's user, so only that user and root can connect.
 
 mod client;
 mod names;
-mod paths;
-mod places;
 mod server;
 mod snapshots;
+mod socket_paths;
 
-pub use client::{ask, ask_with_file, connect_within, converse, running};
-pub use names::{Name, PathBytes, TreePath};
-pub use places::{Place, Runtime, SUFFIX, places, runtime};
-pub use server::{Client, Listening, Server, listen};
-pub use snapshots::{Among, Listed, PAGE, held, ranges, snapshots};
+pub use client::{connect_within, exchange_messages, list_daemons, send_request, send_request_with_file};
+pub use names::{PathBytes, SnapshotName, TreePath};
+pub use server::{ClientConnection, ControlListener, ControlServer, listen};
+pub use snapshots::{ExpectedSnapshots, PAGE, SnapshotInfo, id_ranges, list_snapshots, query_held_bytes};
+pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -29,99 +29,108 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{CacheStats, LogStats};
 
-/// Longest line that either side reads, so that a stranger's stream cannot fill the memory.
+/// Longest line that either side reads; bounds memory against a hostile peer.
 const MAX_LINE: u64 = 64 << 10;
 
-/// Longest text that a client takes from an answer, in bytes; a path has no more.
+/// Longest text that a client keeps of a response, in bytes; the longest path has as many.
 const MAX_TEXT: usize = 4096;
 
-/// What a client asks.
+/// Request of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case")]
 pub enum Request {
     Status,
-    /// Unmount, commit, close; the answer comes when the archive is closed, then the daemon exits.
-    /// With `lazy` a busy mount is detached and served until its last user is gone, which is
-    /// answered at once. Refused when the archive's file has no name any more, because the end of
-    /// the mount is that of its content, except with `abandon`.
+    /// Unmount, commit, close. The response is sent when the archive is closed; then the daemon
+    /// exits.
+    /// With `lazy` a busy mount is detached and served until its last user has closed it; the
+    /// response is sent at once. Refused when the archive's file is unlinked, because its content
+    /// is lost when the mount ends; `abandon` overrides this.
     Stop {
         lazy: bool,
         #[serde(default)]
         abandon: bool,
     },
-    /// Commit now; answered when durable.
+    /// Commit now. The response is sent when the commit is durable.
     Sync,
-    /// Commit, then erase everything that is free; answered when done.
+    /// Commit, then erase all free space. The response is sent when the erasure is complete.
     Purge,
-    /// Keep what is there now; answered when durable.
+    /// Create a snapshot of the current state. The response is sent when it is durable.
     SnapshotCreate {
-        name: Name,
+        name: SnapshotName,
     },
-    /// [`PAGE`] snapshots at most, the oldest first, with ids above `after`; with `held`, what each one holds.
+    /// List at most [`PAGE`] snapshots, oldest first, with ids above `after`; with `held`,
+    /// including the bytes that each one holds.
     SnapshotList {
         after: u64,
         held: bool,
     },
-    /// What nothing shows but snapshots whose ids lie in one of these ranges, the ends included.
+    /// Compute the bytes reachable only through snapshots with ids in these inclusive ranges.
     SnapshotHeld {
         ranges: Vec<(u64, u64)>,
     },
-    /// Copy what is there now into the file that comes with this, which is locked: with `whole` it is new, else it is a backup to be brought up to date.
-    /// With `verify` it is read back and compared. Answered when it is durable; the work ends when the client goes.
+    /// Copy the current state into the locked file sent with this request. With `whole` the file is
+    /// new, otherwise it is a backup to be updated. With `verify` the copy is read back and
+    /// compared. The response is sent when it is durable; the work is aborted when the client
+    /// disconnects.
     Backup {
         whole: bool,
         verify: bool,
     },
-    /// Remove those with these ids; answered when durable, with what they held still to be freed. An id that is gone is passed over. With `among`,
-    /// nothing is removed when one of those is gone.
+    /// Remove the snapshots with these ids. The response is sent when the removal is durable; their
+    /// space is freed later. Ids of snapshots that no longer exist are ignored. With `among`,
+    /// nothing is removed if one of that set no longer exists.
     SnapshotRemove {
         ids: Vec<u64>,
-        among: Option<Among>,
+        among: Option<ExpectedSnapshots>,
     },
-    /// Tell what differs between two snapshots, or between one and now, in several answers.
+    /// Compare two snapshots, or a snapshot with the current state; the result is sent in several
+    /// responses.
     SnapshotDiff {
-        older: Name,
-        newer: Option<Name>,
+        older: SnapshotName,
+        newer: Option<SnapshotName>,
     },
-    /// Bring back what a snapshot shows: these paths of it or everything, in their places or `to` another directory. The client changes names as it is told;
-    /// the work ends when it goes. Answered when it is durable.
+    /// Restore these paths of a snapshot, or everything, in place or into the directory `to`. The
+    /// client executes the renames that the daemon requests; the work is aborted when it
+    /// disconnects. The final response is sent when the result is durable.
     SnapshotRestore {
-        name: Name,
+        name: SnapshotName,
         paths: Vec<TreePath>,
         to: Option<TreePath>,
     },
 }
 
-/// How what the client was told to do ended: None when it is done, else the number of the error.
+/// Result of an action that the daemon requested: `None` for success, otherwise the error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Carried {
+pub struct ActionResult {
     pub errno: Option<i32>,
 }
 
-/// A path that differs between two moments.
+/// Path that differs between two versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Difference {
+pub struct PathDifference {
     pub path: TreePath,
-    /// The path that it had before, when it was renamed.
+    /// Path in the older version, for a renamed object.
     #[serde(default)]
     pub from: Option<TreePath>,
-    /// As `lockbox snapshot diff --json` says it, like the next one.
+    /// Kind of the change, in the words of `lockbox snapshot diff --json`; `changed` likewise.
     pub change: String,
     #[serde(default)]
     pub changed: bool,
 }
 
-/// What the daemon answers.
+/// Response of the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "kebab-case")]
 pub enum Response {
     Status(Box<Status>),
     Done,
-    /// As `Done`; what was written last is kept on this machine, and not in the store: so many bytes.
+    /// Success like `Done`, but this many bytes of the last writes are stored on this machine and
+    /// not yet uploaded.
     Unsent {
         bytes: u64,
     },
-    /// A busy mount is out of the tree and served until its last user is gone; then the archive is closed.
+    /// A busy mount was detached and is served until its last user has closed it; then the archive
+    /// is closed.
     Detached,
     Busy {
         message: String,
@@ -129,46 +138,47 @@ pub enum Response {
     Failed {
         message: String,
     },
-    /// A page of them, and whether there are more.
+    /// One page of snapshots; `more` when further pages follow.
     Snapshots {
-        snapshots: Vec<Listed>,
+        snapshots: Vec<SnapshotInfo>,
         more: bool,
     },
-    /// What removing the snapshots that were asked about gives back.
+    /// Bytes that removing the requested snapshots would free.
     Held {
         bytes: u64,
     },
-    /// What the backup shows; None when too much has changed since the moment that the file shows, and nothing was done.
+    /// Result of a backup; `None` when too much has changed since the version in the file, and
+    /// nothing was written.
     BackedUp {
         done: Option<BackupDone>,
     },
-    /// Some of what differs; more follows, or `Done`.
+    /// Some of the differences; more of these responses follow, or `Done`.
     Differing {
-        found: Vec<Difference>,
+        found: Vec<PathDifference>,
     },
-    /// A snapshot of what there was before a restore has this name.
+    /// Name of the snapshot that was created before a restore.
     Kept {
-        name: Name,
+        name: SnapshotName,
     },
-    /// The client is to rename within the mount, by paths from its root: to a path that nothing has or, with `exchange`, to that of an object which gets the
-    /// other path.
+    /// Action for the client: rename within the mount, with paths relative to its root. The target
+    /// does not exist or, with `exchange`, both paths are exchanged.
     Rename {
         from: TreePath,
         to: TreePath,
         exchange: bool,
     },
-    /// The client is to make a directory in the mount.
+    /// Action for the client: create a directory in the mount.
     MakeDirectory {
         path: TreePath,
     },
-    /// To what is asked about snapshots and backups: it was not done, and why.
+    /// Refusal of a snapshot or backup request, with the reason.
     Refused {
-        why: Why,
+        why: RefusalReason,
         message: String,
     },
 }
 
-/// A backup that was made.
+/// Completed backup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BackupDone {
@@ -178,15 +188,15 @@ pub struct BackupDone {
     pub copied_bytes: u64,
 }
 
-/// Why something was not done, as far as a client acts on it.
+/// Machine-readable reason of a refusal, as far as clients distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Why {
+pub enum RefusalReason {
     NoSpace,
     Damaged,
-    /// The snapshots that the choice was made among are not those that there are.
+    /// The set of snapshots that the client chose from has changed.
     Changed,
-    /// The file is not the backup that it would have to be, or fails.
+    /// The destination file is not a backup of this archive, or writing it failed.
     Destination,
     DamagedBackup,
     Interrupted,
@@ -194,12 +204,12 @@ pub enum Why {
     Other,
 }
 
-/// What a daemon says, before all else, of a line that it does not know.
+/// Prefix of the daemon's message for a line that it cannot parse.
 const NOT_UNDERSTOOD: &str = "request not understood";
 
 impl Response {
-    /// The sentence of an answer that is not the one that was hoped for.
-    pub fn complaint(&self) -> String {
+    /// Returns the error message of an unexpected response.
+    pub fn failure_message(&self) -> String {
         match self {
             Response::Failed { message } if message.starts_with(NOT_UNDERSTOOD) => {
                 "the daemon of this mount is older than this program and does not know what is asked: unmount the archive and mount it again".into()
@@ -217,14 +227,14 @@ impl Response {
         }
     }
 
-    /// Nobody's daemon gets to fill a screen.
-    fn shorten(&mut self) {
+    /// Truncates all texts to [`MAX_TEXT`], so that a hostile daemon cannot fill the screen.
+    fn truncate_texts(&mut self) {
         let cut = |text: &mut String| text.truncate(text.floor_char_boundary(MAX_TEXT));
         match self {
             Response::Status(status) => {
                 let Status { archive, archive_id, mount_point, options, latched, fallback, schedule, follows, .. } =
                     &mut **status;
-                // The digits were bounded when they were read.
+                // Hexadecimal fields were bounded when they were parsed.
                 let failure = follows.iter_mut().flat_map(|it| &mut it.failure);
                 let schedule = schedule.iter_mut().flat_map(|it| iter::once(&mut it.rules).chain(&mut it.failure));
                 let texts = [archive, archive_id, mount_point, options]
@@ -237,7 +247,7 @@ impl Response {
             Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
                 cut(message)
             }
-            // Names and paths are as long as they may be.
+            // Names and paths are bounded by their types.
             Response::Done
             | Response::Unsent { .. }
             | Response::Detached
@@ -252,139 +262,146 @@ impl Response {
     }
 }
 
-/// A mounted archive as its daemon describes itself. What an older daemon does not tell is absent or 0.
+/// Status of a mounted archive, as its daemon reports it. Fields that an older daemon does not send
+/// are absent or 0.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// Process and user id of the daemon; [`ask`] puts what the kernel says in their place.
+    /// Process and user id of the daemon; [`send_request`] replaces them with the socket's peer
+    /// credentials.
     pub pid: u32,
     pub uid: u32,
-    /// Path or address of the archive when the mount began, as text; in digits when it is not
-    /// UTF-8. [`Status::archive_path`] reads both.
+    /// Path or address of the archive when the mount began, as text; `archive_hex` has the bytes
+    /// when it is not UTF-8. [`Status::archive_path`] reads both.
     pub archive: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub archive_hex: Option<PathBytes>,
     pub archive_id: String,
-    /// Fingerprint that no other archive can have, as `lockbox info` shows it; empty of a daemon
-    /// that does not tell.
+    /// Unforgeable fingerprint of the archive, as `lockbox info` shows it; empty if the daemon does
+    /// not send it.
     pub fingerprint: String,
-    /// Path of the mount point when the mount began, in the same two forms. A mount is moved and a
-    /// directory above it renamed, so a client looks its numbers up instead.
+    /// Path of the mount point when the mount began, in the same two forms. The mount or a parent
+    /// directory may have been moved since; clients therefore find it by `mount_id` and
+    /// `mount_device`.
     pub mount_point: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mount_point_hex: Option<PathBytes>,
-    /// The kernel's number of the mount in the namespace of the daemon, and the device number of
-    /// its file system, which no other one has while the daemon serves it; 0 where they are not
-    /// known.
+    /// Mount id in the daemon's mount namespace, and device number of the file system, which is
+    /// unique while the daemon serves it; 0 if unknown.
     pub mount_id: u64,
     pub mount_device: u64,
-    /// The number of the mount namespace in which the daemon is, and the mount was made; 0 where that is not known.
+    /// Inode number of the daemon's mount namespace; 0 if unknown.
     pub mount_namespace: u64,
     pub read_only: bool,
     pub options: String,
-    /// When the mount began, in seconds since 1970.
+    /// Start of the mount, in seconds since 1970.
     pub since: i64,
     pub generation: u64,
-    /// Commits since the mount began.
+    /// Commits since the start of the mount.
     pub commits: u64,
     pub dirty_bytes: u64,
-    /// Handles that programs have open; a mapped file counts while its handle is open.
+    /// Open file handles; a mapped file counts while its handle is open.
     pub open_files: u64,
     pub open_directories: u64,
-    pub caches: Caches,
+    pub caches: CacheStatus,
     pub log: LogStats,
-    /// Bytes that count against `memory_limit`, the option `memory=`.
+    /// Memory in bytes that counts against `memory_limit`, the option `memory=`.
     pub memory_bytes: u64,
     pub memory_limit: u64,
-    /// The most memory that the daemon ever had resident, in bytes.
+    /// Peak resident memory of the daemon, in bytes.
     pub peak_resident_bytes: u64,
-    /// Length of the archive's file and what of it is in use; None while that is being changed.
+    /// Length of the archive's file and bytes in use; `None` while they are being changed.
     pub file_bytes: Option<u64>,
     pub used_bytes: Option<u64>,
-    /// How many snapshots there are, and when the newest one was taken, in seconds since 1970; None where that is not known.
+    /// Number of snapshots, and time of the newest one in seconds since 1970; `None` if unknown.
     pub snapshots: Option<u64>,
     pub newest_snapshot: Option<i64>,
-    /// None for a mount that takes none by itself.
-    pub schedule: Option<Schedule>,
-    /// Why the archive became read-only.
+    /// `None` for a mount without scheduled snapshots.
+    pub schedule: Option<ScheduleStatus>,
+    /// Reason for which the archive became read-only.
     pub latched: Option<String>,
-    /// Why the newest commit was left out when the mount began.
+    /// Reason for which recovery skipped the newest commit when the mount began.
     pub fallback: Option<String>,
-    /// What was asked of the server of an archive that is no file of this host; None for a file, and where the process that asks does not tell.
-    pub remote: Option<Traffic>,
-    /// Of a mount that shows what is written elsewhere.
-    pub follows: Option<Follows>,
+    /// Request metrics of a remote archive; `None` for a local file, and if the fetcher does not
+    /// report them.
+    pub remote: Option<RemoteTraffic>,
+    /// Replication state of a mount that follows a remote writer.
+    pub follows: Option<ReplicaStatus>,
 }
 
-/// Of which commit a mount is that follows a writer elsewhere.
+/// Commit that a read-only mount shows while it follows a remote writer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Follows {
-    /// When it was made, in seconds since 1970.
+pub struct ReplicaStatus {
+    /// Time of the commit, in seconds since 1970.
     pub committed: i64,
-    /// Why what is newer cannot be shown.
+    /// Reason for which newer commits cannot be shown.
     pub failure: Option<String>,
 }
 
-/// What was asked of a server since the mount began, as lockbox-remote counts it.
+/// Request metrics of the server since the mount began, as counted by lockbox-remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Traffic {
-    /// Requests for parts of files or objects, and for lists.
+pub struct RemoteTraffic {
+    /// Range reads of files or objects, and list requests.
     pub reads: u64,
     pub lists: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub bytes: u64,
-    /// Pieces that were in memory or on disk.
+    /// Blocks served from the memory and disk caches.
     pub memory_hits: u64,
     pub disk_hits: u64,
-    /// Since when no request was answered, in seconds since 1970; None when the last one was.
+    /// Start of the current outage, in seconds since 1970; `None` when the last request was
+    /// answered.
     pub offline_since: Option<i64>,
-    /// Bytes that this machine keeps because the store did not take them.
+    /// Bytes pending upload, stored on this machine.
     pub unsent: u64,
 }
 
-/// What a mount does by itself about snapshots.
+/// Snapshot schedule of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Schedule {
-    /// As the option says it.
+pub struct ScheduleStatus {
+    /// Rules in the syntax of the mount option.
     pub rules: String,
-    /// From when on a change is reason to take the next one, in seconds since 1970.
+    /// Time in seconds since 1970 after which a change triggers the next snapshot.
     pub next: i64,
-    /// Why the last attempt failed.
+    /// Reason for the failure of the last attempt.
     pub failure: Option<String>,
 }
 
-/// The caches of a daemon.
+/// Cache statistics of a daemon.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Caches {
-    /// Decrypted pieces of file data.
+pub struct CacheStatus {
+    /// Decrypted chunks of file data.
     pub cells: CacheStats,
     /// Opened heads of data pages.
     pub heads: CacheStats,
-    /// Nodes of trees.
+    /// Tree nodes.
     pub nodes: CacheStats,
 }
 
-/// The name of the socket of a mounted archive. It says where the archive is and not which: a backup, or what a server shows, has the id of its
-/// origin and may be mounted beside it.
+/// Name of a mounted archive's socket. It is derived from the archive's location and not from its
+/// id: a backup or a remote version has the id of its origin and may be mounted at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketName(String);
 
 impl SocketName {
-    /// Of an archive in a file of this host. While a daemon has the file open, no other one gets its numbers.
+    /// Returns the name for a local file, from its device and inode numbers. No other file can have
+    /// these while a daemon has the file open.
     pub fn of_file(file: &Metadata) -> SocketName {
         SocketName(format!("{:x}-{:x}.sock", file.dev(), file.ino()))
     }
 
-    /// Of an archive at an address. A hash, because a socket's path has room for about 100 bytes.
+    /// Returns the name for an address: a hash, because a socket's path is limited to about 100
+    /// bytes.
     pub fn of_address(address: &OsStr) -> SocketName {
         SocketName::of_hash(Sha256::new().chain_update(address.as_encoded_bytes()))
     }
 
-    /// Of a mount that reads an archive at an address: it is in nobody's way, and there may be several.
+    /// Returns the name for a read-only mount of a remote archive. It depends on the mount point,
+    /// because several readers may exist at once and do not exclude each other.
     pub fn of_reader(address: &OsStr, point: &Path) -> SocketName {
         let point = point.as_os_str().as_encoded_bytes();
         SocketName::of_hash(
@@ -401,13 +418,13 @@ impl SocketName {
         SocketName(name + ".sock")
     }
 
-    /// Whether the socket at this path has this name.
+    /// Returns whether the socket at this path has this name.
     pub fn is_of(&self, socket: &Path) -> bool {
         socket.file_name() == Some(OsStr::new(&self.0))
     }
 }
 
-/// Where the socket of a mounted archive lies: `runtime/lockbox/NAME`.
+/// Returns the path of a mounted archive's socket: `runtime/lockbox/NAME`.
 pub fn socket_path(runtime: &Path, name: &SocketName) -> PathBuf {
     directory(runtime).join(&name.0)
 }

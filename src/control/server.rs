@@ -1,6 +1,7 @@
-//! The server half of the control socket: a thread that accepts, and one short-lived thread per request.
+//! Server of the control socket: an accept thread, and one short-lived thread for each request.
 //!
-//! The socket is bound before the archive is mounted, and taken away by its directory's descriptor: the mount may lie over that directory.
+//! The socket is bound before the archive is mounted, and removed through the descriptor of its
+//! directory, because the mount may cover that directory.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
@@ -21,32 +22,32 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
-use super::{Carried, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketName, directory, socket_path};
+use super::{ActionResult, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketName, directory, socket_path};
 use crate::error::{Error, Result};
 
-/// A client writes its line at once.
+/// Time for a client to send its line.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often somebody who waits looks whether to go on.
+/// Interval at which a waiting server calls `go_on`.
 const LOOK: Duration = Duration::from_millis(200);
-/// More connections at a time than any set of commands opens; beyond it new ones are dropped.
+/// Maximum concurrent connections: more than any set of commands opens. Further ones are dropped.
 const MAX_CONNECTIONS: usize = 64;
 
-/// A socket that waits for a daemon to answer; dropping it takes it away.
-pub struct Listening {
-    socket: Socket,
+/// Bound socket that does not accept connections yet. Removed on drop.
+pub struct ControlListener {
+    socket: BoundSocket,
     listener: Arc<UnixListener>,
 }
 
-/// The open socket of a daemon. Dropping it takes the socket away.
-pub struct Server {
-    socket: Socket,
+/// Running control server of a daemon. Dropping it removes the socket.
+pub struct ControlServer {
+    socket: BoundSocket,
     listener: Arc<UnixListener>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     acceptor: Option<JoinHandle<()>>,
 }
 
-/// A name in the directory of sockets, which goes when this is dropped.
-struct Socket {
+/// Directory entry of the socket, removed on drop.
+struct BoundSocket {
     path: PathBuf,
     directory: OwnedFd,
     name: OsString,
@@ -54,25 +55,25 @@ struct Socket {
     bound: (u64, u64),
 }
 
-impl Socket {
+impl BoundSocket {
     fn identity(directory: &OwnedFd, name: &OsString) -> rustix::io::Result<(u64, u64)> {
         statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|found: Stat| (found.st_dev, found.st_ino))
     }
 
     fn remove(&self) {
-        if Socket::identity(&self.directory, &self.name) == Ok(self.bound) {
+        if BoundSocket::identity(&self.directory, &self.name) == Ok(self.bound) {
             let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
         }
     }
 }
 
-impl Drop for Socket {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         self.remove();
     }
 }
 
-struct Shared {
+struct ServerState {
     stopping: AtomicBool,
     connections: AtomicUsize,
     /// Requests that were read and not yet answered.
@@ -80,36 +81,38 @@ struct Shared {
     answered: Condvar,
 }
 
-/// Listens on the socket of this name: who connects waits until it is served. A socket file that nobody answers on is replaced.
+/// Binds the socket of this name and listens; connections wait until they are served. A stale
+/// socket file is replaced.
 ///
 /// # Errors
-/// `InUse` when a daemon answers on the socket, `NotPermitted` when the directory is not ours alone, `Io`.
-pub fn listen(runtime: &Path, name: &SocketName) -> Result<Listening> {
+/// `InUse` when a daemon answers on the socket, `NotPermitted` when other users can access the
+/// directory, `Io`.
+pub fn listen(runtime: &Path, name: &SocketName) -> Result<ControlListener> {
     let directory = prepare_directory(&directory(runtime))?;
     let path = socket_path(runtime, name);
     let at = |what: &str| format!("{what} control socket: path={}", path.display());
     let name = path.file_name().unwrap_or_default().to_owned();
     let listener = Arc::new(bind(&path)?);
     fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(|e| Error::io(at("protect"), e))?;
-    let bound = Socket::identity(&directory, &name).map_err(|e| Error::io(at("inspect"), e.into()))?;
-    Ok(Listening { socket: Socket { path, directory, name, bound }, listener })
+    let bound = BoundSocket::identity(&directory, &name).map_err(|e| Error::io(at("inspect"), e.into()))?;
+    Ok(ControlListener { socket: BoundSocket { path, directory, name, bound }, listener })
 }
 
-impl Listening {
-    /// The directory that the socket lies in.
+impl ControlListener {
+    /// Returns the directory that contains the socket.
     pub fn directory(&self) -> &OwnedFd {
         &self.socket.directory
     }
 
-    /// `handler` runs in a thread of its own for each request and may take its time.
+    /// Starts to serve. `handler` runs on a thread of its own for each request and may block.
     ///
     /// # Errors
-    /// Those of starting a thread.
-    pub fn serve<H>(self, handler: H) -> Result<Server>
+    /// Failure to start a thread.
+    pub fn serve<H>(self, handler: H) -> Result<ControlServer>
     where
-        H: Fn(Request, Client) -> Response + Send + Sync + 'static,
+        H: Fn(Request, ClientConnection) -> Response + Send + Sync + 'static,
     {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             unanswered: Mutex::new(0),
@@ -123,21 +126,21 @@ impl Listening {
                 .spawn(move || accept(&listener, &shared, &handler))
                 .map_err(|e| Error::io("start thread for control socket", e))?
         };
-        Ok(Server { socket: self.socket, listener: self.listener, shared, acceptor: Some(acceptor) })
+        Ok(ControlServer { socket: self.socket, listener: self.listener, shared, acceptor: Some(acceptor) })
     }
 }
 
-type Handler = dyn Fn(Request, Client) -> Response + Send + Sync;
+type Handler = dyn Fn(Request, ClientConnection) -> Response + Send + Sync;
 
-/// Who asks.
-pub struct Client {
+/// Connection of the client that sent a request.
+pub struct ClientConnection {
     stream: Option<UnixStream>,
-    /// The file that came with the request.
+    /// File attached to the request.
     pub file: Option<OwnedFd>,
 }
 
-impl Client {
-    /// Whether nobody waits for the answer any more.
+impl ClientConnection {
+    /// Returns whether the client has disconnected.
     pub fn is_gone(&self) -> bool {
         let Some(stream) = &self.stream else { return false };
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -151,56 +154,58 @@ fn line(what: &Response) -> io::Result<Vec<u8>> {
     if line.len() as u64 > MAX_LINE { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(line) }
 }
 
-fn not_told(error: io::Error) -> Error {
+fn send_failure(error: io::Error) -> Error {
     tracing::debug!(%error, "a client was not told");
     Error::Interrupted(0)
 }
 
-impl Client {
-    /// Says something before the answer.
+impl ClientConnection {
+    /// Sends a response before the final one.
     ///
     /// # Errors
-    /// `Interrupted` when nobody listens, or what is said has no place.
-    pub fn tell(&self, what: &Response) -> Result<()> {
-        let told = line(what).and_then(|line| {
+    /// `Interrupted` when the client has disconnected, or the response is too long.
+    pub fn send(&self, what: &Response) -> Result<()> {
+        let sent = line(what).and_then(|line| {
             let mut stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
             stream.write_all(&line)
         });
-        told.map_err(not_told)
+        sent.map_err(send_failure)
     }
 
-    /// The same to a client that may read slowly: it is waited for as long as `go_on` says so.
+    /// Sends a response like [`Self::send`] to a slow reader, and calls `go_on` while it waits.
     ///
     /// # Errors
-    /// As there, and that of `go_on`.
-    pub fn tell_patiently(&self, what: &Response, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
-        let line = line(what).map_err(not_told)?;
+    /// As [`Self::send`], and that of `go_on`.
+    pub fn send_interruptible(&self, what: &Response, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
+        let line = line(what).map_err(send_failure)?;
         let Some(mut stream) = self.stream.as_ref() else { return Err(Error::Interrupted(0)) };
-        let mut left = &line[..];
-        while !left.is_empty() {
-            match stream.write(left) {
-                Ok(count) => left = &left[count..],
+        let mut unsent = &line[..];
+        while !unsent.is_empty() {
+            match stream.write(unsent) {
+                Ok(count) => unsent = &unsent[count..],
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                     go_on()?
                 }
-                Err(error) => return Err(not_told(error)),
+                Err(error) => return Err(send_failure(error)),
             }
         }
         Ok(())
     }
 
-    /// Has the client do something, and waits for `limit` until it has; `go_on` is asked meanwhile.
+    /// Requests an action from the client and waits up to `limit` for its result; `go_on` is called
+    /// while it waits.
     ///
     /// # Errors
-    /// That of the host, with what `said` says of it, when it could not; `Interrupted` when it is gone or says nothing in time; that of `go_on`.
-    pub fn have_done(
+    /// The client's I/O error with the context of `said`; `Interrupted` when the client has
+    /// disconnected or does not answer in time; that of `go_on`.
+    pub fn request_action(
         &self,
         what: &Response,
         said: &dyn Fn() -> String,
         limit: Duration,
         go_on: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
-        self.tell(what)?;
+        self.send(what)?;
         let Some(stream) = &self.stream else { return Err(Error::Interrupted(0)) };
         stream.set_read_timeout(Some(LOOK)).map_err(|_| Error::Interrupted(0))?;
         let until = Instant::now() + limit;
@@ -217,7 +222,7 @@ impl Client {
                 Ok(count) => line.extend_from_slice(&part[..count]),
             }
         }
-        let carried: Carried = serde_json::from_slice(&line).map_err(|_| Error::Interrupted(0))?;
+        let carried: ActionResult = serde_json::from_slice(&line).map_err(|_| Error::Interrupted(0))?;
         match carried.errno {
             None => Ok(()),
             Some(errno) => Err(Error::io(said(), io::Error::from_raw_os_error(errno))),
@@ -225,23 +230,23 @@ impl Client {
     }
 }
 
-impl Server {
+impl ControlServer {
     pub fn socket(&self) -> &Path {
         &self.socket.path
     }
 
-    /// Takes the socket away, so that no new client comes; requests under way still get their answers.
+    /// Removes the socket, so that no new client connects; requests in progress are still answered.
     pub fn close(&mut self) {
         let Some(acceptor) = self.acceptor.take() else { return };
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.socket.remove();
-        // Ends the wait in accept(2), also when somebody removed the socket.
+        // Ends the wait in accept(2), also when another process removed the socket.
         if rustix::net::shutdown(&self.listener, Shutdown::Both).is_ok() {
             let _ = acceptor.join();
         }
     }
 
-    /// Waits until every request that was read has its answer.
+    /// Waits until every request that was read is answered.
     pub fn finish(mut self) {
         self.close();
         let mut unanswered = self.shared.unanswered.lock();
@@ -251,13 +256,14 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ControlServer {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// Makes the directory, mode 0700, or verifies that it is ours alone: in a shared parent another user may have made it.
+/// Creates the directory with mode 0700, or verifies that it is private: in a shared parent,
+/// another user may have created it.
 fn prepare_directory(path: &Path) -> Result<OwnedFd> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
@@ -291,13 +297,13 @@ fn bind(socket: &Path) -> Result<UnixListener> {
     Err(Error::InUse(format!("another process keeps taking {}", socket.display())))
 }
 
-fn accept(listener: &UnixListener, shared: &Arc<Shared>, handler: &Arc<Handler>) {
+fn accept(listener: &UnixListener, shared: &Arc<ServerState>, handler: &Arc<Handler>) {
     for stream in listener.incoming() {
         if shared.stopping.load(Ordering::SeqCst) {
             return;
         }
         let Ok(stream) = stream else {
-            // Out of descriptors, most likely: give others time to close theirs.
+            // Most likely out of descriptors: give other threads time to close theirs.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -318,7 +324,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>, handler: &Arc<Handler>)
     }
 }
 
-/// The line that a client sends, and the file that comes with it; what comes behind the line is none of ours.
+/// Reads a client's line and the file attached to it. Bytes after the line are ignored.
 fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let (mut line, mut file) = (Vec::new(), None);
     let mut part = [0; 4096];
@@ -340,7 +346,7 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     Ok((line, file))
 }
 
-fn answer(mut stream: UnixStream, shared: &Shared, handler: &Arc<Handler>) -> io::Result<()> {
+fn answer(mut stream: UnixStream, shared: &ServerState, handler: &Arc<Handler>) -> io::Result<()> {
     let peer = getsockopt(&stream, PeerCredentials)?.uid();
     if peer != 0 && peer != geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
@@ -351,7 +357,7 @@ fn answer(mut stream: UnixStream, shared: &Shared, handler: &Arc<Handler>) -> io
 
     *shared.unanswered.lock() += 1;
     let response = match serde_json::from_slice::<Request>(&line) {
-        Ok(request) => handler(request, Client { stream: stream.try_clone().ok(), file }),
+        Ok(request) => handler(request, ClientConnection { stream: stream.try_clone().ok(), file }),
         Err(e) => Response::Failed { message: format!("{NOT_UNDERSTOOD}: {e}") },
     };
     let written = serde_json::to_vec(&response).map_err(io::Error::from).and_then(|mut bytes| {

@@ -1,9 +1,11 @@
-//! Snapshots of a mounted archive in messages, and the client's way through a list of them.
+//! Snapshot messages, and the client's paging through the list of snapshots.
 //!
 //! # Bounds
-//! An answer is one line of at most `MAX_LINE`, so a list comes in pages of [`PAGE`]: whoever wants the next one says which id the last one had. Ids rise and are
-//! never given again, so nothing comes twice, whatever is taken and removed meanwhile. A client goes on only while they rise, takes [`MOST`] at all and
-//! gives a stranger's daemon [`LIST_TIMEOUT`] for all pages together.
+//! A response is one line of at most `MAX_LINE`, so a list is sent in pages of [`PAGE`]: the client
+//! requests the next page with the last id that it received. Ids rise and are never reused, so
+//! nothing is listed twice although snapshots are created and removed meanwhile. A client requires
+//! rising ids, reads at most [`MOST`] snapshots, and allows another user's daemon [`LIST_TIMEOUT`]
+//! for all pages together.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,101 +13,111 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::client::{ask_within, patience};
-use super::{Name, Request, Response};
+use super::client::{response_timeout, send_request_within};
+use super::{Request, Response, SnapshotName};
 use crate::error::{Error, Result, Timestamp};
 
-/// Snapshots in an answer: with names of 255 bytes they are 45 KiB.
+/// Snapshots per response: with names of 255 bytes they are 45 KiB.
 pub const PAGE: usize = 64;
-/// Snapshots that a client takes from a daemon: several for each hour of a year, and 20 MiB.
+/// Maximum number of snapshots that a client reads: several for each hour of a year, and 20 MiB.
 const MOST: usize = 65_536;
-/// Ranges of ids in a question: with 20 digits each end they fit into a line that a daemon reads.
+/// Maximum ranges of ids in a request: with 20 digits for each end they fit into one line.
 const MOST_RANGES: usize = 1400;
-/// What another user's daemon may take to list all of them.
+/// Time for another user's daemon to list all snapshots.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A snapshot as a daemon tells of it.
+/// Snapshot as a daemon lists it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Listed {
+pub struct SnapshotInfo {
     pub id: u64,
-    pub name: Name,
+    pub name: SnapshotName,
     pub seconds: i64,
     pub nanos: u32,
     pub inodes: u64,
-    /// None where it was not asked for.
+    /// `None` if not requested.
     pub held_bytes: Option<u64>,
 }
 
-impl Listed {
+impl SnapshotInfo {
     pub fn time(&self) -> Timestamp {
         Timestamp { seconds: self.seconds, nanos: self.nanos.min(999_999_999) }
     }
 }
 
-/// The snapshots that a choice was made among: those up to an id were so many. Since ids are never given again, the same number means that none of them is gone.
+/// Fingerprint of the set of snapshots that a client chose from: the highest id and the number of
+/// snapshots up to it. Ids are never reused, so an equal number means that none was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Among {
+pub struct ExpectedSnapshots {
     pub up_to: u64,
     pub count: u64,
 }
 
-impl Among {
-    /// Of ids that rise.
-    pub fn of(ids: impl Iterator<Item = u64>) -> Among {
-        ids.fold(Among { up_to: 0, count: 0 }, |among, id| Among { up_to: id, count: among.count + 1 })
+impl ExpectedSnapshots {
+    /// Returns the fingerprint of ascending ids.
+    pub fn of(ids: impl Iterator<Item = u64>) -> ExpectedSnapshots {
+        ids.fold(ExpectedSnapshots { up_to: 0, count: 0 }, |among, id| ExpectedSnapshots {
+            up_to: id,
+            count: among.count + 1,
+        })
     }
 
-    /// Whether these still have all of them.
+    /// Returns whether none of the set is missing among `ids`.
     pub fn is_whole(&self, ids: impl Iterator<Item = u64>) -> bool {
         ids.filter(|id| *id <= self.up_to).count() as u64 == self.count
     }
 }
 
-/// All snapshots of a mounted archive, the oldest first; with `held`, what each one holds.
+/// Returns all snapshots of a mounted archive, oldest first; with `held`, including the bytes that
+/// each one holds.
 ///
 /// # Errors
-/// As [`super::ask`]; `Invalid` when the daemon is older than the question, refuses it or does not keep to the bounds.
-pub fn snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Listed>> {
+/// As [`super::send_request`]; `Invalid` when the daemon is too old for the request, refuses it, or
+/// exceeds the bounds.
+pub fn list_snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<SnapshotInfo>> {
     let until = (owner != geteuid().as_raw()).then(|| Instant::now() + LIST_TIMEOUT);
-    let mut all: Vec<Listed> = Vec::new();
+    let mut all: Vec<SnapshotInfo> = Vec::new();
     loop {
         let after = all.last().map_or(0, |last| last.id);
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
-        match ask_within(socket, owner, &Request::SnapshotList { after, held }, left)? {
+        let remaining =
+            until.map(|until| until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        match send_request_within(socket, owner, &Request::SnapshotList { after, held }, remaining)? {
             Response::Snapshots { snapshots, more } => {
-                if !takes(&mut all, snapshots, more) {
+                if !append_page(&mut all, snapshots, more) {
                     return Err(Error::invalid("the daemon's list of snapshots has no end"));
                 }
                 if !more {
                     return Ok(all);
                 }
             }
-            other => return Err(Error::invalid(other.complaint())),
+            other => return Err(Error::invalid(other.failure_message())),
         }
     }
 }
 
-/// What removing the snapshots with ids in these [`ranges`] gives back. The answer may take `limit`, or as long as for [`super::ask`].
+/// Returns the bytes that removing the snapshots in these [`id_ranges`] would free. The time limit
+/// is `limit`, or that of [`super::send_request`].
 ///
 /// # Errors
-/// As [`super::ask`]; `Invalid` when the daemon is older than the question or refuses it, and when the set does not fit into a request.
-pub fn held(socket: &Path, owner: u32, ranges: Vec<(u64, u64)>, limit: Option<Duration>) -> Result<u64> {
+/// As [`super::send_request`]; `Invalid` when the daemon is too old for the request or refuses it,
+/// and when the set does not fit into a request.
+pub fn query_held_bytes(socket: &Path, owner: u32, ranges: Vec<(u64, u64)>, limit: Option<Duration>) -> Result<u64> {
     if ranges.len() > MOST_RANGES {
         return Err(Error::invalid(format!(
             "a mounted archive tells what at most {MOST_RANGES} groups of neighbouring snapshots hold together"
         )));
     }
     let request = Request::SnapshotHeld { ranges };
-    let limit = limit.or_else(|| patience(owner, &request));
-    match ask_within(socket, owner, &request, limit)? {
+    let limit = limit.or_else(|| response_timeout(owner, &request));
+    match send_request_within(socket, owner, &request, limit)? {
         Response::Held { bytes } => Ok(bytes),
-        other => Err(Error::invalid(other.complaint())),
+        other => Err(Error::invalid(other.failure_message())),
     }
 }
 
-/// The ids of a set as ranges: neighbours among `all`, which rise, are one, since no id between two of them is ever given again.
-pub fn ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
+/// Returns a set of ids as inclusive ranges. Neighbours among the ascending `all` are merged, since
+/// no id between them can ever exist again.
+pub fn id_ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
     let (mut ranges, mut goes_on) = (Vec::<(u64, u64)>::new(), false);
     for id in all {
         let was = std::mem::replace(&mut goes_on, is_in(id));
@@ -118,8 +130,8 @@ pub fn ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) -> Ve
     ranges
 }
 
-/// Takes a page, and answers whether it is one that may follow.
-fn takes(all: &mut Vec<Listed>, page: Vec<Listed>, more: bool) -> bool {
+/// Appends a page; returns whether it is valid as the next one.
+fn append_page(all: &mut Vec<SnapshotInfo>, page: Vec<SnapshotInfo>, more: bool) -> bool {
     let mut last = all.last().map_or(0, |last| last.id);
     let rises = page.iter().all(|one| std::mem::replace(&mut last, one.id) < one.id);
     let follows = rises && page.len() <= PAGE && all.len() + page.len() <= MOST && (!more || !page.is_empty());
@@ -136,20 +148,20 @@ mod tests {
     fn every_name_goes_and_comes() {
         let all: Vec<u8> = (1..=255).filter(|byte| *byte != b'/').collect();
         for name in [&b"monday"[..], b"\xff\n\"\\", "für dich".as_bytes(), &all, &[0xfe; 255]] {
-            let line = serde_json::to_string(&Name(name.to_vec())).unwrap();
+            let line = serde_json::to_string(&SnapshotName(name.to_vec())).unwrap();
             assert!(line.len() <= 2 * name.len() + 2);
-            assert_eq!(serde_json::from_str::<Name>(&line).unwrap().0, name);
+            assert_eq!(serde_json::from_str::<SnapshotName>(&line).unwrap().0, name);
         }
         for line in ["\"a\"", "\"zz\"", "\"é\"", "7", &format!("\"{}\"", "00".repeat(256))] {
-            assert!(serde_json::from_str::<Name>(line).is_err(), "{line}");
+            assert!(serde_json::from_str::<SnapshotName>(line).is_err(), "{line}");
         }
     }
 
     #[test]
     fn the_longest_page_fits_into_a_line() {
-        let one = Listed {
+        let one = SnapshotInfo {
             id: u64::MAX,
-            name: Name(vec![0xff; MAX_NAME]),
+            name: SnapshotName(vec![0xff; MAX_NAME]),
             seconds: i64::MIN,
             nanos: u32::MAX,
             inodes: u64::MAX,
@@ -161,21 +173,24 @@ mod tests {
 
     #[test]
     fn pages_that_do_not_rise_or_do_not_end_are_refused() {
-        let page = |ids: &[u64]| ids.iter().map(|&id| Listed { id, ..Listed::default() }).collect::<Vec<_>>();
+        let page =
+            |ids: &[u64]| ids.iter().map(|&id| SnapshotInfo { id, ..SnapshotInfo::default() }).collect::<Vec<_>>();
         let mut all = Vec::new();
-        assert!(takes(&mut all, page(&[1, 4]), true) && takes(&mut all, page(&[5]), true));
-        assert!(takes(&mut all, page(&[]), false));
-        assert!(!takes(&mut all.clone(), page(&[]), true), "for ever");
-        assert!(!takes(&mut all.clone(), page(&[5]), true) && !takes(&mut all.clone(), page(&[7, 6]), true));
-        assert!(!takes(&mut all.clone(), page(&(6..80).collect::<Vec<_>>()), true), "too long a page");
+        assert!(append_page(&mut all, page(&[1, 4]), true) && append_page(&mut all, page(&[5]), true));
+        assert!(append_page(&mut all, page(&[]), false));
+        assert!(!append_page(&mut all.clone(), page(&[]), true), "for ever");
+        assert!(
+            !append_page(&mut all.clone(), page(&[5]), true) && !append_page(&mut all.clone(), page(&[7, 6]), true)
+        );
+        assert!(!append_page(&mut all.clone(), page(&(6..80).collect::<Vec<_>>()), true), "too long a page");
         let mut full = page(&(1..=MOST as u64).collect::<Vec<_>>());
-        assert!(!takes(&mut full, page(&[1 << 20]), true), "too many");
+        assert!(!append_page(&mut full, page(&[1 << 20]), true), "too many");
     }
 
     #[test]
     fn a_set_is_told_in_ranges_that_contain_nothing_else_and_fit_into_a_line() {
         let all = [2, 5, 9, 10, 40, 41];
-        let told = |set: &[u64]| ranges(all.into_iter(), |id| set.contains(&id));
+        let told = |set: &[u64]| id_ranges(all.into_iter(), |id| set.contains(&id));
         assert_eq!(told(&[]), []);
         assert_eq!(told(&all), [(2, 41)]);
         assert_eq!(told(&[2, 9, 10, 41]), [(2, 2), (9, 10), (41, 41)]);
@@ -192,9 +207,9 @@ mod tests {
 
     #[test]
     fn what_a_choice_was_made_among_is_whole_while_none_of_it_is_gone() {
-        let among = Among::of([2, 5, 9].into_iter());
+        let among = ExpectedSnapshots::of([2, 5, 9].into_iter());
         assert!(among.is_whole([2, 5, 9].into_iter()) && among.is_whole([2, 5, 9, 10].into_iter()));
         assert!(!among.is_whole([2, 9].into_iter()) && !among.is_whole([2, 5, 10].into_iter()));
-        assert!(Among::of(std::iter::empty()).is_whole([1].into_iter()));
+        assert!(ExpectedSnapshots::of(std::iter::empty()).is_whole([1].into_iter()));
     }
 }

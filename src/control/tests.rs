@@ -1,4 +1,4 @@
-//! Both halves of the control socket against each other.
+//! Tests of client and server of the control socket against each other.
 
 use std::io::{Read, Seek, Write as _};
 use std::ops::ControlFlow;
@@ -18,8 +18,8 @@ fn me() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-fn own(runtime: &Path) -> Place {
-    Place { runtime: runtime.into(), owner: me() }
+fn own(runtime: &Path) -> RuntimeDir {
+    RuntimeDir { runtime: runtime.into(), owner: me() }
 }
 
 fn describe(request: Request) -> Response {
@@ -36,7 +36,7 @@ fn serve(
     runtime: &Path,
     name: &SocketName,
     handler: impl Fn(Request) -> Response + Send + Sync + 'static,
-) -> crate::Result<Server> {
+) -> crate::Result<ControlServer> {
     listen(runtime, name)?.serve(move |request, _| handler(request))
 }
 
@@ -49,17 +49,20 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
 
-    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false, abandon: false }), Ok(Response::Busy { .. })));
-    assert!(matches!(ask(&socket, me(), &Request::Sync), Ok(Response::Done)));
-    let all = running(&own(runtime.path())).unwrap();
+    assert!(matches!(
+        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false }),
+        Ok(Response::Busy { .. })
+    ));
+    assert!(matches!(send_request(&socket, me(), &Request::Sync), Ok(Response::Done)));
+    let all = list_daemons(&own(runtime.path())).unwrap();
     assert_eq!(all.len(), 1);
-    // What the kernel says of the process and its user counts, not what that says of itself.
+    // Process and user id are those of the peer credentials, not those in the status.
     assert_eq!(all[0].1.pid, std::process::id());
     assert_eq!(all[0].1.uid, nix::unistd::geteuid().as_raw());
 
     server.finish();
     assert!(!socket.exists());
-    assert!(running(&own(runtime.path())).unwrap().is_empty());
+    assert!(list_daemons(&own(runtime.path())).unwrap().is_empty());
 }
 
 #[test]
@@ -72,11 +75,11 @@ fn the_socket_is_taken_away_where_it_was_whatever_hides_the_path() {
     assert!(waits.is_ok(), "before it is served");
     let server = listening.serve(|request, _| describe(request)).unwrap();
     std::fs::rename(&runtime, &aside).unwrap();
-    assert!(ask(&socket_path(&aside, &name()), me(), &Request::Sync).is_ok());
+    assert!(send_request(&socket_path(&aside, &name()), me(), &Request::Sync).is_ok());
     drop(waits);
     server.finish();
     assert!(!socket_path(&aside, &name()).exists());
-    // A mount that fails takes it away as well.
+    // A failed mount removes it too.
     drop(listen(&aside, &name()).unwrap());
     assert!(!socket_path(&aside, &name()).exists());
 }
@@ -86,7 +89,7 @@ fn a_second_server_of_the_same_archive_is_refused() {
     let runtime = tempfile::tempdir().unwrap();
     let first = serve(runtime.path(), &name(), describe).unwrap();
     assert!(matches!(serve(runtime.path(), &name(), describe), Err(Error::InUse(_))));
-    assert!(ask(first.socket(), me(), &Request::Status).is_ok());
+    assert!(send_request(first.socket(), me(), &Request::Status).is_ok());
 }
 
 #[test]
@@ -116,7 +119,7 @@ fn a_dead_socket_is_replaced() {
     drop(serve(runtime.path(), &name(), describe).unwrap());
     drop(UnixListener::bind(socket_path(runtime.path(), &name())).unwrap());
     let server = serve(runtime.path(), &name(), describe).unwrap();
-    assert!(ask(server.socket(), me(), &Request::Status).is_ok());
+    assert!(send_request(server.socket(), me(), &Request::Status).is_ok());
 }
 
 #[test]
@@ -130,21 +133,21 @@ fn a_directory_that_others_may_enter_is_refused() {
 
 #[test]
 fn running_without_a_directory_is_empty() {
-    assert!(running(&own(Path::new("/nonexistent"))).unwrap().is_empty());
+    assert!(list_daemons(&own(Path::new("/nonexistent"))).unwrap().is_empty());
 }
 
 #[test]
 fn nothing_is_asked_where_another_user_is_expected() {
     let runtime = tempfile::tempdir().unwrap();
     let _server = serve(runtime.path(), &name(), describe).unwrap();
-    let place = Place { owner: own(runtime.path()).owner + 1, ..own(runtime.path()) };
-    assert!(running(&place).unwrap().is_empty());
-    // Neither is a link followed, which may lead to the socket of another service.
+    let place = RuntimeDir { owner: own(runtime.path()).owner + 1, ..own(runtime.path()) };
+    assert!(list_daemons(&place).unwrap().is_empty());
+    // A symbolic link is not followed either: it may lead to the socket of another service.
     let elsewhere = tempfile::tempdir().unwrap();
     let sockets = elsewhere.path().join("lockbox");
     std::fs::create_dir(&sockets).unwrap();
     std::os::unix::fs::symlink(socket_path(runtime.path(), &name()), sockets.join("x.sock")).unwrap();
-    assert!(running(&own(elsewhere.path())).unwrap().is_empty());
+    assert!(list_daemons(&own(elsewhere.path())).unwrap().is_empty());
 }
 
 #[test]
@@ -158,7 +161,7 @@ fn no_request_reaches_a_process_of_another_user() {
     });
     let server = server.unwrap();
     for request in [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true, abandon: false }] {
-        assert!(matches!(ask(server.socket(), me() + 1, &request), Err(Error::NotPermitted)));
+        assert!(matches!(send_request(server.socket(), me() + 1, &request), Err(Error::NotPermitted)));
     }
     server.finish();
     assert!(asked.try_recv().is_err());
@@ -171,16 +174,16 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
         Request::Purge,
         Request::Stop { lazy: false, abandon: false },
         Request::Stop { lazy: true, abandon: false },
-        Request::SnapshotCreate { name: Name::default() },
+        Request::SnapshotCreate { name: SnapshotName::default() },
         Request::SnapshotList { after: 0, held: true },
         Request::SnapshotHeld { ranges: vec![(1, 2)] },
         Request::SnapshotRemove { ids: vec![1], among: None },
     ] {
-        assert_eq!(client::patience(me(), &request), None);
-        let limit = client::patience(me() + 1, &request).unwrap();
+        assert_eq!(client::response_timeout(me(), &request), None);
+        let limit = client::response_timeout(me() + 1, &request).unwrap();
         assert!((60..=600).contains(&limit.as_secs()), "{request:?}");
     }
-    assert!(client::patience(me() + 1, &Request::Backup { whole: true, verify: true }).is_some());
+    assert!(client::response_timeout(me() + 1, &Request::Backup { whole: true, verify: true }).is_some());
     let runtime = tempfile::tempdir().unwrap();
     let (over, hold) = std::sync::mpsc::channel::<()>();
     let hold = parking_lot::Mutex::new(hold);
@@ -191,10 +194,11 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
         describe(request)
     });
     let server = server.unwrap();
-    assert!(ask(server.socket(), me(), &Request::Status).is_ok());
+    assert!(send_request(server.socket(), me(), &Request::Status).is_ok());
     let limit = Some(std::time::Duration::from_millis(50));
     let error =
-        client::ask_within(server.socket(), me(), &Request::Stop { lazy: false, abandon: false }, limit).unwrap_err();
+        client::send_request_within(server.socket(), me(), &Request::Stop { lazy: false, abandon: false }, limit)
+            .unwrap_err();
     assert!(error.to_string().starts_with("no answer within"), "{error}");
     drop(over);
 }
@@ -205,13 +209,16 @@ fn who_takes_no_connection_is_left_in_time() {
     std::fs::create_dir(runtime.path().join("lockbox")).unwrap();
     let socket = socket_path(runtime.path(), &name());
     let listener = UnixListener::bind(&socket).unwrap();
-    // A listener's queue is full when a connection has to wait.
+    // The listener's queue is full when a connection has to wait.
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
-    assert!(matches!(ask(&socket, me(), &Request::Stop { lazy: false, abandon: false }), Err(Error::Io { .. })));
+    assert!(matches!(
+        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false }),
+        Err(Error::Io { .. })
+    ));
 }
 
-/// Also of a long line, which comes in parts.
+/// Includes a long line, which is received in parts.
 #[test]
 fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     let runtime = tempfile::tempdir().unwrap();
@@ -237,7 +244,7 @@ fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     let mut file = tempfile::tempfile().unwrap();
     let backup = |whole, go_on: &dyn Fn() -> crate::Result<()>| {
         let request = Request::Backup { whole, verify: false };
-        ask_with_file(server.socket(), me(), &request, std::os::fd::AsFd::as_fd(&file), go_on)
+        send_request_with_file(server.socket(), me(), &request, std::os::fd::AsFd::as_fd(&file), go_on)
     };
     assert!(matches!(backup(true, &|| Ok(())), Ok(Response::Done)));
     let looks = std::cell::Cell::new(0);
@@ -253,7 +260,7 @@ fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     assert_eq!(text, "written");
     let ids = vec![u64::MAX; 2000];
     let remove = Request::SnapshotRemove { ids, among: None };
-    assert!(ask(server.socket(), me(), &remove).is_ok());
+    assert!(send_request(server.socket(), me(), &remove).is_ok());
 }
 
 #[test]
@@ -265,15 +272,17 @@ fn a_strangers_text_is_cut() {
             options: long(),
             latched: Some(long()),
             fallback: Some(long()),
-            schedule: Some(Schedule { rules: long(), next: 0, failure: Some(long()) }),
+            schedule: Some(ScheduleStatus { rules: long(), next: 0, failure: Some(long()) }),
             ..Status::default()
         })),
-        Request::SnapshotCreate { .. } => Response::Refused { why: Why::NoSpace, message: long() },
+        Request::SnapshotCreate { .. } => Response::Refused { why: RefusalReason::NoSpace, message: long() },
         Request::Stop { .. } => Response::Busy { message: long() },
         _ => Response::Failed { message: long() },
     };
     let server = serve(runtime.path(), &name(), talk).unwrap();
-    let Response::Status(status) = ask(server.socket(), me(), &Request::Status).unwrap() else { panic!("no status") };
+    let Response::Status(status) = send_request(server.socket(), me(), &Request::Status).unwrap() else {
+        panic!("no status")
+    };
     assert_eq!(
         (status.options.len(), status.latched.unwrap().len(), status.fallback.unwrap().len()),
         (4096, 4096, 4096)
@@ -283,9 +292,9 @@ fn a_strangers_text_is_cut() {
     for request in [
         Request::Sync,
         Request::Stop { lazy: false, abandon: false },
-        Request::SnapshotCreate { name: Name::default() },
+        Request::SnapshotCreate { name: SnapshotName::default() },
     ] {
-        match ask(server.socket(), me(), &request).unwrap() {
+        match send_request(server.socket(), me(), &request).unwrap() {
             Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
                 assert_eq!(message.len(), 4096)
             }
@@ -294,7 +303,8 @@ fn a_strangers_text_is_cut() {
     }
 }
 
-/// The time counts from the question, not from the last byte: it ends the reading although a byte lies there each time.
+/// The deadline counts from the request, not from the last byte: it ends the reading although each
+/// read finds a byte.
 #[test]
 fn a_daemon_that_answers_in_drops_is_left_in_time() {
     let runtime = tempfile::tempdir().unwrap();
@@ -302,14 +312,14 @@ fn a_daemon_that_answers_in_drops_is_left_in_time() {
     let socket = socket_path(runtime.path(), &name());
     let listener = UnixListener::bind(&socket).unwrap();
     let mut conversation =
-        client::begin(&socket, me(), &Request::Status, &[], Some(Duration::from_secs(3600)), &|| Ok(())).unwrap();
+        client::connect(&socket, me(), &Request::Status, &[], Some(Duration::from_secs(3600)), &|| Ok(())).unwrap();
     let (mut daemon, _) = listener.accept().unwrap();
     daemon.write_all(b"  ").unwrap();
     let patient = conversation.reader.get_mut();
     assert_eq!(patient.read(&mut [0]).unwrap(), 1);
     patient.until = Some(std::time::Instant::now());
     assert_eq!(patient.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::TimedOut);
-    assert!(matches!(conversation.hear(), Err(Error::Io { .. })));
+    assert!(matches!(conversation.receive(), Err(Error::Io { .. })));
 }
 
 #[test]
@@ -322,9 +332,9 @@ fn what_an_older_daemon_says_is_understood() {
     assert_eq!((status.snapshots, status.newest_snapshot, status.schedule), (None, None, None));
     let line = r#"{"response":"failed","message":"request not understood: unknown variant `snapshot-list`"}"#;
     let response: Response = serde_json::from_str(line).unwrap();
-    assert!(response.complaint().contains("older than this program"), "{}", response.complaint());
+    assert!(response.failure_message().contains("older than this program"), "{}", response.failure_message());
     let newer = r#"{"response":"refused","why":"moonlight","message":"no"}"#;
-    assert!(matches!(serde_json::from_str(newer).unwrap(), Response::Refused { why: Why::Other, .. }));
+    assert!(matches!(serde_json::from_str(newer).unwrap(), Response::Refused { why: RefusalReason::Other, .. }));
 }
 
 #[test]
@@ -333,25 +343,27 @@ fn a_list_comes_in_pages_and_a_strangers_endless_one_is_left() {
     let server = serve(runtime.path(), &name(), |request| match request {
         Request::SnapshotList { after, .. } => {
             let ids = (after + 1..=200).take(PAGE);
-            let listed = ids.map(|id| Listed { id, name: Name(vec![0xff, id as u8]), ..Listed::default() });
-            let snapshots: Vec<Listed> = listed.collect();
+            let listed =
+                ids.map(|id| SnapshotInfo { id, name: SnapshotName(vec![0xff, id as u8]), ..SnapshotInfo::default() });
+            let snapshots: Vec<SnapshotInfo> = listed.collect();
             Response::Snapshots { more: snapshots.last().is_some_and(|last| last.id < 200), snapshots }
         }
         _ => Response::Done,
     });
     let server = server.unwrap();
-    let all = snapshots(server.socket(), me(), false).unwrap();
+    let all = list_snapshots(server.socket(), me(), false).unwrap();
     assert_eq!(all.iter().map(|one| one.id).collect::<Vec<_>>(), (1..=200).collect::<Vec<_>>());
-    assert_eq!(all[76].name, Name(vec![0xff, 77]));
+    assert_eq!(all[76].name, SnapshotName(vec![0xff, 77]));
     server.finish();
-    let endless = |_| Response::Snapshots { snapshots: vec![Listed { id: 1, ..Listed::default() }], more: true };
+    let endless =
+        |_| Response::Snapshots { snapshots: vec![SnapshotInfo { id: 1, ..SnapshotInfo::default() }], more: true };
     let server = serve(runtime.path(), &name(), endless).unwrap();
-    let error = snapshots(server.socket(), me(), true).unwrap_err();
+    let error = list_snapshots(server.socket(), me(), true).unwrap_err();
     assert!(error.to_string().contains("has no end"), "{error}");
     server.finish();
     let server = serve(runtime.path(), &name(), |_| Response::Failed { message: "the archive is being closed".into() });
     let server = server.unwrap();
-    let error = snapshots(server.socket(), me(), true).unwrap_err();
+    let error = list_snapshots(server.socket(), me(), true).unwrap_err();
     assert!(error.to_string().contains("being closed"), "{error}");
 }
 
@@ -362,36 +374,37 @@ fn a_daemon_has_its_client_do_things_before_it_answers() {
     let listening = listen(runtime.path(), &name()).unwrap();
     let server = listening.serve(move |_, client| {
         let path = TreePath(b"a\xff\n".to_vec());
-        let made = |path| client.have_done(&Response::MakeDirectory { path }, &|| "it".into(), waited, &|| Ok(()));
+        let made = |path| client.request_action(&Response::MakeDirectory { path }, &|| "it".into(), waited, &|| Ok(()));
         let done = made(path.clone());
-        client.tell(&Response::Kept { name: Name(b"told".to_vec()) }).unwrap();
+        client.send(&Response::Kept { name: SnapshotName(b"told".to_vec()) }).unwrap();
         let failed = made(path);
-        // What has no place in a line is not sent in part.
+        // A response that is too long for a line is not sent in part.
         let long = TreePath(vec![0; 12 << 10]);
-        let long = vec![Difference { path: long, from: None, change: String::new(), changed: false }; 3];
-        assert!(client.tell(&Response::Differing { found: long }).is_err());
-        // What failed is said, whichever kind of error it becomes.
+        let long = vec![PathDifference { path: long, from: None, change: String::new(), changed: false }; 3];
+        assert!(client.send(&Response::Differing { found: long }).is_err());
+        // The failure is reported, regardless of its error kind.
         let is_right = done.is_ok() && matches!(&failed, Err(Error::NoSpace(text)) if text.starts_with("it: No space"));
         if is_right { Response::Done } else { Response::Failed { message: format!("{done:?} {failed:?}") } }
     });
     let _server = server.unwrap();
     let (mut made, mut kept) = (0, None);
-    let end = converse(&socket_path(runtime.path(), &name()), me(), &Request::Sync, &|| Ok(()), &mut |response| {
-        Ok(match response {
-            Response::MakeDirectory { path } => {
-                assert_eq!(path.0, b"a\xff\n");
-                made += 1;
-                ControlFlow::Continue(Some(Carried { errno: (made == 2).then_some(28) }))
-            }
-            Response::Kept { name } => {
-                kept = Some(name);
-                ControlFlow::Continue(None)
-            }
-            end => ControlFlow::Break(end),
-        })
-    });
+    let end =
+        exchange_messages(&socket_path(runtime.path(), &name()), me(), &Request::Sync, &|| Ok(()), &mut |response| {
+            Ok(match response {
+                Response::MakeDirectory { path } => {
+                    assert_eq!(path.0, b"a\xff\n");
+                    made += 1;
+                    ControlFlow::Continue(Some(ActionResult { errno: (made == 2).then_some(28) }))
+                }
+                Response::Kept { name } => {
+                    kept = Some(name);
+                    ControlFlow::Continue(None)
+                }
+                end => ControlFlow::Break(end),
+            })
+        });
     assert!(matches!(end, Ok(Response::Done)), "{end:?}");
-    assert_eq!((made, kept), (2, Some(Name(b"told".to_vec()))));
+    assert_eq!((made, kept), (2, Some(SnapshotName(b"told".to_vec()))));
 }
 
 #[test]
@@ -402,18 +415,18 @@ fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
     let server = listening.serve(move |request, client| {
         let limit = Duration::from_millis(if matches!(request, Request::Sync) { 60_000 } else { 300 });
         let what = Response::MakeDirectory { path: TreePath::default() };
-        let done = client.have_done(&what, &|| "it".into(), limit, &|| Ok(()));
+        let done = client.request_action(&what, &|| "it".into(), limit, &|| Ok(()));
         ended.send(done).unwrap();
         Response::Done
     });
     let _server = server.unwrap();
     let socket = socket_path(runtime.path(), &name());
     let went: crate::Result<()> =
-        converse(&socket, me(), &Request::Sync, &|| Ok(()), &mut |_| Err(Error::NotPermitted));
+        exchange_messages(&socket, me(), &Request::Sync, &|| Ok(()), &mut |_| Err(Error::NotPermitted));
     assert!(matches!(went, Err(Error::NotPermitted)), "{went:?}");
     assert!(matches!(end.recv_timeout(Duration::from_secs(60)), Ok(Err(Error::Interrupted(_)))));
-    // It listens, and does nothing.
-    let silent = converse(&socket, me(), &Request::Purge, &|| Ok(()), &mut |response| {
+    // It listens and does not respond.
+    let silent = exchange_messages(&socket, me(), &Request::Purge, &|| Ok(()), &mut |response| {
         Ok(match response {
             Response::MakeDirectory { .. } => ControlFlow::Continue(None),
             end => ControlFlow::Break(end),
@@ -421,10 +434,11 @@ fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
     });
     assert!(matches!(silent, Ok(Response::Done)), "{silent:?}");
     assert!(matches!(end.recv_timeout(Duration::from_secs(60)), Ok(Err(Error::Interrupted(_)))));
-    // An interrupted user leaves at once.
-    let left: crate::Result<()> = converse(&socket, me(), &Request::Sync, &|| Err(Error::Interrupted(2)), &mut |_| {
-        Ok(ControlFlow::Continue(None))
-    });
+    // An interrupt ends the wait at once.
+    let left: crate::Result<()> =
+        exchange_messages(&socket, me(), &Request::Sync, &|| Err(Error::Interrupted(2)), &mut |_| {
+            Ok(ControlFlow::Continue(None))
+        });
     assert!(matches!(left, Err(Error::Interrupted(2))), "{left:?}");
 }
 
@@ -433,8 +447,8 @@ fn a_request_that_no_daemon_would_read_is_not_sent() {
     let runtime = tempfile::tempdir().unwrap();
     let _server = serve(runtime.path(), &name(), describe).unwrap();
     let paths = vec![TreePath(vec![b'a'; 4000]); 9];
-    let request = Request::SnapshotRestore { name: Name::default(), paths, to: None };
-    let asked = ask(&socket_path(runtime.path(), &name()), me(), &request);
+    let request = Request::SnapshotRestore { name: SnapshotName::default(), paths, to: None };
+    let asked = send_request(&socket_path(runtime.path(), &name()), me(), &request);
     assert!(matches!(&asked, Err(Error::Invalid(text)) if text.contains("at once")), "{asked:?}");
     assert!(TreePath(vec![0; 12 << 10]).fits() && !TreePath(vec![0; (12 << 10) + 1]).fits());
 }
@@ -447,14 +461,14 @@ fn what_a_set_holds_is_asked_within_bounds() {
         _ => Response::Done,
     });
     let server = server.unwrap();
-    assert_eq!(held(server.socket(), me(), vec![(1, 2), (4, 4)], None).unwrap(), 11);
-    let error = held(server.socket(), me(), vec![(1, 2); 5000], None).unwrap_err();
+    assert_eq!(query_held_bytes(server.socket(), me(), vec![(1, 2), (4, 4)], None).unwrap(), 11);
+    let error = query_held_bytes(server.socket(), me(), vec![(1, 2); 5000], None).unwrap_err();
     assert!(error.to_string().contains("at most 1400 groups"), "{error}");
     server.finish();
-    // As a daemon says that does not know the question.
+    // Response of a daemon that does not know the request.
     let older = |_| Response::Failed { message: "request not understood: unknown variant".into() };
     let server = serve(runtime.path(), &name(), older).unwrap();
-    let error = held(server.socket(), me(), vec![(1, 2)], None).unwrap_err();
+    let error = query_held_bytes(server.socket(), me(), vec![(1, 2)], None).unwrap_err();
     assert!(error.to_string().contains("older than this program"), "{error}");
     server.finish();
 }

@@ -1,33 +1,37 @@
-//! Extended attributes of host files, access control lists among them, copied in and out.
+//! Metadata of host files in the archive: copies extended attributes, including access control
+//! lists, in both directions, and compares an object with its host file.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{CWD, XattrFlags};
+use rustix::fs::{CWD, Stat, XattrFlags};
 use rustix::io::Errno;
 
-use super::host::{descriptor_path, host_error};
-use super::left::{LeftOut, SECURITY, TRUSTED};
-use crate::error::{Error, Result};
+use super::host::{descriptor_path, device_number, host_error};
+use super::skipped::{SECURITY, SkippedItems, TRUSTED};
+use crate::error::{Error, Result, Timestamp};
 use crate::format::Ino;
-use crate::fs::{FileSystem, XattrMode};
+use crate::fs::{Attributes, FileSystem, XattrMode, mode};
 
-/// The kernel's limit of one value and of all names.
+/// Kernel limit in bytes of one value and of the list of names.
 const MAX_VALUE: usize = 64 << 10;
-/// Needs a writable file, so these are set before the mode; the others are set after owner and mode, which would change them.
+/// Needs a writable file, so these are set before the mode. Other attributes are set after owner
+/// and mode, which would change them.
 const USER: &[u8] = b"user.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// Names and values.
-pub(crate) type Attributes = BTreeMap<Vec<u8>, Vec<u8>>;
+/// Attribute values by name.
+pub(crate) type XattrMap = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A host file whose attributes are read or set.
-pub(crate) enum Object<'a> {
+/// Host file, for reading or setting its attributes.
+pub(crate) enum XattrObject<'a> {
     Open(BorrowedFd<'a>),
-    /// Held by its path, without being opened: no call for attributes takes such a descriptor, so they go by what /proc calls it.
+    /// Opened with `O_PATH`. Attribute calls do not accept such a descriptor, so the path below
+    /// /proc is used.
     Held(BorrowedFd<'a>),
-    /// A name in a directory (or a path): what cannot be opened. `follow` says whether a symbolic link stands for its target.
+    /// Name in a directory (or a path), for objects that cannot be opened. With `follow` a symbolic
+    /// link stands for its target.
     Named {
         directory: BorrowedFd<'a>,
         name: &'a [u8],
@@ -35,12 +39,13 @@ pub(crate) enum Object<'a> {
     },
 }
 
-impl<'a> Object<'a> {
-    pub(crate) fn open(file: &'a impl AsFd) -> Object<'a> {
-        Object::Open(file.as_fd())
+impl<'a> XattrObject<'a> {
+    pub(crate) fn open(file: &'a impl AsFd) -> XattrObject<'a> {
+        XattrObject::Open(file.as_fd())
     }
 
-    /// A path to a named object. There are no system calls for attributes by directory, so the path goes through the descriptor.
+    /// Returns a path to a named object. There are no attribute calls relative to a directory, so
+    /// the path goes through its descriptor.
     fn path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
         match directory.as_raw_fd() {
             fd if fd == CWD.as_raw_fd() => name.to_vec(),
@@ -48,35 +53,37 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// The target of a symbolic link that is named.
+    /// Returns the target of a symbolic link.
     pub(crate) fn link_target(&self) -> Result<Vec<u8>> {
         let target = match *self {
-            Object::Open(file) | Object::Held(file) => rustix::fs::readlinkat(file, "", Vec::new()),
-            Object::Named { directory, name, .. } => rustix::fs::readlinkat(directory, name, Vec::new()),
+            XattrObject::Open(file) | XattrObject::Held(file) => rustix::fs::readlinkat(file, "", Vec::new()),
+            XattrObject::Named { directory, name, .. } => rustix::fs::readlinkat(directory, name, Vec::new()),
         };
         target.map(CString::into_bytes).map_err(host_error("cannot read the link"))
     }
 
     fn list(&self, names: &mut [u8]) -> rustix::io::Result<usize> {
         match *self {
-            Object::Open(file) => rustix::fs::flistxattr(file, names),
-            Object::Held(file) => rustix::fs::listxattr(descriptor_path(file), names),
-            Object::Named { directory, name, follow: true } => {
-                rustix::fs::listxattr(Object::path(directory, name), names)
+            XattrObject::Open(file) => rustix::fs::flistxattr(file, names),
+            XattrObject::Held(file) => rustix::fs::listxattr(descriptor_path(file), names),
+            XattrObject::Named { directory, name, follow: true } => {
+                rustix::fs::listxattr(XattrObject::path(directory, name), names)
             }
-            Object::Named { directory, name, .. } => rustix::fs::llistxattr(Object::path(directory, name), names),
+            XattrObject::Named { directory, name, .. } => {
+                rustix::fs::llistxattr(XattrObject::path(directory, name), names)
+            }
         }
     }
 
     fn get(&self, attribute: &[u8], value: &mut [u8]) -> rustix::io::Result<usize> {
         match *self {
-            Object::Open(file) => rustix::fs::fgetxattr(file, attribute, value),
-            Object::Held(file) => rustix::fs::getxattr(descriptor_path(file), attribute, value),
-            Object::Named { directory, name, follow: true } => {
-                rustix::fs::getxattr(Object::path(directory, name), attribute, value)
+            XattrObject::Open(file) => rustix::fs::fgetxattr(file, attribute, value),
+            XattrObject::Held(file) => rustix::fs::getxattr(descriptor_path(file), attribute, value),
+            XattrObject::Named { directory, name, follow: true } => {
+                rustix::fs::getxattr(XattrObject::path(directory, name), attribute, value)
             }
-            Object::Named { directory, name, .. } => {
-                rustix::fs::lgetxattr(Object::path(directory, name), attribute, value)
+            XattrObject::Named { directory, name, .. } => {
+                rustix::fs::lgetxattr(XattrObject::path(directory, name), attribute, value)
             }
         }
     }
@@ -84,21 +91,27 @@ impl<'a> Object<'a> {
     fn set(&self, attribute: &[u8], value: &[u8]) -> rustix::io::Result<()> {
         let flags = XattrFlags::empty();
         match *self {
-            Object::Open(file) => rustix::fs::fsetxattr(file, attribute, value, flags),
-            Object::Held(file) => rustix::fs::setxattr(descriptor_path(file), attribute, value, flags),
-            // What a name means may have changed.
-            Object::Named { .. } => Err(Errno::BADF),
+            XattrObject::Open(file) => rustix::fs::fsetxattr(file, attribute, value, flags),
+            XattrObject::Held(file) => rustix::fs::setxattr(descriptor_path(file), attribute, value, flags),
+            // The name may denote another object by now.
+            XattrObject::Named { .. } => Err(Errno::BADF),
         }
     }
 }
 
-/// Gives `ino` every attribute of a host file that the caller may read.
-pub(crate) fn import(object: &Object<'_>, fs: &FileSystem, ino: Ino, path: &[u8], left: &mut LeftOut) -> Result<()> {
+/// Copies every attribute of a host file that the caller may read to `ino`.
+pub(crate) fn import(
+    object: &XattrObject<'_>,
+    fs: &FileSystem,
+    ino: Ino,
+    path: &[u8],
+    skipped: &mut SkippedItems,
+) -> Result<()> {
     for (name, value) in read(object)? {
         match fs.set_xattr(ino, &name, &value, XattrMode::Set) {
-            // Of the host's own kind, or a list that no Linux could read back.
+            // A host-specific attribute, or an access control list that Linux could not read back.
             Err(error @ (Error::Unsupported(_) | Error::AttributeTooLarge | Error::NotPermitted)) => {
-                left.attributes.add(path, &name, &error);
+                skipped.attributes.add(path, &name, &error);
             }
             other => other?,
         }
@@ -106,25 +119,25 @@ pub(crate) fn import(object: &Object<'_>, fs: &FileSystem, ino: Ino, path: &[u8]
     Ok(())
 }
 
-/// Every attribute of a host file that the caller may read.
-pub(crate) fn read(object: &Object<'_>) -> Result<Attributes> {
+/// Returns every attribute of a host file that the caller may read.
+pub(crate) fn read(object: &XattrObject<'_>) -> Result<XattrMap> {
     let failed = host_error("cannot read the extended attributes");
     let mut names = vec![0; 1024];
     let length = loop {
         match object.list(&mut names) {
             Ok(length) => break length,
             Err(Errno::RANGE) if names.len() < MAX_VALUE => names.resize(MAX_VALUE, 0),
-            Err(Errno::NOTSUP) => return Ok(Attributes::new()),
+            Err(Errno::NOTSUP) => return Ok(XattrMap::new()),
             Err(errno) => return Err(failed(errno)),
         }
     };
-    let mut found = Attributes::new();
+    let mut found = XattrMap::new();
     let mut value = Vec::new();
     for name in names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()) {
         value.resize(MAX_VALUE, 0);
         match object.get(name, &mut value) {
             Ok(length) => found.insert(name.to_vec(), value[..length].to_vec()),
-            // Removed since it was listed, or not for the caller to read.
+            // Removed since it was listed, or not readable for the caller.
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS | Errno::NOTSUP) => continue,
             Err(errno) => return Err(failed(errno)),
         };
@@ -132,8 +145,8 @@ pub(crate) fn read(object: &Object<'_>) -> Result<Attributes> {
     Ok(found)
 }
 
-/// Whether `ino` has the attributes of a host file, as far as archives keep them.
-pub(crate) fn same(object: &Object<'_>, fs: &FileSystem, ino: Ino) -> Result<bool> {
+/// Returns whether `ino` has the same attributes as a host file, as far as archives store them.
+pub(crate) fn is_equal(object: &XattrObject<'_>, fs: &FileSystem, ino: Ino) -> Result<bool> {
     let mut host = read(object)?;
     host.retain(|name, _| is_kept(name));
     let stored = comparable_names(fs, ino)?;
@@ -148,18 +161,25 @@ pub(crate) fn same(object: &Object<'_>, fs: &FileSystem, ino: Ino) -> Result<boo
     Ok(true)
 }
 
-/// Gives `ino` the attributes of a host file, and takes away what that one does not have.
-pub(crate) fn renew(object: &Object<'_>, fs: &FileSystem, ino: Ino, path: &[u8], left: &mut LeftOut) -> Result<()> {
+/// Copies the attributes of a host file to `ino` and removes all others.
+pub(crate) fn update(
+    object: &XattrObject<'_>,
+    fs: &FileSystem,
+    ino: Ino,
+    path: &[u8],
+    skipped: &mut SkippedItems,
+) -> Result<()> {
     let host = read(object)?;
     for name in comparable_names(fs, ino)? {
         if !host.contains_key(&name) {
             fs.remove_xattr(ino, &name)?;
         }
     }
-    import(object, fs, ino, path, left)
+    import(object, fs, ino, path, skipped)
 }
 
-/// Names of stored attributes that the host would have shown to the caller: `trusted.` ones it shows to root alone.
+/// Returns the names of stored attributes that the host would also list for the caller: `trusted.`
+/// ones only for root.
 fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
     let root = nix::unistd::geteuid().is_root();
     let names = fs.list_xattrs(ino)?;
@@ -171,47 +191,97 @@ fn is_kept(name: &[u8]) -> bool {
     name.starts_with(USER) || name.starts_with(TRUSTED) || name.starts_with(SECURITY) || ACCESS_LISTS.contains(&name)
 }
 
-/// Takes the lists away that an existing object has: a copy brings its own permissions.
-pub(crate) fn forget_lists(fs: &FileSystem, ino: Ino) -> Result<()> {
+/// Removes the access control lists of an existing object, because a copy sets its own permissions.
+pub(crate) fn remove_access_lists(fs: &FileSystem, ino: Ino) -> Result<()> {
     ACCESS_LISTS.into_iter().try_for_each(|name| fs.remove_xattr(ino, name))
 }
 
-/// When an attribute is set on an extracted object: before its mode, or after.
+/// Order of setting attributes on an extracted object, relative to its mode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     BeforeMode,
     AfterMode,
 }
 
-/// Gives a host file those attributes that are set in this phase; what the host refuses is counted.
-pub(crate) fn put(xattrs: &[(Vec<u8>, Vec<u8>)], object: &Object<'_>, phase: Phase, path: &[u8], left: &mut LeftOut) {
+/// Sets the attributes of one phase on a host file; counts refused ones.
+pub(crate) fn set_for_phase(
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    object: &XattrObject<'_>,
+    phase: Phase,
+    path: &[u8],
+    skipped: &mut SkippedItems,
+) {
     for (name, value) in xattrs.iter().filter(|(name, _)| name.starts_with(USER) == (phase == Phase::BeforeMode)) {
-        if left.withholds_attribute(path, name) {
+        if skipped.withholds_attribute(path, name) {
             continue;
         }
         if let Err(errno) = object.set(name, value) {
-            left.attributes.add(path, name, &std::io::Error::from(errno));
+            skipped.attributes.add(path, name, &std::io::Error::from(errno));
         }
     }
 }
 
-/// Gives a host file the attributes of `ino` that are set in this phase.
+/// Copies the attributes of one phase from `ino` to a host file.
 pub(crate) fn extract(
     fs: &FileSystem,
     ino: Ino,
-    object: &Object<'_>,
+    object: &XattrObject<'_>,
     phase: Phase,
     path: &[u8],
-    left: &mut LeftOut,
+    skipped: &mut SkippedItems,
 ) -> Result<()> {
     for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(USER) != (phase == Phase::BeforeMode) || left.withholds_attribute(path, name) {
+        if name.starts_with(USER) != (phase == Phase::BeforeMode) || skipped.withholds_attribute(path, name) {
             continue;
         }
-        // A full disk shows as well where there is no room for attributes only, and files as such are complete by now.
+        // ENOSPC may also mean that only the space for attributes is exhausted, and the file's
+        // content is complete by now.
         if let Err(errno) = object.set(name, &fs.xattr(ino, name)?) {
-            left.attributes.add(path, name, &std::io::Error::from(errno));
+            skipped.attributes.add(path, name, &std::io::Error::from(errno));
         }
     }
     Ok(())
+}
+
+/// Update that a copy has to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileDifference {
+    None,
+    /// Owner, mode, times or attributes differ; the content is unchanged.
+    Metadata,
+    /// Type, size, modification time, link target or device number differs.
+    Content,
+}
+
+/// Compares a host file with its copy in the archive. Equal size and equal modification time to the
+/// nanosecond count as unchanged content. The access time is ignored.
+pub(super) fn compare_with_host(
+    fs: &FileSystem,
+    existing: &Attributes,
+    stat: &Stat,
+    object: &XattrObject<'_>,
+) -> Result<FileDifference> {
+    let kind = stat.st_mode & mode::TYPE;
+    if existing.mode & mode::TYPE != kind {
+        return Ok(FileDifference::Content);
+    }
+    let modified = Timestamp { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }; // below 10^9
+    let content_differs = match kind {
+        mode::REGULAR => u64::try_from(stat.st_size).ok() != Some(existing.size) || modified != existing.mtime,
+        mode::SYMLINK => fs.read_link(existing.ino)? != object.link_target()?,
+        mode::BLOCK | mode::CHARACTER => {
+            existing.rdev != device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+        }
+        _ => false,
+    };
+    if content_differs {
+        return Ok(FileDifference::Content);
+    }
+    // A symbolic link has no mode.
+    let same_mode = kind == mode::SYMLINK || (existing.mode ^ stat.st_mode) & mode::PERMISSIONS == 0;
+    let same_owner = (existing.uid, existing.gid) == (stat.st_uid, stat.st_gid);
+    if same_mode && same_owner && modified == existing.mtime && is_equal(object, fs, existing.ino)? {
+        return Ok(FileDifference::None);
+    }
+    Ok(FileDifference::Metadata)
 }

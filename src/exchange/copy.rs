@@ -1,43 +1,44 @@
-//! Copies objects of an archive within it: what is stored is shared and not stored twice.
+//! Copies objects within an archive; file data is shared with the original.
 
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read};
 
 use lockbox_terminal::display;
 
-use super::Copied;
+use super::CopyCounts;
 use super::deletion::delete_tree;
-use super::moments::Builder;
-use super::naming::{Destination, refuse_below, refuse_in_the_way};
-use super::path::{components, if_there, resolve_given};
+use super::path_ops::{CopyDestination, refuse_below, refuse_in_the_way};
+use super::path_ops::{components, none_if_missing, resolve_argument};
+use super::snapshot::Builder;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime};
 
-/// With what the name of a copy begins that is to replace something; a number follows.
+/// Prefix of the temporary name of a copy that replaces an object; a number follows.
 const BESIDE: &str = ".lockbox-copy-";
-/// Bytes of new content that are read at once.
+/// Size of one read of new content, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// Copies each of the paths with everything below it to the destination, with owners, modes, times and attributes; hard links among them stay hard links.
-/// `go_on` is asked before each object and now and then within it. What fails in the middle, or is ended by it, takes back the one of the paths that was
-/// being copied; those before it stay.
+/// Copies each path recursively to the destination, with owners, modes, times and attributes. Hard
+/// links among the copies are preserved. `go_on` is called before each object and periodically
+/// within it. On failure the incomplete copy of one path is removed; completed ones remain.
 ///
 /// # Errors
-/// `Invalid` or `Refused`, with nothing copied, for a path that is not there, the root, a directory into itself, two objects of one name, and for what is
-/// in the way: anything, or with `replace` directories.
+/// `Invalid` or `Refused`, with nothing copied, for a missing path, the root, a directory into
+/// itself, two objects of one name, and an existing target (with `replace` only directories are
+/// refused).
 pub fn copy(
     fs: &FileSystem,
     paths: &[Vec<u8>],
-    to: &Destination,
+    to: &CopyDestination,
     replace: bool,
     go_on: &mut dyn FnMut() -> Result<()>,
-) -> Result<Copied> {
-    let directory = resolve_given(fs, &to.directory)?.ino;
+) -> Result<CopyCounts> {
+    let directory = resolve_argument(fs, &to.directory)?.ino;
     let mut names = HashSet::new();
     let mut copies = Vec::new();
     for path in paths {
-        let object = resolve_given(fs, path)?;
+        let object = resolve_argument(fs, path)?;
         let Some(&own) = components(path)?.last() else {
             return Err(Error::invalid("the root of an archive cannot be copied into itself"));
         };
@@ -48,7 +49,7 @@ pub fn copy(
         if object.is_directory() {
             refuse_below(path, &to.directory)?;
         }
-        let existing = if_there(fs.lookup(directory, &name))?;
+        let existing = none_if_missing(fs.lookup(directory, &name))?;
         if let Some(existing) = &existing {
             if existing.ino == object.ino {
                 return Err(Error::invalid(format!("{} is that already", display(path))));
@@ -64,24 +65,26 @@ pub fn copy(
             true => fs.rename(directory, &built, directory, name, RenameMode::Replace),
             false => Ok(()),
         });
-        placed.map_err(|error| taken_back(fs, directory, &built, error))?;
+        placed.map_err(|error| remove_incomplete(fs, directory, &built, error))?;
     }
     Ok(builder.copied)
 }
 
-/// Gives a regular file the content that `content` has from where it is, and the present as its time of modification; everything else stays. Whoever opens the archive
-/// later finds the old content or all of the new one. Of a file with several names, which stay those of one file, that holds for what one commit takes.
+/// Replaces the content of a regular file with the remaining bytes of `content` and sets its
+/// modification time to the present; other metadata is unchanged. After a crash the file has its
+/// old content or all of the new one. For a file with several hard links, which are preserved, this
+/// holds only for the part that one commit contains.
 ///
 /// # Errors
-/// As for a path that is not there; the file has its old content then, but when it has several names.
+/// As for a missing path. The file then has its old content, unless it has several hard links.
 pub fn rewrite(fs: &FileSystem, path: &[u8], content: &mut dyn Read) -> Result<()> {
-    let file = resolve_given(fs, path)?;
+    let file = resolve_argument(fs, path)?;
     if file.links > 1 {
         return fill(fs, file.ino, content);
     }
     let mut names = components(path)?;
     let name = names.pop().ok_or(Error::IsDirectory)?;
-    let directory = resolve_given(fs, &names.join(&b"/"[..]))?.ino;
+    let directory = resolve_argument(fs, &names.join(&b"/"[..]))?.ino;
     let built = free_name(fs, directory)?;
     let mut nothing = || Ok(());
     let made = Builder::new(fs, fs, &mut nothing).object(&file, directory, &built);
@@ -89,7 +92,7 @@ pub fn rewrite(fs: &FileSystem, path: &[u8], content: &mut dyn Read) -> Result<(
         fill(fs, made, content)?;
         fs.rename(directory, &built, directory, name, RenameMode::Replace)
     });
-    placed.map_err(|error| taken_back(fs, directory, &built, error))
+    placed.map_err(|error| remove_incomplete(fs, directory, &built, error))
 }
 
 fn fill(fs: &FileSystem, ino: Ino, content: &mut dyn Read) -> Result<()> {
@@ -117,23 +120,23 @@ fn write_all(fs: &FileSystem, ino: Ino, content: &mut dyn Read) -> Result<()> {
     fs.set_attributes(ino, &now).map(drop)
 }
 
-/// A name that nothing has in the directory.
+/// Returns an unused name in the directory.
 fn free_name(fs: &FileSystem, directory: Ino) -> Result<Vec<u8>> {
     let mut number = 0u32;
     loop {
         let name = format!("{BESIDE}{number}").into_bytes();
-        match if_there(fs.lookup(directory, &name))? {
+        match none_if_missing(fs.lookup(directory, &name))? {
             None => return Ok(name),
-            // Left by a copy that was killed.
+            // Left over from an interrupted copy.
             Some(_) => number += 1,
         }
     }
 }
 
-/// Removes what is not complete.
-fn taken_back(fs: &FileSystem, directory: Ino, name: &[u8], error: Error) -> Error {
+/// Removes an incomplete object, and returns the error.
+fn remove_incomplete(fs: &FileSystem, directory: Ino, name: &[u8], error: Error) -> Error {
     let delete = |found: Attributes| delete_tree(fs, directory, name, &found).map(drop);
-    let removed = if_there(fs.lookup(directory, name)).and_then(|found| found.map_or(Ok(()), delete));
+    let removed = none_if_missing(fs.lookup(directory, name)).and_then(|found| found.map_or(Ok(()), delete));
     if let Err(second) = removed {
         tracing::warn!(error = %second, "cannot remove an unfinished copy");
     }

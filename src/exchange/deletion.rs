@@ -1,53 +1,53 @@
-//! Deletes from an archive: whole trees, and what a plan of mirroring says when everything else is done.
+//! Deletes trees from an archive, and executes the deletions of a mirror plan.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
-use super::Entry;
-use super::walk::{Directory, Step, Tree};
+use super::ListingEntry;
+use super::walk::{ArchiveWalk, WalkDirectory, WalkStep};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, SetAttributes, SetTime};
 
-/// What mirroring will delete. Made before the copying, carried out after it.
+/// Deletions of a mirror operation. Planned before the copying, executed after it.
 #[derive(Clone, Debug, Default)]
 pub struct MirrorPlan {
-    /// What goes as a whole, in no particular order.
+    /// Subtrees to delete, unordered.
     pub deletions: Vec<Deletion>,
-    /// Objects that these are, with everything below them.
+    /// Number of objects in these subtrees.
     pub deleted: u64,
-    /// Objects that the archive has in the places of the sources, without what the filter leaves out.
+    /// Objects of the archive below the sources' targets, without excluded ones.
     pub entries: u64,
-    /// Sources that are empty directories although the archive has something in their places.
+    /// Sources that are empty directories although their target has entries.
     pub empty: Vec<PathBuf>,
-    doomed: HashMap<(Ino, Vec<u8>), Doomed>,
-    /// Directories in whose places the sources have something else.
+    doomed: HashMap<(Ino, Vec<u8>), PlannedDeletion>,
+    /// Directories that the sources replace with objects of another type.
     replaceable: HashSet<Ino>,
 }
 
-/// An object of the archive that is to go.
+/// Subtree of the archive that is to be deleted.
 #[derive(Clone, Debug)]
 pub struct Deletion {
-    /// From the root of the archive.
+    /// Path from the root of the archive.
     pub path: Vec<u8>,
-    /// With everything below it.
+    /// Number of objects in the subtree.
     pub entries: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Doomed {
+struct PlannedDeletion {
     ino: Ino,
     path: Vec<u8>,
 }
 
 impl MirrorPlan {
-    /// Plans to delete an object, the name of a directory, with what is below it: so many objects.
+    /// Plans the deletion of an object by parent and name, with its `below` descendants.
     pub(super) fn delete(&mut self, name: (Ino, Vec<u8>), ino: Ino, path: Vec<u8>, below: u64) {
         self.count(path.clone(), below);
-        self.doomed.insert(name, Doomed { ino, path });
+        self.doomed.insert(name, PlannedDeletion { ino, path });
     }
 
-    /// Plans that a directory makes way for something else of the sources.
+    /// Plans the replacement of a directory by an object of another type.
     pub(super) fn replace(&mut self, directory: Ino, path: Vec<u8>, below: u64) {
         self.count(path, below);
         self.replaceable.insert(directory);
@@ -59,38 +59,40 @@ impl MirrorPlan {
         self.deletions.push(Deletion { path, entries: below + 1 });
     }
 
-    /// An object that is in the source after all is not deleted.
-    pub(super) fn spare(&mut self, parent: Ino, name: &[u8]) {
+    /// Cancels the deletion of an object that exists in the source.
+    pub(super) fn keep(&mut self, parent: Ino, name: &[u8]) {
         if !self.doomed.is_empty() {
             self.doomed.remove(&(parent, name.to_vec()));
         }
     }
 
-    /// What is still to go, each with everything below.
-    pub(super) fn still_to_go(&self) -> u64 {
+    /// Returns the number of subtrees that are still to be deleted.
+    pub(super) fn remaining(&self) -> u64 {
         self.doomed.len() as u64
     }
 
-    /// Whether an object of the archive may make way for one of the source. A directory only if its deletion was planned, and so counted.
+    /// Checks that an object of the archive may be replaced by one of the source. A directory may
+    /// be replaced only if its deletion was planned, and so counted.
     ///
     /// # Errors
-    /// `Invalid` when it may not.
-    pub(super) fn may_replace(&self, existing: &Attributes) -> Result<()> {
+    /// `Invalid` if it may not be replaced.
+    pub(super) fn check_replaceable(&self, existing: &Attributes) -> Result<()> {
         if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
             return Err(Error::invalid("it became another kind of object since the plan was made"));
         }
         Ok(())
     }
 
-    /// Deletes what is still to go, and calls `deleted` with each path and the result: how many objects it was.
-    pub(super) fn carry_out(
+    /// Executes the remaining deletions; calls `deleted` with each path and the number of deleted
+    /// objects or the error.
+    pub(super) fn execute(
         &mut self,
         fs: &FileSystem,
         mut deleted: impl FnMut(&[u8], Result<u64>) -> Result<()>,
     ) -> Result<()> {
         for ((parent, name), doomed) in std::mem::take(&mut self.doomed) {
             let result = match fs.lookup(parent, &name) {
-                // Replaced or gone since.
+                // Replaced or deleted since.
                 Err(Error::NotFound) => Ok(0),
                 Ok(found) if found.ino != doomed.ino => Ok(0),
                 Ok(found) => delete_keeping_time(fs, parent, &name, &found),
@@ -102,7 +104,8 @@ impl MirrorPlan {
     }
 }
 
-/// The directory has got its times from the source already.
+/// Deletes an object and restores the times of its directory, which were already copied from the
+/// source.
 fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
     let before = fs.attributes(parent)?;
     let count = delete_tree(fs, parent, name, found)?;
@@ -111,20 +114,21 @@ fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attrib
     Ok(count)
 }
 
-/// Deletes an object with everything below it, and returns how many objects that was. Takes memory by depth only.
+/// Deletes an object recursively and returns the number of deleted objects. Memory depends on the
+/// depth only.
 pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
     if !found.is_directory() {
         fs.unlink(parent, name)?;
         return Ok(1);
     }
     let mut count = 0;
-    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
-    let mut path = Vec::new(); // of no use here
+    let mut tree = ArchiveWalk::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // unused
     while let Some(step) = tree.next(&mut path) {
         match step? {
-            Step::Leave(Directory { kept: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
-            Step::Entry(Entry { name, attributes }, directory) => {
-                let parent = directory.kept.2;
+            WalkStep::Leave(WalkDirectory { state: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
+            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
+                let parent = directory.state.2;
                 if attributes.is_directory() {
                     tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
                     continue;
@@ -137,16 +141,18 @@ pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Att
     Ok(count)
 }
 
-/// How often directories that are not empty, for somebody made something in them meanwhile, are begun again, all together.
+/// Maximum total of retries for directories in which another program created entries meanwhile.
 const AGAIN: u32 = 64;
 
-/// The same of a tree that programs may still stand in: what went or moved meanwhile is passed by, for it is somebody's elsewhere, and what comes again and again
-/// stays with the directories above it. Calls `left` for each file that has another name, which stays or is still to be deleted; `go_on` is asked before each object.
+/// Deletes a tree like [`delete_tree`] although programs may still use it. Objects that were
+/// deleted or moved meanwhile are skipped, because they belong to another place now; a directory
+/// that is filled again and again is left, with its parents. Calls `on_other_link` for each file that has
+/// another hard link, whether or not that is deleted later. `go_on` is called before each object.
 pub(super) fn delete_beside_users(
     fs: &FileSystem,
     (parent, name): (Ino, &[u8]),
     found: &Attributes,
-    left: &mut dyn FnMut(Ino),
+    on_other_link: &mut dyn FnMut(Ino),
     go_on: &mut dyn FnMut() -> Result<()>,
 ) -> Result<u64> {
     let mut unlink = |parent, name: &[u8], found: &Attributes| match fs.unlink(parent, name) {
@@ -154,7 +160,7 @@ pub(super) fn delete_beside_users(
         unlinked => {
             unlinked?;
             if found.links > 1 {
-                left(found.ino);
+                on_other_link(found.ino);
             }
             Ok(1)
         }
@@ -163,25 +169,27 @@ pub(super) fn delete_beside_users(
         return unlink(parent, name, found);
     }
     let (mut count, mut again) = (0, 0);
-    let mut tree = Tree::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
-    let mut path = Vec::new(); // of no use here
+    let mut tree = ArchiveWalk::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // unused
     while let Some(step) = tree.next(&mut path) {
         go_on()?;
         match step? {
-            Step::Leave(Directory { kept: (parent, name, ino), .. }) => match fs.remove_directory(parent, &name) {
-                Err(Error::NotEmpty) if again < AGAIN => {
-                    again += 1;
-                    tree.descend(fs, b"", ino, (parent, name, ino))?;
+            WalkStep::Leave(WalkDirectory { state: (parent, name, ino), .. }) => {
+                match fs.remove_directory(parent, &name) {
+                    Err(Error::NotEmpty) if again < AGAIN => {
+                        again += 1;
+                        tree.descend(fs, b"", ino, (parent, name, ino))?;
+                    }
+                    Err(Error::NotEmpty | Error::NotFound | Error::Stale) => {}
+                    removed => {
+                        removed?;
+                        count += 1;
+                    }
                 }
-                Err(Error::NotEmpty | Error::NotFound | Error::Stale) => {}
-                removed => {
-                    removed?;
-                    count += 1;
-                }
-            },
-            // As it is now: entries are listed many at a time.
-            Step::Entry(Entry { name, attributes }, directory) => {
-                let parent = directory.kept.2;
+            }
+            // Look up the current state: entries are listed in batches.
+            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
+                let parent = directory.state.2;
                 match fs.lookup(parent, &name) {
                     Ok(now) if now.ino != attributes.ino => {}
                     Ok(now) if now.is_directory() => tree.descend(fs, b"", now.ino, (parent, name, now.ino))?,

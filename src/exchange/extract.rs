@@ -1,4 +1,4 @@
-//! Copies files of an archive out to the host, streaming, never beyond the target directory.
+//! Extracts files of an archive to the host, streaming, never outside the target directory.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,53 +8,55 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use lockbox_terminal::display;
 
-use super::amount::Tally;
-use super::attributes::{self, Object, Phase};
+use super::attributes::{self, Phase, XattrObject};
 use super::host::{apply, apply_at, host_error, is_root};
-use super::left::LeftOut;
-use super::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
-use super::walk::{Step, Tree};
-use super::{Copied, Entries, Entry, Filter, Problem, Progress, path};
+use super::progress::CopyTally;
+use super::skipped::SkippedItems;
+use super::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
+use super::walk::{ArchiveWalk, WalkStep};
+use super::{CopyCounts, Entries, Filter, ListingEntry, Problem, Progress, path_ops};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, mode};
 use crate::storage::{FileIdentity, host_call};
 
-/// Bytes read from the archive and written to the host at once.
+/// Size of one read from the archive and one write to the host, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// How to extract.
+/// Options of an extraction.
 #[derive(Clone, Debug)]
 pub struct ExtractOptions {
-    /// Directory of the host that takes the items; made when it is missing.
+    /// Target directory on the host; created if missing.
     pub to: PathBuf,
-    /// What the one item is called there; None for names of their own.
+    /// New name of a single item; `None` to keep the names.
     pub name: Option<Vec<u8>>,
-    /// Replace files (and empty directories) that are in the way.
+    /// Replace existing files (and empty directories).
     pub replace: bool,
-    /// What below the paths is left out; without paths, and for a path of the root, what below that.
+    /// Excludes paths below each extracted path; below the root, paths relative to it.
     pub filter: Filter,
-    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give
-    /// rights.
+    /// Create devices, and keep set-ID and sticky bits of files and the attributes that grant
+    /// privileges.
     pub privileges: bool,
 }
 
-/// What was extracted.
+/// Result of an extraction.
 #[derive(Debug, Default)]
 pub struct ExtractReport {
-    pub copied: Copied,
-    /// Extended attributes that could not be set, and what would lend rights.
-    pub left: LeftOut,
-    /// What failed while the rest went on.
+    pub copied: CopyCounts,
+    /// Extended attributes that could not be set, and skipped privileges.
+    pub skipped: SkippedItems,
+    /// Failures of single objects.
     pub problems: Vec<Problem>,
 }
 
-/// Copies each path with what is below it under its own name into `options.to`; without paths, everything. Nothing shows in the
-/// target before it is complete, except that what could not be read or made is missing and reported. An error of `progress` ends it.
+/// Extracts each path recursively under its own name into `options.to`; without paths, everything.
+/// An item appears in the target when it is complete, except for unreadable or refused objects,
+/// which are reported. An error of `progress` ends the extraction.
 ///
 /// # Errors
-/// `Exists` naming what is in the way, `NotFound` for a path, `NoSpace` and failures of the host: nothing was put into place then.
+/// `Exists` naming the existing object, `NotFound` for a path, `NoSpace` and failures of the host:
+/// the target is unchanged then.
 pub fn extract(
     fs: &FileSystem,
     paths: &[Vec<u8>],
@@ -65,22 +67,22 @@ pub fn extract(
     if let ([top], Some(name)) = (&mut tops[..], &options.name) {
         top.entry.name.clone_from(name);
     }
-    let stage = Stage::new(&options.to, &SystemEnvironment)?;
+    let stage = StagingDir::new(&options.to, &SystemEnvironment)?;
     if !options.replace {
         for top in &tops {
-            if stage.occupied(&top.entry.name)? {
+            if stage.has_entry(&top.entry.name)? {
                 return Err(in_the_way(&top.entry.name, &options.to));
             }
         }
     }
-    let mut extract = Extract {
+    let mut extract = Extractor {
         fs,
         stage: &stage,
         filter: &options.filter,
         of_root: false,
         progress,
-        report: ExtractReport { left: LeftOut::extracting(options.privileges), ..ExtractReport::default() },
-        tally: Tally::default(),
+        report: ExtractReport { skipped: SkippedItems::extracting(options.privileges), ..ExtractReport::default() },
+        tally: CopyTally::default(),
         links: HashMap::new(),
         closed: Vec::new(),
         path: Vec::new(),
@@ -92,9 +94,9 @@ pub fn extract(
     for top in &tops {
         extract.top(top)?;
     }
-    for Top { entry: top, .. } in &tops {
+    for ExtractItem { entry: top, .. } in &tops {
         extract.path = top.name.clone();
-        // What failed as a whole is not there, and was reported.
+        // Items that failed as a whole do not exist, and were reported.
         if rustix::fs::statat(stage.directory(), &top.name[..], AtFlags::SYMLINK_NOFOLLOW).is_err() {
             continue;
         }
@@ -107,26 +109,28 @@ pub fn extract(
     Ok(extract.report)
 }
 
-/// An item that gets a name of its own in the target.
-struct Top {
-    entry: Entry,
-    /// It comes with the root: the filter's paths begin with its name, else below it.
+/// Item with a name of its own in the target.
+struct ExtractItem {
+    entry: ListingEntry,
+    /// Selected through the root: the filter's paths begin with its name, otherwise below it.
     of_root: bool,
 }
 
-/// The items, and why others of the root cannot be any.
-fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Top>, Vec<Error>)> {
-    let mut tops: Vec<Top> = Vec::new();
+/// Returns the items, and the errors of entries of the root that cannot be extracted.
+fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Error>)> {
+    let mut tops: Vec<ExtractItem> = Vec::new();
     let mut unreadable = Vec::new();
     let everything = [Vec::new()];
     for path in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve_given(fs, path)?;
-        match path::components(path)?.last() {
-            Some(name) => tops.push(Top { entry: Entry { name: name.to_vec(), attributes }, of_root: false }),
+        let attributes = path_ops::resolve_argument(fs, path)?;
+        match path_ops::components(path)?.last() {
+            Some(name) => {
+                tops.push(ExtractItem { entry: ListingEntry { name: name.to_vec(), attributes }, of_root: false })
+            }
             None => {
                 for entry in Entries::new(fs, ROOT_INO)? {
                     match entry {
-                        Ok(entry) => tops.push(Top { entry, of_root: true }),
+                        Ok(entry) => tops.push(ExtractItem { entry, of_root: true }),
                         Err(error @ Error::Damaged(_)) => unreadable.push(error),
                         Err(error) => return Err(error),
                     }
@@ -139,7 +143,8 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<Top>, Vec<Error>)> {
     if let Some(pair) = twice.filter(|_| paths.len() > 1) {
         return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].entry.name))));
     }
-    // The root cannot have a name twice, unless somebody with the key wrote it so; the others are extracted all the same.
+    // The root has duplicate names only if a holder of the key wrote them; the other entries are
+    // extracted nevertheless.
     tops.dedup_by(|later, earlier| {
         let is_twice = later.entry.name == earlier.entry.name;
         if is_twice {
@@ -159,71 +164,77 @@ fn display_path(path: &std::path::Path) -> String {
     display(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
 
-struct Extract<'a> {
+struct Extractor<'a> {
     fs: &'a FileSystem,
-    stage: &'a Stage,
+    stage: &'a StagingDir,
     filter: &'a Filter,
-    /// What is being extracted comes with the root, as [`Top`] says.
+    /// The current item was selected through the root, see [`ExtractItem`].
     of_root: bool,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     report: ExtractReport,
-    tally: Tally,
-    /// A file with several names: the path of its first copy below the stage, which one it is, and the names still to come.
+    tally: CopyTally,
+    /// Files with several hard links: path of the first copy below the staging directory, its
+    /// identity, and the number of remaining links.
     links: HashMap<Ino, (Vec<u8>, FileIdentity, u32)>,
-    /// Directories whose mode would keep their owner out: they get it when everything is in place.
+    /// Directories with a mode that denies access to their owner; it is set after everything was
+    /// installed.
     closed: Vec<(Vec<u8>, FileIdentity, Attributes)>,
-    /// The path below the stage being made.
+    /// Path of the current object below the staging directory.
     path: Vec<u8>,
-    /// What was read of a file, on its way to the host.
+    /// Buffer for file content.
     piece: Vec<u8>,
 }
 
-/// A directory that was made.
-struct Made {
+/// Created directory.
+struct ExtractedDirectory {
     host: OwnedFd,
     attributes: Attributes,
 }
 
-impl<'a> Extract<'a> {
-    fn top(&mut self, top: &Top) -> Result<()> {
+impl<'a> Extractor<'a> {
+    fn top(&mut self, top: &ExtractItem) -> Result<()> {
         self.path.clone_from(&top.entry.name);
         self.of_root = top.of_root;
         let first = self.entry(self.stage.directory(), &top.entry);
-        let mut tree = Tree::new();
+        let mut tree = ArchiveWalk::new();
         self.descend(&mut tree, first)?;
         while let Some(step) = tree.next(&mut self.path) {
             let below = step.and_then(|step| match step {
-                Step::Entry(entry, directory) => self.entry(&directory.kept.host, &entry),
-                Step::Leave(directory) => self.finish_directory(directory.kept).map(|()| None),
+                WalkStep::Entry(entry, directory) => self.entry(&directory.state.host, &entry),
+                WalkStep::Leave(directory) => self.finish_directory(directory.state).map(|()| None),
             });
             self.descend(&mut tree, below)?;
         }
         Ok(())
     }
 
-    /// Goes on in a directory that was made.
-    fn descend(&mut self, tree: &mut Tree<'a, Made>, made: Result<Option<Made>>) -> Result<()> {
+    /// Descends into a directory that was created.
+    fn descend(
+        &mut self,
+        tree: &mut ArchiveWalk<'a, ExtractedDirectory>,
+        made: Result<Option<ExtractedDirectory>>,
+    ) -> Result<()> {
         let Some(made) = self.tolerate(made)? else { return Ok(()) };
         let entered = tree.descend(self.fs, &self.path, made.attributes.ino, made);
         self.note(entered)
     }
 
-    /// Makes one object; a directory is made and returned, its entries follow.
-    fn entry(&mut self, at: &OwnedFd, entry: &Entry) -> Result<Option<Made>> {
-        let Entry { name, attributes } = entry;
-        self.tally.next();
-        self.tell(0)?;
+    /// Creates one object. Returns a directory to descend into.
+    fn entry(&mut self, at: &OwnedFd, entry: &ListingEntry) -> Result<Option<ExtractedDirectory>> {
+        let ListingEntry { name, attributes } = entry;
+        self.tally.start_next();
+        self.report_progress(0)?;
         if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
-        if self.is_left_out(attributes) || self.report.left.withholds_object(&self.path, attributes.mode) {
+        if self.is_left_out(attributes) || self.report.skipped.withholds_object(&self.path, attributes.mode) {
             return Ok(None);
         }
-        self.tally.meet_stored(attributes);
+        self.tally.add_stored_file(attributes);
         if attributes.is_directory() {
             let host = make_directory(at, name)?;
             self.report.copied.directories += 1;
-            return Ok(Some(Made { host, attributes: *attributes }));
+            return Ok(Some(ExtractedDirectory { host, attributes: *attributes }));
         }
         if attributes.links > 1
             && let Some((first, made, remaining)) = self.links.remove(&attributes.ino)
@@ -245,8 +256,8 @@ impl<'a> Extract<'a> {
         Ok(None)
     }
 
-    /// `within`: bytes of the file that is being copied.
-    fn tell(&mut self, within: u64) -> Result<()> {
+    /// Reports progress; `within` is the number of bytes copied of the current file.
+    fn report_progress(&mut self, within: u64) -> Result<()> {
         let copied = self.report.copied.progress(&self.path, within);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
     }
@@ -254,30 +265,31 @@ impl<'a> Extract<'a> {
     fn is_left_out(&self, attributes: &Attributes) -> bool {
         let below_top = || self.path.splitn(2, |&b| b == b'/').nth(1);
         let relative = if self.of_root { Some(&self.path[..]) } else { below_top() };
-        relative.is_some_and(|path| self.filter.leaves_out(path, attributes.is_directory()))
+        relative.is_some_and(|path| self.filter.excludes(path, attributes.is_directory()))
     }
 
-    /// Times last: every entry made in a directory changes them.
-    fn finish_directory(&mut self, made: Made) -> Result<()> {
-        let Made { host, attributes } = made;
-        self.xattrs(&Object::open(&host), &attributes, Phase::BeforeMode)?;
-        // Root gets in all the same, and the stage keeps everybody else from exchanging directories now.
+    /// Sets the times last, because every created entry changes them.
+    fn finish_directory(&mut self, made: ExtractedDirectory) -> Result<()> {
+        let ExtractedDirectory { host, attributes } = made;
+        self.xattrs(&XattrObject::open(&host), &attributes, Phase::BeforeMode)?;
+        // Root has access nevertheless, and in the staging directory no other user can exchange
+        // directories now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
             self.closed.push((self.path.clone(), identity_of(&host)?, attributes));
             return Ok(());
         }
         apply(&host, &attributes)?;
-        self.xattrs(&Object::open(&host), &attributes, Phase::AfterMode)
+        self.xattrs(&XattrObject::open(&host), &attributes, Phase::AfterMode)
     }
 
-    /// Directories of the list come after those within them.
+    /// Sets the deferred modes. A directory comes after its subdirectories in the list.
     fn close_directories(&mut self) -> Result<()> {
         for (path, made, attributes) in std::mem::take(&mut self.closed) {
             let opened = open_again(self.stage.target(), &path, made);
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
-                self.xattrs(&Object::open(&directory), &attributes, Phase::AfterMode)
+                self.xattrs(&XattrObject::open(&directory), &attributes, Phase::AfterMode)
             });
             self.note(closed)?;
         }
@@ -288,28 +300,29 @@ impl<'a> Extract<'a> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))?;
         if let Err(error) = self.content(&host, attributes) {
-            // Half a file must not pass for the file.
+            // A partial file must not be taken for the complete one.
             if let Err(errno) = rustix::fs::unlinkat(at, name, AtFlags::empty()) {
                 return Err(host_error("cannot remove an unfinished copy")(errno));
             }
             return Err(error);
         }
         self.report.copied.files += 1;
-        let object = Object::open(&host);
-        // The object is there, whatever is not about it: that is told, and it stays.
+        let object = XattrObject::open(&host);
+        // The object exists: failures of its metadata are reported, and it remains.
         let before = self.xattrs(&object, attributes, Phase::BeforeMode);
         self.note(before)?;
-        let granted = self.report.left.granted(&self.path, attributes);
+        let granted = self.report.skipped.granted(&self.path, attributes);
         self.note(apply(&host, &granted))?;
         let after = self.xattrs(&object, attributes, Phase::AfterMode);
         self.note(after)?;
         identity_of(&host)
     }
 
-    /// Holes stay holes: only what the archive has data for is written.
+    /// Copies the data and preserves holes.
     fn content(&mut self, host: &OwnedFd, attributes: &Attributes) -> Result<()> {
         let (ino, size) = (attributes.ino, attributes.size);
-        // Mostly there are no holes to look for. That there are none is the archive's word, which may cost a piece of zeros and no disk.
+        // Most files have no holes. The block count is unverified: if it is wrong, at most one
+        // buffer of zeros is written.
         let is_dense = size <= PIECE as u64 && attributes.blocks >= size.div_ceil(512);
         if is_dense {
             self.data(host, attributes, 0, size)?;
@@ -326,7 +339,7 @@ impl<'a> Extract<'a> {
         if end < size {
             host_call::set_length(host, size).map_err(host_error("cannot set the size"))?;
         }
-        // With the holes, as everywhere where sizes are added up.
+        // Includes the holes, as all totals of sizes do.
         self.report.copied.bytes += size;
         Ok(())
     }
@@ -340,34 +353,35 @@ impl<'a> Extract<'a> {
             }
             write_all(host, &self.piece[..length], offset)?;
             offset += length as u64;
-            self.tell(offset)?;
+            self.report_progress(offset)?;
         }
         Ok(())
     }
 
-    /// Symbolic links, FIFOs, sockets and devices, which are not opened; `user.` attributes such objects do not have.
+    /// Creates symbolic links, FIFOs, sockets and devices. They are not opened, and they cannot
+    /// have `user.` attributes.
     fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<FileIdentity> {
         let held = make_special(at, name, attributes, || self.fs.read_link(attributes.ino))?;
         match attributes.mode & mode::TYPE {
             mode::SYMLINK => self.report.copied.symlinks += 1,
             _ => self.report.copied.others += 1,
         }
-        let granted = self.report.left.granted(&self.path, attributes);
+        let granted = self.report.skipped.granted(&self.path, attributes);
         self.note(apply_at(&held, at, name, &granted))?;
-        let after = self.xattrs(&Object::Held(held.as_fd()), attributes, Phase::AfterMode);
+        let after = self.xattrs(&XattrObject::Held(held.as_fd()), attributes, Phase::AfterMode);
         self.note(after)?;
         identity_of(&held)
     }
 
-    fn xattrs(&mut self, object: &Object<'_>, attributes: &Attributes, phase: Phase) -> Result<()> {
-        attributes::extract(self.fs, attributes.ino, object, phase, &self.path, &mut self.report.left)
+    fn xattrs(&mut self, object: &XattrObject<'_>, attributes: &Attributes, phase: Phase) -> Result<()> {
+        attributes::extract(self.fs, attributes.ino, object, phase, &self.path, &mut self.report.skipped)
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
         self.tolerate(result.map(Some)).map(drop)
     }
 
-    /// Notes a failure that concerns one object, passes on one that ends the extraction.
+    /// Records a failure of one object; returns an error that ends the extraction.
     fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::tolerate(&mut self.report.problems, &self.path, result)
     }

@@ -1,4 +1,4 @@
-//! Metadata of host files: owner, mode, times and device numbers, read and written by descriptor.
+//! Metadata of host files: reads and sets owner, mode, times and device numbers by descriptor.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -8,17 +8,18 @@ use rustix::io::Errno;
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::{Attributes, Creator, SetAttributes, SetTime, mode};
 
-/// A device number as the archive stores it (specification 7.1).
+/// Encodes a device number as the archive stores it (specification 7.1).
 pub fn device_number(major: u32, minor: u32) -> u32 {
     major << 20 | minor & 0xF_FFFF
 }
 
-/// Major and minor number of a stored device number.
+/// Decodes a stored device number into major and minor number.
 pub fn split_device_number(rdev: u32) -> (u32, u32) {
     (rdev >> 20, rdev & 0xF_FFFF)
 }
 
-/// A file that is larger than the host takes says nothing of those beside it, which go on: it is no full disk here.
+/// Returns a conversion from errno with this context. A file that exceeds the host's size limit is
+/// an error of that file alone, not a full disk.
 pub(crate) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
     move |errno| match errno {
         Errno::FBIG => Error::FileTooLarge,
@@ -26,23 +27,23 @@ pub(crate) fn host_error(context: &str) -> impl Fn(Errno) -> Error + '_ {
     }
 }
 
-/// A path of what was opened, for calls that take no descriptor of this kind.
+/// Returns a path of an open file, for calls that do not accept its descriptor.
 pub(crate) fn descriptor_path(file: impl AsFd) -> String {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
-/// Times of last access and last modification.
+/// Returns the times of last access and last modification.
 pub(crate) fn timestamps(stat: &Stat) -> (Timestamp, Timestamp) {
     let time = |seconds: i64, nanos: u64| Timestamp { seconds, nanos: nanos as u32 }; // below 10^9
     (time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// Who owns an imported object: the owner of its host file.
+/// Returns the creator of an imported object: the owner of its host file.
 pub(super) fn creator_of(stat: &Stat) -> Creator {
     Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None }
 }
 
-/// Whether a host file was written between two looks at it, as far as its times tell.
+/// Returns whether a host file was modified between two stat calls, as far as its times show.
 pub(super) fn was_written(before: &Stat, after: &Stat) -> bool {
     let version = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
     version(before) != version(after)
@@ -54,7 +55,7 @@ pub(super) fn has_other_size(file: impl AsFd, before: &Stat) -> Result<bool> {
     Ok(now.st_size != before.st_size)
 }
 
-/// Reads into the buffer and returns how much, 0 at the end of the file.
+/// Reads into the buffer and returns the number of bytes, 0 at the end of the file.
 pub(super) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
     loop {
         match rustix::io::pread(&file, &mut *buffer, offset) {
@@ -64,7 +65,7 @@ pub(super) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result
     }
 }
 
-/// What an imported object takes from its host file; the size is set apart.
+/// Returns the metadata to copy from a host file, without the size.
 pub(crate) fn attributes_of(stat: &Stat) -> SetAttributes {
     let (atime, mtime) = timestamps(stat);
     SetAttributes {
@@ -77,7 +78,7 @@ pub(crate) fn attributes_of(stat: &Stat) -> SetAttributes {
     }
 }
 
-/// Owner, mode and times of an open host file, in the order in which none undoes another.
+/// Sets owner, mode and times of an open host file, in the order in which no call undoes another.
 pub(crate) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
     let owned = is_root();
     if owned {
@@ -88,8 +89,9 @@ pub(crate) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
     rustix::fs::futimens(&file, &times(attributes)).map_err(host_error("cannot set the times"))
 }
 
-/// The same for `held`, an object that is not opened but held by its path alone, and has this name: symbolic links (which have no mode), FIFOs,
-/// sockets and devices. The name serves for times only, which do no harm to whatever else it may mean by now.
+/// Sets owner, mode and times of an object opened with `O_PATH`: symbolic links (which have no
+/// mode), FIFOs, sockets and devices. `name` is used for the times only, which are harmless if it
+/// denotes another object by now.
 pub(crate) fn apply_at(held: impl AsFd, directory: impl AsFd, name: &[u8], attributes: &Attributes) -> Result<()> {
     let owned = is_root();
     if owned {
@@ -105,13 +107,14 @@ pub(crate) fn apply_at(held: impl AsFd, directory: impl AsFd, name: &[u8], attri
 }
 
 fn owner(attributes: &Attributes) -> (Option<Uid>, Option<Gid>) {
-    // The greatest number means "leave" to chown(2).
+    // chown(2) interprets the greatest number as "unchanged".
     let uid = (attributes.uid != u32::MAX).then(|| Uid::from_raw(attributes.uid));
     let gid = (attributes.gid != u32::MAX).then(|| Gid::from_raw(attributes.gid));
     (uid, gid)
 }
 
-/// Set-id bits of another owner would lend the rights of the one who extracts.
+/// Returns the permissions to set, without set-ID bits for another owner, which would grant the
+/// privileges of the extracting user.
 fn permissions(attributes: &Attributes, owned: bool) -> Mode {
     let set_id = mode::SET_UID | mode::SET_GID;
     let own = owned

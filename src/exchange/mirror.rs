@@ -1,4 +1,4 @@
-//! Plans what making a part of an archive equal to directories of the host would delete, before anything is changed.
+//! Plans the deletions of a mirror operation, before anything is changed.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,44 +10,46 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 use lockbox_terminal::display;
 
-use super::attributes::Object;
+use super::attributes::{FileDifference, XattrObject, compare_with_host};
 use super::deletion::MirrorPlan;
-use super::difference::{Difference, difference};
 use super::host::host_error;
-use super::walk::{Step, Tree, Walk, join};
-use super::{Entries, Entry, ImportOptions, path};
+use super::walk::{ArchiveWalk, TreeWalk, WalkStep, join};
+use super::{Entries, ImportOptions, ListingEntry, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 use crate::storage;
 
-/// What mirroring would do to one object, as far as it can be told without reading content. Of hard links each name is looked at alone.
+/// Effect of a mirror operation on one object, as far as it is known without reading content. Hard
+/// links are compared separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// With everything below it.
+pub enum MirrorChange {
+    /// The object with all its descendants.
     Add,
     Replace,
     /// Owner, mode, times or attributes only.
     Update,
 }
 
-/// Hears of each change with the path within the archive.
-pub type Changed<'a> = dyn FnMut(Change, &[u8]) + 'a;
+/// Callback for each change, with the path within the archive.
+pub type MirrorWatch<'a> = dyn FnMut(MirrorChange, &[u8]) + 'a;
 
-/// Compares names and types of the sources with the archive. With `changed` also what else differs, object by object.
+/// Compares names and types of the sources with the archive. With `changed`, other differences are
+/// also reported, object by object.
 ///
 /// # Errors
-/// A source that cannot be read, or two of the same name: nothing is to be mirrored then. A directory below a source that cannot be read
-/// is left as it is.
+/// A source that cannot be read, or two sources of the same name: nothing can be mirrored then. An
+/// unreadable directory below a source is left unchanged.
 pub fn plan_mirror<'a>(
     fs: &'a FileSystem,
     sources: &[PathBuf],
     options: &'a ImportOptions,
-    changed: Option<&'a mut Changed<'a>>,
+    changed: Option<&'a mut MirrorWatch<'a>>,
 ) -> Result<MirrorPlan> {
-    options.refuse_twins(sources)?;
-    let target = path::if_there(path::resolve(fs, &options.to))?;
-    let mut planning = Planning { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
+    options.refuse_duplicate_names(sources)?;
+    let target = path_ops::none_if_missing(path_ops::resolve(fs, &options.to))?;
+    let mut planning =
+        MirrorPlanner { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
     for source in sources {
         let name = options.name_of(source)?;
         planning.source(source, target.as_ref(), &name)?;
@@ -55,23 +57,25 @@ pub fn plan_mirror<'a>(
     Ok(planning.plan)
 }
 
-struct Planning<'a> {
+struct MirrorPlanner<'a> {
     fs: &'a FileSystem,
     options: &'a ImportOptions,
-    changed: Option<&'a mut Changed<'a>>,
+    changed: Option<&'a mut MirrorWatch<'a>>,
     plan: MirrorPlan,
-    /// Path within the archive of what is being looked at; the first `top_length` bytes are the source's own.
+    /// Path of the current object within the archive; the first `top_length` bytes are the source's
+    /// own.
     path: Vec<u8>,
     top_length: usize,
 }
 
-/// A walk through the directories that both sides have: what is still to be looked at of each, and the host's.
-type Both = Walk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
+/// Walk over directories that exist on both sides: remaining directories with their inodes, and the
+/// host directory.
+type PairedWalk = TreeWalk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
 
-impl Planning<'_> {
+impl MirrorPlanner<'_> {
     fn source(&mut self, source: &PathBuf, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
         self.path.clear();
-        for part in path::components(&self.options.to)?.into_iter().chain([name]) {
+        for part in path_ops::components(&self.options.to)?.into_iter().chain([name]) {
             self.path.push(b'/');
             self.path.extend_from_slice(part);
         }
@@ -79,14 +83,15 @@ impl Planning<'_> {
         let flags = if self.options.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let failed = |errno: rustix::io::Errno| Error::io(format!("cannot read {}", source.display()), errno.into());
         let stat = rustix::fs::statat(CWD, source, flags).map_err(failed)?;
-        let existing = target.map(|target| path::if_there(self.fs.lookup(target.ino, name))).transpose()?.flatten();
+        let existing =
+            target.map(|target| path_ops::none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
         let Some(existing) = existing else {
-            self.tell(Change::Add);
+            self.report(MirrorChange::Add);
             return Ok(());
         };
         self.plan.entries += 1;
         let bytes = source.as_os_str().as_bytes();
-        let object = Object::Named { directory: CWD.as_fd(), name: bytes, follow: self.options.follow };
+        let object = XattrObject::Named { directory: CWD.as_fd(), name: bytes, follow: self.options.follow };
         if !self.both(&object, &stat, &existing)? {
             return Ok(());
         }
@@ -94,48 +99,49 @@ impl Planning<'_> {
         let directory = directory | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let host = rustix::fs::openat(CWD, source, directory, Mode::empty()).map_err(failed)?;
         let before = (self.plan.entries, self.plan.deleted);
-        let mut walk = Both::new();
+        let mut walk = PairedWalk::new();
         let is_empty = self.directory(&mut walk, host, existing.ino)?;
         if is_empty && (self.plan.entries, self.plan.deleted) != before {
             self.plan.empty.push(source.clone());
         }
         while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
-            let Step::Entry((name, ino), directory) = step? else { continue };
-            // What cannot be opened is told when it is copied, and nothing of it is deleted.
-            if let Ok(host) = super::stage::open_directory(&directory.kept, &name) {
+            let WalkStep::Entry((name, ino), directory) = step? else { continue };
+            // An unreadable directory is reported by the copy, and nothing below it is deleted.
+            if let Ok(host) = super::staging_dir::open_directory(&directory.state, &name) {
                 self.directory(&mut walk, host, ino)?;
             }
         }
         Ok(())
     }
 
-    /// Plans for the entries of one directory, whose directories the walk comes to then; tells whether the host's is empty.
-    fn directory(&mut self, walk: &mut Both, host: OwnedFd, ino: Ino) -> Result<bool> {
+    /// Plans for the entries of one directory, and queues subdirectories for the walk. Returns
+    /// whether the host directory is empty.
+    fn directory(&mut self, walk: &mut PairedWalk, host: OwnedFd, ino: Ino) -> Result<bool> {
         let path_length = self.path.len();
         let mut below = Vec::new();
-        // An incomplete listing is no reason to delete anything.
+        // Nothing is deleted because of an incomplete listing.
         let Ok(mut names) = self.host_names(&host) else { return Ok(false) };
         let is_empty = names.is_empty();
         for entry in Entries::new(self.fs, ino)? {
             let entry = entry?;
             self.step(path_length, &entry.name);
             let is_directory = entry.attributes.is_directory();
-            if self.leaves_out(is_directory) {
+            if self.excludes(is_directory) {
                 continue;
             }
             let Some(stat) = names.remove(&entry.name) else {
-                self.doom(ino, entry)?;
+                self.plan_deletion(ino, entry)?;
                 continue;
             };
             self.plan.entries += 1;
-            let object = Object::Named { directory: host.as_fd(), name: &entry.name, follow: false };
+            let object = XattrObject::Named { directory: host.as_fd(), name: &entry.name, follow: false };
             if self.both(&object, &stat, &entry.attributes)? {
                 below.push((entry.name, entry.attributes.ino));
             }
         }
         for name in names.into_keys() {
             self.step(path_length, &name);
-            self.tell(Change::Add);
+            self.report(MirrorChange::Add);
         }
         self.path.truncate(path_length);
         below.reverse();
@@ -143,12 +149,12 @@ impl Planning<'_> {
         Ok(is_empty)
     }
 
-    /// Plans for an object that both sides have; true when both are directories.
-    fn both(&mut self, object: &Object<'_>, stat: &Stat, existing: &Attributes) -> Result<bool> {
+    /// Plans for an object on both sides; returns true if both are directories.
+    fn both(&mut self, object: &XattrObject<'_>, stat: &Stat, existing: &Attributes) -> Result<bool> {
         let was_directory = existing.is_directory();
         let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
         if was_directory && !is_directory {
-            let (below, keeps) = self.census(existing.ino)?;
+            let (below, keeps) = self.count_below(existing.ino)?;
             if keeps {
                 let path = display(&self.path);
                 return Err(Error::invalid(format!(
@@ -158,16 +164,17 @@ impl Planning<'_> {
             self.plan.replace(existing.ino, self.path.clone(), below);
         }
         if self.changed.is_some() {
-            match difference(self.fs, existing, stat, object)? {
-                Difference::None => {}
-                Difference::Metadata => self.tell(Change::Update),
-                Difference::Content => self.tell(Change::Replace),
+            match compare_with_host(self.fs, existing, stat, object)? {
+                FileDifference::None => {}
+                FileDifference::Metadata => self.report(MirrorChange::Update),
+                FileDifference::Content => self.report(MirrorChange::Replace),
             }
         }
         Ok(was_directory && is_directory)
     }
 
-    /// Names of a host directory that are not left out. What vanishes meanwhile counts as gone.
+    /// Returns the names of a host directory that are not excluded. Entries that vanish meanwhile
+    /// are treated as deleted.
     fn host_names(&self, host: &OwnedFd) -> Result<HashMap<Vec<u8>, Stat>> {
         let failed = host_error("cannot read the directory");
         let mut names = HashMap::new();
@@ -182,25 +189,25 @@ impl Planning<'_> {
             relative.truncate(base);
             join(&mut relative, &name);
             let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            if !self.options.filter.leaves_out(&relative, is_directory) {
+            if !self.options.filter.excludes(&relative, is_directory) {
                 names.insert(name, stat);
             }
         }
         Ok(names)
     }
 
-    /// Plans to delete an object, but not what the filter leaves out nor the directories above that.
-    fn doom(&mut self, parent: Ino, entry: Entry) -> Result<()> {
+    /// Plans the deletion of an object, except excluded objects and their parent directories.
+    fn plan_deletion(&mut self, parent: Ino, entry: ListingEntry) -> Result<()> {
         let mut waiting = vec![(parent, self.path.clone(), entry)];
         while let Some((parent, path, entry)) = waiting.pop() {
             self.path = path;
-            let Entry { name, attributes } = entry;
+            let ListingEntry { name, attributes } = entry;
             let is_directory = attributes.is_directory();
-            if self.leaves_out(is_directory) {
+            if self.excludes(is_directory) {
                 continue;
             }
             self.plan.entries += 1;
-            let (below, keeps) = if is_directory { self.census(attributes.ino)? } else { (0, false) };
+            let (below, keeps) = if is_directory { self.count_below(attributes.ino)? } else { (0, false) };
             if keeps {
                 let length = self.path.len();
                 for entry in Entries::new(self.fs, attributes.ino)? {
@@ -215,13 +222,14 @@ impl Planning<'_> {
         Ok(())
     }
 
-    /// Objects below a directory of the archive at `self.path`, and whether the filter leaves some out.
-    fn census(&mut self, ino: Ino) -> Result<(u64, bool)> {
+    /// Counts the objects below the archive directory at `self.path`; returns also whether some are
+    /// excluded.
+    fn count_below(&mut self, ino: Ino) -> Result<(u64, bool)> {
         let (mut count, mut keeps) = (0, false);
-        let mut tree = Tree::below(self.fs, &self.path, ino, ())?;
+        let mut tree = ArchiveWalk::below(self.fs, &self.path, ino, ())?;
         while let Some(step) = tree.next(&mut self.path) {
-            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
-            if self.leaves_out(attributes.is_directory()) {
+            let WalkStep::Entry(ListingEntry { attributes, .. }, _) = step? else { continue };
+            if self.excludes(attributes.is_directory()) {
                 keeps = true;
                 continue;
             }
@@ -238,16 +246,16 @@ impl Planning<'_> {
         join(&mut self.path, name);
     }
 
-    /// The path below the source.
+    /// Returns the path below the source.
     fn relative(&self) -> &[u8] {
         self.path.get(self.top_length + 1..).unwrap_or_default()
     }
 
-    fn leaves_out(&self, is_directory: bool) -> bool {
-        self.options.filter.leaves_out(self.relative(), is_directory)
+    fn excludes(&self, is_directory: bool) -> bool {
+        self.options.filter.excludes(self.relative(), is_directory)
     }
 
-    fn tell(&mut self, change: Change) {
+    fn report(&mut self, change: MirrorChange) {
         if let Some(changed) = &mut self.changed {
             changed(change, &self.path);
         }

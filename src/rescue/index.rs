@@ -1,25 +1,30 @@
-//! Which leaves of the live tree survive, and in which generations each is known to have been part of it.
+//! Index of surviving leaves of the live tree, with the generations in which each is known to have
+//! been reachable.
 //!
 //! # Invariants
-//! RESCUE-1  A node is part of the tree from the generation of its page until something replaces it, and never again. So it is known to be part of
-//!     it from that generation to the latest one of an authentic node (or record) that names it, by tag, in a place with the same fences.
-//! RESCUE-2  Leaves whose known lifetimes share a generation g were in the tree together at g. Only such leaves are read together.
-//! RESCUE-3  Let N be the newest generation of any surviving node or record, or that an entry of the log extends. What leaves known to be part of the tree at N say is the newest that is
-//!     known; of everything else a newer version may have been destroyed, with or without a trace. So nothing is missing from the tree of N
-//!     when such leaves cover all keys, and only then. Of commits after N only data can be left, or a ring slot that shows there was none.
+//! RESCUE-1  A node is reachable from the generation of its page until it is replaced, and never
+//!     again. It is therefore known to be reachable from that generation to the latest one of an
+//!     authentic node (or record) that references it, by tag, at a position with the same fences.
+//! RESCUE-2  Leaves with known lifetimes that share a generation g were in the tree together at g.
+//!     Only such leaves are read together.
+//! RESCUE-3  Let N be the newest generation of any surviving node or record, or that an entry of
+//!     the log extends. Records in leaves known to be reachable at N are the newest known;
+//!     everything else may have had a newer version that was destroyed, with or without a trace.
+//!     The tree of N is therefore complete if and only if such leaves cover all keys. Of commits
+//!     after N only data can survive, or a ring slot that proves that there was none.
 //!
-//! Memory: about 130 bytes for each node page of any age (one for some 50 files), 60 for each inode number met, and for each page of an inode
-//! that no leaf describes.
+//! Memory: about 130 bytes for each node page of any age (one for some 50 files), 60 for each inode
+//! number, and for each page of an inode that no leaf describes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use lockbox_terminal::display;
 
-use super::Later;
-use super::log::{FoundLog, LaidLog};
+use super::LaterCommits;
+use super::log::{LogOverlay, SurvivingLog};
 use super::scan::{as_damage, open_found, scan};
-use super::snapshots::{self, FoundRoots, Kept};
+use super::snapshots::{self, KnownSnapshots, SnapshotRoots};
 use crate::error::{Error, Refusal, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::node::{self, NodeEntries, NodeView};
@@ -29,46 +34,46 @@ use crate::format::{BLOCK, Generation, Ino, Key, Pointer, RING_SLOTS, Run, Tag, 
 use crate::frame::OpenedPage;
 use crate::pager::{Pager, ShardedCache};
 
-/// Bytes of leaves that are kept.
+/// Size of the leaf cache, in bytes.
 const KEPT: usize = 4 << 20;
 
-/// A surviving node.
-struct Node {
+/// Surviving node.
+struct SurvivingNode {
     pointer: Pointer,
     level: u8,
     lower: Key,
     upper: Key,
-    /// RESCUE-1: the last generation in which it is known to be part of the tree.
+    /// RESCUE-1: the last generation in which the node is known to be reachable.
     last: Generation,
 }
 
-/// Leaves that belong together, in the order of their keys.
+/// Leaves that were reachable together, sorted by key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Version {
+pub(super) struct LeafSet {
     pub(super) generation: Generation,
     pub(super) leaves: Vec<u32>,
-    /// With the log over them (LAID-2).
+    /// The log is applied over the leaves (LAID-2).
     pub(super) logged: bool,
 }
 
-impl Version {
-    /// How many parts its records are read in, in the order of their keys.
+impl LeafSet {
+    /// Returns the number of parts in which the records are read, in key order.
     pub(super) fn parts(&self) -> usize {
         self.leaves.len().max(usize::from(self.logged))
     }
 }
 
-/// What pages of file data say of an inode themselves.
+/// Data pages of an inode, from their own headers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pages {
+pub(super) struct OrphanPages {
     pub(super) count: u64,
     pub(super) bytes: u64,
-    /// Of the oldest and the youngest of them.
+    /// Lowest and highest generation of the pages.
     first: Generation,
     pub(super) last: Generation,
 }
 
-impl Pages {
+impl OrphanPages {
     fn add(&mut self, generation: Generation, bytes: u32) {
         self.first = if self.count == 0 { generation } else { self.first.min(generation) };
         self.last = self.last.max(generation);
@@ -76,56 +81,57 @@ impl Pages {
         self.bytes += u64::from(bytes);
     }
 
-    /// A page that is younger than every commit may never have been part of one.
+    /// Returns the last generation in which a page was committed. A page that is newer than every
+    /// commit may never have been part of one.
     fn last_until(&self, newest: Generation) -> Generation {
         [self.last, self.first].into_iter().find(|generation| *generation <= newest).unwrap_or_default()
     }
 }
 
-/// A part of a page that says itself which bytes of which file it has.
+/// Part of a page, with file and offset from the page's own header.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct DataPiece {
     pub(super) page: Pointer,
-    /// In the file.
+    /// Offset in the file.
     pub(super) offset: u64,
-    /// In the page.
+    /// Offset in the page.
     pub(super) start: u32,
     pub(super) length: u32,
 }
 
-/// All leaves of the live tree by lower fence, and what else the scan met.
+/// All leaves of the live tree by lower fence, and the other results of the scan.
 pub(super) struct LeafIndex {
     pager: Arc<Pager>,
-    leaves: Vec<Node>,
-    /// A binary tree over `leaves`: the greatest upper fence below each of its nodes, for searches of overlaps.
+    leaves: Vec<SurvivingNode>,
+    /// Binary tree over `leaves` for overlap queries: maximum upper fence below each of its nodes.
     greatest: Vec<Key>,
     cache: ShardedCache<u32, Arc<Vec<u8>>>,
-    /// Numbers of all inodes that a leaf has a record of, ascending.
+    /// All inodes with a record in a leaf, ascending.
     pub(super) inodes: Vec<u64>,
-    /// Of the inodes that no leaf has a record of.
-    pub(super) data: HashMap<u64, Pages>,
+    /// Data pages of inodes without a record in any leaf.
+    pub(super) data: HashMap<u64, OrphanPages>,
     pub(super) pages: u64,
     pub(super) unreadable: u64,
     /// RESCUE-3: N.
     pub(super) newest: Generation,
-    pub(super) later: Later,
-    pub(super) log: LaidLog,
-    pub(super) kept: Kept,
+    pub(super) later: LaterCommits,
+    pub(super) log: LogOverlay,
+    pub(super) known_snapshots: KnownSnapshots,
 }
 
-/// Collects while the file is scanned.
+/// Results of the scan.
 #[derive(Default)]
-struct Collected {
-    nodes: Vec<Node>,
+struct ScanCollector {
+    nodes: Vec<SurvivingNode>,
     inodes: HashSet<u64>,
-    data: HashMap<u64, Pages>,
+    data: HashMap<u64, OrphanPages>,
     pages: u64,
-    /// Of all pages of file data.
+    /// Highest generation of all data pages.
     youngest: Generation,
-    kept: FoundRoots,
+    known_snapshots: SnapshotRoots,
 }
 
-impl Collected {
+impl ScanCollector {
     fn page(&mut self, pager: &Pager, run: Run, prologue: &Prologue) -> Result<()> {
         self.pages += 1;
         if matches!(prologue.kind, PageKind::Data | PageKind::Packed) {
@@ -142,11 +148,11 @@ impl Collected {
             }
             PageKind::Node if prologue.owner == TreeId::Live as u64 => match open_found(pager, run) {
                 Ok((pointer, opened)) => self.node(pointer, opened.body())?,
-                // Its prologue alone survived.
+                // Only the prologue survived.
                 Err(Error::Damaged(_) | Error::Io { .. }) => {}
                 Err(error) => return Err(error),
             },
-            PageKind::Node if prologue.owner == TreeId::Snapshots as u64 => self.kept.page(pager, run)?,
+            PageKind::Node if prologue.owner == TreeId::Snapshots as u64 => self.known_snapshots.page(pager, run)?,
             PageKind::Node | PageKind::DeltaList => {}
         }
         Ok(())
@@ -162,7 +168,7 @@ impl Collected {
             self.inodes.extend(entries.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
         }
         let (level, lower, upper) = (view.head.level, view.head.lower, view.head.upper);
-        self.nodes.push(Node { pointer, level, lower, upper, last: pointer.generation });
+        self.nodes.push(SurvivingNode { pointer, level, lower, upper, last: pointer.generation });
         Ok(())
     }
 }
@@ -170,10 +176,10 @@ impl Collected {
 impl LeafIndex {
     pub(super) fn build(
         pager: Arc<Pager>,
-        log: FoundLog,
+        log: SurvivingLog,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<LeafIndex> {
-        let mut found = Collected::default();
+        let mut found = ScanCollector::default();
         let scanned =
             scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| found.page(&pager, run, prologue))?;
         let mut nodes = found.nodes;
@@ -181,12 +187,12 @@ impl LeafIndex {
         learn_lifetimes(&pager, &records, &mut nodes);
         let shown = nodes.iter().map(|node| node.last).chain(records.iter().map(|(record, _)| record.generation));
         let newest = shown.chain([log.newest()]).max().unwrap_or_default();
-        let log = log.laid(&records);
+        let log = log.into_overlay(&records);
         found.inodes.extend(log.inodes());
         let later = later_commits(&records, newest, found.youngest);
         nodes.retain(|node| node.level == 0);
         found.data.retain(|ino, _| !found.inodes.contains(ino));
-        let kept = Kept::read(&pager, found.kept, &records, newest)?;
+        let known_snapshots = KnownSnapshots::read(&pager, found.known_snapshots, &records, newest)?;
         let mut index = LeafIndex {
             pager,
             leaves: Vec::new(),
@@ -199,25 +205,27 @@ impl LeafIndex {
             newest,
             later,
             log,
-            kept,
+            known_snapshots,
         };
         index.arrange(nodes, found.inodes);
         Ok(index)
     }
 
-    /// How many objects there are of which something is left.
+    /// Returns the number of objects of which at least a part survived.
     pub(super) fn objects(&self) -> u64 {
         (self.inodes.len() + self.data.len()) as u64
     }
 
-    /// With what the snapshot's root leads to, and nothing else (KEPT-1), in the place of all other leaves, of pages that no leaf describes, and of the
-    /// log, which belongs to the live tree. Its generation is the newest then: which commits came later is no matter to it.
+    /// Returns the index of a snapshot: exactly the leaves reachable from its root (KEPT-1),
+    /// without data pages that no leaf describes, and without the log, which belongs to the live
+    /// tree. The newest generation is that of the snapshot; later commits do not matter.
     ///
     /// # Errors
-    /// `Refused` when none of this name is known, `Damaged` when some of those that there were may not be known.
+    /// `Refused` when no known snapshot has this name, `Damaged` when the list of snapshots may be
+    /// incomplete.
     pub(super) fn of_snapshot(mut self, name: &[u8]) -> Result<LeafIndex> {
-        let Some((id, snapshot)) = self.kept.named(name).cloned() else {
-            return Err(match self.kept.lost {
+        let Some((id, snapshot)) = self.known_snapshots.named(name).cloned() else {
+            return Err(match self.known_snapshots.lost {
                 None => Error::Refused(Refusal::NoSnapshot { name: display(name) }),
                 Some(reason) => {
                     let name = display(name);
@@ -227,7 +235,7 @@ impl LeafIndex {
         };
         let (mut nodes, mut inodes) = (Vec::new(), HashSet::new());
         snapshots::leaves(&self.pager, TreeId::Live, &snapshot.root, &mut |pointer, (lower, upper), records| {
-            nodes.push(Node { pointer, level: 0, lower, upper, last: snapshot.generation });
+            nodes.push(SurvivingNode { pointer, level: 0, lower, upper, last: snapshot.generation });
             inodes.extend(records.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
             Ok(())
         })?;
@@ -235,13 +243,13 @@ impl LeafIndex {
         self.cache.clear();
         self.data.clear();
         self.newest = snapshot.generation;
-        self.later = Later::Possible;
-        self.log = LaidLog::default();
-        self.kept = Kept { all: vec![(id, snapshot)], lost: None, ..self.kept };
+        self.later = LaterCommits::Possible;
+        self.log = LogOverlay::default();
+        self.known_snapshots = KnownSnapshots { all: vec![(id, snapshot)], lost: None, ..self.known_snapshots };
         Ok(self)
     }
 
-    fn arrange(&mut self, mut leaves: Vec<Node>, inodes: HashSet<u64>) {
+    fn arrange(&mut self, mut leaves: Vec<SurvivingNode>, inodes: HashSet<u64>) {
         leaves.sort_by_key(|node| (node.lower, node.pointer.generation));
         self.inodes = inodes.into_iter().collect();
         self.inodes.sort_unstable();
@@ -256,14 +264,15 @@ impl LeafIndex {
         (self.leaves, self.greatest) = (leaves, greatest);
     }
 
-    /// What is left of the content of `wanted` inodes by the word of the pages themselves, the oldest first. Scans the file once more.
+    /// Returns the data pieces of `wanted` inodes according to the pages' own headers, oldest
+    /// first. Scans the file again.
     pub(super) fn pieces(
         &self,
         wanted: &HashSet<u64>,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
-    ) -> Result<HashMap<u64, Vec<Piece>>> {
+    ) -> Result<HashMap<u64, Vec<DataPiece>>> {
         let pager = &*self.pager;
-        let mut found: HashMap<u64, Vec<Piece>> = HashMap::new();
+        let mut found: HashMap<u64, Vec<DataPiece>> = HashMap::new();
         scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| {
             if prologue.kind == PageKind::Packed || prologue.kind == PageKind::Data && wanted.contains(&prologue.owner)
             {
@@ -278,13 +287,13 @@ impl LeafIndex {
         Ok(found)
     }
 
-    /// RESCUE-3: whether every key of the tree of N is in a leaf that is left.
+    /// RESCUE-3: returns whether the surviving leaves cover every key of the tree of N.
     pub(super) fn is_whole(&self) -> bool {
         let all: Vec<u32> = (0..self.leaves.len() as u32).collect();
         self.covering(&all, self.newest, Key::MIN, Key::MAX).is_some()
     }
 
-    /// Leaves of any age that overlap `[from, to)`, by lower fence.
+    /// Returns leaves of any age that overlap `[from, to)`, by lower fence.
     fn overlapping(&self, from: Key, to: Key) -> Vec<u32> {
         let mut found = Vec::new();
         let before = self.leaves.partition_point(|leaf| leaf.lower < to);
@@ -305,13 +314,13 @@ impl LeafIndex {
         found
     }
 
-    /// The last generation in which the leaf is known to be part of the tree.
+    /// Returns the last generation in which the leaf is known to be reachable.
     pub(super) fn last(&self, leaf: u32) -> Generation {
         self.leaves[leaf as usize].last
     }
 
-    /// Whether something says that the inode existed after `generation`: a leaf with a record of it, or a page of its data that a commit
-    /// may have named.
+    /// Returns whether a surviving leaf or a possibly committed data page proves that the inode
+    /// existed after `generation`.
     pub(super) fn existed_after(&mut self, ino: Ino, generation: Generation) -> Result<bool> {
         let newest = self.newest;
         if self.data.get(&ino.0).is_some_and(|pages| pages.last_until(newest) > generation) {
@@ -333,18 +342,19 @@ impl LeafIndex {
         Ok(false)
     }
 
-    /// All leaves that have something of the inode's keys.
+    /// Returns all leaves that overlap the inode's keys.
     pub(super) fn of(&self, ino: Ino) -> Vec<u32> {
         self.overlapping(Key::new(ino.0, 0, 0), Key::new(ino.0.saturating_add(1), 0, 0))
     }
 
-    /// Every version of the inode's records that is covered without a gap, the newest first (RESCUE-2).
-    pub(super) fn versions(&self, ino: Ino) -> Vec<Version> {
+    /// Returns every version of the inode's records that is covered without a gap, newest first
+    /// (RESCUE-2).
+    pub(super) fn versions(&self, ino: Ino) -> Vec<LeafSet> {
         let all = self.of(ino);
         let mut generations: Vec<Generation> = all.iter().map(|&leaf| self.leaves[leaf as usize].last).collect();
         generations.sort_unstable();
         generations.dedup();
-        let mut versions: Vec<Version> = Vec::new();
+        let mut versions: Vec<LeafSet> = Vec::new();
         let mut to_lay = self.log.has(ino);
         for generation in generations.into_iter().rev() {
             let (from, to) = (Key::new(ino.0, 0, 0), Key::new(ino.0.saturating_add(1), 0, 0));
@@ -353,9 +363,9 @@ impl LeafIndex {
             {
                 if to_lay && generation <= self.log.over {
                     to_lay = false;
-                    versions.push(Version { generation, leaves: leaves.clone(), logged: true });
+                    versions.push(LeafSet { generation, leaves: leaves.clone(), logged: true });
                 }
-                versions.push(Version { generation, leaves, logged: false });
+                versions.push(LeafSet { generation, leaves, logged: false });
             }
         }
         versions
@@ -379,8 +389,9 @@ impl LeafIndex {
         (!chosen.is_empty() && covered >= to).then_some(chosen)
     }
 
-    /// For what is not whole: the newest leaves that do not overlap, whether or not they belong together.
-    pub(super) fn remains(&self, ino: Ino) -> Version {
+    /// Returns the newest leaves that do not overlap, for an inode without a complete version. They
+    /// may not have been reachable together.
+    pub(super) fn newest_leaves(&self, ino: Ino) -> LeafSet {
         let mut all = self.of(ino);
         all.sort_by_key(|&leaf| std::cmp::Reverse(self.leaves[leaf as usize].last));
         let mut chosen: Vec<u32> = Vec::new();
@@ -394,13 +405,13 @@ impl LeafIndex {
         let newest = chosen.iter().map(|&leaf| self.leaves[leaf as usize].last).max();
         chosen.sort_by_key(|&leaf| self.leaves[leaf as usize].lower);
         let logged = newest.is_none_or(|newest| newest <= self.log.over) && self.log.has(ino);
-        Version { generation: newest.unwrap_or_default(), leaves: chosen, logged }
+        LeafSet { generation: newest.unwrap_or_default(), leaves: chosen, logged }
     }
 
-    /// Calls `f` with the records of one part of a version in `[from, to)` until it says false.
+    /// Calls `f` with the records of one part of a version in `[from, to)` until it returns false.
     pub(super) fn records(
         &mut self,
-        (version, part): (&Version, usize),
+        (version, part): (&LeafSet, usize),
         from: Key,
         to: Key,
         f: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
@@ -409,7 +420,7 @@ impl LeafIndex {
         if !version.logged {
             return leaf.map_or(Ok(true), |leaf| self.leaf_records(leaf, from, to, f));
         }
-        // A leaf and what lies between it and the next one, of which the log alone can have records.
+        // A leaf and the gap up to the next one, which only the log can have records for.
         let lower = |part: usize| version.leaves.get(part).map(|&leaf| self.leaves[leaf as usize].lower);
         let start = if part == 0 { from } else { lower(part).map_or(from, |lower| from.max(lower)) };
         let end = lower(part + 1).map_or(to, |next| to.min(next));
@@ -434,7 +445,7 @@ impl LeafIndex {
         Ok(true)
     }
 
-    /// Calls `f` with the records of one leaf in `[from, to)` until it says false.
+    /// Calls `f` with the records of one leaf in `[from, to)` until it returns false.
     fn leaf_records(
         &mut self,
         leaf: u32,
@@ -465,15 +476,15 @@ impl LeafIndex {
     }
 }
 
-/// Which bytes of which files a page of file data says to have; none when it does not open.
-fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, Piece)>> {
+/// Returns the inodes and byte ranges in a data page's own header; none if it does not open.
+fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, DataPiece)>> {
     let (page, opened) = match open_found(pager, run) {
         Ok(found) => found,
         Err(Error::Damaged(_) | Error::Io { .. }) => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
     if prologue.kind == PageKind::Data {
-        let piece = Piece { page, offset: prologue.position, start: 0, length: prologue.plain_length };
+        let piece = DataPiece { page, offset: prologue.position, start: 0, length: prologue.plain_length };
         return Ok(vec![(prologue.owner, piece)]);
     }
     let items = match opened.table() {
@@ -481,12 +492,12 @@ fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, P
         Err(Error::Damaged(_)) => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let piece = |item: &PackedItem| Piece { page, offset: item.offset, start: item.start, length: item.length };
+    let piece = |item: &PackedItem| DataPiece { page, offset: item.offset, start: item.start, length: item.length };
     Ok(items.iter().map(|item| (item.ino.0, piece(item))).collect())
 }
 
-/// RESCUE-1, from the top down: a node lives at least as long as the youngest of those that name it.
-fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [Node]) {
+/// RESCUE-1, top-down: a node is reachable at least as long as the newest node that references it.
+fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [SurvivingNode]) {
     let by_address: HashMap<u64, usize> =
         nodes.iter().enumerate().map(|(index, node)| (node.pointer.run.address, index)).collect();
     for (record, _) in records {
@@ -502,7 +513,8 @@ fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [
     for parent in order {
         let (pointer, level, upper, last) =
             (nodes[parent].pointer, nodes[parent].level, nodes[parent].upper, nodes[parent].last);
-        // It opened a moment ago; a medium that changes its mind costs a proof, not the rescue.
+        // The page was readable during the scan. A medium that fails now costs the proof of a
+        // lifetime, not the rescue.
         let Ok(body) = pager.read_page(&pointer, PageKind::Node).map(OpenedPage::into_body) else { continue };
         let Ok(NodeView { entries: NodeEntries::Internal(children), .. }) = node::decode(&body) else { continue };
         for (slot, (lower, child)) in children.iter().enumerate() {
@@ -517,19 +529,21 @@ fn learn_lifetimes(pager: &Pager, records: &[(CommitRecord, Tag)], nodes: &mut [
     }
 }
 
-/// RESCUE-3: whether there were commits after `newest`. The slot of the next one keeps the record from 64 commits before until that is written.
-fn later_commits(records: &[(CommitRecord, Tag)], newest: Generation, youngest_data: Generation) -> Later {
+/// RESCUE-3: returns whether there were commits after `newest`. The slot of the next commit keeps
+/// the record from 64 commits before until it is overwritten.
+fn later_commits(records: &[(CommitRecord, Tag)], newest: Generation, youngest_data: Generation) -> LaterCommits {
     let slot = Generation(newest.0.saturating_add(1)).slot();
     if youngest_data > newest {
-        Later::Seen
+        LaterCommits::Seen
     } else if records.iter().any(|(record, _)| record.generation.slot() == slot) {
-        Later::Never
+        LaterCommits::Never
     } else {
-        Later::Possible
+        LaterCommits::Possible
     }
 }
 
-/// Every commit record that opens, with its tag; a slot that cannot be read or decoded has none.
+/// Returns every commit record that opens, with its tag; unreadable and malformed slots are
+/// skipped.
 fn surviving_records(pager: &Pager) -> Vec<(CommitRecord, Tag)> {
     let mut records = Vec::new();
     for slot in 0..RING_SLOTS {

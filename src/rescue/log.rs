@@ -1,17 +1,22 @@
-//! What is left of the log, and over which leaves its entries are laid (specification 9.4, 9.5, 10.4).
+//! Surviving log entries, and the leaves over which they are applied (specification 9.4, 9.5,
+//! 10.4).
 //!
 //! # Invariants
-//! LAID-1  Only entries count that lead from the first block of the log on, each naming the one before it, and none behind one that does not open: each
-//!     says what changed since the one before, so without it the rest is no moment of the archive. They name the generation g and the tag of the
-//!     record that they extend. When that record is left with another tag, or is closed, they are another history's.
-//! LAID-2  Entries say what the tree of g became before any commit after g: g + 1 contains it. So they are laid over leaves that are known to be part of
-//!     the tree at g, which gives a newer version than these leaves, and an older one than any leaves of a commit after g: those are tried
-//!     first, and an entry never takes the place of what they say. A record after g that names these very entries as pending
-//!     contains none of them and has the tree of g: then they are laid over its leaves.
-//! LAID-3  Where no leaves are known to be part of the tree at g, entries are laid over those of the newest version before it. Mostly that is the same
-//!     tree, since a commit of an archive at rest writes no node; but commits between the two may have been destroyed without a trace, and then
-//!     a file may have bytes of an older commit beside those of entries. So what comes of it is called unproved, as everything is when the
-//!     log shows that the newest commit is lost (RESCUE-3).
+//! LAID-1  Valid entries form a chain from the first block of the log, each naming its predecessor,
+//!     and end at the first one that does not open: each contains the changes since its
+//!     predecessor, so without it the rest is not a state of the archive. Entries name the
+//!     generation g and the tag of the record that they extend. If that record survived with
+//!     another tag, or is closed, they belong to another history.
+//! LAID-2  Entries contain the changes to the tree of g before any later commit: g + 1 includes
+//!     them. They are therefore applied over leaves known to be reachable at g. The result is newer
+//!     than these leaves, and older than any leaves of a commit after g, which are tried first and
+//!     are never overridden by an entry. A record after g that names these entries as pending
+//!     includes none of them and has the tree of g: then they are applied over its leaves.
+//! LAID-3  Without leaves known to be reachable at g, entries are applied over leaves of the newest
+//!     version before it. This is usually the same tree, since a commit of an idle archive writes
+//!     no node; but commits in between may have been destroyed without a trace, and a file may then
+//!     mix bytes of an older commit and of entries. The result is therefore reported as unproved,
+//!     as everything is when the log shows that the newest commit is lost (RESCUE-3).
 
 use std::collections::BTreeMap;
 
@@ -24,22 +29,22 @@ use crate::frame::PageCipher;
 use crate::fs::LogPieces;
 use crate::storage::Storage;
 
-/// The entries that lead from the first block on, and what else the log shows.
+/// Chain of entries from the first block of the log, and other findings.
 #[derive(Default)]
-pub(super) struct FoundLog {
+pub(super) struct SurvivingLog {
     entries: Vec<LogEntry>,
-    /// The last of them.
+    /// Last entry of the chain.
     last: Option<LogMark>,
-    /// The highest generation that any entry extends.
+    /// Highest generation that any entry extends.
     newest: Generation,
-    /// Entries of one record are left of which one before is lost.
+    /// An entry after the chain extends the same record, so an entry between them is lost.
     lost: bool,
 }
 
-impl FoundLog {
-    /// Blocks that cannot be read have no entries.
-    pub(super) fn read(storage: &dyn Storage, cipher: &PageCipher) -> Result<FoundLog> {
-        let mut found = FoundLog::default();
+impl SurvivingLog {
+    /// Reads the log; unreadable blocks have no entries.
+    pub(super) fn read(storage: &dyn Storage, cipher: &PageCipher) -> Result<SurvivingLog> {
+        let mut found = SurvivingLog::default();
         if !cipher.has_log() {
             return Ok(found);
         }
@@ -71,18 +76,19 @@ impl FoundLog {
             found.last = Some(LogMark { generation: record.0, record: record.1, number, entry });
             block = end;
         }
-        found.look_behind(block, cipher, &from)?;
+        found.examine_tail(block, cipher, &from)?;
         Ok(found)
     }
 
-    /// Heads behind the last entry that counts.
-    fn look_behind<'a>(&mut self, block: u64, cipher: &PageCipher, from: &dyn Fn(u64) -> &'a [u8]) -> Result<()> {
+    /// Examines the entry heads after the end of the chain.
+    fn examine_tail<'a>(&mut self, block: u64, cipher: &PageCipher, from: &dyn Fn(u64) -> &'a [u8]) -> Result<()> {
         let last = self.last;
         self.newest = last.map_or(Generation(0), |last| last.generation);
         for block in block..LOG.1 {
             let Some(begun) = ignoring_damage(cipher.open_entry_head(block, from(block)))?.flatten() else { continue };
             let head = begun.head;
-            // The next one may never have been whole; one behind that was written when it was durable. What is left of an older log is no loss.
+            // The next entry may be incomplete; an entry after that one was written when it was
+            // durable. Entries of an older log are not a loss.
             let whole_to = last.filter(|last| last.is_of(head.generation, head.record)).map_or(0, |last| last.number);
             self.lost |= head.generation >= self.newest && head.number > whole_to + 1;
             self.newest = self.newest.max(head.generation);
@@ -90,8 +96,8 @@ impl FoundLog {
         Ok(())
     }
 
-    /// Whether the archive is known to have a log.
-    pub(super) fn is_there(&self) -> bool {
+    /// Returns whether the archive is known to have a log.
+    pub(super) fn exists(&self) -> bool {
         self.newest > Generation(0)
     }
 
@@ -99,18 +105,18 @@ impl FoundLog {
         self.newest
     }
 
-    /// Decides by the records that are left (LAID-1, LAID-2).
-    pub(super) fn laid(mut self, records: &[(CommitRecord, Tag)]) -> LaidLog {
+    /// Decides by the surviving records (LAID-1, LAID-2).
+    pub(super) fn into_overlay(mut self, records: &[(CommitRecord, Tag)]) -> LogOverlay {
         let newest = records.iter().map(|(record, _)| record).max_by_key(|record| record.generation);
-        // What a later commit contains is no loss.
+        // Entries that a later commit includes are not a loss.
         let lost = self.lost && newest.is_none_or(|record| record.generation <= self.newest);
-        // What a commit names as pending was durable.
+        // Entries that a commit names as pending were durable.
         let has = |pending: LogMark| {
             let last = self.last.filter(|last| last.is_of(pending.generation, pending.record));
             last.is_some_and(|last| last.number >= pending.number)
         };
         let lost = lost || newest.and_then(|record| record.pending).is_some_and(|pending| !has(pending));
-        let none = LaidLog { lost, ..LaidLog::default() };
+        let none = LogOverlay { lost, ..LogOverlay::default() };
         let Some(last) = self.last else { return none };
         let own = records.iter().find(|(record, _)| record.generation == last.generation);
         if own.is_some_and(|(record, tag)| *tag != last.record || record.closed) {
@@ -123,7 +129,7 @@ impl FoundLog {
         if let Some((_, number)) = pending {
             self.entries.truncate(number as usize);
         }
-        let mut laid = LaidLog { over: pending.map_or(last.generation, |(generation, _)| generation), ..none };
+        let mut laid = LogOverlay { over: pending.map_or(last.generation, |(generation, _)| generation), ..none };
         for entry in &self.entries {
             laid.records.extend(entry.records.iter().cloned());
         }
@@ -133,7 +139,8 @@ impl FoundLog {
     }
 }
 
-/// None for what only a holder of the key can have made, and does not decode.
+/// Maps `Damaged` to `None`: an authentic structure that does not decode was written by a holder of
+/// the key.
 fn ignoring_damage<T>(opened: Result<T>) -> Result<Option<T>> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
@@ -142,10 +149,10 @@ fn ignoring_damage<T>(opened: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What entries say beyond the leaves of a generation.
+/// Log entries to apply over the leaves of a generation.
 #[derive(Default)]
-pub(super) struct LaidLog {
-    /// The last generation whose tree they may be laid over.
+pub(super) struct LogOverlay {
+    /// Last generation that they may be applied to.
     pub(super) over: Generation,
     pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
     pieces: LogPieces,
@@ -153,8 +160,8 @@ pub(super) struct LaidLog {
     pub(super) lost: bool,
 }
 
-impl LaidLog {
-    /// Numbers of inodes that entries have a record of.
+impl LogOverlay {
+    /// Returns the inodes with a record in the entries.
     pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
         self.records.iter().filter(|(key, value)| key.kind == kind::INODE && value.is_some()).map(|(key, _)| key.object)
     }
@@ -164,7 +171,7 @@ impl LaidLog {
         records.next().is_some() || self.pieces.of_file(ino).next().is_some()
     }
 
-    /// Bytes of the file with their offsets, ascending.
+    /// Returns data of the file with its offsets, ascending.
     pub(super) fn pieces(&self, ino: Ino) -> Vec<(u64, Vec<u8>)> {
         self.pieces.of_file(ino).map(|(offset, data)| (offset, data.to_vec())).collect()
     }

@@ -1,21 +1,27 @@
-//! Rescues what is whole from a damaged archive: without commit records and roots, with either header copy, never writing to it.
+//! Rescues complete files from a damaged archive: without commit records and roots, with either
+//! header copy, never writing to it.
 //!
-//! A file is whole as of generation g when leaves that were in the tree together at g (`index`) cover its keys without a gap and every page
-//! that its extents name opens with the tag named; the newest such g wins. Nothing of another generation is mixed in. A leaf that covers a
-//! file's keys without having any says that the file was deleted. What is whole may still not be the newest: it is called unproved unless its
-//! leaves are known to be those of the newest commit that anything shows (RESCUE-3). Entries of the log that are left are laid over the leaves of the
-//! commit that they extend, and come before those and behind newer ones (`log`). Names come from the directories' own newest whole versions, and where a
-//! directory is not whole from what is left of it; what has no name left goes to `unnamed/INO`.
+//! A file is complete as of generation g if leaves that were reachable together at g (`index`)
+//! cover its keys without a gap, and every page named by its extents opens with the named tag. The
+//! newest such g is used, and generations are never mixed. A leaf that covers a file's keys without
+//! having any proves that the file was deleted. A complete file may still be outdated: it is
+//! reported as unproved unless its leaves are known to belong to the newest commit with any trace
+//! (RESCUE-3).
 //!
-//! A snapshot is rescued by itself, in the place of the live tree, and told of beside it (`snapshots`).
+//! Surviving log entries are applied over the leaves of the commit that they extend; the result
+//! takes precedence over these leaves, and newer leaves over the result (`log`). Names are taken
+//! from the newest complete versions of the directories, and for an incomplete directory from its
+//! surviving entries. Objects without a name are written to `unnamed/INO`.
+//!
+//! A snapshot is rescued on its own, instead of the live tree. Otherwise snapshots are only
+//! reported (`snapshots`).
 
-mod asked;
 mod index;
 mod log;
 mod object;
 pub(crate) mod scan;
 mod snapshots;
-mod undescribed;
+mod strict_storage;
 mod walk;
 mod write;
 
@@ -24,118 +30,120 @@ use std::sync::Arc;
 
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
-use crate::exchange::stage::{self, Stage};
-use crate::exchange::{Amount, LeftOut, Problem, Progress};
+use crate::exchange::staging_dir::{self, StagingDir};
+use crate::exchange::{FileTotals, Problem, Progress, SkippedItems};
 use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
 use crate::storage::{ArchiveSource, LockMode, Storage};
-use asked::Asked;
+use strict_storage::StrictStorage;
 
-/// Decompressed file data kept while pages are read.
+/// Cache of decompressed file data, in bytes.
 const CELL_CACHE: usize = 4 << 20;
 
-/// Where what has no name goes.
+/// Directory for objects without a name.
 pub const UNNAMED: &str = "unnamed";
-/// Where what is not whole goes.
+/// Directory for incomplete files.
 pub const PARTIAL: &str = "partial";
 
-/// How to rescue.
+/// Options of a rescue.
 #[derive(Clone, Debug)]
 pub struct RescueOptions {
-    /// Directory of the host that takes what is found; made when it is missing, refused when it is not empty.
+    /// Target directory on the host; created if missing, refused if not empty.
     pub to: PathBuf,
-    /// Also write what is left of files that are not whole.
+    /// Also write the surviving parts of incomplete files.
     pub partial: bool,
-    /// Makes devices, and keeps set-ID and sticky bits of files and the attributes that give
-    /// rights.
+    /// Create devices, and keep set-ID and sticky bits of files and the attributes that grant
+    /// privileges.
     pub privileges: bool,
-    /// What the snapshot of this name shows, in place of what is there now.
+    /// Name of a snapshot to rescue instead of the live tree.
     pub snapshot: Option<Vec<u8>>,
 }
 
-/// What became of one object.
+/// Result for one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RescueState {
-    /// All of it, as of one generation, under its path.
+    /// Complete as of one generation, under its path.
     Whole,
-    /// Something of it is left.
+    /// Partly lost.
     Partial,
-    /// Known by name alone, or by pages that do not open.
+    /// Only its name survived, or pages that do not open.
     Lost,
 }
 
-/// One object and what became of it.
+/// Report of one object.
 #[derive(Debug)]
-pub struct Rescued<'a> {
+pub struct RescuedObject<'a> {
     pub state: RescueState,
-    /// Below the target.
+    /// Path below the target.
     pub path: &'a [u8],
     pub ino: Ino,
-    /// As of which commit; 0 when nothing is left.
+    /// Generation of the rescued version; 0 if nothing survived.
     pub generation: Generation,
-    /// A newer version is known to have existed, but is not whole.
+    /// A newer version is known to have existed, but is not complete.
     pub older: bool,
-    /// Nothing that is left shows whether a newer version existed.
+    /// There is no proof of whether a newer version existed.
     pub unproved: bool,
-    /// Why it is not (or not the newest) whole.
+    /// Reason for which the object, or its newest version, is not complete.
     pub reason: &'a str,
 }
 
-/// A snapshot and what is left of its index: of its content nothing is read before it is rescued itself.
+/// Snapshot and the state of its tree. Its file data is not read until it is rescued itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptSnapshot {
+pub struct SnapshotCondition {
     pub id: u64,
     pub name: Vec<u8>,
     pub time: Timestamp,
     pub generation: Generation,
     pub state: RescueState,
-    /// Why it is not whole.
+    /// Reason for which the tree is not complete.
     pub reason: String,
 }
 
-/// What is known of commits after the newest one that records and the tree's nodes show.
+/// Knowledge about commits after the newest one of which records or nodes survived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Later {
+pub enum LaterCommits {
     /// There was none.
     Never,
     /// They may have been lost without a trace.
     #[default]
     Possible,
-    /// File data is left that was written for one, which was lost or never made.
+    /// File data of one survived, which was lost or never completed.
     Seen,
 }
 
-/// How far a rescue is.
+/// Progress of a rescue.
 #[derive(Clone, Copy, Debug)]
 pub enum RescueProgress<'a> {
-    /// (bytes scanned, bytes of the archive)
+    /// Bytes scanned, and bytes of the archive.
     Scanning(u64, u64),
-    /// With all objects of which something is left, named or not.
-    Writing(Progress<'a>, Amount),
+    /// Progress of writing, and the number of all objects of which a part survived, with or without
+    /// name.
+    Writing(Progress<'a>, FileTotals),
 }
 
-/// What was rescued.
+/// Result of a rescue.
 #[derive(Debug, Default)]
 pub struct RescueReport {
     /// Authentic pages of any age.
     pub pages: u64,
     pub unreadable_blocks: u64,
-    /// The newest generation that a record or a node of the tree shows.
+    /// Newest generation of a surviving record or tree node.
     pub newest: Generation,
-    /// Whether all leaves of that generation are left, so that nothing can be missing but what is listed.
+    /// All leaves of that generation survived, so only the listed objects can be missing.
     pub index_whole: bool,
-    pub later: Later,
-    /// Entries of the log that are laid over what they extend.
+    pub later: LaterCommits,
+    /// Log entries that were applied.
     pub entries: u64,
-    /// An entry of the log is lost that another one came after, so what was made durable last is not all there.
+    /// A log entry was lost although a later one exists, so some of the newest durable changes are
+    /// missing.
     pub entries_lost: bool,
-    /// The snapshots that are known, the oldest first; of the rescue of a snapshot that one alone.
-    pub snapshots: Vec<KeptSnapshot>,
-    /// Whether they are those of the newest commit.
+    /// Known snapshots, oldest first; in the rescue of a snapshot, only that one.
+    pub snapshots: Vec<SnapshotCondition>,
+    /// The list of snapshots is that of the newest commit.
     pub snapshots_proved: bool,
-    /// Why there may be others.
+    /// Reason for which there may be other snapshots.
     pub snapshots_lost: Option<String>,
     pub files: u64,
     pub directories: u64,
@@ -143,26 +151,28 @@ pub struct RescueReport {
     /// Symbolic links, FIFOs, sockets and devices.
     pub others: u64,
     pub bytes: u64,
-    /// Whole, but not the newest version.
+    /// Complete objects that are not the newest version.
     pub older: u64,
-    /// Whole, but perhaps not the newest version.
+    /// Complete objects that may not be the newest version.
     pub unproved: u64,
     pub partial: u64,
     pub lost: u64,
     pub unnamed: u64,
-    /// Attributes that the host refused, such as `trusted.` ones of somebody who is not root, and what would lend rights.
-    pub left: LeftOut,
-    /// What could not be made or set on the host.
+    /// Attributes that the host refused, such as `trusted.` ones without root, and skipped
+    /// privileges.
+    pub skipped: SkippedItems,
+    /// Objects that could not be created or completed on the host.
     pub problems: Vec<Problem>,
 }
 
 impl RescueReport {
-    /// Whether what was rescued is all that the commit `newest` had, and nothing shows a newer one; `later` tells whether that proves anything. Of the
-    /// snapshots that were not rescued themselves, whether they are known and their index is left.
+    /// Returns whether the rescued objects are all of the commit `newest`, with no sign of a newer
+    /// one; `later` shows whether that is a proof. Snapshots other than the rescued one must be
+    /// known, with complete trees.
     pub fn complete(&self) -> bool {
         self.partial + self.lost + self.older + self.unproved + self.unreadable_blocks == 0
             && self.index_whole
-            && self.later != Later::Seen
+            && self.later != LaterCommits::Seen
             && !self.entries_lost
             && self.snapshots_lost.is_none()
             && (self.snapshots_proved || self.snapshots.is_empty())
@@ -171,30 +181,32 @@ impl RescueReport {
     }
 }
 
-/// Writes everything that is whole in the archive there below `options.to`; `item` gets each object and what became of it;
-/// an error of `item` or `progress` ends the rescue, and what was rescued until then stays.
+/// Writes all complete objects of the archive below `options.to`. `item` is called with the report
+/// of each object; an error of `item` or `progress` ends the rescue, and the objects written before
+/// remain.
 ///
 /// # Errors
-/// `Invalid` for a target that is not empty, `InUse`, failures of the host that end everything, requests that fail where the archive is elsewhere; `Refused` and `Damaged` when there is no snapshot of the
-/// name, or none is known. All other damage is no error: it is reported.
+/// `Invalid` for a target that is not empty, `InUse`, fatal failures of the host, and failed
+/// requests for a remote archive; `Refused` and `Damaged` if no snapshot of the name exists, or
+/// none is known. All other damage is reported, not an error.
 pub fn rescue<'a>(
     site: impl Into<ArchiveSource<'a>>,
     key: &UnlockedKey,
     options: &RescueOptions,
-    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    item: &mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
     progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
     let site = site.into();
     let storage = site.open(LockMode::Shared)?;
     let environment = Arc::new(SystemEnvironment);
-    // Whether there is a log shows in its entries.
+    // Whether the archive has a log is determined by its entries.
     let cipher = PageCipher::new(&key.volume_key, key.archive, true, environment.clone());
     if matches!(site, ArchiveSource::File(_)) {
         return rescue_from(storage, cipher, &*environment, options, item, progress);
     }
-    let asked = Arc::new(Asked::of(storage));
-    let rescued = rescue_from(asked.clone(), cipher, &*environment, options, item, progress);
-    asked.check().and(rescued)
+    let strict = Arc::new(StrictStorage::of(storage));
+    let rescued = rescue_from(strict.clone(), cipher, &*environment, options, item, progress);
+    strict.check().and(rescued)
 }
 
 /// [`rescue`] from any storage.
@@ -203,14 +215,14 @@ pub(crate) fn rescue_from(
     cipher: PageCipher,
     environment: &dyn Environment,
     options: &RescueOptions,
-    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    item: &mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
     progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
-    stage::sweep(&options.to);
+    staging_dir::sweep(&options.to);
     refuse_content(&options.to)?;
-    let log = log::FoundLog::read(&*storage, &cipher)?;
-    // Without one there may be pages in its place.
-    let cipher = if log.is_there() { cipher } else { cipher.without_log() };
+    let log = log::SurvivingLog::read(&*storage, &cipher)?;
+    // Without a log, its blocks may contain pages.
+    let cipher = if log.exists() { cipher } else { cipher.without_log() };
     let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));
     let index = index::LeafIndex::build(pager.clone(), log, &mut |done, total| {
         progress(&RescueProgress::Scanning(done, total))
@@ -219,11 +231,12 @@ pub(crate) fn rescue_from(
         Some(name) => index.of_snapshot(name)?,
         None => index,
     };
-    let stage = Stage::new(&options.to, environment)?;
+    let stage = StagingDir::new(&options.to, environment)?;
     walk::run(index, &pager, &stage, options, item, progress)
 }
 
-/// The target is new or empty, so that nothing found can be mistaken for something rescued, or the other way round.
+/// Checks that the target is new or empty, so that its objects cannot be mistaken for rescued ones,
+/// or vice versa.
 fn refuse_content(to: &Path) -> Result<()> {
     match std::fs::read_dir(to) {
         Ok(mut entries) => match entries.next() {

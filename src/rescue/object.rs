@@ -1,8 +1,9 @@
-//! Reads one inode out of a version of its leaves: attributes, extended attributes and content, each checked against the others.
+//! Loads one inode from a version of its leaves: attributes, extended attributes and content,
+//! checked against each other.
 
 use std::collections::HashMap;
 
-use super::index::{LeafIndex, Version};
+use super::index::{LeafIndex, LeafSet};
 use super::scan::as_damage;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, XATTR_PIECE, decode_xattrs};
@@ -10,26 +11,26 @@ use crate::format::{Ino, Key, MAX_OFFSET, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
 
-/// An inode without its file data and entries.
-pub(super) struct Object {
+/// Inode without its file data and entries.
+pub(super) struct RescuedInode {
     pub(super) inode: InodeValue,
     inline: Option<Vec<u8>>,
     /// Names and values.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     stand_in: bool,
-    /// What the log has of its content, over everything else.
+    /// File data in log entries, which overrides everything else.
     pieces: Vec<(u64, Vec<u8>)>,
 }
 
-/// Takes bytes of a file at an offset.
-pub(super) type Sink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+/// Receiver of file data, with its offset.
+pub(super) type DataSink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
-impl Object {
-    /// None when this version says that the inode does not exist.
+impl RescuedInode {
+    /// Loads an inode; `None` if this version proves that it does not exist.
     ///
     /// # Errors
-    /// `Damaged` when its records do not agree.
-    pub(super) fn load(index: &mut LeafIndex, version: &Version, ino: Ino) -> Result<Option<Object>> {
+    /// `Damaged` for inconsistent records.
+    pub(super) fn load(index: &mut LeafIndex, version: &LeafSet, ino: Ino) -> Result<Option<RescuedInode>> {
         let (mut inode, mut inline, mut entries) = (None, None, Vec::new());
         let mut pieces: HashMap<u64, Vec<u8>> = HashMap::new();
         let mut others = false;
@@ -74,13 +75,13 @@ impl Object {
         }
         let has_pieces = version.logged && inode.mode & mode::TYPE == mode::REGULAR;
         let pieces = if has_pieces { index.log.pieces(ino) } else { Vec::new() };
-        Ok(Some(Object { inode, inline, xattrs, stand_in: false, pieces }))
+        Ok(Some(RescuedInode { inode, inline, xattrs, stand_in: false, pieces }))
     }
 
-    /// In place of an inode whose record is lost: `mode` is all that its name says of it.
-    pub(super) fn stand_in(mode: u32) -> Object {
+    /// Returns a substitute for an inode without a record; `mode` comes from its directory entry.
+    pub(super) fn stand_in(mode: u32) -> RescuedInode {
         let inode = InodeValue { mode, links: 1, size: MAX_OFFSET, trim: NO_TRIM, ..InodeValue::default() };
-        Object { inode, inline: None, xattrs: Vec::new(), stand_in: true, pieces: Vec::new() }
+        RescuedInode { inode, inline: None, xattrs: Vec::new(), stand_in: true, pieces: Vec::new() }
     }
 
     pub(super) fn is_stand_in(&self) -> bool {
@@ -95,7 +96,7 @@ impl Object {
         self.file_type() == mode::DIRECTORY
     }
 
-    /// No name is left: it was deleted.
+    /// Returns whether the inode has no name: it was deleted.
     pub(super) fn is_orphan(&self) -> bool {
         self.inode.links == 0
     }
@@ -106,25 +107,26 @@ impl Object {
         Attributes { size: published.size.max(end), ..published }
     }
 
-    /// Hands every byte that is not in a hole to `sink` (specification 7.3). With `lenient` what cannot be read is left out.
-    /// Answers the bytes handed out.
+    /// Passes all data outside of holes to `sink` (specification 7.3); returns the number of bytes.
+    /// With `lenient`, unreadable data is skipped.
     ///
     /// # Errors
-    /// `Damaged` for the first page that does not open with the tag named, or when the sum is not the one that the inode says.
+    /// `Damaged` for the first page that does not open with the named tag, or if the sum differs
+    /// from that in the inode.
     pub(super) fn content(
         &self,
-        (index, version): (&mut LeafIndex, &Version),
+        (index, version): (&mut LeafIndex, &LeafSet),
         (pager, ino): (&Pager, Ino),
         lenient: bool,
-        sink: &mut Sink<'_>,
+        sink: &mut DataSink<'_>,
     ) -> Result<u64> {
         let inode = &self.inode;
-        let (mut named, mut given, mut covered) = (0, 0, 0);
+        let (mut named, mut delivered, mut covered) = (0, 0, 0);
         if let Some(inline) = &self.inline {
             named += inline.len() as u64;
             let length = (inline.len() as u64).min(inode.size);
             sink(0, &inline[..length as usize])?;
-            given += length;
+            delivered += length;
         }
         let mut page = Vec::new();
         for part in 0..version.parts() {
@@ -151,32 +153,33 @@ impl Object {
                     read => read?,
                 }
                 sink(offset, &page)?;
-                given += page.len() as u64;
+                delivered += page.len() as u64;
             }
         }
-        // While a cut is being carried out the records behind it may be gone or not; in every other state the sum is exact.
+        // While a truncation is pending, the records after it may or may not be removed; in every
+        // other state the sum is exact.
         if !lenient && (named != inode.bytes) && inode.trim == NO_TRIM {
             return Err(Error::damaged(format!("its records name {named} bytes instead of {}", inode.bytes)));
         }
         for (offset, data) in &self.pieces {
             sink(*offset, data)?;
-            given += data.len() as u64;
+            delivered += data.len() as u64;
         }
-        Ok(given)
+        Ok(delivered)
     }
 
-    /// The target of a symbolic link.
-    pub(super) fn target(&self, index: (&mut LeafIndex, &Version), pager: (&Pager, Ino)) -> Result<Vec<u8>> {
-        // Specification 7: at most 4,095 bytes; checked before anything is allocated from it.
+    /// Returns the target of a symbolic link.
+    pub(super) fn target(&self, index: (&mut LeafIndex, &LeafSet), pager: (&Pager, Ino)) -> Result<Vec<u8>> {
+        // Specification 7: at most 4,095 bytes; checked before anything is allocated.
         if !(1..=4095).contains(&self.inode.size) {
             return Err(Error::damaged("its target has an impossible length"));
         }
         let mut target = vec![0; self.inode.size as usize];
-        let given = self.content(index, pager, false, &mut |offset, bytes| {
+        let delivered = self.content(index, pager, false, &mut |offset, bytes| {
             target[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
             Ok(())
         })?;
-        if given != self.inode.size || target.contains(&0) {
+        if delivered != self.inode.size || target.contains(&0) {
             return Err(Error::damaged("its target is incomplete"));
         }
         Ok(target)

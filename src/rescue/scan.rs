@@ -7,26 +7,28 @@ use crate::frame::{OpenedPage, PageCipher, claimed_tag};
 use crate::pager::Pager;
 use crate::storage::Storage;
 
-/// Bytes read from the medium at once.
+/// Size of one read, in bytes.
 const WINDOW: u64 = 1 << 20;
 
-/// What a scan could not look at.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Scanned {
-    /// Blocks that the host refused to read.
+pub(crate) struct ScanSummary {
+    /// Blocks that the host could not read.
     pub(crate) unreadable: u64,
 }
 
-/// Calls `page` with every place whose first block opens as a prologue for that address. Every block is tried, also within pages: a page that
-/// was overwritten in part may hold a younger one. Holes are skipped. `progress` gets (bytes done, bytes of the file); its error ends the scan.
+/// Calls `page` for every address with a block that opens as a prologue for that address. Every
+/// block is tried, also within pages: a page that was partly overwritten may contain a newer one.
+/// Holes are skipped. `progress` is called with the bytes done and the length of the file; its
+/// error ends the scan.
 pub(crate) fn scan(
     storage: &dyn Storage,
     cipher: &PageCipher,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
-) -> Result<Scanned> {
+) -> Result<ScanSummary> {
     let length = storage.len()? / BLOCK * BLOCK;
-    let mut scanned = Scanned::default();
+    let mut scanned = ScanSummary::default();
     let mut at = 0;
     while at < length {
         let Some(data) = storage.next_data(at)? else { break };
@@ -48,7 +50,7 @@ fn scan_window(
     cipher: &PageCipher,
     at: u64,
     count: u64,
-    scanned: &mut Scanned,
+    scanned: &mut ScanSummary,
     page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
 ) -> Result<()> {
     let mut bytes = vec![0; count as usize];
@@ -81,7 +83,7 @@ fn scan_window(
     Ok(())
 }
 
-/// Opens the whole page that a prologue announced, and makes the pointer that names it.
+/// Opens the whole page of a prologue, and returns it with its pointer.
 pub(crate) fn open_found(pager: &Pager, run: Run) -> Result<(Pointer, OpenedPage)> {
     if !run.is_page_space(u64::MAX) {
         return Err(Error::damaged(format!("page lies in header or ring: block={}", run.address)));
@@ -96,7 +98,7 @@ pub(crate) fn open_found(pager: &Pager, run: Run) -> Result<(Pointer, OpenedPage
     Ok((pointer, opened))
 }
 
-/// A sector that the medium does not give back is as lost as one that it altered.
+/// Maps I/O errors to damage: an unreadable sector is as lost as an altered one.
 pub(super) fn as_damage(error: Error) -> Error {
     match error {
         Error::Io { context, source } => Error::damaged(format!("{context}: {source}")),

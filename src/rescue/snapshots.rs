@@ -1,18 +1,22 @@
-//! Which snapshots are left, and what their roots lead to.
+//! Surviving snapshots, and the leaves reachable from their roots.
 //!
 //! # Invariants
-//! KEPT-1  What a snapshot shows is what its root leads to: each node opens with the tag that its parent names, at the level and with the fences that its
-//!     place has. Nothing that is found in another way is put in the place of what is lost, since nothing else tells what a snapshot shows from what was
-//!     deleted before or after. So its leaves are of one moment, and what they say is proved.
-//! KEPT-2  Which snapshots there are is proved by the newest commit record, when nothing is left of a later commit (RESCUE-3). Else the newest root of their tree
-//!     that opens says it: one of them may have been removed since, and what it showed deleted, and others may have been taken.
+//! KEPT-1  The content of a snapshot is exactly what is reachable from its root: each node opens
+//!     with the tag in its parent, at the level and with the fences of its position. Lost nodes are
+//!     not substituted with nodes found otherwise, since nothing else distinguishes the content of
+//!     a snapshot from data deleted before or after. Its leaves are therefore of one version, and
+//!     their records are proved.
+//! KEPT-2  The list of snapshots is proved by the newest commit record, if no later commit left a
+//!     trace (RESCUE-3). Otherwise the newest root of their tree that opens is used: since then a
+//!     snapshot may have been removed and its data deleted, and others may have been created.
 //!
-//! For the live tree, leaves that only a snapshot still shows are like all leaves of before: RESCUE-1 to 3 say when they count, and that it is told.
+//! For the live tree, leaves that are reachable only from a snapshot are treated like all older
+//! leaves: RESCUE-1 to 3 decide when they are used, and that this is reported.
 
 use std::collections::HashMap;
 
 use super::scan::{as_damage, open_found};
-use super::{KeptSnapshot, RescueState};
+use super::{RescueState, SnapshotCondition};
 use crate::error::{Error, Result};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
@@ -22,8 +26,8 @@ use crate::format::{Generation, Key, Pointer, Run, Tag, TreeId, kind};
 use crate::frame::OpenedPage;
 use crate::pager::Pager;
 
-/// Where a node is named, and what it must be there.
-struct Place {
+/// Reference to a node, with the expected properties.
+struct NodeReference {
     pointer: Pointer,
     tree: TreeId,
     level: u8,
@@ -31,12 +35,12 @@ struct Place {
     upper: Key,
 }
 
-impl Place {
-    fn of_root(tree: TreeId, root: &Root) -> Place {
-        Place { pointer: root.pointer, tree, level: root.level, lower: Key::MIN, upper: Key::MAX }
+impl NodeReference {
+    fn of_root(tree: TreeId, root: &Root) -> NodeReference {
+        NodeReference { pointer: root.pointer, tree, level: root.level, lower: Key::MIN, upper: Key::MAX }
     }
 
-    /// `Damaged` when it does not open, or is another node.
+    /// Reads the node; `Damaged` if it does not open or does not match.
     fn open(&self, pager: &Pager) -> Result<Vec<u8>> {
         if self.pointer.is_null() {
             return Err(Error::damaged("it has no tree"));
@@ -53,12 +57,12 @@ impl Place {
         Ok(body)
     }
 
-    fn children(&self, children: &[(Key, Pointer)]) -> Vec<Place> {
+    fn children(&self, children: &[(Key, Pointer)]) -> Vec<NodeReference> {
         let upper = |number: usize| children.get(number + 1).map_or(self.upper, |(next, _)| *next);
-        let place = |(number, (lower, pointer)): (usize, &(Key, Pointer))| Place {
+        let place = |(number, (lower, pointer)): (usize, &(Key, Pointer))| NodeReference {
             pointer: *pointer,
             tree: self.tree,
-            // A node that has children is above level 0: its decoder says so.
+            // A node with children is above level 0: its decoder checks that.
             level: self.level.saturating_sub(1),
             lower: *lower,
             upper: upper(number),
@@ -67,13 +71,14 @@ impl Place {
     }
 }
 
-/// A leaf that is left: where it is, its fences, its records.
-pub(super) type Leaf<'a> = dyn FnMut(Pointer, (Key, Key), &[(Key, &[u8])]) -> Result<()> + 'a;
+/// Callback for a surviving leaf: pointer, fences, records.
+pub(super) type LeafVisitor<'a> = dyn FnMut(Pointer, (Key, Key), &[(Key, &[u8])]) -> Result<()> + 'a;
 
-/// Hands over every leaf that the root leads to and that is left; answers why the first of the others is not (KEPT-1).
-pub(super) fn leaves(pager: &Pager, tree: TreeId, root: &Root, f: &mut Leaf<'_>) -> Result<Option<String>> {
+/// Calls `f` with every surviving leaf below the root; returns the reason for the first missing one
+/// (KEPT-1).
+pub(super) fn leaves(pager: &Pager, tree: TreeId, root: &Root, f: &mut LeafVisitor<'_>) -> Result<Option<String>> {
     let mut lost = None;
-    let mut places = vec![Place::of_root(tree, root)];
+    let mut places = vec![NodeReference::of_root(tree, root)];
     while let Some(place) = places.pop() {
         let body = match place.open(pager) {
             Err(Error::Damaged(reason)) => {
@@ -90,15 +95,15 @@ pub(super) fn leaves(pager: &Pager, tree: TreeId, root: &Root, f: &mut Leaf<'_>)
     Ok(lost)
 }
 
-/// What a scan meets of the tree of snapshots.
+/// Nodes of the snapshot tree that a scan found.
 #[derive(Default)]
-pub(super) struct FoundRoots {
-    /// With the generations of their pages.
+pub(super) struct SnapshotRoots {
+    /// Possible roots, with the generations of their pages.
     roots: Vec<(Generation, Root)>,
     any: bool,
 }
 
-impl FoundRoots {
+impl SnapshotRoots {
     pub(super) fn page(&mut self, pager: &Pager, run: Run) -> Result<()> {
         self.any = true;
         let (pointer, opened) = match open_found(pager, run) {
@@ -115,56 +120,57 @@ impl FoundRoots {
     }
 }
 
-/// The snapshots that are known.
+/// Known snapshots.
 #[derive(Default)]
-pub(super) struct Kept {
-    /// By ascending id.
+pub(super) struct KnownSnapshots {
+    /// Sorted by id.
     pub(super) all: Vec<(u64, SnapshotValue)>,
     /// KEPT-2.
     pub(super) proved: bool,
-    /// Why there may be others.
+    /// Reason for which there may be others.
     pub(super) lost: Option<String>,
 }
 
-impl Kept {
-    /// `newest` is that of RESCUE-3.
+impl KnownSnapshots {
+    /// Reads the snapshots; `newest` is N of RESCUE-3.
     pub(super) fn read(
         pager: &Pager,
-        found: FoundRoots,
+        found: SnapshotRoots,
         records: &[(CommitRecord, Tag)],
         newest: Generation,
-    ) -> Result<Kept> {
+    ) -> Result<KnownSnapshots> {
         let recorded = records.iter().map(|(record, _)| (record.generation, record.roots[TreeId::Snapshots], true));
         let scanned = found.roots.into_iter().map(|(generation, root)| (generation, root, false));
         let mut candidates: Vec<(Generation, Root, bool)> = recorded.chain(scanned).collect();
-        // What a record says comes before a node of its generation.
+        // A record takes precedence over a node of its generation.
         candidates.sort_by_key(|(generation, _, of_record)| std::cmp::Reverse((*generation, *of_record)));
-        let mut kept = Kept::default();
+        let mut known = KnownSnapshots::default();
         for (number, (generation, root, of_record)) in candidates.iter().enumerate() {
-            kept.proved = number == 0 && *of_record && *generation == newest;
+            known.proved = number == 0 && *of_record && *generation == newest;
             if root.pointer.is_null() {
-                return Ok(kept);
+                return Ok(known);
             }
             let mut opened = false;
             let lost = leaves(pager, TreeId::Snapshots, root, &mut |_, _, values| {
                 opened = true;
-                kept.take(values);
+                known.take(values);
                 Ok(())
             })?;
-            kept.lost = kept.lost.or(lost);
+            known.lost = known.lost.or(lost);
             if opened {
-                return Ok(kept);
+                return Ok(known);
             }
         }
-        if found.any && kept.lost.is_none() {
-            kept.lost = Some("no root of the tree of snapshots is left".into());
+        if found.any && known.lost.is_none() {
+            known.lost = Some("no root of the tree of snapshots is left".into());
         }
-        Ok(kept)
+        Ok(known)
     }
 
     fn take(&mut self, values: &[(Key, &[u8])]) {
         for (key, value) in values {
-            // Strays are passed by, and what is being removed must not be read (specification 6.2 and 8).
+            // Stray records are skipped, and removed snapshots must not be read (specification 6.2
+            // and 8).
             if key.kind != kind::SNAPSHOT || key.sub != 0 {
                 continue;
             }
@@ -176,27 +182,28 @@ impl Kept {
         }
     }
 
-    /// The newest of this name.
+    /// Returns the newest snapshot of this name.
     pub(super) fn named(&self, name: &[u8]) -> Option<&(u64, SnapshotValue)> {
         self.all.iter().rev().find(|(_, snapshot)| snapshot.name == name)
     }
 
-    /// What is left of each one's tree. What several of them share is read once: about 60 bytes for each node.
-    pub(super) fn judge(&self, pager: &Pager) -> Result<Vec<KeptSnapshot>> {
-        let mut judge = Judge { pager, known: HashMap::new() };
-        self.all.iter().map(|(id, snapshot)| judge.snapshot(*id, snapshot)).collect()
+    /// Checks the tree of each snapshot. Shared nodes are read once: about 60 bytes of memory for
+    /// each node.
+    pub(super) fn check_all(&self, pager: &Pager) -> Result<Vec<SnapshotCondition>> {
+        let mut check_all = ReachabilityCheck { pager, known: HashMap::new() };
+        self.all.iter().map(|(id, snapshot)| check_all.snapshot(*id, snapshot)).collect()
     }
 }
 
-/// Finds out which nodes are left with all that is below them.
-struct Judge<'a> {
+/// Cache of the reachability check: nodes with the result for all of their descendants.
+struct ReachabilityCheck<'a> {
     pager: &'a Pager,
     known: HashMap<Pointer, bool>,
 }
 
-impl Judge<'_> {
-    fn snapshot(&mut self, id: u64, snapshot: &SnapshotValue) -> Result<KeptSnapshot> {
-        let root = Place::of_root(TreeId::Live, &snapshot.root);
+impl ReachabilityCheck<'_> {
+    fn snapshot(&mut self, id: u64, snapshot: &SnapshotValue) -> Result<SnapshotCondition> {
+        let root = NodeReference::of_root(TreeId::Live, &snapshot.root);
         let (state, reason) = match root.open(self.pager) {
             Err(Error::Damaged(reason)) => (RescueState::Lost, reason),
             Ok(_) if self.is_whole(&root)? => (RescueState::Whole, String::new()),
@@ -204,11 +211,11 @@ impl Judge<'_> {
             Err(error) => return Err(error),
         };
         let SnapshotValue { generation, time, name, .. } = snapshot.clone();
-        Ok(KeptSnapshot { id, name, time, generation, state, reason })
+        Ok(SnapshotCondition { id, name, time, generation, state, reason })
     }
 
-    /// As deep as the tree: a node that opens is one level below the one that names it.
-    fn is_whole(&mut self, place: &Place) -> Result<bool> {
+    /// Recursion is bounded by the tree's height: a node that opens is one level below its parent.
+    fn is_whole(&mut self, place: &NodeReference) -> Result<bool> {
         if let Some(whole) = self.known.get(&place.pointer) {
             return Ok(*whole);
         }

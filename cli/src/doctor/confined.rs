@@ -67,7 +67,7 @@ impl Confined {
 pub(super) fn processes() -> Vec<Confined> {
     let mut found = Vec::new();
     for place in daemons::places() {
-        for (_, status) in control::running(&place).unwrap_or_default() {
+        for (_, status) in control::list_daemons(&place).unwrap_or_default() {
             found.extend(Confined::of(&status.archive, status.pid, "daemon"));
             found.extend(fetcher(status.pid).and_then(|pid| Confined::of(&status.archive, pid, "fetcher")));
         }

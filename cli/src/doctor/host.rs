@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use lockbox::control::Runtime;
+use lockbox::control::OwnRuntimeDir;
 use lockbox::keys::state_directory;
 use lockbox_host::secrets::Keyring;
 use lockbox_host::{daemons, shown};
@@ -254,14 +254,14 @@ fn state() -> Finding {
 fn runtime_directory() -> Finding {
     const NAME: &str = "runtime directory";
     match daemons::directory() {
-        Runtime::Ready(path) if access(&path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok() => {
+        OwnRuntimeDir::Ready(path) if access(&path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok() => {
             Finding::good(NAME, shown(&path))
         }
-        Runtime::Ready(path) => {
+        OwnRuntimeDir::Ready(path) => {
             Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there")
         }
-        Runtime::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
-        Runtime::NotPrivate(path) => Finding::good(
+        OwnRuntimeDir::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
+        OwnRuntimeDir::NotPrivate(path) => Finding::good(
             NAME,
             format!(
                 "next to {}, which is not a private directory of this user, to be made by the first mount",

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use lockbox::archive::Archive;
-use lockbox::exchange::Packed;
+use lockbox::exchange::PackReport;
 use lockbox::format::Ino;
 use lockbox_share_client::meta::Kind;
 use lockbox_share_client::source::{Source, StreamSource};
@@ -137,7 +137,7 @@ impl Read for Owned {
 /// Hands `work` the tar of a directory, which is made while it is read: nothing of it lies anywhere but in memory.
 pub(super) fn with_directory<T>(
     name: &str,
-    pack: impl FnOnce(&[u8], &mut dyn Write) -> Result<Packed, lockbox::Error> + Send,
+    pack: impl FnOnce(&[u8], &mut dyn Write) -> Result<PackReport, lockbox::Error> + Send,
     work: impl FnOnce(&mut dyn Source) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     check_name(name)?;
@@ -247,7 +247,7 @@ mod tests {
             let content: Vec<u8> = (0..length).map(|i| (i / 3) as u8).collect();
             let write = |_: &[u8], out: &mut dyn Write| {
                 out.write_all(&content).unwrap();
-                Ok(Packed::default())
+                Ok(PackReport::default())
             };
             assert!(with_directory("a", write, whole).unwrap() == content, "{length}");
             let fail = |_: &[u8], out: &mut dyn Write| {

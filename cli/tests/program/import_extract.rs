@@ -10,7 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use lockbox::archive::Archive;
 use lockbox::crypto::Passphrase;
-use lockbox::exchange::{self, Cause, Filter, ImportOptions};
+use lockbox::exchange::{self, Filter, ImportOptions, ProblemCause};
 use lockbox::fs::Creator;
 use lockbox::keys;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -201,7 +201,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
         .unwrap();
     assert_eq!((report.copied.files, report.problems.len()), (2, 1));
     assert!(report.problems[0].path.ends_with(b"tree/log"));
-    assert!(matches!(report.problems[0].cause, Cause::Changed));
+    assert!(matches!(report.problems[0].cause, ProblemCause::Changed));
     archive.close().unwrap();
     assert_eq!(place.good(&["cat", "a.lbx", "tree/log"]), vec![b'a'; 3 << 20]);
     assert_eq!(place.good(&["cat", "a.lbx", "tree/other"]), b"other");

@@ -94,7 +94,7 @@ impl End {
     }
 
     /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.
-    pub(crate) fn close(mut self, ending: Ending, mut server: control::Server) -> Result<(), Failure> {
+    pub(crate) fn close(mut self, ending: Ending, mut server: control::ControlServer) -> Result<(), Failure> {
         // Those who hold up the machine's sleep are released when the archive is closed.
         let Ending { stopped, aborted, abandoned, sleeping: _sleeping } = ending;
         let closed = self.close_archive(!aborted);
@@ -646,7 +646,7 @@ mod tests {
             .unwrap();
         let socket: PathBuf = server.socket().into();
         let client = thread::spawn(move || {
-            control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
+            control::send_request(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
         });
         asked.recv().unwrap();
         let (done, ended) = mpsc::channel();

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
-use lockbox::control::{self, Carried, Name, Request, Response, SocketName, Status};
+use lockbox::control::{self, ActionResult, Request, Response, SnapshotName, SocketName, Status};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::keys;
@@ -134,7 +134,7 @@ impl Mount {
 
     fn ask(&self, request: &Request) -> io::Result<Response> {
         let (socket, owner) = self.socket()?;
-        control::ask(&socket, owner, request).map_err(io::Error::other)
+        control::send_request(&socket, owner, request).map_err(io::Error::other)
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -179,8 +179,9 @@ impl Mount {
     /// Brings back all that a snapshot shows, as a client does that is told so; `renames` is called with the paths of each rename before it.
     pub(crate) fn restore(&self, name: &str, renames: &mut dyn FnMut(&str, &str)) {
         let (socket, owner) = self.socket().unwrap();
-        let request = Request::SnapshotRestore { name: Name(name.as_bytes().to_vec()), paths: Vec::new(), to: None };
-        let end = control::converse(&socket, owner, &request, &|| Ok(()), &mut |response| {
+        let request =
+            Request::SnapshotRestore { name: SnapshotName(name.as_bytes().to_vec()), paths: Vec::new(), to: None };
+        let end = control::exchange_messages(&socket, owner, &request, &|| Ok(()), &mut |response| {
             let Response::Rename { from, to, exchange } = response else {
                 let kept = matches!(response, Response::Kept { .. });
                 return Ok(if kept { ControlFlow::Continue(None) } else { ControlFlow::Break(response) });
@@ -189,7 +190,7 @@ impl Mount {
             renames(&from, &to);
             let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
             let done = renameat_with(CWD, self.path(&from), CWD, self.path(&to), flags);
-            Ok(ControlFlow::Continue(Some(Carried { errno: done.err().map(Errno::raw_os_error) })))
+            Ok(ControlFlow::Continue(Some(ActionResult { errno: done.err().map(Errno::raw_os_error) })))
         });
         assert!(matches!(end, Ok(Response::Done)), "{end:?}");
     }

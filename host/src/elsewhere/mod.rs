@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockbox::Result;
-use lockbox::control::Traffic;
+use lockbox::control::RemoteTraffic;
 use lockbox::storage::{ArchiveSource, Storage};
 use lockbox_terminal::quantity;
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ impl Remote {
 }
 
 /// Tells what was asked of a server, at once or not at all.
-pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
+pub type Telling = Arc<dyn Fn() -> Option<RemoteTraffic> + Send + Sync>;
 
 /// Ends the process that asks, which says to the store that nobody writes there any more.
 pub type Ending = Arc<dyn Fn() + Send + Sync>;

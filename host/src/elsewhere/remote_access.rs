@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use lockbox::control::Traffic;
+use lockbox::control::RemoteTraffic;
 use lockbox::keys::state_directory;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
@@ -75,7 +75,7 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
     let (leaving, ending) = (asking.clone(), asking.clone());
     let telling = move || {
         let told = asking.traffic()?;
-        Some(Traffic {
+        Some(RemoteTraffic {
             reads: told.reads,
             lists: told.lists,
             bytes: told.bytes,

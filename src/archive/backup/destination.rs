@@ -1,6 +1,8 @@
-//! The file that a backup goes to: what has the name now, locked, or a new file beside it that takes the name when it is done.
+//! Destination file of a backup: the existing file, locked, or a new file that gets the name when
+//! it is complete.
 //!
-//! It belongs to whoever asks for the backup, and so do all names: who reads the archive is given open files alone.
+//! File and names belong to the requesting user; the daemon that reads the archive receives open
+//! files only.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,75 +11,77 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::archive::compact::replace::{self, Old};
+use crate::archive::compact::replace::{self, OldArchive};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::ArchiveId;
 use crate::keys::header::{self, Header};
 use crate::storage::{FileStorage, HostEntry, IpcStorage, Storage};
 
-/// What the name of an unfinished file says.
+/// Word in the name of an unfinished backup.
 const UNFINISHED: &str = "backup";
 
-/// How long one answer of a lender may take.
+/// Timeout of one response over a lent socket.
 const LENT: Duration = Duration::from_secs(600);
-/// What the name of a file says that goes into a pipe.
+/// Word in the name of a temporary file for a pipe.
 const PASSING: &str = "pipe";
 
 pub(super) const OTHER_ARCHIVE: &str = "it is, or is a backup of, another archive";
 pub(super) const NO_ARCHIVE: &str = "it is no archive";
 
-/// Where a backup goes.
-pub struct Destination {
+/// Destination path of a backup.
+pub struct BackupDestination {
     entry: HostEntry,
-    /// What has the name.
-    old: Option<Old>,
+    /// Existing file with that name.
+    old: Option<OldArchive>,
 }
 
-/// A new file beside the destination, removed when it is dropped before it has the name.
-pub struct Beside(replace::Beside);
+/// New file in the directory of the destination, removed on drop until it has the name.
+pub struct NewBackupFile(replace::UnfinishedFile);
 
-impl Beside {
+impl NewBackupFile {
     pub fn file(&self) -> Arc<FileStorage> {
         self.0.shared()
     }
 
-    /// Takes the name away: the file is gone once nobody has it open, whoever is killed meanwhile. Not before it is filled: nothing writes into a file that
-    /// nobody could find.
+    /// Unlinks the file, so that it is deleted when it is closed, even if the process is killed. To
+    /// be called after the file is filled, so that no data is written to a file that the user
+    /// cannot find.
     ///
     /// # Errors
-    /// Those of the host.
+    /// Failures of the host.
     pub fn without_name(self) -> Result<Arc<FileStorage>> {
         self.0.without_name()
     }
 }
 
-impl Destination {
-    /// `follow` says whether the name may be a link: who lets another user's daemon write there follows none that this user may have put there.
+impl BackupDestination {
+    /// Opens the destination. With `follow` the path may be a symbolic link: a caller that lets
+    /// another user's daemon write there must not follow links that this user may have created.
     ///
     /// # Errors
-    /// `InUse` when somebody has it open, those of the host.
-    pub fn open(path: &Path, follow: bool) -> Result<Destination> {
+    /// `InUse` when another process has it open, failures of the host.
+    pub fn open(path: &Path, follow: bool) -> Result<BackupDestination> {
         let failed = |e| Error::io(format!("cannot look at {}", path.display()), e);
         let there = if follow { std::fs::canonicalize(path) } else { path.symlink_metadata().map(|_| path.into()) };
         match there {
             Ok(real) => {
-                let old = Old::open(&real)?;
-                Ok(Destination { entry: old.entry().try_clone().map_err(failed)?, old: Some(old) })
+                let old = OldArchive::open(&real)?;
+                Ok(BackupDestination { entry: old.entry().try_clone().map_err(failed)?, old: Some(old) })
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let entry = HostEntry::of(path).map_err(failed)?;
-                Ok(Destination { entry, old: None })
+                Ok(BackupDestination { entry, old: None })
             }
             Err(e) => Err(failed(e)),
         }
     }
 
-    /// Whether a file is one of this archive, as far as its header tells without a key: who has others write into it asks before they do, and before it gets
-    /// a name.
+    /// Checks by its header, without a key, that a file belongs to this archive. A caller that lets
+    /// a daemon write the file calls this before that, and before the file gets a name.
     ///
     /// # Errors
-    /// `Refused` when it is not.
+    /// `Refused` for another archive or no archive.
     pub fn check_archive(file: &dyn Storage, archive: &ArchiveId) -> Result<()> {
         match Header::read(file) {
             Ok(header) if header.framing().archive == *archive => Ok(()),
@@ -87,61 +91,65 @@ impl Destination {
         }
     }
 
-    /// The file that has the name.
+    /// Returns the existing file with the name.
     pub fn existing(&self) -> Option<&Arc<FileStorage>> {
-        self.old.as_ref().map(Old::storage)
+        self.old.as_ref().map(OldArchive::storage)
     }
 
-    /// A file that another process opened and locked, and whose name is its work; or a socket on which it lends what is no file.
+    /// Returns the storage of a file, which another process opened, locked and names; or of a
+    /// socket, over which it lends another kind of storage.
     ///
     /// # Errors
-    /// As [`FileStorage::adopt`]; when nobody lends anything there.
-    pub fn given(file: OwnedFd) -> Result<Arc<dyn Storage>> {
+    /// As [`FileStorage::adopt`], and failures of the socket.
+    pub fn adopt(file: OwnedFd) -> Result<Arc<dyn Storage>> {
         let failed = |error: io::Error| Error::io("cannot look at where the backup goes", error);
         let stat = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
             return Ok(Arc::new(FileStorage::adopt(file, Path::new("the backup"))?));
         }
         let socket = UnixStream::from(file);
-        // Who lends it waits for a network, but not for ever: a mount that is to end waits for this.
+        // The lender may wait for a network, but not without limit, because the end of the mount
+        // waits for this.
         socket.set_read_timeout(Some(LENT)).and_then(|()| socket.set_write_timeout(Some(LENT))).map_err(failed)?;
         Ok(Arc::new(IpcStorage::new(vec![socket], true)?))
     }
 
-    /// A new file for what goes into a pipe; it is removed when the answer is dropped, and what killed runs left of such files is removed now.
+    /// Creates a temporary file for a backup into a pipe, removed on drop. Leftovers of killed runs
+    /// are removed now.
     ///
     /// # Errors
-    /// Those of the host.
-    pub fn temporary() -> Result<Beside> {
-        Destination::temporary_in(&std::env::temp_dir())
+    /// Failures of the host.
+    pub fn temporary() -> Result<NewBackupFile> {
+        BackupDestination::temporary_in(&std::env::temp_dir())
     }
 
-    fn temporary_in(directory: &Path) -> Result<Beside> {
+    fn temporary_in(directory: &Path) -> Result<NewBackupFile> {
         let entry = HostEntry::of(&directory.join("lockbox"))
             .map_err(|e| Error::io(format!("cannot look at {}", directory.display()), e))?;
-        // Whole or not: nobody was to have it.
+        // Complete or not: these files were never meant to be kept.
         replace::remove_leftovers(&entry, PASSING, &mut |_| Ok(true));
-        Ok(Beside(replace::Beside::new(&entry, PASSING, &SystemEnvironment)?))
+        Ok(NewBackupFile(replace::UnfinishedFile::new(&entry, PASSING, &SystemEnvironment)?))
     }
 
-    /// Makes a new file, and removes those that earlier runs left unfinished.
+    /// Creates a new file, and removes leftovers of earlier runs.
     ///
     /// # Errors
-    /// Those of the host.
-    pub fn beside(&self) -> Result<Beside> {
+    /// Failures of the host.
+    pub fn create_new(&self) -> Result<NewBackupFile> {
         self.old.as_ref().map_or(Ok(()), check_links)?;
-        // Without a header it is nothing yet (BACKUP-3).
-        let others = replace::remove_leftovers(&self.entry, UNFINISHED, &mut |left| Ok(!header::is_begun(&*left)?));
+        // Without a header it is not an archive yet (BACKUP-3).
+        let others =
+            replace::remove_leftovers(&self.entry, UNFINISHED, &mut |retained| Ok(!header::is_begun(&*retained)?));
         for name in others {
             tracing::warn!(
                 name,
                 "this file lies beside the backup, and an earlier run may have left it: look at it, then remove it"
             );
         }
-        Ok(Beside(replace::Beside::new(&self.entry, UNFINISHED, &SystemEnvironment)?))
+        Ok(NewBackupFile(replace::UnfinishedFile::new(&self.entry, UNFINISHED, &SystemEnvironment)?))
     }
 
-    /// Says when the name means another file by now than the one that was there.
+    /// Checks that the name still denotes the file that was opened.
     ///
     /// # Errors
     /// `InUse`.
@@ -156,24 +164,26 @@ impl Destination {
         }
     }
 
-    /// Gives the new file the name; the one that had it goes.
+    /// Renames the new file over the existing one.
     ///
     /// # Errors
-    /// `InUse` when the name means another file by now; then nothing was changed.
-    pub fn take(self, beside: Beside) -> Result<()> {
-        let Some(old) = self.old else { return beside.0.publish(&self.entry) };
+    /// `InUse` when the name denotes another file by now, with nothing changed.
+    pub fn take(self, new_file: NewBackupFile) -> Result<()> {
+        let Some(old) = self.old else { return new_file.0.publish(&self.entry) };
         check_links(&old)?;
-        beside.0.take_after(&old)?;
-        if let Some(left) = beside.0.replace(&old)? {
-            left.tell(&old, false)?;
+        new_file.0.copy_metadata(&old)?;
+        if let Some(retained) = new_file.0.replace(&old)? {
+            retained.report(&old, false)?;
         }
         Ok(())
     }
 }
 
+/// Checks that the file has one name.
+///
 /// # Errors
 /// `Refused` for a file that cannot be replaced under all its names.
-fn check_links(old: &Old) -> Result<()> {
+fn check_links(old: &OldArchive) -> Result<()> {
     match old.links()? {
         0 | 1 => Ok(()),
         _ => Err(Error::Refused(Refusal::Destination {
@@ -190,16 +200,16 @@ mod tests {
     fn what_goes_into_a_pipe_has_no_name_when_it_is_filled_and_leaves_none() {
         let directory = tempfile::tempdir().unwrap();
         let names = || std::fs::read_dir(directory.path()).unwrap().count();
-        let killed = Destination::temporary_in(directory.path()).unwrap();
+        let killed = BackupDestination::temporary_in(directory.path()).unwrap();
         killed.file().write_at(0, &[7; 9000]).unwrap();
-        let next = Destination::temporary_in(directory.path()).unwrap();
+        let next = BackupDestination::temporary_in(directory.path()).unwrap();
         assert_eq!(names(), 2, "somebody is about it");
         // Without its end; the lock goes with the process.
         let path = directory.path().join(".lockbox.pipe-0123456789abcdef");
         std::fs::copy(std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path(), &path).unwrap();
         drop((killed, next));
         assert_eq!(names(), 1);
-        let filled = Destination::temporary_in(directory.path()).unwrap();
+        let filled = BackupDestination::temporary_in(directory.path()).unwrap();
         assert!(!path.exists() && names() == 1);
         filled.file().write_at(0, &[7; 9000]).unwrap();
         let file = filled.without_name().unwrap();

@@ -1,29 +1,37 @@
-//! Copies a moment of an archive into a file of its own, and brings such a file up to a later moment.
+//! Copies the current version of an archive into a separate file, and updates such a file to a
+//! later version.
 //!
 //! # Invariants
-//! BACKUP-1  What is copied is pinned: one moment, whoever writes to the archive meanwhile (ORIGIN-1). Writers wait for the commit that makes it
-//!     durable, and for nothing else.
-//! BACKUP-2  A backup has the same records of files as the moment, orphans and cuts not carried out yet among them; only its pages lie elsewhere, sealed anew
-//!     under the same volume key.
-//! BACKUP-3  The file is a backup of the old moment or of the new one, never of something between. A new file has zeros in the place of its header until
-//!     all the rest is durable, and gets its name after that. In an existing one the pages go where its durable record has free space, and all records
-//!     change in one operation, so in one commit (ORIGIN-3).
-//! BACKUP-4  What was there already is found by what cannot have changed: the moment comes from the origin of the file (it is in its line), so below nodes
-//!     that are no newer than the origin all is as it was (`btree/difference.rs`), where all commits since count on from it (ORIGIN-2), and an extent that was born no later names the same bytes (EXTENT-2:
-//!     each new extent is born in its own transaction). Where the line cannot be proved, or too much has changed for one commit, everything is copied.
-//! BACKUP-5  A file that is no backup of this archive, or that has what the archive lacks, stays as it is.
+//! BACKUP-1  The source version is pinned and does not change while the archive is written
+//!     concurrently (ORIGIN-1). Writers wait only for the commit that makes it durable.
+//! BACKUP-2  A backup has the same records of files as the source version, including orphans and
+//!     pending truncations. Only its pages are at other addresses, sealed again under the same
+//!     volume key.
+//! BACKUP-3  The file is always a backup of the old or of the new version, never of a mixture. A
+//!     new file has zeros in place of its header until everything else is durable, and gets its
+//!     name after that. In an existing file the pages are written to free space of its durable
+//!     record, and all records change in one operation, so in one commit (ORIGIN-3).
+//! BACKUP-4  Unchanged data is identified by immutable properties: the source version descends from
+//!     the origin of the file, so nothing has changed below nodes that are not newer than the
+//!     origin (`btree/difference.rs`), where all commits since count on from it (ORIGIN-2), and an
+//!     extent that was born no later names the same bytes (EXTENT-2: each new extent is born in its
+//!     own transaction). If the descent cannot be proved, or too much has changed for one commit,
+//!     everything is copied.
+//! BACKUP-5  A file that is not a backup of this archive, or that contains changes which the
+//!     archive lacks, is not modified.
 //!
-//! Several extents of a page that is copied share the copy, but an extent that came since the origin does not find the copy that an older one has: what was
-//! cloned in between lies twice in the backup, until that is made anew.
+//! Several extents of one copied page share the copy, but an extent created since the origin does
+//! not find the copy used by an older one: data cloned in between is stored twice in the backup,
+//! until the next full backup.
 
 mod destination;
-mod next;
+mod full;
+mod incremental;
 mod verify;
-mod whole;
 
 use std::sync::Arc;
 
-pub use destination::{Beside, Destination};
+pub use destination::{BackupDestination, NewBackupFile};
 
 use super::{Archive, OpenOptions};
 use crate::env::SystemEnvironment;
@@ -38,42 +46,42 @@ use crate::keys::{SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, Storage};
 use crate::txn::{Ancestry, Pinned, Volume};
 
-/// For the backup's own nodes and caches.
+/// Memory of the backup's own nodes and caches, in bytes.
 const MEMORY: u64 = 64 << 20;
 
-/// How far a backup is, in bytes of file data.
+/// Progress of a backup, in bytes of file data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackupStep {
-    /// Of about `total`, or of what nobody knows.
+    /// `total` is an estimate, `None` if unknown.
     Copying { done: u64, total: Option<u64> },
-    /// Of about `total`.
+    /// `total` is an estimate.
     Verifying { done: u64, total: u64 },
 }
 
-/// Told how far it is; an error ends the work, and the destination is as it was.
+/// Progress callback; its error aborts the backup, and the destination is unchanged then.
 pub type BackupWatch<'a> = dyn FnMut(BackupStep) -> Result<()> + 'a;
 
-/// What was done.
+/// Result of a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackedUp {
-    /// When the commit was made that the backup shows, and its number.
+pub struct BackupReport {
+    /// Time and generation of the commit in the backup.
     pub time: Timestamp,
     pub generation: Generation,
-    /// Everything was copied, not what changed alone.
+    /// Everything was copied, not only the changes.
     pub whole: bool,
-    /// Bytes of file data that were copied.
+    /// Bytes of file data copied.
     pub copied_bytes: u64,
 }
 
-/// Makes backups of an open archive beside its other users.
+/// Creates backups of an open archive concurrently with its other users.
 pub struct Backups {
     fs: Arc<FileSystem>,
     storage: Arc<dyn Storage>,
-    /// Of the copies of the header.
+    /// Checksums of the header copies.
     sums: Option<header::Sums>,
 }
 
-/// A moment of an open archive, to be copied. As long as it lives, what it reaches keeps its space.
+/// Pinned version of an open archive. Pages reachable from it are not reused while it exists.
 pub struct BackupSource {
     fs: Arc<FileSystem>,
     storage: Arc<dyn Storage>,
@@ -82,7 +90,8 @@ pub struct BackupSource {
 }
 
 impl Archive {
-    /// Opens an archive that nobody has open, to copy what it has. A file that was not closed is put in order before, if it can be written.
+    /// Opens an archive that no process has open as the source of a backup. A file that was not
+    /// closed is recovered before, if it is writable.
     ///
     /// # Errors
     /// As [`Archive::open_seen`].
@@ -96,14 +105,15 @@ impl Archive {
         let archive = Archive::open_seen(site, key, &options, seen)?;
         let volume = &archive.fs.volume;
         let lays_log = volume.lays_log();
-        // A backup is only read: whoever writes to it takes its mark away.
+        // A backup is only read: opening it for writing would remove its mark.
         if (volume.durable().closed && !lays_log) || volume.origin().is_some() {
             return Ok(archive);
         }
         drop(archive);
         let written = Archive::open_seen(site, key, &OpenOptions { read_only: false, ..options }, seen);
         match written.and_then(Archive::close) {
-            // What is on the medium can be copied as it is, but for what its log has: that is in no tree.
+            // An archive that cannot be recovered can be copied as it is, unless its log has
+            // entries: these are in no tree.
             Err(_) if !lays_log => {}
             closed => closed?,
         }
@@ -121,13 +131,14 @@ impl Backups {
         Backups { fs, storage, sums: None }
     }
 
-    /// Pins what is there now.
+    /// Pins the current version.
     ///
     /// # Errors
-    /// Those of a commit; `Invalid` while the archive is being closed, and where a snapshot is shown in its place or the log was laid over it for
-    /// reading.
+    /// Errors of a commit; `Invalid` while the archive is being closed, for a mounted snapshot, and
+    /// if the log was replayed for reading only.
     pub fn pin(self) -> Result<BackupSource> {
-        // Whoever reads may see a record that is in the host's cache alone; a backup must not name one that a crash undoes.
+        // A reader may see a record that is only in the host's cache; a backup must not name one
+        // that a crash undoes.
         self.storage.barrier()?;
         let pinned = self.fs.pin()?;
         Ok(BackupSource { fs: self.fs, storage: self.storage, sums: self.sums, pinned })
@@ -148,7 +159,8 @@ impl BackupSource {
         self.origin().generation
     }
 
-    /// Both copies of the header, which are those that were authentic when the archive was opened: they cannot be changed while it is.
+    /// Returns both copies of the header. They were authentic when the archive was opened, and
+    /// cannot be changed while it is open.
     fn header(&self) -> Result<[Vec<u8>; 2]> {
         let copies = header::whole_copies(&*self.storage)?;
         if self.sums.is_some_and(|sums| sums != header::sums(&copies)) {
@@ -157,60 +169,68 @@ impl BackupSource {
         Ok(copies)
     }
 
-    fn backed_up(&self, whole: bool, copied_bytes: u64) -> BackedUp {
+    fn backed_up(&self, whole: bool, copied_bytes: u64) -> BackupReport {
         let BackupOrigin { time, generation, .. } = *self.origin();
-        BackedUp { time, generation, whole, copied_bytes }
+        BackupReport { time, generation, whole, copied_bytes }
     }
 
-    /// Fills an empty file, which is a backup from the end of this call on.
+    /// Copies everything into an empty file, which is a backup afterwards.
     ///
     /// # Errors
-    /// Those of reading the archive and writing the file; that of `watch`.
-    pub fn fill(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<BackedUp> {
+    /// Errors of reading the archive and writing the file; that of `watch`.
+    pub fn fill(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<BackupReport> {
         let _work = self.fs.hold_open()?;
         let copies = self.header()?;
         let environment = Arc::new(SystemEnvironment);
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
         let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence);
         let backup = backup.map_err(in_backup)?;
-        let copied = whole::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
+        let copied = full::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
         header::write_copies(&**file, &copies).map_err(in_backup)?;
         Ok(self.backed_up(true, copied))
     }
 
-    /// Makes a backup of this archive one of this moment by copying what changed. None when that is too much for one commit: nothing was changed then.
+    /// Updates an existing backup of this archive to this version by copying the changes. Returns
+    /// `None` if there are too many for one commit, with nothing changed.
     ///
     /// # Errors
-    /// `Refused` for a file that is no backup of this archive, or newer than it, or of a copy that was written apart, or damaged; those of reading the
-    /// archive and writing the file; that of `watch`. The file shows what it showed then.
-    pub fn bring_up_to_date(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<Option<BackedUp>> {
+    /// `Refused` for a file that is not a backup of this archive, is newer, has diverged, or is
+    /// damaged; errors of reading the archive and writing the file; that of `watch`. The file is
+    /// unchanged then.
+    pub fn bring_up_to_date(
+        &self,
+        file: &Arc<dyn Storage>,
+        watch: &mut BackupWatch<'_>,
+    ) -> Result<Option<BackupReport>> {
         let _work = self.fs.hold_open()?;
         settle(&**file)?;
         let (backup, base, copies) = match self.examine(file)? {
-            Examined::Whole => return Ok(None),
-            Examined::Next(base, copies) => (self.open(file, &copies)?, base, copies),
+            DestinationState::Full => return Ok(None),
+            DestinationState::Incremental(base, copies) => (self.open(file, &copies)?, base, copies),
         };
         if backup.origin() != Some(base) {
             return Err(in_backup(Error::damaged("its newest commit is lost; try again")));
         }
-        // The keys of the archive; those that were removed open it no more. Before a record carries the number (9.1 rule 6), and also where no commit came
-        // since: a change of the keys on a full disk has none of its own (`vouch`).
+        // Copies the archive's key slots, so that removed keys no longer open the backup. The
+        // header is written before a record carries its number (9.1 rule 6), and also if there was
+        // no commit since: a key change on a full disk has no commit of its own (`vouch`).
         header::write_copies(&**file, &copies).map_err(in_backup)?;
         if base == *self.origin() {
             return Ok(Some(self.backed_up(false, 0)));
         }
         let watch = &mut |step| self.go_on(step, watch);
-        let prepared = next::prepare(self.volume(), &self.pinned, &base, &backup, watch);
+        let prepared = incremental::prepare(self.volume(), &self.pinned, &base, &backup, watch);
         let copied = prepared
             .and_then(|prepared| prepared.map(|prepared| prepared.publish(&backup, &self.pinned)).transpose())
             .inspect_err(|_| cut_part_of_block(&**file))?;
         Ok(copied.map(|copied| self.backed_up(false, copied)))
     }
 
-    /// Reads a backup of this moment back from the medium and compares it with the archive.
+    /// Reads a backup of this version back from the medium and compares it with the archive.
     ///
     /// # Errors
-    /// `Refused` for a backup that is damaged or differs; those of reading the archive; that of `watch`.
+    /// `Refused` for a backup that is damaged or differs; errors of reading the archive; that of
+    /// `watch`.
     pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
         let _work = self.fs.hold_open()?;
         verify::verify(self, file, &mut |step| self.go_on(step, watch))
@@ -227,8 +247,8 @@ impl BackupSource {
         self.volume().open_backup(&self.pinned, file.clone(), environment, sequence, MEMORY).map_err(in_backup)
     }
 
-    /// BACKUP-5, by reading alone.
-    fn examine(&self, file: &Arc<dyn Storage>) -> Result<Examined> {
+    /// Decides between an incremental and a full backup (BACKUP-5), without writing.
+    fn examine(&self, file: &Arc<dyn Storage>) -> Result<DestinationState> {
         let refused = |why: &'static str| Err(Error::Refused(Refusal::Destination { why }));
         let copies = self.header()?;
         let ours = Header::of_copy(&copies[0])?;
@@ -251,21 +271,24 @@ impl BackupSource {
             return refused("it is an archive of its own, or a backup that was written to since");
         };
         match self.volume().descent_now(&base)? {
-            Ancestry::Descendant => Ok(Examined::Next(base, copies)),
-            // Its records are as far as is known those of this archive, but what it lacks cannot be told.
-            Ancestry::Unknown => Ok(Examined::Whole),
+            Ancestry::Descendant => Ok(DestinationState::Incremental(base, copies)),
+            // Its records are those of this archive as far as known, but its missing changes cannot
+            // be determined.
+            Ancestry::Unknown => Ok(DestinationState::Full),
             Ancestry::Older => refused("it is newer than the archive"),
             Ancestry::Diverged => refused("it has what the archive lacks: the two were written apart from each other"),
         }
     }
 }
 
-/// What is on the medium counts, not what the host's cache has: an earlier run may not have ended well.
+/// Syncs the file and drops it from the host's cache, so that the medium is read: an earlier run
+/// may have crashed.
 fn settle(file: &dyn Storage) -> Result<()> {
     file.barrier().and_then(|()| file.evict(0, file.len()?)).map_err(in_backup)
 }
 
-/// What a host left of growth that it refused belongs to nothing, and a check would call it a flaw of a backup that is as sound as before.
+/// Truncates a partial block that a failed extension left, which `check` would report although the
+/// backup is intact.
 fn cut_part_of_block(file: &dyn Storage) {
     if let Ok(length) = file.len()
         && !length.is_multiple_of(BLOCK)
@@ -275,7 +298,7 @@ fn cut_part_of_block(file: &dyn Storage) {
     }
 }
 
-/// What fails in the backup is not said of the archive, which nothing need be wrong with.
+/// Marks an error as one of the backup file, because the archive itself may be intact.
 fn in_backup(error: Error) -> Error {
     match error {
         Error::Damaged(detail) => Error::Refused(Refusal::DamagedBackup { detail }),
@@ -287,15 +310,15 @@ fn in_backup(error: Error) -> Error {
     }
 }
 
-/// What an existing file is to a source.
-enum Examined {
-    /// A backup of it, of this origin; with the copies of the header that it is to have.
-    Next(BackupOrigin, [Vec<u8>; 2]),
-    /// Perhaps one.
-    Whole,
+/// Suitability of an existing file.
+enum DestinationState {
+    /// Backup with this origin; with the header copies for the updated file.
+    Incremental(BackupOrigin, [Vec<u8>; 2]),
+    /// Requires a full backup.
+    Full,
 }
 
-/// The next records of a range, at most so many; empty at its end.
+/// Returns the next records of a range, at most `most`; empty at its end.
 fn batch(view: &crate::txn::View<'_>, from: &mut Key, to: Key, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
     let mut records = Vec::new();
     view.scan(*from, to, &mut |key, value| {

@@ -1,4 +1,4 @@
-//! Compares a backup with the moment that it says it shows, by reading both.
+//! Verifies a backup by comparing it with its source version, reading both.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) fn verify(source: &BackupSource, file: &Arc<dyn Storage>, watch: &mut
     let total = source.volume().durable().used_blocks.saturating_mul(crate::format::BLOCK);
     let read = &mut |done| watch(BackupStep::Verifying { done, total });
     compare(source, &volume, read)?;
-    // Each page that the records name was read by now.
+    // Every page named by the records was read before.
     let mut findings = volume.check_space(false, &mut |_, _| {}).map_err(in_backup)?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() }.file_system_options();
     let fs = FileSystem::new(volume, Arc::new(SystemEnvironment), source.fs.name_key, options).map_err(in_backup)?;

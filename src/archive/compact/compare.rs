@@ -1,28 +1,38 @@
-//! Compares the moments of two volumes by reading both.
+//! Compares all versions of two volumes by reading both.
 //!
-//! # Why differences are enough
-//! By induction over the moments. Nothing is the same in both before the first one, whose differences are all of its records. When the moments before are
-//! the same, and the step to the next one changes the same keys to the same values in both, then those are the same too; what neither changes is, by the walk
-//! over differences, the very same nodes and pages as before, which need not be read again. Records that move with the hashes of names are compared entry by
-//! entry: each that comes or goes in the old archive does so at its new place in the new one, and as many come and go in both, so none does that should not.
+//! # Why comparing differences suffices
 //!
-//! An extent is the same when its bytes are, wherever they lie. Its *born* is another one: it must lie behind the new archive's snapshot before the
-//! moment and not behind that moment itself, which is what decides between freeing a page and keeping it (specification section 8).
+//! By induction over the versions. Before the first version both are empty, and its differences are
+//! all of its records. If all previous versions are equal, and the step to the next one changes the
+//! same keys to the same values in both, then the next version is equal too; unchanged data is in
+//! the same nodes and pages as before, because the walk over differences skips only shared ones,
+//! and need not be read again. Records that move with the hashes of names are compared entry by
+//! entry: each entry added or removed in the old archive is added or removed at its new position in
+//! the new one, and the numbers are equal, so there are no others.
+//!
+//! Extents are equal if their bytes are, wherever they are stored. Their *born* differs: it must be
+//! after the new archive's previous snapshot and not after the version itself, which decides
+//! between freeing a page and keeping it (specification section 8).
 
-use super::Watch;
-use super::moments::{Moments, Step};
-use super::names::{Names, Numbers};
+use super::BytesWatch;
+use super::names::{EntryCounts, NameRehash};
+use super::versions::{ArchiveVersions, VersionStep};
 use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{Generation, Key, kind};
 use crate::txn::Volume;
 
-/// The same moments with the same records, and the same bytes behind every extent.
+/// Compares all versions: equal records, and equal bytes of every extent.
 ///
 /// # Errors
 /// `Damaged` naming the inode that differs.
-pub(in crate::archive) fn compare(from: &Volume, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
-    let (old, new) = (Moments::of(from)?, Moments::of(to)?);
+pub(in crate::archive) fn compare(
+    from: &Volume,
+    to: &Volume,
+    names: &NameRehash,
+    watch: &mut BytesWatch<'_>,
+) -> Result<()> {
+    let (old, new) = (ArchiveVersions::of(from)?, ArchiveVersions::of(to)?);
     if !old.are_named_as(&new) {
         return Err(Error::damaged("the new archive has other snapshots"));
     }
@@ -38,12 +48,12 @@ pub(in crate::archive) fn compare(from: &Volume, to: &Volume, names: &Names, wat
 struct Comparison<'a, 'w> {
     from: &'a Volume,
     to: &'a Volume,
-    names: &'a Names,
-    /// Generation of the new archive's moment before.
+    names: &'a NameRehash,
+    /// Generation of the previous version in the new archive.
     before: Generation,
-    /// Bytes of file data.
+    /// Bytes of file data compared.
     done: u64,
-    watch: &'a mut Watch<'w>,
+    watch: &'a mut BytesWatch<'w>,
 }
 
 fn differs(key: Key) -> Error {
@@ -51,10 +61,10 @@ fn differs(key: Key) -> Error {
 }
 
 impl Comparison<'_, '_> {
-    fn step(&mut self, ours: &Step<'_>, theirs: &Step<'_>) -> Result<()> {
+    fn step(&mut self, ours: &VersionStep<'_>, theirs: &VersionStep<'_>) -> Result<()> {
         let names = self.names;
         let (mut old, mut new) = (ours.walk(), theirs.walk());
-        let (mut moved, mut found) = (Numbers::default(), Numbers::default());
+        let (mut moved, mut found) = (EntryCounts::default(), EntryCounts::default());
         loop {
             let one = old.next(|difference| match names.moves(difference.key) {
                 true => {
@@ -66,7 +76,7 @@ impl Comparison<'_, '_> {
             })?;
             let other = new.next(|difference| match names.moves(difference.key) {
                 true => {
-                    found.add(Names::count(difference)?);
+                    found.add(NameRehash::count(difference)?);
                     Ok(false)
                 }
                 false => Ok(true),
@@ -80,10 +90,10 @@ impl Comparison<'_, '_> {
             let same = key == other.key
                 && one.old.is_some() == other.old.is_some()
                 && match (&one.new, &other.new) {
-                    (Some(value), Some(made)) if key.kind == kind::EXTENT => {
-                        self.same_bytes(value, made, theirs.generation())?
+                    (Some(value), Some(new_value)) if key.kind == kind::EXTENT => {
+                        self.same_bytes(value, new_value, theirs.generation())?
                     }
-                    (value, made) => value == made,
+                    (value, new_value) => value == new_value,
                 };
             if !same {
                 return Err(differs(key));
@@ -102,7 +112,7 @@ impl Comparison<'_, '_> {
     }
 }
 
-/// What an extent stands for.
+/// Returns the bytes of an extent.
 pub(in crate::archive) fn bytes(volume: &Volume, extent: &Extent) -> Result<Vec<u8>> {
     let mut bytes = vec![0; extent.length as usize];
     volume.read_data(&extent.page, extent.start, &mut bytes)?;

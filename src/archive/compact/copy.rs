@@ -1,57 +1,67 @@
-//! Writes the moments of one volume into a new one, each as what differs from the one before.
+//! Copies all versions of one volume into a new one, each as the differences to the previous
+//! version.
 //!
-//! # Why the new archive keeps what it has to
-//! For each snapshot, the oldest first, its tree is made the live tree of the new archive, by changing what differs from the moment before it; then a snapshot
-//! is taken there; at the end comes the live tree. So the new archive has a history like any other, whose commits, snapshots, counts and dead lists were
-//! made by the code that always makes them, and only what differs is written again.
+//! # Why the new archive preserves the required invariants
 //!
-//! - *Born* is the generation of the new archive in which the extent came, not that of the old one, whose numbers say nothing of these snapshots. An extent
-//!   that comes with a moment is born after the snapshot before it was taken, and no later than its own, which is what specification section 8 asks for.
-//!   One that stays from moment to moment is no difference and keeps its record.
-//! - An extent that goes was shown by the moment before, so it was born no later than the newest snapshot, and `Operation::release` puts it on the dead list of
-//!   that one with its count. No count is ever taken away. So the count of a page is the number of extents that come with any moment and name it, and is set
-//!   once, when the page is written (`Pages::carry`). Until the last of them has come it says too much, which nobody sees (COMPACT-2).
-//! - A page that several extents name, in one moment or in several, is written once, with all that any of them names (`Pages::announce`). The old archive counts
-//!   such a page at least twice: an extent that a snapshot shows keeps its count when it leaves the live tree, and one that names the page in its place
-//!   has another. Where a hostile archive says otherwise the page is written twice, which is as sound.
-//! - Trees are taken as they are, those of snapshots with the orphans and the cuts of their moments: an orphan may have got a name in the next one. Of
-//!   the live tree none are left, because the session before has removed them (COMPACT-1).
-//! - Snapshots get new numbers, from the counter that goes on: one that a program knows of the old file never comes to mean another snapshot.
+//! For each snapshot, oldest first, the live tree of the new archive is changed to equal it, by
+//! applying the differences to the previous version; then a snapshot is created. The live tree
+//! follows at the end. The new archive thus has a regular history, with commits, snapshots, counts
+//! and dead lists created by the regular code, and only differences are written.
+//!
+//! - *Born* is the generation of the new archive in which the extent was added, since the old
+//!   generations do not relate to the new snapshots. An extent added with a version is born after
+//!   the previous snapshot was created, and no later than its own, as specification section 8
+//!   requires. An extent that remains is not a difference and keeps its record.
+//! - A removed extent was in the previous version, so it was born no later than the newest
+//!   snapshot, and `Operation::release` moves it to the dead list of that snapshot with its count.
+//!   Counts never decrease. The count of a page is therefore the number of extents in all versions
+//!   that name it, and is set once, when the page is written (`PageCopier::carry`). Until the last
+//!   of them is added the count is too high, which is never observed (COMPACT-2).
+//! - A page named by several extents, in one version or in several, is written once, with all
+//!   ranges that any of them names (`PageCopier::announce`). The old archive counts such a page at
+//!   least twice: an extent in a snapshot keeps its count when it leaves the live tree, and the
+//!   extent that names the page instead has another. If a hostile archive contradicts that, the
+//!   page is written twice, which is valid.
+//! - Trees are copied as they are, including the orphans and pending truncations in snapshots: an
+//!   orphan may have a name in the next version. The live tree has none, because the session before
+//!   has removed them (COMPACT-1).
+//! - Snapshots get new ids from the continuing counter, so an id that a program read from the old
+//!   file never denotes another snapshot.
 
 use std::convert::identity;
 
-use super::Watch;
-use super::moments::{Moments, Step};
-use super::names::Names;
-use super::pages::Pages;
+use super::BytesWatch;
+use super::names::NameRehash;
+use super::pages::PageCopier;
+use super::versions::{ArchiveVersions, VersionStep};
 use crate::archive::relay::relay;
 use crate::error::Result;
 use crate::format::values::Extent;
 use crate::format::{Pointer, kind};
 use crate::txn::{Difference, Operation, Volume};
 
-/// Copies all moments, and the history of sessions.
-pub(super) fn copy(from: &Volume, to: &Volume, names: &Names, watch: &mut Watch<'_>) -> Result<()> {
-    let moments = Moments::of(from)?;
+/// Copies all versions, and the history of sessions.
+pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut BytesWatch<'_>) -> Result<()> {
+    let moments = ArchiveVersions::of(from)?;
     let state = from.state();
-    let mut pages = Pages::new(from, &state, to, identity);
+    let mut pages = PageCopier::new(from, &state, to, identity);
     for number in 0..moments.count() {
         let step = moments.step(number)?;
         announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;
     }
     copy_history(from, to)?;
-    let mut replay = Replay { pages, to, names, done: 0, watch };
+    let mut replay = VersionReplay { pages, to, names, done: 0, watch };
     for number in 0..moments.count() {
         let step = moments.step(number)?;
         replay.step(&step).map_err(|error| step.named(error))?;
-        if let Some(kept) = step.kept() {
-            to.take_snapshot_again(kept)?;
+        if let Some(snapshot) = step.snapshot() {
+            to.take_snapshot_again(snapshot)?;
         }
     }
     to.close()
 }
 
-fn announce(step: &Step<'_>, pages: &mut Pages<'_>, watch: &mut Watch<'_>) -> Result<()> {
+fn announce(step: &VersionStep<'_>, pages: &mut PageCopier<'_>, watch: &mut BytesWatch<'_>) -> Result<()> {
     let mut walk = step.walk();
     loop {
         let batch = walk.batch()?;
@@ -65,23 +75,23 @@ fn announce(step: &Step<'_>, pages: &mut Pages<'_>, watch: &mut Watch<'_>) -> Re
     }
 }
 
-struct Replay<'a, 'w> {
-    pages: Pages<'a>,
+struct VersionReplay<'a, 'w> {
+    pages: PageCopier<'a>,
     to: &'a Volume,
-    names: &'a Names,
-    /// Bytes of file data.
+    names: &'a NameRehash,
+    /// Bytes of file data copied.
     done: u64,
-    watch: &'a mut Watch<'w>,
+    watch: &'a mut BytesWatch<'w>,
 }
 
-/// What one operation changes; its pages are written.
-type Part = (Vec<Difference>, Vec<(Pointer, u32)>);
+/// Changes of one operation; its pages are already written.
+type DifferenceBatch = (Vec<Difference>, Vec<(Pointer, u32)>);
 
-impl Replay<'_, '_> {
-    fn step(&mut self, step: &Step<'_>) -> Result<()> {
-        let Replay { pages, to, names, done, watch } = self;
+impl VersionReplay<'_, '_> {
+    fn step(&mut self, step: &VersionStep<'_>) -> Result<()> {
+        let VersionReplay { pages, to, names, done, watch } = self;
         let mut walk = step.walk();
-        let read = |hand_on: &mut dyn FnMut(Part) -> Result<()>| {
+        let read = |hand_on: &mut dyn FnMut(DifferenceBatch) -> Result<()>| {
             loop {
                 let mut batch = walk.batch()?;
                 if batch.is_empty() {
@@ -97,8 +107,8 @@ impl Replay<'_, '_> {
                 watch(*done)?;
             }
         };
-        relay(read, |(batch, adopted): Part| {
-            // Each with an entry of a dead list; a reference count above 1 changes three records at most.
+        relay(read, |(batch, adopted): DifferenceBatch| {
+            // Each with a dead list entry; a reference count above 1 changes at most three records.
             let records = 2 * batch.len() as u64 + 3 * adopted.len() as u64;
             to.operate(records, false, |op| {
                 adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
@@ -108,7 +118,7 @@ impl Replay<'_, '_> {
     }
 }
 
-fn change(op: &mut Operation<'_>, names: &Names, difference: &Difference) -> Result<()> {
+fn change(op: &mut Operation<'_>, names: &NameRehash, difference: &Difference) -> Result<()> {
     let Difference { key, new, .. } = difference;
     if names.moves(*key) {
         return names.change(op, difference);
@@ -125,7 +135,7 @@ fn change(op: &mut Operation<'_>, names: &Names, difference: &Difference) -> Res
     Ok(())
 }
 
-/// Its page is placed already, and counted.
+/// Changes an extent; its page is already written and counted.
 fn change_extent(op: &mut Operation<'_>, Difference { key, new, .. }: &Difference) -> Result<()> {
     let replaced = op.view().get(*key, Extent::decode)?;
     match new {

@@ -1,34 +1,44 @@
-//! Rewrites an archive into a new one without free space, and puts that in its place.
+//! Compacts an archive: rewrites it into a new file without free space, and replaces the old file.
 //!
 //! # Order
-//! COMPACT-1  The old file is locked for writing and opened for reading: nothing in it changes before its name goes to the new one.
-//!     What only its log has is brought into its trees before, and what was left to be freed is freed, by a session like others: the new file is
-//!     made of the trees, of the snapshots' and then of the live one (`copy.rs` has the argument).
-//! COMPACT-2  The new file lies beside it, is locked, and holds the content, then a closed record. It is no archive yet: its header is still zeros.
-//! COMPACT-3  It is verified from the medium: every page, count and entry by itself, then record by record and byte by byte against the old one, the
-//!     live tree and each snapshot; what a moment shares with the one before is read once (`compare.rs` says why that is enough).
-//! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync, exchange of the names, fsync of the directory, removal
-//!     of the old file's name, fsync of the directory. So a crash leaves the old or the new archive under the name, and at most one file beside it.
-//!     The next run removes that one when it has no header (COMPACT-2) or the beginning of one, when the archive goes on from its newest commit, or when
-//!     it shows byte for byte what the archive shows, as after a kill between header and exchange. Anything else may be what another program put
-//!     there; also the old file after a rekey, which nobody can open any more who has the new key alone.
-//! COMPACT-5  Nothing is done to what a name means at that moment, and no other file becomes the archive: `replace.rs` has the argument.
-//! COMPACT-6  Where the archive is no file, whoever opened its storage keeps other writers away, and the storage takes what is written for it in the place of
-//!     what it has (STORAGE-5), after COMPACT-1 to 3: there is no name, and nothing is left beside it. File data comes from afar, and is read once for the
-//!     comparison, which authenticates all that a moment names.
+//!
+//! COMPACT-1  The old file is locked for writing and opened for reading: it is not modified until
+//!     the new file has its name. Before that, a regular session replays its log and frees
+//!     everything pending, because the new file is copied from the trees: first from the snapshots,
+//!     then from the live tree (see `copy.rs`).
+//! COMPACT-2  The new file is created in the same directory, locked, and filled with the content
+//!     and a closed record. It is not an archive yet: its header is zero.
+//! COMPACT-3  It is verified from the medium: every page, count and entry on its own, then record
+//!     by record and byte by byte against the old file, the live tree and each snapshot. Data that
+//!     a version shares with the previous one is read once (`compare.rs` proves that this
+//!     suffices).
+//! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync,
+//!     exchange of the names, fsync of the directory, removal of the old file's name, fsync of the
+//!     directory. A crash therefore leaves the old or the new archive under the name, and at most
+//!     one leftover file. The next run removes a leftover without a header (COMPACT-2) or with a
+//!     partial one; one that the archive continues from its newest commit; and one with byte for
+//!     byte the content of the archive, as after a kill between header and exchange. Any other file
+//!     may belong to another program, or is the old file after a rekey, which cannot be opened with
+//!     the new key alone. It is kept.
+//! COMPACT-5  Nothing is done to the object that a path currently denotes, and no other file can
+//!     become the archive: see `replace.rs`.
+//! COMPACT-6  For a storage that is not a file, its opener excludes other writers, and the storage
+//!     replaces its content atomically (STORAGE-5) after COMPACT-1 to 3: there is no name and no
+//!     leftover. Remote file data is read once for the comparison, which authenticates everything
+//!     in all versions.
 
 pub(super) mod compare;
 mod copy;
-mod moments;
 pub(super) mod names;
 pub(super) mod pages;
 pub(super) mod replace;
+mod versions;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::create::name_key;
-use names::Names;
+use names::NameRehash;
 
 use super::{Archive, OpenOptions};
 use crate::env::SystemEnvironment;
@@ -43,21 +53,21 @@ use crate::keys::{RollbackGuard, SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, FileStorage, Storage};
 use crate::txn::{self, Ancestry, Mark, Volume};
 
-/// What the name of an unfinished file says.
+/// Word in the name of an unfinished file.
 const UNFINISHED: &str = "compact";
 
-/// How to compact.
+/// Options of a compaction.
 #[derive(Clone, Debug, Default)]
 pub struct CompactOptions {
     /// Only estimate.
     pub dry_run: bool,
-    /// Go on when the file has several names: the others keep the old file.
+    /// Compact a file with several hard links, although the others keep the old file.
     pub break_links: bool,
-    /// What the user remembers of the archive: an older copy or a fork is refused as by [`Archive::open_seen`].
+    /// Rollback state of the user: an older copy or a fork is refused as by [`Archive::open_seen`].
     pub seen: SeenOptions,
 }
 
-/// How far it is; bytes of file data, of about `total`. What several snapshots show counts once.
+/// Progress; bytes of file data, of the estimate `total`. Data in several snapshots counts once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactStep {
     Created,
@@ -71,69 +81,73 @@ pub enum CompactStep {
         total: u64,
     },
     Verified,
-    /// From here on only the rename is left.
+    /// Only the replacement follows.
     Prepared,
     Replaced,
 }
 
-/// Sizes on the host in bytes: length of the file, and what it takes on the disk.
+/// Sizes on the host in bytes: length of the file, and disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompactReport {
     pub length_before: u64,
     pub disk_before: u64,
-    /// After a dry run both are what the pages in use take, which is a little more than they would after compaction.
+    /// After a dry run: the size of the pages in use, slightly more than after compaction.
     pub length_after: u64,
     pub disk_after: u64,
 }
 
 impl Archive {
-    /// Rewrites the archive there (links are followed), with its snapshots. `step` gets the
-    /// progress; when it fails, everything is left as it was.
+    /// Compacts the archive at this path (symbolic links are followed), including its snapshots.
+    /// `step` reports the progress; its error aborts with everything unchanged.
     ///
     /// # Errors
-    /// `InUse` while another process has it open, `Refused` for a file with several names,
-    /// `Damaged` when a page of the live tree or of a snapshot does not open, `NoSpace`,
-    /// `Replaced`, `Older` and `Forked` unless they are accepted; `Unsupported` for a storage that
-    /// nothing can take the place of.
+    /// - `InUse` while another process has it open,
+    /// - `Refused` for a file with several hard links,
+    /// - `Damaged` when a page of the live tree or of a snapshot does not open,
+    /// - `NoSpace`,
+    /// - `Replaced`, `Older` and `Forked` unless they are accepted,
+    /// - `Unsupported` for a storage that cannot be replaced.
     pub fn compact<'a>(
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &CompactOptions,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<CompactReport> {
-        rewrite(site.into(), key, options, &mut Target::same, step)
+        rewrite(site.into(), key, options, &mut CompactTarget::same, step)
     }
 }
 
-/// Called now and then with the bytes of file data that are done; an error ends the work.
-type Watch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
+/// Periodic callback with the bytes of file data done; its error aborts.
+type BytesWatch<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
-/// What the new file is made with.
-pub(super) struct Target {
+/// Header and key of the new file.
+pub(super) struct CompactTarget {
     pub(super) key: UnlockedKey,
     pub(super) framing: Framing,
     pub(super) slots: Slots,
 }
 
-impl Target {
-    /// Everything as it is.
-    fn same(header: &Header, key: &UnlockedKey) -> Result<Target> {
-        Ok(Target { key: key.copy(), framing: with_log(header.framing()), slots: header.slots() })
+impl CompactTarget {
+    /// Keeps header and key unchanged.
+    fn same(header: &Header, key: &UnlockedKey) -> Result<CompactTarget> {
+        Ok(CompactTarget { key: key.copy(), framing: with_log(header.framing()), slots: header.slots() })
     }
 }
 
-/// A new file has a log. Where the old one had none the number of the header grows, so that the old header cannot be put beside it to hide the log.
+/// Returns the framing of a new file, which has a log. If the old file had none, the header number
+/// grows, so that the old header cannot be substituted to hide the log.
 pub(super) fn with_log(framing: &Framing) -> Framing {
     let sequence = framing.sequence + u64::from(!framing.has_log());
     Framing { features: framing.features | FEATURE_LOG, sequence, ..framing.clone() }
 }
 
-/// Writes the content into a new archive that `prepare` describes, once the archive may be used, and puts that in the old one's place.
+/// Writes the content into a new archive that `prepare` describes, after checking that the archive
+/// may be opened, and replaces the old one.
 pub(super) fn rewrite(
     site: ArchiveSource<'_>,
     key: &UnlockedKey,
     options: &CompactOptions,
-    prepare: Prepare<'_>,
+    prepare: PrepareTarget<'_>,
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     match site {
@@ -146,13 +160,13 @@ fn rewrite_file(
     path: &Path,
     key: &UnlockedKey,
     options: &CompactOptions,
-    prepare: Prepare<'_>,
+    prepare: PrepareTarget<'_>,
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
-    let file = replace::Old::open(&real)?;
+    let file = replace::OldArchive::open(&real)?;
     file.check_names(options.break_links)?;
-    let mut before = Before::look(file.storage().clone(), key, &options.seen)?;
+    let mut before = SourceArchive::look(file.storage().clone(), key, &options.seen)?;
     let sizes = file.sizes()?;
     if options.dry_run {
         return Ok(before.estimate(sizes));
@@ -161,7 +175,7 @@ fn rewrite_file(
     let target = prepare(&before.header, key)?;
     let (old, total) = (&before.archive, before.used);
     let superseded =
-        &mut |left| is_superseded(left, key, old, &mut |done| step(CompactStep::Verifying { done, total }));
+        &mut |leftover| is_superseded(leftover, key, old, &mut |done| step(CompactStep::Verifying { done, total }));
     for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
         tracing::warn!(
             name,
@@ -169,35 +183,35 @@ fn rewrite_file(
              look at it, then remove it"
         );
     }
-    let beside = replace::Beside::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
+    let new_file = replace::UnfinishedFile::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
     step(CompactStep::Created)?;
-    let new = before.copy(beside.shared(), &target, true, step)?;
-    beside.take_after(&file)?;
+    let new = before.copy(new_file.shared(), &target, true, step)?;
+    new_file.copy_metadata(&file)?;
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
-    write_header(beside.storage(), &target)?;
+    write_header(new_file.storage(), &target)?;
     before.announce(&target, &options.seen);
-    let left = beside.replace(&file)?;
+    let retained = new_file.replace(&file)?;
     let rekeyed = before.remember(new, &target, &options.seen);
-    if let Some(left) = left {
-        left.tell(&file, rekeyed)?;
+    if let Some(retained) = retained {
+        retained.report(&file, rekeyed)?;
     }
-    let after = beside.sizes()?;
-    // It is done: nobody can stop it any more.
+    let after = new_file.sizes()?;
+    // The replacement is complete and can no longer be aborted.
     let _ = step(CompactStep::Replaced);
     Ok(report(sizes, after))
 }
 
-/// COMPACT-6
+/// Compacts a storage that is not a file (COMPACT-6).
 fn rewrite_storage(
     storage: &Arc<dyn Storage>,
     key: &UnlockedKey,
     options: &CompactOptions,
-    prepare: Prepare<'_>,
+    prepare: PrepareTarget<'_>,
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     let sizes = |storage: &dyn Storage| Ok::<_, Error>((storage.len()?, storage.allocated()?));
-    let mut before = Before::look(storage.clone(), key, &options.seen)?;
+    let mut before = SourceArchive::look(storage.clone(), key, &options.seen)?;
     let sizes_before = sizes(&**storage)?;
     if options.dry_run {
         return Ok(before.estimate(sizes_before));
@@ -217,8 +231,8 @@ fn rewrite_storage(
     Ok(report(sizes_before, after))
 }
 
-/// Says what the new archive is made with.
-type Prepare<'a> = &'a mut dyn FnMut(&Header, &UnlockedKey) -> Result<Target>;
+/// Callback that chooses header and key of the new archive.
+type PrepareTarget<'a> = &'a mut dyn FnMut(&Header, &UnlockedKey) -> Result<CompactTarget>;
 
 /// Lengths and bytes on the host.
 type Sizes = (u64, u64);
@@ -227,21 +241,21 @@ fn report((length_before, disk_before): Sizes, (length_after, disk_after): Sizes
     CompactReport { length_before, disk_before, length_after, disk_after }
 }
 
-/// The archive that is written anew.
-struct Before<'a> {
+/// Archive that is rewritten.
+struct SourceArchive<'a> {
     storage: Arc<dyn Storage>,
     key: &'a UnlockedKey,
     header: Header,
     looked: RollbackCheck,
-    /// What is remembered was contradicted, and that was accepted.
+    /// The rollback state contradicted the archive, and that was accepted.
     replace: bool,
     archive: Arc<FileSystem>,
-    /// Bytes, by the archive's word; who shows how far it is counts every byte twice.
+    /// Bytes in use, unverified. Progress counts every byte twice.
     used: u64,
 }
 
-impl Before<'_> {
-    fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &SeenOptions) -> Result<Before<'a>> {
+impl SourceArchive<'_> {
+    fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &SeenOptions) -> Result<SourceArchive<'a>> {
         let header = key.read_header(&*storage)?;
         header.check_writable()?;
         let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
@@ -252,14 +266,14 @@ impl Before<'_> {
         }
         let used =
             archive.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
-        Ok(Before { storage, key, header, looked, replace, archive, used })
+        Ok(SourceArchive { storage, key, header, looked, replace, archive, used })
     }
 
     fn estimate(&self, sizes: Sizes) -> CompactReport {
         report(sizes, (self.used, self.used))
     }
 
-    /// COMPACT-1: has a session like others put in order what an unfinished one left.
+    /// COMPACT-1: runs a regular session that completes the work of an interrupted one.
     fn settle(&mut self) -> Result<()> {
         let old = &self.archive;
         if old.volume.lays_log() || old.has_pending_reclaim()? || old.volume.has_begun_removals()? {
@@ -276,11 +290,12 @@ impl Before<'_> {
         open(self.storage.clone(), self.key, self.header.framing(), self.looked.mark(), read_only)
     }
 
-    /// COMPACT-2 and 3; with `each_page`, which the comparison reads as well, by itself before.
+    /// COMPACT-2 and 3. With `each_page`, every page is also verified on its own before the
+    /// comparison.
     fn copy(
         &self,
         storage: Arc<dyn Storage>,
-        target: &Target,
+        target: &CompactTarget,
         each_page: bool,
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<Arc<Volume>> {
@@ -292,21 +307,22 @@ impl Before<'_> {
         Ok(new)
     }
 
-    /// PLACE-4
-    fn announce(&self, target: &Target, seen: &SeenOptions) {
+    /// Announces a change of the volume key to the user's memory of places (PLACE-4).
+    fn announce(&self, target: &CompactTarget, seen: &SeenOptions) {
         if target.framing.commitment != self.header.framing().commitment {
             RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive).places().announce();
         }
     }
 
-    /// From here on the archive as it was before is an older copy. Whether it has a new key now.
-    fn remember(self, new: Arc<Volume>, target: &Target, seen: &SeenOptions) -> bool {
+    /// Updates the rollback state: the archive before this run is an older copy from now on.
+    /// Returns whether the archive has a new key.
+    fn remember(self, new: Arc<Volume>, target: &CompactTarget, seen: &SeenOptions) -> bool {
         let rekeyed = target.framing.commitment != self.header.framing().commitment;
         if !rekeyed {
             let sequence = self.header.durable_sequence().max(target.framing.sequence);
             RollbackGuard::new(new, sequence, self.looked, self.replace).remember();
         } else {
-            // Also under the old key: a copy from before is an older one to who opens it.
+            // Also under the old key: a copy from before is an older one for readers that have it.
             RollbackGuard::new(new.clone(), target.framing.sequence, self.looked, self.replace).remember();
             let looked = RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive);
             looked.places().remember(Some(&new));
@@ -316,36 +332,36 @@ impl Before<'_> {
     }
 }
 
-/// Whether a file that lies where an unfinished one would has nothing that the archive lacks (COMPACT-4).
+/// Returns whether a leftover file has nothing that the archive lacks (COMPACT-4).
 fn is_superseded(
-    left: Arc<FileStorage>,
+    leftover: Arc<FileStorage>,
     key: &UnlockedKey,
     archive: &FileSystem,
-    watch: &mut Watch<'_>,
+    watch: &mut BytesWatch<'_>,
 ) -> Result<bool> {
-    if !header::is_begun(&*left)? {
+    if !header::is_begun(&*leftover)? {
         return Ok(true);
     }
-    let header = Header::read(&*left)?;
+    let header = Header::read(&*leftover)?;
     if header.framing().archive != key.archive {
         return Ok(false);
     }
     header.authenticate(&key.volume_key)?;
-    let left = open(left, key, header.framing(), None, true)?;
-    let Some(newest) = left.volume.opened_at() else { return Ok(false) };
+    let leftover = open(leftover, key, header.framing(), None, true)?;
+    let Some(newest) = leftover.volume.opened_at() else { return Ok(false) };
     if archive.volume.descent_from(&newest)? == Ancestry::Descendant {
         return Ok(true);
     }
-    // The log of a file that another program put there may say more than its trees.
-    if left.volume.lays_log() {
+    // The log of another program's file may contain more than its trees.
+    if leftover.volume.lays_log() {
         return Ok(false);
     }
-    let names = Names::new(&archive.name_key, &left.name_key);
-    compare::compare(&archive.volume, &left.volume, &names, watch).map(|()| true)
+    let names = NameRehash::new(&archive.name_key, &leftover.name_key);
+    compare::compare(&archive.volume, &leftover.volume, &names, watch).map(|()| true)
 }
 
-/// Makes an archive of the verified content (COMPACT-4).
-fn write_header(storage: &dyn Storage, target: &Target) -> Result<()> {
+/// Writes the header, which completes the archive after its content was verified (COMPACT-4).
+fn write_header(storage: &dyn Storage, target: &CompactTarget) -> Result<()> {
     let key = &target.key.volume_key;
     for copy in 0..2 {
         header::write_copy(storage, &target.framing, &target.slots, copy, key)?;
@@ -359,7 +375,8 @@ fn write_header(storage: &dyn Storage, target: &Target) -> Result<()> {
     }
 }
 
-/// COMPACT-1: whatever the lock, it mostly reads only.
+/// Opens the volume read-only (COMPACT-1); usually nothing is written, although the lock permits
+/// it.
 fn open(
     storage: Arc<dyn Storage>,
     key: &UnlockedKey,
@@ -375,23 +392,28 @@ fn open(
     FileSystem::new(volume, environment, name_key(&key.volume_key, &key.archive), options.file_system_options())
 }
 
-fn fill(old: &FileSystem, storage: Arc<dyn Storage>, target: &Target, watch: &mut Watch<'_>) -> Result<Arc<Volume>> {
+fn fill(
+    old: &FileSystem,
+    storage: Arc<dyn Storage>,
+    target: &CompactTarget,
+    watch: &mut BytesWatch<'_>,
+) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
     let key = &target.key;
     let cipher = PageCipher::new(&key.volume_key, key.archive, target.framing.has_log(), environment.clone());
     let new = Volume::continue_from(&old.volume, storage, cipher, environment, target.framing.sequence)?;
-    let names = Names::new(&old.name_key, &name_key(&key.volume_key, &key.archive));
+    let names = NameRehash::new(&old.name_key, &name_key(&key.volume_key, &key.archive));
     copy::copy(&old.volume, &new, &names, watch)?;
     Ok(new)
 }
 
-/// COMPACT-3
+/// Verifies the new file (COMPACT-3).
 fn verify(
     old: &FileSystem,
     storage: Arc<dyn Storage>,
-    target: &Target,
+    target: &CompactTarget,
     each_page: bool,
-    watch: &mut Watch<'_>,
+    watch: &mut BytesWatch<'_>,
 ) -> Result<()> {
     storage.barrier()?;
     storage.evict(0, storage.len()?)?;
@@ -401,6 +423,6 @@ fn verify(
     if let Some(finding) = findings.first() {
         return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
     }
-    let names = Names::new(&old.name_key, &new.name_key);
+    let names = NameRehash::new(&old.name_key, &new.name_key);
     compare::compare(&old.volume, &new.volume, &names, watch)
 }

@@ -1,4 +1,4 @@
-//! Puts records that lie at hashes of names in their places under another volume key, whose hashes differ.
+//! Moves records at hashes of names to the hashes of another volume key.
 
 use crate::error::{Error, Result};
 use crate::format::values::{decode_index, decode_xattrs, encode_index, encode_xattrs};
@@ -6,31 +6,32 @@ use crate::format::{Ino, Key, MAX_VALUE, kind};
 use crate::fs::name_hash;
 use crate::txn::{Difference, Operation, View};
 
-/// The new key of name hashes, if it is another one.
-pub(in crate::archive) struct Names {
+/// Key of the new name hashes, if it differs.
+pub(in crate::archive) struct NameRehash {
     new: Option<[u8; 16]>,
 }
 
-impl Names {
-    pub(in crate::archive) fn new(old: &[u8; 16], new: &[u8; 16]) -> Names {
-        Names { new: (old != new).then_some(*new) }
+impl NameRehash {
+    pub(in crate::archive) fn new(old: &[u8; 16], new: &[u8; 16]) -> NameRehash {
+        NameRehash { new: (old != new).then_some(*new) }
     }
 
-    /// Whether a record lies elsewhere in the new archive.
+    /// Returns whether a record has another key in the new archive.
     pub(super) fn moves(&self, key: Key) -> bool {
         self.new.is_some() && matches!(key.kind, kind::DIR_INDEX | kind::XATTR)
     }
 
-    /// Takes the entries of a record that moves away from their new places, or puts them beside those that are there already.
+    /// Removes the entries of a moving record from their new positions, or adds them to the entries
+    /// there.
     pub(super) fn change(&self, op: &mut Operation<'_>, difference: &Difference) -> Result<()> {
-        let Changed { gone, come } = Changed::of(difference)?;
+        let EntryChanges { gone, come } = EntryChanges::of(difference)?;
         for (name, entry) in gone {
             let place = self.place(difference.key, &name);
-            let mut left = op.view().get(place, |there| split(place, there))?.unwrap_or_default();
-            if let Some(at) = left.iter().position(|(_, other)| *other == entry) {
-                left.remove(at);
+            let mut remaining = op.view().get(place, |there| split(place, there))?.unwrap_or_default();
+            if let Some(at) = remaining.iter().position(|(_, other)| *other == entry) {
+                remaining.remove(at);
             }
-            let record: Vec<u8> = left.into_iter().flat_map(|(_, entry)| entry).collect();
+            let record: Vec<u8> = remaining.into_iter().flat_map(|(_, entry)| entry).collect();
             if record.is_empty() {
                 op.remove(place)?
             } else {
@@ -49,20 +50,21 @@ impl Names {
         Ok(())
     }
 
-    /// How many entries of a record of the old archive come and go, if each does so at its new place in the new archive.
+    /// Returns the numbers of added and removed entries of a record of the old archive, after
+    /// checking that each is added or removed at its new position in the new archive.
     pub(super) fn find(
         &self,
         older: Option<View<'_>>,
         newer: View<'_>,
         difference: &Difference,
-    ) -> Result<Option<Numbers>> {
+    ) -> Result<Option<EntryCounts>> {
         let is_in = |view: View<'_>, (name, entry): &(Vec<u8>, Vec<u8>)| {
             let place = self.place(difference.key, name);
             let there = view.get(place, |there| split(place, there))?.unwrap_or_default();
             Ok::<_, Error>(there.iter().any(|(_, other)| other == entry))
         };
         let was_in = |entry| older.map_or(Ok(false), |older| is_in(older, entry));
-        let changed = Changed::of(difference)?;
+        let changed = EntryChanges::of(difference)?;
         for entry in &changed.gone {
             if !was_in(entry)? || is_in(newer, entry)? {
                 return Ok(None);
@@ -76,9 +78,9 @@ impl Names {
         Ok(Some(changed.numbers()))
     }
 
-    /// The same number of a record of the new archive.
-    pub(super) fn count(difference: &Difference) -> Result<Numbers> {
-        Changed::of(difference).map(|changed| changed.numbers())
+    /// Returns the numbers for a record of the new archive.
+    pub(super) fn count(difference: &Difference) -> Result<EntryCounts> {
+        EntryChanges::of(difference).map(|changed| changed.numbers())
     }
 
     fn place(&self, key: Key, name: &[u8]) -> Key {
@@ -87,43 +89,43 @@ impl Names {
     }
 }
 
-/// How many entries go and come.
+/// Numbers of removed and added entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Numbers {
+pub(super) struct EntryCounts {
     gone: u64,
     come: u64,
 }
 
-impl Numbers {
-    pub(super) fn add(&mut self, more: Numbers) {
+impl EntryCounts {
+    pub(super) fn add(&mut self, more: EntryCounts) {
         self.gone += more.gone;
         self.come += more.come;
     }
 }
 
-/// Entries that only the older moment has in a record, and those that only the newer one has.
-struct Changed {
+/// Entries of a record only in the older, and only in the newer version.
+struct EntryChanges {
     gone: Vec<(Vec<u8>, Vec<u8>)>,
     come: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Changed {
-    fn of(Difference { key, old, new }: &Difference) -> Result<Changed> {
+impl EntryChanges {
+    fn of(Difference { key, old, new }: &Difference) -> Result<EntryChanges> {
         let entries = |value: &Option<Vec<u8>>| value.as_ref().map_or(Ok(Vec::new()), |value| split(*key, value));
         let (mut gone, mut come) = (entries(old)?, entries(new)?);
         let stays = |entry: &_| gone.contains(entry) && come.contains(entry);
         let staying: Vec<_> = gone.iter().filter(|entry| stays(entry)).cloned().collect();
         gone.retain(|entry| !staying.contains(entry));
         come.retain(|entry| !staying.contains(entry));
-        Ok(Changed { gone, come })
+        Ok(EntryChanges { gone, come })
     }
 
-    fn numbers(&self) -> Numbers {
-        Numbers { gone: self.gone.len() as u64, come: self.come.len() as u64 }
+    fn numbers(&self) -> EntryCounts {
+        EntryCounts { gone: self.gone.len() as u64, come: self.come.len() as u64 }
     }
 }
 
-/// Names and encoded entries of a record.
+/// Returns names and encoded entries of a record.
 fn split(key: Key, value: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     if key.kind == kind::DIR_INDEX {
         let entries = decode_index(value)?.into_iter();

@@ -1,6 +1,7 @@
-//! Carries pages of file data over: what no extent names is left behind, and what several name is written once.
+//! Copies pages of file data: drops parts that no extent names, and writes a shared page once.
 //!
-//! Memory: about 150 bytes for each page that several extents name, in any of the moments, since a later moment may name what an earlier one had written.
+//! Memory: about 150 bytes for each page that several extents name in any version, since a later
+//! version may name a page that was written for an earlier one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,51 +16,54 @@ use crate::frame::{self, OpenedPage, PageContent, PlainPage};
 use crate::fs::ranges::join;
 use crate::txn::{State, Volume};
 
-/// Items of a page at most (specification 5.3).
+/// Maximum items of a page (specification 5.3).
 const MAX_ITEMS: usize = 4096;
 
-/// A page that several extents name, in one moment or in several.
+/// Page named by several extents, in one version or in several.
 #[derive(Default)]
-struct Shared {
-    /// What they name of it, joined and ascending once the page is placed.
+struct SharedPage {
+    /// Named ranges; merged and ascending once the page is written.
     ranges: Vec<Range<u32>>,
-    /// Those that come with any moment.
+    /// Number of extents in all versions.
     extents: u32,
-    placed: Option<Pointer>,
+    written: Option<Pointer>,
 }
 
-/// Where an extent's bytes are in the new archive.
-struct Placed {
+/// Position of an extent's bytes in the new archive.
+struct PlacedExtent {
     page: Pointer,
     start: u32,
-    /// The page is new, and so many extents will come that name it.
+    /// For a new page: the number of extents that will name it.
     adopt: Option<u32>,
 }
 
 /// Pages of the old archive and their copies.
-pub(in crate::archive) struct Pages<'a> {
+pub(in crate::archive) struct PageCopier<'a> {
     from: &'a Volume,
     state: &'a State,
     to: &'a Volume,
-    /// By what names the page: all moments lie in one file, so none of them takes the place of another.
-    shared: HashMap<Pointer, Shared>,
-    /// The page that was looked up last, and whether several extents name it: neighbours are often in one page.
+    /// Shared pages by pointer: all versions are in one file, so their pages have different
+    /// addresses.
+    shared: HashMap<Pointer, SharedPage>,
+    /// Last page that was looked up, and whether it is shared: neighbouring extents are often in
+    /// one page.
     last: Option<(Pointer, bool)>,
-    /// How a failure of the new file is said.
+    /// Adds context to an error of the new file.
     said: fn(Error) -> Error,
 }
 
-impl<'a> Pages<'a> {
+impl<'a> PageCopier<'a> {
     pub(in crate::archive) fn new(
         from: &'a Volume,
         state: &'a State,
         to: &'a Volume,
         said: fn(Error) -> Error,
-    ) -> Pages<'a> {
-        Pages { from, state, to, shared: HashMap::new(), last: None, said }
+    ) -> PageCopier<'a> {
+        PageCopier { from, state, to, shared: HashMap::new(), last: None, said }
     }
 
-    /// To be called with every extent that comes with a moment before the first is placed.
+    /// Registers an extent. Must be called for every extent added in any version before the first
+    /// page is written.
     pub(in crate::archive) fn announce(&mut self, extent: &Extent) -> Result<()> {
         let is_shared = match self.last {
             Some((page, is_shared)) if page == extent.page => is_shared,
@@ -77,8 +81,9 @@ impl<'a> Pages<'a> {
         Ok(())
     }
 
-    /// Makes `value`, the extent at `key`, name its page where that is in the new file, and writes the page if it is not there already: `adopted` gets a new
-    /// one, with how many extents will name it. Answers the bytes of file data.
+    /// Updates `value`, the extent at `key`, to its page in the new file. Writes the page unless it
+    /// is written already; a new page is added to `adopted` with the number of its extents. Returns
+    /// the bytes of file data.
     pub(in crate::archive) fn carry(
         &mut self,
         key: Key,
@@ -86,29 +91,29 @@ impl<'a> Pages<'a> {
         adopted: &mut Vec<(Pointer, u32)>,
     ) -> Result<u64> {
         let extent = Extent::decode(value)?;
-        let Placed { page, start, adopt } = self.place(Ino(key.object), key.sub, &extent)?;
+        let PlacedExtent { page, start, adopt } = self.place(Ino(key.object), key.sub, &extent)?;
         adopted.extend(adopt.map(|extents| (page, extents)));
         *value = Extent { page, start, ..extent }.encode().to_vec();
         Ok(u64::from(extent.length))
     }
 
-    /// Writes the page of `extent`, if it is not there already.
-    fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<Placed> {
+    /// Writes the page of `extent`, unless it is written already.
+    fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<PlacedExtent> {
         let Some(shared) = self.shared.get_mut(&extent.page) else {
             let range = extent.start..extent.start + extent.length;
             let page = self.copy(ino, offset, extent, std::slice::from_ref(&range))?;
-            return Ok(Placed { page, start: 0, adopt: Some(1) });
+            return Ok(PlacedExtent { page, start: 0, adopt: Some(1) });
         };
-        if let Some(page) = shared.placed {
-            return Ok(Placed { page, start: moved(&shared.ranges, extent.start), adopt: None });
+        if let Some(page) = shared.written {
+            return Ok(PlacedExtent { page, start: moved(&shared.ranges, extent.start), adopt: None });
         }
         shared.ranges = join(std::mem::take(&mut shared.ranges));
         let (ranges, extents) = (shared.ranges.clone(), shared.extents);
         let page = self.copy(ino, offset, extent, &ranges)?;
         if let Some(shared) = self.shared.get_mut(&extent.page) {
-            shared.placed = Some(page);
+            shared.written = Some(page);
         }
-        Ok(Placed { page, start: moved(&ranges, extent.start), adopt: Some(extents) })
+        Ok(PlacedExtent { page, start: moved(&ranges, extent.start), adopt: Some(extents) })
     }
 
     fn copy(&self, ino: Ino, offset: u64, extent: &Extent, ranges: &[Range<u32>]) -> Result<Pointer> {
@@ -123,12 +128,12 @@ impl<'a> Pages<'a> {
         if ranges.len() == 1 && ranges[0] == (0..length) {
             return self.to.write_framed(&whole(&opened)?).map_err(self.said);
         }
-        let kept = plain(&opened, ranges)?;
-        self.to.write_framed(&reframed(&opened, ranges, &kept, (ino, offset))?).map_err(self.said)
+        let retained = plain(&opened, ranges)?;
+        self.to.write_framed(&reframed(&opened, ranges, &retained, (ino, offset))?).map_err(self.said)
     }
 }
 
-/// The plain bytes of the ranges, one after the other.
+/// Returns the plain bytes of the ranges, concatenated.
 fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
     let table = opened.table()?;
     let mut plain = Vec::with_capacity(table.plain_length as usize);
@@ -138,7 +143,7 @@ fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
     Ok(ranges.iter().map(|range| &plain[range.start as usize..range.end as usize]).collect::<Vec<_>>().concat())
 }
 
-/// The page as it is: its cells stay as they are compressed.
+/// Copies the whole page without recompressing its chunks.
 fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
     let (prologue, table) = (opened.prologue, opened.table()?);
     let stored = |cell: &Cell| (Cow::Borrowed(&opened.body()[cell.at as usize..][..cell.stored as usize]), cell.raw);
@@ -154,11 +159,11 @@ fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
     })
 }
 
-/// A page of `kept`, the bytes of the ranges.
+/// Builds a page of `retained`, the bytes of the ranges.
 fn reframed<'a>(
     opened: &'a OpenedPage,
     ranges: &[Range<u32>],
-    kept: &'a [u8],
+    retained: &'a [u8],
     (ino, offset): (Ino, u64),
 ) -> Result<PlainPage<'a>> {
     let prologue = opened.prologue;
@@ -181,17 +186,17 @@ fn reframed<'a>(
     }
     let compress = table.cells.iter().any(|cell| !cell.raw);
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
-        return Ok(frame::data_page(prologue.owner, items[0].offset, kept, compress));
+        return Ok(frame::data_page(prologue.owner, items[0].offset, retained, compress));
     }
     if items.is_empty() {
-        return Ok(frame::data_page(ino.0, offset, kept, compress));
+        return Ok(frame::data_page(ino.0, offset, retained, compress));
     }
-    // They serve rescue alone; extents do not need them.
+    // Used for rescue only; extents do not need them.
     items.truncate(MAX_ITEMS);
-    Ok(frame::packed_page(kept, &items, compress))
+    Ok(frame::packed_page(retained, &items, compress))
 }
 
-/// Where byte `start` of the old page lies in one made of `ranges`.
+/// Translates offset `start` of the old page to one that consists of `ranges`.
 fn moved(ranges: &[Range<u32>], start: u32) -> u32 {
     let mut at = 0;
     for range in ranges {

@@ -1,15 +1,19 @@
-//! The new file beside the old one: made, removed when it is not finished, given the old one's metadata and its name.
+//! Replacement of a file by a new one: creation, cleanup, transfer of metadata, and exchange of the
+//! names.
 //!
-//! Root may do this in a directory that belongs to somebody else, who can exchange what any name there means at any moment. So nothing is
-//! done to what a path names: both files are open, owner, mode and attributes go from descriptor to descriptor, and names are looked up in the
-//! directory that was opened once (`storage/host_entry.rs`).
+//! Root may do this in a directory of another user, and this user can change the object behind any
+//! name at any time. Nothing is therefore done to the object that a path denotes: both files are
+//! open; owner, mode and attributes are transferred between descriptors; and names are looked up in
+//! the directory that was opened once (`storage/host_entry.rs`).
 //!
-//! The last step is the only one that a name decides. A rename after comparing would still let what was put in the new file's place
-//! between the two calls take the place of the archive, which would be lost. So the two names are exchanged, at one moment, which loses nothing
-//! whatever they mean; then both are compared with the descriptors. Only when the archive's name is the new file's and the other one the old
-//! file's is the old file's name removed; otherwise the exchange is taken back. What comes between that comparison and the removal can only make
-//! the removal hit an entry that somebody else put there. Where the host cannot exchange, the names are compared, renamed, and compared again:
-//! there whoever can write the directory can make the archive lose its name, as they can with rm(1).
+//! Only the last step depends on names. A rename after a comparison would let an object put in the
+//! new file's place between the two calls replace the archive, which would be lost. The two names
+//! are therefore exchanged atomically, which loses nothing in any case; then both are compared with
+//! the descriptors. The old file's name is removed only if the archive's name denotes the new file
+//! and the other name the old one; otherwise the exchange is undone. A change between that
+//! comparison and the removal can only remove an entry that another process put there. If the host
+//! does not support the exchange, the names are compared, renamed, and compared again; then a user
+//! with write access to the directory can make the archive lose its name, as with rm(1).
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -30,29 +34,31 @@ const NAME: usize = 200;
 /// Digits of the random part.
 const DIGITS: usize = 16;
 
-/// Says whether a name is that of a file.
-type Look<'a> = &'a mut dyn FnMut(&HostEntry, &FileStorage) -> io::Result<bool>;
+/// Callback that returns whether a name denotes a file.
+type NameCheck<'a> = &'a mut dyn FnMut(&HostEntry, &FileStorage) -> io::Result<bool>;
 
-/// The archive under its name, locked.
-pub(in crate::archive) struct Old {
+/// Archive file under its name, locked.
+pub(in crate::archive) struct OldArchive {
     entry: HostEntry,
     storage: Arc<FileStorage>,
 }
 
-/// The old file that stayed beside the new one, and why.
+/// Old file that could not be removed after the replacement, with the reason.
 #[derive(Debug)]
-pub(in crate::archive) struct Left {
+pub(in crate::archive) struct RetainedOldFile {
     path: PathBuf,
     error: io::Error,
 }
 
-impl Left {
-    /// The old file is an older copy of the archive, which the next run removes; after a change of the volume key it is what the old keys open.
+impl RetainedOldFile {
+    /// Logs a warning: the old file is an older copy of the archive, which the next run removes.
+    /// After a change of the volume key it can still be opened with the old keys.
     ///
     /// # Errors
-    /// After such a change, for which the archive was written anew.
-    pub(in crate::archive) fn tell(self, old: &Old, rekeyed: bool) -> Result<()> {
-        let Left { path, error } = self;
+    /// After such a change, because removing the access of the old keys was the purpose of the
+    /// rewrite.
+    pub(in crate::archive) fn report(self, old: &OldArchive, rekeyed: bool) -> Result<()> {
+        let RetainedOldFile { path, error } = self;
         if rekeyed {
             let (archive, path) = (old.shown(), path.display());
             return Err(Error::io(
@@ -67,20 +73,22 @@ impl Left {
     }
 }
 
-/// The unfinished file; removed when dropped before it has the old one's name.
-pub(in crate::archive) struct Beside {
+/// Unfinished file, removed on drop until it has the old file's name.
+pub(in crate::archive) struct UnfinishedFile {
     storage: Arc<FileStorage>,
     entry: HostEntry,
     finished: std::cell::Cell<bool>,
 }
 
-impl Old {
+impl OldArchive {
+    /// Opens and locks the file.
+    ///
     /// # Errors
     /// As [`FileStorage::open`].
-    pub(in crate::archive) fn open(path: &Path) -> Result<Old> {
+    pub(in crate::archive) fn open(path: &Path) -> Result<OldArchive> {
         let entry = HostEntry::of(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
         let storage = Arc::new(FileStorage::open_entry(&entry, LockMode::Exclusive)?);
-        Ok(Old { entry, storage })
+        Ok(OldArchive { entry, storage })
     }
 
     pub(in crate::archive) fn storage(&self) -> &Arc<FileStorage> {
@@ -91,12 +99,13 @@ impl Old {
         self.entry.path().display()
     }
 
-    /// Names that the file has.
+    /// Returns the number of hard links.
     pub(in crate::archive) fn links(&self) -> Result<u64> {
         Ok(stat(&self.storage, &self.entry)?.st_nlink)
     }
 
-    /// Another name would go on naming the old file, and the two would part unnoticed.
+    /// Refuses several hard links: the others would keep the old file, and the copies would diverge
+    /// unnoticed.
     pub(super) fn check_names(&self, break_links: bool) -> Result<()> {
         let links = self.links()?;
         if links > 1 && !break_links {
@@ -105,30 +114,30 @@ impl Old {
         Ok(())
     }
 
-    /// Length and bytes on the disk.
+    /// Returns length and disk usage in bytes.
     pub(super) fn sizes(&self) -> Result<(u64, u64)> {
         sizes(&self.storage, &self.entry)
     }
 
-    /// The name that the file has.
+    /// Returns the file's directory entry.
     pub(in crate::archive) fn entry(&self) -> &HostEntry {
         &self.entry
     }
 
-    /// Somebody put another file in the place of one of ours, which must not be lost.
-    fn taken(&self) -> Error {
+    /// Returns the error for a foreign file under one of our names, which must not be lost.
+    fn name_taken_error(&self) -> Error {
         Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", self.shown()))
     }
 }
 
-/// What the name of an unfinished file begins with that is to become `entry`; `what` is made.
+/// Returns the prefix of an unfinished file's name for `entry`; the second argument is its purpose.
 fn prefix(entry: &HostEntry, what: &str) -> Vec<u8> {
     let name = entry.name().as_bytes();
     [b".", &name[..name.len().min(NAME)], b".", what.as_bytes(), b"-"].concat()
 }
 
-/// Looks at what killed runs left behind: files of that name which nobody holds. Removes those that are `superseded`, and answers the names of the others,
-/// fit to be shown.
+/// Examines unlocked files of killed runs with that prefix. Removes `superseded` ones; returns the
+/// printable names of the others.
 pub(in crate::archive) fn remove_leftovers(
     entry: &HostEntry,
     what: &str,
@@ -144,18 +153,18 @@ pub(in crate::archive) fn remove_leftovers(
         }
         let shown = display(name.as_bytes());
         let Ok(entry) = entry.sibling(name) else { continue };
-        let left = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
-            Ok(left) => Arc::new(left),
-            // Another run is about it.
+        let retained = match FileStorage::open_entry(&entry, LockMode::Exclusive) {
+            Ok(retained) => Arc::new(retained),
+            // In use by another run.
             Err(Error::InUse(_)) => continue,
             Err(error) => {
                 tracing::warn!(%error, name = shown, "cannot look at what an earlier run may have left");
                 continue;
             }
         };
-        match superseded(left.clone()) {
+        match superseded(retained.clone()) {
             Ok(true) => {
-                if let Err(error) = entry.remove(&*left) {
+                if let Err(error) = entry.remove(&*retained) {
                     tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
                 }
             }
@@ -165,9 +174,13 @@ pub(in crate::archive) fn remove_leftovers(
     others
 }
 
-impl Beside {
-    /// Makes an empty file beside `entry`, with a name that says what is made for that.
-    pub(in crate::archive) fn new(entry: &HostEntry, what: &str, environment: &dyn Environment) -> Result<Beside> {
+impl UnfinishedFile {
+    /// Creates an empty file in the directory of `entry`, with its purpose in its name.
+    pub(in crate::archive) fn new(
+        entry: &HostEntry,
+        what: &str,
+        environment: &dyn Environment,
+    ) -> Result<UnfinishedFile> {
         let mut random = [0; 8];
         environment.fill_random(&mut random)?;
         let mut name = prefix(entry, what);
@@ -175,7 +188,7 @@ impl Beside {
         let beside = entry.sibling(std::ffi::OsStr::from_bytes(&name).to_owned());
         let entry = beside.map_err(|e| Error::io(format!("writing beside {}", entry.path().display()), e))?;
         let storage = Arc::new(FileStorage::create(&entry)?);
-        Ok(Beside { storage, entry, finished: std::cell::Cell::new(false) })
+        Ok(UnfinishedFile { storage, entry, finished: std::cell::Cell::new(false) })
     }
 
     pub(super) fn storage(&self) -> &FileStorage {
@@ -190,8 +203,9 @@ impl Beside {
         sizes(&self.storage, &self.entry)
     }
 
-    /// Owner, mode and extended attributes (access control lists among them) of the old file; then everything is synced.
-    pub(in crate::archive) fn take_after(&self, old: &Old) -> Result<()> {
+    /// Copies owner, mode and extended attributes (including access control lists) of the old file;
+    /// then syncs everything.
+    pub(in crate::archive) fn copy_metadata(&self, old: &OldArchive) -> Result<()> {
         let new = &*self.storage;
         let cannot = |what: &str| {
             let context = format!("cannot give the new file the {what} of {}", old.shown());
@@ -202,7 +216,8 @@ impl Beside {
             let (uid, gid) = (Uid::from_raw(from.st_uid), Gid::from_raw(from.st_gid));
             rustix::fs::fchown(new, Some(uid), Some(gid)).map_err(cannot("owner"))?;
         }
-        // Inherited from the directory: with the old mode they would let in whom the old file did not.
+        // Inherited from the directory: together with the old mode they could grant access that the
+        // old file did not.
         let names = xattr_names(&old.storage, &old.entry)?;
         for name in xattr_names(new, &self.entry)? {
             if name.starts_with(b"system.posix_acl_") && !names.contains(&name) {
@@ -221,10 +236,10 @@ impl Beside {
         host_call::sync(new).map_err(|e| Error::io(format!("syncing {}", self.entry.path().display()), e.into()))
     }
 
-    /// Takes the name away: the file is gone once nobody has it open, whoever is killed meanwhile.
+    /// Unlinks the file, so that it is deleted when it is closed, even if the process is killed.
     ///
     /// # Errors
-    /// Those of the host.
+    /// Failures of the host.
     pub(in crate::archive) fn without_name(self) -> Result<Arc<FileStorage>> {
         let removed = self.entry.remove(&*self.storage);
         removed.map_err(|e| Error::io(format!("cannot work in {}", self.entry.path().display()), e))?;
@@ -232,10 +247,10 @@ impl Beside {
         Ok(self.storage.clone())
     }
 
-    /// Gives the file a name that nothing has, durably.
+    /// Renames the file to an unused name, durably.
     ///
     /// # Errors
-    /// `InUse` when something has it by now.
+    /// `InUse` when the name is used by now.
     pub(in crate::archive) fn publish(&self, name: &HostEntry) -> Result<()> {
         let shown = name.path().display();
         self.entry.rename_new(name).map_err(|e| match e.kind() {
@@ -248,35 +263,35 @@ impl Beside {
         name.sync_directory().map_err(|e| Error::io(format!("syncing the directory of {shown}"), e))
     }
 
-    /// COMPACT-4. Returns the old file when it could not be removed.
+    /// Replaces the old file (COMPACT-4). Returns the old file if it could not be removed.
     ///
     /// # Errors
-    /// `InUse` when one of the names is another file's: then each name means what it meant before. When the names were exchanged and cannot be
-    /// looked at, that is what the error says.
-    pub(in crate::archive) fn replace(&self, old: &Old) -> Result<Option<Left>> {
+    /// `InUse` when one of the names denotes another file: then each name denotes its previous
+    /// file. If the names were exchanged and cannot be examined, the error describes that.
+    pub(in crate::archive) fn replace(&self, old: &OldArchive) -> Result<Option<RetainedOldFile>> {
         self.replace_looking(old, &mut |entry, file| entry.refers_to(file))
     }
 
-    /// `is` says whether a name is that of a file.
-    fn replace_looking(&self, old: &Old, is: Look<'_>) -> Result<Option<Left>> {
+    /// [`Self::replace`] with a callback that returns whether a name denotes a file.
+    fn replace_looking(&self, old: &OldArchive, is: NameCheck<'_>) -> Result<Option<RetainedOldFile>> {
         let failed = |e| Error::io(format!("cannot replace {}", old.shown()), e);
         let (old_file, new_file) = (&*old.storage, &*self.storage);
         if !(is(&old.entry, old_file).map_err(failed)? && is(&self.entry, new_file).map_err(failed)?) {
-            return Err(old.taken());
+            return Err(old.name_taken_error());
         }
-        let mut left = None;
+        let mut retained = None;
         match self.entry.exchange(&old.entry) {
             Ok(()) => match is(&old.entry, new_file).and_then(|new| Ok(new && is(&self.entry, old_file)?)) {
                 Ok(true) => {
-                    // The new name is durable before the old file goes.
+                    // The new name must be durable before the old file is removed.
                     let removed = self.entry.sync_directory().and_then(|()| is(&self.entry, old_file));
                     let removed =
                         removed.and_then(|ours| if ours { self.entry.remove(old_file).map(drop) } else { Ok(()) });
-                    left = removed.err().map(|error| Left { path: self.entry.path().to_owned(), error });
+                    retained = removed.err().map(|error| RetainedOldFile { path: self.entry.path().to_owned(), error });
                 }
                 Ok(false) => {
                     self.entry.exchange(&old.entry).map_err(|e| self.exchanged(old, e))?;
-                    return Err(old.taken());
+                    return Err(old.name_taken_error());
                 }
                 Err(error) => {
                     self.finished.set(true);
@@ -293,15 +308,15 @@ impl Beside {
             Err(error) => return Err(failed(error)),
         }
         self.finished.set(true);
-        // The new file has the name: an error now must not look as if nothing was done.
+        // The new file has the name: an error must not look as if nothing was done.
         if let Err(error) = self.entry.sync_directory() {
             tracing::warn!(%error, path = %old.shown(), "the new file may lose its name to the old one when the power fails");
         }
-        Ok(left)
+        Ok(retained)
     }
 
-    /// What was done, when nobody can tell any more whether it is as it should be.
-    fn exchanged(&self, old: &Old, error: io::Error) -> Error {
+    /// Returns the error for an exchange that could not be verified.
+    fn exchanged(&self, old: &OldArchive, error: io::Error) -> Error {
         let (archive, beside) = (old.shown(), self.entry.path().display());
         Error::io(
             format!(
@@ -312,11 +327,12 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         if !self.finished.get()
             && let Err(error) = self.entry.remove(&*self.storage)
-            // The medium itself fails, which whoever writes there is told; the next run removes what is left.
+            // On a failure of the medium itself, later writes report it; the next run removes the
+            // leftover.
             && !matches!(Errno::from_io_error(&error), Some(Errno::IO | Errno::ROFS))
         {
             tracing::warn!(%error, path = %self.entry.path().display(), "cannot remove the unfinished file");
@@ -360,19 +376,19 @@ mod tests {
 
     struct Place {
         directory: tempfile::TempDir,
-        old: Old,
+        old: OldArchive,
     }
 
     impl Place {
         fn new() -> Place {
             let directory = tempfile::tempdir().unwrap();
             fs::write(directory.path().join("a.lbx"), "old").unwrap();
-            let old = Old::open(&directory.path().join("a.lbx")).unwrap();
+            let old = OldArchive::open(&directory.path().join("a.lbx")).unwrap();
             Place { directory, old }
         }
 
-        fn beside(&self) -> Beside {
-            let beside = Beside::new(self.old.entry(), "compact", &SystemEnvironment).unwrap();
+        fn beside(&self) -> UnfinishedFile {
+            let beside = UnfinishedFile::new(self.old.entry(), "compact", &SystemEnvironment).unwrap();
             beside.storage().write_at(0, b"new").unwrap();
             beside
         }
@@ -418,16 +434,16 @@ mod tests {
             });
             assert!(matches!(replaced, Err(Error::InUse(_))), "{swapped}: {replaced:?}");
             drop(beside);
-            let left = match swapped {
+            let retained = match swapped {
                 "new" => pairs(&[(".a.lbx.", "somebody's"), ("a.lbx", "old"), ("away", "new")]),
                 _ => pairs(&[("a.lbx", "somebody's"), ("away", "old")]),
             };
-            assert_eq!(place.content(), left, "{swapped}");
+            assert_eq!(place.content(), retained, "{swapped}");
         }
     }
 
     /// How it ends when the host answers no look from this one on, and what lies there then.
-    fn failing_from(look: u32) -> (Result<Option<Left>>, Place) {
+    fn failing_from(look: u32) -> (Result<Option<RetainedOldFile>>, Place) {
         let place = Place::new();
         let mut looks = 0;
         let replaced = place.beside().replace_looking(&place.old, &mut |entry, file| {
@@ -456,13 +472,13 @@ mod tests {
     fn an_old_file_that_stays_is_a_failure_where_the_old_keys_open_it() {
         let (replaced, place) = failing_from(5);
         assert_eq!(place.content(), pairs(&[(".a.lbx.", "old"), ("a.lbx", "new")]));
-        let left = replaced.unwrap().unwrap();
-        let told = left.tell(&place.old, true).unwrap_err().to_string();
+        let retained = replaced.unwrap().unwrap();
+        let told = retained.report(&place.old, true).unwrap_err().to_string();
         assert!(
             told.contains("which the old keys open, is still there: remove ") && told.contains(".compact-"),
             "{told}"
         );
-        let left = failing_from(5).0.unwrap().unwrap();
-        left.tell(&place.old, false).unwrap();
+        let retained = failing_from(5).0.unwrap().unwrap();
+        retained.report(&place.old, false).unwrap();
     }
 }

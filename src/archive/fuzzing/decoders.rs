@@ -1,4 +1,5 @@
-//! Decoders of single structures: whatever decodes encodes to the same bytes, where there is one encoding, and decodes to the same value.
+//! Decoders of single structures: a decoded value encodes to the same bytes if the encoding is
+//! unique, and decodes to the same value again.
 
 use std::sync::{Arc, OnceLock};
 
@@ -23,14 +24,14 @@ use crate::keys::rollback::{Known, RollbackState};
 
 const FRAMING: usize = 4096;
 const CHECKSUM: std::ops::Range<usize> = 4064..4096;
-/// Feature bits that programs of this version go on without; they are no part of the framing.
+/// Feature bits that programs of this version ignore; they are not part of the framing.
 const OPTIONAL_FEATURES: std::ops::Range<usize> = 32..48;
 
-/// Its recipient is [`RECIPIENT`].
+/// Identity of [`RECIPIENT`].
 const IDENTITY: &[u8] = b"AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33";
 pub(super) const RECIPIENT: &str = "age1t7rxyev2z3rw82stdlrrepyc39nvn86l5078zqkf5uasdy86jp6svpy7pa";
 
-/// The input, or zeros behind it.
+/// Returns the input, padded with zeros.
 pub(super) fn filled<const N: usize>(data: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     let length = data.len().min(N);
@@ -38,7 +39,8 @@ pub(super) fn filled<const N: usize>(data: &[u8]) -> [u8; N] {
     out
 }
 
-/// The framing block is the input's; the checksum is made right in every input but those that ask for a wrong one.
+/// Decodes the input as a framing block; its checksum is corrected, except in inputs that request a
+/// wrong one.
 pub(super) fn header(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
     let copy = choice & 1;
@@ -58,7 +60,7 @@ pub(super) fn header(data: &[u8]) {
     assert_eq!(header::decode(&encoded, copy).map(|again| again.framing).ok(), Some(parsed.framing));
 }
 
-/// The framing block alone: without the checksum, which takes nearly all of the time that [`header`] does.
+/// Decodes the framing block without its checksum, which takes most of the time of [`header`].
 pub(super) fn framing(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
     let copy = choice & 1;
@@ -79,7 +81,8 @@ pub(super) fn framing(data: &[u8]) {
     assert_eq!(header::decode_framing(&encoded, copy).ok(), Some(parsed));
 }
 
-/// Our own decoders of what a slot holds and of what opens it; the first byte chooses which.
+/// Decodes the content of a slot, or a secret for it, with our own decoders; the first byte selects
+/// which.
 pub(super) fn slot(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
     match choice % 10 {
@@ -120,7 +123,7 @@ fn passphrase_slot(data: &[u8]) {
     assert!(header::encode_passphrase_slot(&slot, &filled(&block[632..])) == block);
 }
 
-/// Behind the seal that it has in an archive.
+/// Decodes a description without its seal.
 fn description(data: &[u8]) {
     let plain: [u8; DESCRIPTION_PLAIN] = filled(data);
     if let Ok(description) = Description::decode(&plain) {
@@ -128,8 +131,8 @@ fn description(data: &[u8]) {
     }
 }
 
-/// What the age library reads: the recipient of a description, after an odd first byte, and otherwise the age file of a slot, before
-/// anything about it is proved.
+/// Runs the age library: on the recipient of a description if the first byte is odd, otherwise on
+/// the age file of a slot, before anything about it is authenticated.
 pub(super) fn identity(data: &[u8]) {
     static IDENTITIES: OnceLock<Identities> = OnceLock::new();
     let Some((&choice, data)) = data.split_first() else { return };
@@ -165,7 +168,7 @@ pub(super) fn delta(data: &[u8]) {
     }
 }
 
-/// An entry of the log: its head, and behind that its body.
+/// Decodes a log entry: its head, followed by its body.
 pub(super) fn entry(data: &[u8]) {
     let head: [u8; ENTRY_HEAD] = filled(data);
     if let Ok(decoded) = EntryHead::decode(&head) {
@@ -227,7 +230,7 @@ pub(super) fn node(data: &[u8]) {
     assert!(encoded == data, "a node is encoded otherwise");
 }
 
-/// Both records of an entry, and a look-up of a name that is there and of one that may not be.
+/// Decodes both records of a directory entry, and looks up an existing name and an arbitrary one.
 pub(super) fn directory(data: &[u8]) {
     if let Ok(entry) = decode_list(data) {
         assert!(is_valid_name(entry.name));
@@ -242,7 +245,7 @@ pub(super) fn directory(data: &[u8]) {
     }
 }
 
-/// Values of fixed shape; the first byte chooses which.
+/// Decodes values of fixed size; the first byte selects the type.
 pub(super) fn values(data: &[u8]) {
     let Some((&choice, value)) = data.split_first() else { return };
     let encoded = match choice % 6 {
@@ -264,7 +267,7 @@ pub(super) fn xattr(data: &[u8]) {
     assert!(encode_xattrs(&entries) == data);
 }
 
-/// A region has two encodings: the value counts.
+/// Decodes a region of the space map. It has two encodings, so the values are compared.
 pub(super) fn space(data: &[u8]) {
     if let Ok(bits) = space_map::decode(data) {
         assert!(space_map::decode(&space_map::encode(&bits)).is_ok_and(|again| again == bits));

@@ -1,6 +1,7 @@
-//! Makes archives that are authentic but say what no writer would: records, nodes and pages of any content, sealed under a known key.
+//! Creates archives that are authentic but invalid: records, nodes and pages of any content, sealed
+//! under a known key.
 
-// The hostile archives of the tests use more of it than the fuzz targets do.
+// The tests with hostile archives use more of it than the fuzz targets.
 #![cfg_attr(not(test), allow(dead_code))]
 
 use std::ops::ControlFlow;
@@ -27,55 +28,55 @@ use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
-/// Id of every archive made here.
+/// Id of every archive created here.
 pub(in crate::archive) const ARCHIVE: ArchiveId = [7; 16];
 const KEY: [u8; 32] = [9; 32];
 const OPTIONS: FsOptions =
     FsOptions { max_dirty_bytes: 4 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
 pub(in crate::archive) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
-/// Memory of the layers below the file system.
+/// Memory of the layers below the file system, in bytes.
 const MEMORY: u64 = 16 << 20;
 
-/// Changes the plain content of a page before it is sealed.
+/// Callback that changes the plain content of a page before it is sealed.
 type PageEdit = Box<dyn FnMut(&mut PlainPage<'static>)>;
-/// Changes the plain bytes of the record before it is sealed.
+/// Callback that changes the plain bytes of the record before it is sealed.
 type RecordEdit = Box<dyn FnOnce(&mut Vec<u8>)>;
 
-/// Bytes and where they are written over others.
+/// Offsets and bytes to write there.
 type Patches = Vec<(usize, Vec<u8>)>;
 
-/// An entry of the log. It extends the record and names the entry before it, unless its head is made to say otherwise.
+/// Log entry. It extends the record and names its predecessor, unless its head is patched.
 #[derive(Default)]
 pub(in crate::archive) struct ForgedEntry {
     pub(in crate::archive) says: LogEntry,
-    /// Written over the head and the body before they are sealed.
+    /// Patches of head and body before they are sealed.
     pub(in crate::archive) on_head: Patches,
     pub(in crate::archive) on_body: Patches,
-    /// The first block, when that is not the one behind the entry before.
+    /// First block, if not the one after the previous entry.
     pub(in crate::archive) block: Option<u64>,
     /// The body does not open.
     pub(in crate::archive) torn: bool,
 }
 
-/// An archive taken apart.
+/// Contents of an archive, to be edited and written again.
 pub(in crate::archive) struct Forge {
-    /// Records of each tree by number - 1, written in the order in which they stand here.
+    /// Records of each tree by number - 1, in the order in which they are written.
     pub(in crate::archive) trees: [Vec<(Key, Vec<u8>)>; 5],
-    /// The counters as they will be published; roots, lists and the size of the file are filled in.
+    /// Counters as they will be published; roots, lists and the length of the file are filled in.
     pub(in crate::archive) record: CommitRecord,
-    /// Bytes of entries in a leaf: fewer make a deeper tree.
+    /// Bytes of entries in a leaf: a smaller number makes a deeper tree.
     pub(in crate::archive) leaf_bytes: usize,
-    /// Whether the space map is made to fit what is written.
+    /// The space map is computed from the written pages.
     pub(in crate::archive) honest_space: bool,
-    /// A record beside those of an honest map.
+    /// Additional record of an otherwise correct space map.
     pub(in crate::archive) more_space: Option<(Key, Vec<u8>)>,
     pub(in crate::archive) on_page: Option<PageEdit>,
     pub(in crate::archive) on_record: Option<RecordEdit>,
-    /// What the log says beyond the record, in an archive that has one.
+    /// Log entries after the record, for an archive with a log.
     pub(in crate::archive) entries: Vec<ForgedEntry>,
     base: Vec<u8>,
     next_block: u64,
-    /// Pages sealed here: what the file will have beyond `base`.
+    /// Pages sealed here, which the file has in addition to `base`.
     pages: Vec<(Run, Vec<u8>)>,
     cipher: PageCipher,
 }
@@ -84,7 +85,7 @@ pub(in crate::archive) fn key() -> SecretKey {
     SecretKey::new(KEY)
 }
 
-/// Two header copies without any key slot in use, with these incompatible features.
+/// Returns a storage with two header copies without key slots, with these incompatible features.
 pub(in crate::archive) fn with_header(features: u64) -> Result<MemoryStorage> {
     let storage = MemoryStorage::new();
     storage.set_len(MIN_BLOCKS * BLOCK)?;
@@ -101,12 +102,12 @@ pub(in crate::archive) fn with_header(features: u64) -> Result<MemoryStorage> {
     Ok(storage)
 }
 
-/// What the header says, if there is one.
+/// Returns whether the header declares a log; false without a header.
 fn has_log(storage: &dyn Storage) -> bool {
     Header::read(storage).is_ok_and(|header| header.framing().has_log())
 }
 
-/// A new file system on a storage that has a header.
+/// Creates a file system on a storage that has a header.
 pub(in crate::archive) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Result<Arc<FileSystem>> {
     let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(seed));
     let cipher = PageCipher::new(&key(), ARCHIVE, has_log(&*storage), environment.clone());
@@ -117,7 +118,7 @@ pub(in crate::archive) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Res
     Ok(fs)
 }
 
-/// Opens what lies in a storage, as `Archive::open` does but for header and lock.
+/// Opens a storage like `Archive::open`, without header check and lock.
 pub(in crate::archive) fn open_on(storage: Arc<dyn Storage>, read_only: bool) -> Result<Arc<FileSystem>> {
     let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(storage.len()?));
     let cipher = PageCipher::new(&key(), ARCHIVE, has_log(&*storage), environment.clone());
@@ -133,7 +134,7 @@ pub(in crate::archive) fn noise(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| random.next_u64() as u8).collect()
 }
 
-/// A small archive with every kind of object and data page.
+/// Returns a small archive with every kind of object and data page.
 fn sample(features: u64) -> Result<Vec<u8>> {
     let storage = Arc::new(with_header(features)?);
     let fs = create_on(storage.clone(), 1)?;
@@ -161,13 +162,13 @@ fn sample(features: u64) -> Result<Vec<u8>> {
 }
 
 impl Forge {
-    /// The sample, taken apart anew.
+    /// Returns the contents of the sample archive.
     pub(in crate::archive) fn new() -> Forge {
         static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
         Forge::of(SAMPLE.get_or_init(|| sample(0).expect("the sample")).clone()).expect("the sample opens")
     }
 
-    /// The same of an archive with a log, which has no entries.
+    /// Returns the contents of the sample archive with an empty log.
     pub(in crate::archive) fn with_log() -> Forge {
         static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
         Forge::of(SAMPLE.get_or_init(|| sample(FEATURE_LOG).expect("the sample")).clone()).expect("the sample opens")
@@ -214,12 +215,12 @@ impl Forge {
         &mut self.trees[0]
     }
 
-    /// The value of a record of the live tree.
+    /// Returns the value of a record of the live tree.
     pub(in crate::archive) fn value(&mut self, key: Key) -> &mut Vec<u8> {
         &mut self.live().iter_mut().find(|(other, _)| *other == key).expect("the record is there").1
     }
 
-    /// Puts a record at its place in a tree, in place of one with that key.
+    /// Inserts or replaces a record of a tree at its position.
     pub(in crate::archive) fn put(&mut self, tree: TreeId, key: Key, value: &[u8]) {
         let records = &mut self.trees[tree as usize - 1];
         match records.binary_search_by_key(&key, |(key, _)| *key) {
@@ -243,7 +244,7 @@ impl Forge {
         self.cipher.has_log()
     }
 
-    /// Adds an entry that says nothing yet, of a session that did not end.
+    /// Appends an empty entry of an unfinished session.
     pub(in crate::archive) fn entry(&mut self) -> &mut ForgedEntry {
         self.record.closed = false;
         let says = LogEntry { next_ino: self.record.next_ino, inodes: self.record.inodes, ..LogEntry::default() };
@@ -251,14 +252,14 @@ impl Forge {
         self.entries.last_mut().expect("just pushed")
     }
 
-    /// Leaves no record in the ring but the one that is forged.
+    /// Removes all records from the ring except the forged one.
     pub(in crate::archive) fn only_record(&mut self) {
         for slot in 0..RING_SLOTS {
             self.base[(slot_block(slot) * BLOCK) as usize..][..BLOCK as usize].fill(0);
         }
     }
 
-    /// Seals a page behind everything else.
+    /// Seals a page at the end of the file.
     pub(in crate::archive) fn page(&mut self, mut page: PlainPage<'static>) -> Pointer {
         if let Some(edit) = &mut self.on_page {
             edit(&mut page);
@@ -279,7 +280,7 @@ impl Forge {
         self.page(page)
     }
 
-    /// Writes a tree of these records, however wrong they are.
+    /// Writes a tree of these records, valid or not.
     fn tree(&mut self, tree: TreeId, records: &[(Key, Vec<u8>)]) -> Root {
         if records.is_empty() {
             return Root::default();
@@ -327,7 +328,7 @@ impl Forge {
         Root { pointer: children[0].1, level }
     }
 
-    /// A node of any content, for roots and pointers made by hand.
+    /// Writes a node of any content, for handmade roots and pointers.
     pub(in crate::archive) fn raw_node(
         &mut self,
         tree: TreeId,
@@ -343,13 +344,13 @@ impl Forge {
         self.node(tree, level, body)
     }
 
-    /// Writes the live tree alone and names its root; for roots and snapshots made by hand.
+    /// Writes the live tree and returns its root, for handmade roots and snapshots.
     pub(in crate::archive) fn live_root(&mut self) -> Root {
         let records = self.trees[0].clone();
         self.tree(TreeId::Live, &records)
     }
 
-    /// Everything but the space map and the record; `roots` given by hand are kept.
+    /// Writes everything but the space map and the record; given `roots` are kept.
     pub(in crate::archive) fn build(mut self, roots: [Option<Root>; 4]) -> Vec<u8> {
         for (id, given) in TreeId::ALL.into_iter().zip(roots) {
             let records = std::mem::take(&mut self.trees[id as usize - 1]);
@@ -379,7 +380,8 @@ impl Forge {
         out
     }
 
-    /// What the pages that are named and those written here take, and the leaf that will say so.
+    /// Returns the space map records for all referenced and written pages, including the map's own
+    /// leaf.
     fn space_records(&mut self) -> Vec<(Key, Vec<u8>)> {
         let mut runs: Vec<Run> = self.pages.iter().map(|(run, _)| *run).collect();
         runs.push(Run::new(self.next_block, 4));
@@ -396,12 +398,12 @@ impl Forge {
         regions.iter().map(|bits| &**bits).enumerate().map(value).collect()
     }
 
-    /// The archive with everything as it says.
+    /// Writes the complete archive.
     pub(in crate::archive) fn finish(self) -> Vec<u8> {
         self.build([None; 4])
     }
 
-    /// A snapshot record that names a root, with the counters that belong to it.
+    /// Adds a snapshot record with this root and adjusts the counters.
     pub(in crate::archive) fn snapshot(&mut self, id: u64, root: Root, name: &[u8]) {
         let record = &mut self.record;
         record.next_snapshot = record.next_snapshot.max(id.saturating_add(1));
@@ -418,7 +420,7 @@ impl Forge {
         self.put(TreeId::Snapshots, Key::new(id, kind::SNAPSHOT, 0), &value.encode());
     }
 
-    /// A snapshot record with a name that need not be one.
+    /// Adds a snapshot record with a possibly invalid name.
     pub(in crate::archive) fn snapshot_bytes(&mut self, id: u64, name: &[u8]) {
         self.snapshot(id, Root::default(), b"");
         let records = &mut self.trees[TreeId::Snapshots as usize - 1];
@@ -428,7 +430,7 @@ impl Forge {
     }
 }
 
-/// As much of it as there is room for.
+/// Overwrites a part of `value`, truncating `bytes` at its end.
 pub(super) fn overwrite(value: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(place) = value.get_mut(at..) {
         let length = place.len().min(bytes.len());
@@ -436,7 +438,7 @@ pub(super) fn overwrite(value: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Entries behind each other; what does not lie within the log is left out.
+/// Writes consecutive entries; parts outside of the log are dropped.
 fn write_log(out: &mut [u8], cipher: &PageCipher, (generation, record): (Generation, Tag), entries: &[ForgedEntry]) {
     let (mut block, mut previous) = (LOG.0, Tag::default());
     for (number, forged) in (1..).zip(entries) {

@@ -1,4 +1,5 @@
-//! Entry points for fuzzers: each takes any bytes, and panics when something that must hold does not. Compiled for fuzzing and tests only.
+//! Entry points for fuzzers: each accepts any bytes, and panics if an invariant is violated.
+//! Compiled for fuzzing and tests only.
 
 mod decoders;
 mod forge;
@@ -11,11 +12,11 @@ pub use seeds::seeds;
 #[cfg(test)]
 pub(in crate::archive) use {forge::*, whole::exercise};
 
-/// Takes an input; a panic is a finding.
-pub type Entry = fn(&[u8]);
+/// Fuzz target: a panic for an input is a finding.
+pub type FuzzTarget = fn(&[u8]);
 
-/// Every target of the library by name.
-pub const TARGETS: [(&str, Entry); 20] = [
+/// All targets of the library by name.
+pub const TARGETS: [(&str, FuzzTarget); 20] = [
     ("header", decoders::header),
     ("framing", decoders::framing),
     ("slot", decoders::slot),
@@ -38,8 +39,8 @@ pub const TARGETS: [(&str, Entry); 20] = [
     ("operations", operations::operations),
 ];
 
-/// The target of this name.
-pub fn target(name: &str) -> Option<Entry> {
+/// Returns the target of this name.
+pub fn target(name: &str) -> Option<FuzzTarget> {
     TARGETS.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry)
 }
 

@@ -1,4 +1,5 @@
-//! Sequences of operations on files, names, attributes and snapshots, with syncs, deaths of the process and reopening, compared with a model in memory.
+//! Sequences of operations on files, names, attributes and snapshots, with syncs, crashes and
+//! reopening, compared with a model in memory.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,9 +11,9 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::storage::simulated::SimulatedStorage;
 
-/// Operations of one input.
+/// Maximum operations of one input.
 const MOST: usize = 60;
-/// Bytes of a file: three frames and some.
+/// Maximum bytes of a file: slightly more than three frames.
 const MOST_BYTES: usize = 400_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl Model {
 }
 
 pub(super) fn operations(data: &[u8]) {
-    // Half of the inputs have a log: then a sync is mostly an entry of it.
+    // Half of the inputs have a log: then a sync usually writes an entry of it.
     let features = if data.len() % 2 == 1 { FEATURE_LOG } else { 0 };
     let base = with_header(features).expect("a header");
     let mut storage = SimulatedStorage::from_contents(&base.contents());
@@ -47,7 +48,7 @@ pub(super) fn operations(data: &[u8]) {
     let mut model = Model::default();
     // Every state since the last sync: a crash may leave any of them.
     let mut since = vec![model.clone()];
-    // What each snapshot shows, by name: durable at once.
+    // Expected content of each snapshot, by name: durable at once.
     let mut kept: BTreeMap<Vec<u8>, Model> = BTreeMap::new();
     for (step, operation) in data.chunks_exact(6).take(MOST).enumerate() {
         match operation[0] % 16 {
@@ -109,7 +110,7 @@ fn take_snapshot(fs: &FileSystem, kept: &mut BTreeMap<Vec<u8>, Model>, model: &M
     fs.sync().expect("memory does not fail");
 }
 
-/// One of them, if there is any; what it alone shows is freed at once, or left to be.
+/// Removes the selected snapshot, if there is any; its exclusive data is freed at once or left.
 fn remove_snapshot(fs: &FileSystem, kept: &mut BTreeMap<Vec<u8>, Model>, choice: u8) {
     if let Some(name) = kept.keys().nth(usize::from(choice >> 1) % kept.len().max(1)).cloned() {
         kept.remove(&name);
@@ -130,7 +131,7 @@ fn assert_shown(fs: &FileSystem, kept: &BTreeMap<Vec<u8>, Model>) {
     }
 }
 
-/// One change of files, made twice: there and in the model.
+/// Applies one operation to the file system and to the model.
 fn apply(fs: &FileSystem, model: &mut Model, operation: &[u8]) {
     let name = vec![b'a' + operation[1] % 6];
     let offset = usize::from(u16::from_le_bytes([operation[2], operation[3]])) * 5;

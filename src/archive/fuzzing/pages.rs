@@ -1,4 +1,5 @@
-//! Pages whose plain content is the fuzzer's, sealed as a holder of the key would: kind, lengths, head, cells, nodes, delta lists.
+//! Pages whose plain content is the fuzzer's, sealed as a holder of the key would: kind, lengths,
+//! head, chunks, nodes, delta lists.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +16,7 @@ use crate::frame::{PageCipher, PageContent, PlainPage};
 use crate::pager::Pager;
 use crate::storage::{MemoryStorage, Storage};
 
-/// Room for the longest page behind the first blocks.
+/// Address with space for the longest page after the first blocks.
 const ADDRESS: u64 = 400;
 
 fn cipher() -> &'static PageCipher {
@@ -25,7 +26,8 @@ fn cipher() -> &'static PageCipher {
     })
 }
 
-/// A page as the input describes it: kind, compression, lengths, owner, position, cells, then its bytes.
+/// Decodes an input into a page: kind, compression, lengths, owner, position, chunks, then its
+/// bytes.
 pub(in crate::archive::fuzzing) fn plain_page(data: &[u8]) -> Option<PlainPage<'static>> {
     let (head, rest) = data.split_first_chunk::<24>()?;
     let kind = match head[0] % 4 {
@@ -40,7 +42,7 @@ pub(in crate::archive::fuzzing) fn plain_page(data: &[u8]) -> Option<PlainPage<'
     let content = match kind {
         PageKind::Node | PageKind::DeltaList => PageContent::Body(rest[..rest.len().min(NODE_CAPACITY)].to_vec()),
         PageKind::Data | PageKind::Packed => {
-            // The encoder takes what a head can say; what it cannot is the business of the target `head`.
+            // The encoder accepts only valid heads; invalid ones are tested by the target `head`.
             let count = usize::from(head[2]) % 32 + 1;
             let cells = rest.chunks(rest.len().div_ceil(count).max(1)).take(32);
             let cells = cells.map(|cell| (Cow::Owned(cell.to_vec()), head[1] & 2 == 2)).collect();
@@ -84,7 +86,7 @@ pub(super) fn page(data: &[u8]) {
     read_as_file_data(&sealed.pointer, sealed.bytes);
 }
 
-/// The way of a read: head first, then the cells that are wanted.
+/// Reads like a file read: first the head, then the requested chunks.
 fn read_as_file_data(pointer: &crate::format::Pointer, bytes: Vec<u8>) {
     let storage = MemoryStorage::new();
     let placed = storage

@@ -1,4 +1,5 @@
-//! What fuzzers begin with: valid encodings of each kind, taken from the sample and from values that the sample lacks.
+//! Seed corpus of the fuzzers: valid encodings of each kind, from the sample and from values that
+//! the sample lacks.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ fn pointer() -> Pointer {
     Pointer { run: Run::new(500, 4), generation: Generation(3), tag: [4; 16] }
 }
 
-/// Values of these record kinds in the sample, each behind `prefix`.
+/// Returns the values of these record kinds in the sample, each after `prefix`.
 fn of_sample(kinds: &[u8], prefix: &[u8]) -> Vec<Vec<u8>> {
     let forge = Forge::new();
     let records = forge.trees.iter().flatten().filter(|(key, _)| kinds.contains(&key.kind));
@@ -43,7 +44,8 @@ fn values() -> Vec<Vec<u8>> {
     all
 }
 
-/// With the choice in front no longer than an input may be: the last bytes of a block are taken for zeros.
+/// Returns a block with the selector in front, limited to the length of an input: the last bytes of
+/// a block are assumed to be zeros.
 fn chosen(choice: u8, block: &[u8]) -> Vec<u8> {
     [&[choice], &block[..block.len().min(4095)]].concat()
 }
@@ -62,14 +64,14 @@ fn headers() -> Vec<Vec<u8>> {
     vec![chosen(0, &encoded), chosen(3, &encoded)]
 }
 
-/// Also the fields alone, with zeros behind them: more changes hit one.
+/// Includes the fields alone, padded with zeros, so that more mutations hit a field.
 fn framings() -> Vec<Vec<u8>> {
     const FIELDS: usize = 136;
     let short = headers().into_iter().map(|seed| seed[..=FIELDS].to_vec());
     headers().into_iter().chain(short).collect()
 }
 
-/// Each also without most of its random bytes.
+/// Includes each slot without most of its random bytes.
 fn slots() -> Vec<Vec<u8>> {
     let kdf = KdfParameters { memory_kib: 65_536, passes: 3, lanes: 1 };
     let slot = PassphraseSlot { salt: [1; 32], kdf, commitment: [2; 32], nonce: [3; 24], sealed: vec![4; 528] };
@@ -97,7 +99,7 @@ fn slots() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// An age file for the identity that is tried, one for nobody, and recipients of every kind.
+/// Returns an age file for the tested identity, one for no identity, and recipients of every kind.
 fn identities() -> Vec<Vec<u8>> {
     let recipient = Recipient::parse(RECIPIENT).expect("a recipient");
     let prompts: Arc<dyn Prompts> = Arc::new(NoPrompts);
@@ -129,7 +131,7 @@ fn deltas() -> Vec<Vec<u8>> {
     lists.iter().map(DeltaList::encode).collect()
 }
 
-/// With no, few and many things of each kind; one of the records is gone.
+/// Returns entries with no, few and many items of each kind; one record is a removal.
 fn entries() -> Vec<Vec<u8>> {
     let live = Forge::new().trees[0].clone();
     let entry = |count: u64| {
@@ -223,7 +225,7 @@ fn remembered() -> Vec<Vec<u8>> {
     vec![one, with_entry]
 }
 
-/// What is remembered of places.
+/// Returns encoded rollback states.
 fn known() -> Vec<Vec<u8>> {
     let mut one = vec![0; 88 + 16];
     one[..3].copy_from_slice(&[1, 1, 0]);
@@ -254,7 +256,7 @@ fn pages() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Edits of the whole archive: one of each kind, and none.
+/// Returns edits of the whole archive: one of each kind, and none.
 fn edits() -> Vec<Vec<u8>> {
     let edit = |operation: u8, operands: [u8; 6], bytes: &[u8]| {
         [&[operation][..], &operands, &[bytes.len() as u8], bytes].concat()
@@ -266,18 +268,19 @@ fn edits() -> Vec<Vec<u8>> {
     all.push(edit(9, [0, 0, 0, 5, 0, 6], &pages().swap_remove(2)[..200]));
     all.push([edit(8, [0, 100, 0, 0, 0, 0], &[]), edit(5, [0, 3, 0, 44, 0, 0], &[0xff; 8])].concat());
     all.push(edit(10, [0, 1, 0, 0, 0, 0], &[]));
-    // Two snapshots, between which records of the live tree go, and one of another level.
+    // Two snapshots, between which records of the live tree are removed, and one with another
+    // level.
     let kept = |id, right, name| edit(10, [0, 0, right, id, 0, 0], name);
     let gone = edit(3, [0, 9, 0, 0, 0, 0], &[]);
     all.push([kept(7, 1, &b""[..]), gone.clone(), kept(8, 1, b" too"), gone].concat());
     all.push(kept(7, 0, b""));
     all.extend(logs(&edit));
-    // Of odd length, an input is about an archive with a log.
+    // An input of odd length selects an archive with a log.
     let both = |seed: Vec<u8>| [[&seed[..], &[0]].concat(), seed];
     all.into_iter().flat_map(both).collect()
 }
 
-/// Entries of the log: what each edit of them makes, and several of them behind each other.
+/// Returns edits of log entries, each alone and several in sequence.
 fn logs(edit: &impl Fn(u8, [u8; 6], &[u8]) -> Vec<u8>) -> Vec<Vec<u8>> {
     let entry = || edit(11, [0; 6], &[]);
     let at = |offset: u64, data: &[u8]| [&offset.to_le_bytes()[..], data].concat();
@@ -322,7 +325,7 @@ fn sequences() -> Vec<Vec<u8>> {
     vec![mixed, crash.concat(), kept.concat(), Vec::new()]
 }
 
-/// Inputs for the target of this name; none for one that is unknown.
+/// Returns the seeds of the target with this name; none for an unknown one.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     match target {
         "header" => headers(),

@@ -1,5 +1,6 @@
-//! Whole archives that are authentic and wrong: the input edits records, nodes and the commit record of a sound one, and everything that a user
-//! may do with an archive is done with the result. Errors are right answers; panics, hangs and bytes without bound are not.
+//! Whole archives that are authentic and invalid: the input edits records, nodes and the commit
+//! record of a valid one, and every user operation is executed on the result. Errors are correct
+//! results; panics, hangs and unbounded memory are not.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -12,7 +13,7 @@ use super::forge::{ARCHIVE, Forge, OWNER, key, open_on, overwrite};
 use super::pages::plain_page;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
-use crate::exchange::{Alone, Restore, compare};
+use crate::exchange::{OfflineNamespace, Restore, compare};
 use crate::format::log::{DroppedRange, LogMark, LogPiece};
 use crate::format::values::{Extent, is_valid_name};
 use crate::format::{BLOCK, Generation, HEADER_BLOCKS, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
@@ -21,18 +22,18 @@ use crate::fs::{FileSystem, RenameMode, SetAttributes, SnapshotInfo, XattrMode, 
 use crate::rescue::{RescueOptions, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
-/// Edits of one input.
+/// Maximum edits of one input.
 const MOST_EDITS: usize = 16;
-/// Objects that a walk looks at.
+/// Maximum objects that a walk examines.
 const MOST_OBJECTS: usize = 500;
-/// Snapshots that are read.
+/// Maximum snapshots that are read.
 const MOST_SNAPSHOTS: usize = 3;
-/// Bytes read at each place of a file.
+/// Bytes read at each position of a file.
 const PIECE: u64 = 64 << 10;
-/// Steps of one piece of work with snapshots. The sample has 20 objects.
+/// Maximum steps of one snapshot operation. The sample has 20 objects.
 const MOST_STEPS: usize = 20_000;
 
-/// Splits the input into edits: (operation, operands, bytes).
+/// Iterator over the edits of an input: (operation, operands, bytes).
 struct Edits<'a>(&'a [u8]);
 
 impl<'a> Iterator for Edits<'a> {
@@ -79,7 +80,7 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
             forge.on_record = Some(Box::new(move |plain| overwrite(plain, at, &bytes)));
         }
         7 if !records.is_empty() => {
-            // The same value under another key: shared and cyclic things.
+            // The same value under another key: shared and cyclic references.
             let (from, to) = (at, (c | d << 8) % records.len());
             records[to].1 = records[from].1.clone();
         }
@@ -95,7 +96,7 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
             }
         }
         10 if a % 2 == 0 => {
-            // A snapshot of what the edits have made so far, or one with a root that is not where it says.
+            // A snapshot of the state after the previous edits, or one with a misplaced root.
             let mut root = forge.live_root();
             root.level ^= u8::from(b % 4 == 0);
             let name = [&b"kept"[..], &bytes[..bytes.len().min(200)]].concat();
@@ -108,7 +109,7 @@ fn edit(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8], nodes
     }
 }
 
-/// An edit of the log, where there is one.
+/// Edits the log, if there is one.
 fn edit_log(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8]) {
     let [a, b, c, d, e, f] = operands.map(usize::from);
     if !forge.has_log() {
@@ -126,7 +127,7 @@ fn edit_log(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8]) {
         return;
     }
     if operation == 0 {
-        // The record names a log that is pending, of an earlier commit or of itself.
+        // The record names a pending log, of an earlier commit or of itself.
         let generation = Generation(forge.record.generation.0.wrapping_sub(b as u64 % 3));
         let (record, entry) = ([c as u8; 16], [d as u8; 16]);
         forge.record.pending = Some(LogMark { generation, record, number: e as u32 + 1, entry });
@@ -136,7 +137,7 @@ fn edit_log(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8]) {
     let says = &mut last.says;
     match operation {
         1 => {
-            // A record of the tree with some bytes changed, or without any.
+            // A record of the tree with some bytes changed, or a removal.
             let Some((mut key, mut value)) = copied else { return };
             overwrite(&mut value, c | d << 8, bytes);
             if f % 4 == 1 {
@@ -168,7 +169,7 @@ fn edit_log(forge: &mut Forge, operation: u8, operands: [u8; 6], bytes: &[u8]) {
     }
 }
 
-/// The archive that an input describes.
+/// Returns the archive that an input describes.
 fn forged(data: &[u8]) -> Vec<u8> {
     // Half of the inputs have a log, as in the other target.
     let mut forge = if data.len() % 2 == 1 { Forge::with_log() } else { Forge::new() };
@@ -196,7 +197,7 @@ pub(super) fn whole(data: &[u8]) {
     exercise(&bytes, (data.len() / 2).is_multiple_of(2));
 }
 
-/// Everything that may be asked of an archive. Answers how many of the questions found something wrong.
+/// Executes every user operation on an archive; returns the number of operations that failed.
 pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
     let mut refusals = 0;
     match open_on(Arc::new(MemoryStorage::from_contents(bytes.to_vec())), true) {
@@ -235,7 +236,7 @@ fn is_damage(result: &Result<()>) -> bool {
     matches!(result, Err(Error::Damaged(_) | Error::Refused(Refusal::DamagedBackup { .. })))
 }
 
-/// Looks at everything that has a name, as programs do: each directory once, files in parts.
+/// Walks over all named objects like a program: each directory once, files in parts.
 fn walk(fs: &FileSystem) -> usize {
     let mut failures = 0;
     let mut seen = HashSet::new();
@@ -272,7 +273,7 @@ fn walk(fs: &FileSystem) -> usize {
     failures
 }
 
-/// There is no data, or no hole, behind the end.
+/// Accepts the error for no data, or no hole, after the end.
 fn benign(error: Error) -> Result<u64> {
     if matches!(error, Error::Damaged(_)) { Err(error) } else { Ok(0) }
 }
@@ -288,7 +289,7 @@ fn list(fs: &FileSystem, directory: Ino, pending: &mut Vec<Ino>) -> Result<()> {
     names.iter().try_for_each(|name| fs.lookup(directory, name).map(drop))
 }
 
-/// Changes as a mount would make them; each may be refused.
+/// Changes the archive like a mount; each operation may be refused.
 fn change(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Vec<Result<()>> {
     let mut results = vec![fs.take_snapshot(b"taken")];
     let mut children = Vec::new();
@@ -330,7 +331,7 @@ fn change(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Vec<Result<()>>
     results
 }
 
-/// What differs since, one path in its place and everything beside it.
+/// Compares with a snapshot, and restores one path in place and everything into another directory.
 fn restored(fs: &FileSystem, moment: &FileSystem) -> Result<()> {
     let mut steps = 0;
     let mut go_on = || {
@@ -348,12 +349,13 @@ fn restored(fs: &FileSystem, moment: &FileSystem) -> Result<()> {
         ControlFlow::Break(())
     })?;
     let paths: Vec<Vec<u8>> = first.into_iter().collect();
-    let in_place = Restore::prepare(fs, moment, &paths, None, &mut Alone(fs))?.run(&mut go_on).map(drop);
-    let beside = Restore::prepare(fs, moment, &[], Some(b"restored"), &mut Alone(fs))?.run(&mut go_on).map(drop);
+    let in_place = Restore::prepare(fs, moment, &paths, None, &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
+    let beside =
+        Restore::prepare(fs, moment, &[], Some(b"restored"), &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
     in_place.and(beside)
 }
 
-/// Into memory, and read back.
+/// Makes a backup in memory, and reads it back.
 fn backed_up(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Result<()> {
     let source = Backups::of(fs.clone(), storage.clone()).pin()?;
     let file: Arc<dyn Storage> = Arc::new(MemoryStorage::new());
@@ -361,7 +363,8 @@ fn backed_up(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Result<()> {
     source.verify(&file, &mut |_| Ok(()))
 }
 
-/// Rescues into a directory that is thrown away; nothing may appear beside it. That there is no such snapshot is nothing wrong.
+/// Rescues into a temporary directory; nothing may appear outside of it. A missing snapshot is not
+/// a failure.
 fn rescued(bytes: &[u8], snapshot: Option<&[u8]>) -> usize {
     let parent =
         std::env::temp_dir().join(format!("lockbox-fuzzing-{}-{:?}", std::process::id(), std::thread::current().id()));
@@ -372,7 +375,8 @@ fn rescued(bytes: &[u8], snapshot: Option<&[u8]>) -> usize {
     let report = rescue_from(storage, cipher, &SeededEnvironment::new(6), &options, &mut |_| Ok(()), &mut |_| Ok(()));
     let beside: Vec<_> = std::fs::read_dir(&parent).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
     assert!(beside.iter().all(|name| name == "to"), "rescue wrote beside its target: {beside:?}");
-    // Nothing is left of a directory that nobody else uses; what cannot be removed shows in the next run.
+    // Without other users, nothing of a directory remains; an unremovable object fails the next
+    // run.
     let _ = std::fs::remove_dir_all(&parent);
     match report {
         Err(Error::Refused(_)) => 0,

@@ -1,5 +1,5 @@
-//! The medium of a backup fails, or is full, at each operation in its turn: the archive goes on, so nobody is to take it for broken, and the backup that was
-//! there is it still, or the new one.
+//! Faults of a backup's medium at each operation: the archive is not affected, and the file remains
+//! the old backup or becomes the new one.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
     let bytes = filled(&earlier).contents();
     write(12);
     let (new, later) = (expected(&fs), source(&fs, &storage));
-    // Tries it again and again, each time with more operations before the medium fails; answers how often that was too early.
+    // Repeats the operation with more successful calls before each fault; returns the number of
+    // failures.
     let failing =
         |plan: FaultPlan, begin: &dyn Fn() -> Arc<SimulatedStorage>, work: &dyn Fn(&Arc<dyn Storage>) -> Result<()>| {
             let mut times = 0;
@@ -38,14 +39,15 @@ fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
                 let met = file.injected() > 0;
                 file.inject(None);
                 match &done {
-                    // What may fail unnoticed, such as giving room back.
+                    // A fault may be ignored, such as that of returning space to the host.
                     Ok(()) => {}
                     Err(Error::NoSpace(_)) => assert_eq!(plan.fault, Fault::NoSpace),
                     Err(Error::Refused(Refusal::FailedBackup { .. } | Refusal::DamagedBackup { .. })) if met => {}
                     Err(error) => panic!("{plan:?}: {error:?}"),
                 }
                 for left in [file.process_death(), file.crash_random(&mut || chance.next_u64())] {
-                    // Who looks next sees the medium, which lacks what a failed barrier left in the host's cache.
+                    // The next reader sees the medium, without the data of the failed barrier in
+                    // the host's cache.
                     left.barrier().unwrap();
                     left.evict(0, left.len().unwrap()).unwrap();
                     if Header::read(&*left).is_err() {
@@ -54,7 +56,7 @@ fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
                     }
                     let shows = shown(&*left);
                     assert!(shows == new || shows == old && done.is_err(), "{plan:?}");
-                    // Whatever it is, the next run makes it the new one.
+                    // In any state, the next run completes the new backup.
                     later.bring_up_to_date(&(left.clone() as Arc<dyn Storage>), &mut on).unwrap().unwrap();
                     assert!(shown(&*left) == new, "{plan:?}: the next run");
                 }

@@ -1,11 +1,13 @@
-//! Backups: the moment that they say they show, whatever is written meanwhile, and one of two moments at every crash.
+//! Backups: they contain their recorded version despite concurrent writes, and the old or the new
+//! one after every crash.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::super::{
-    Archive, BackedUp, BackupSource, BackupStep, Backups, CompactOptions, CreateOptions, Destination, OpenOptions,
+    Archive, BackupDestination, BackupReport, BackupSource, BackupStep, Backups, CompactOptions, CreateOptions,
+    OpenOptions,
 };
 use super::sample::{Expected, expected, fresh, open_on, put};
 use super::snapshots::change;
@@ -34,7 +36,7 @@ pub(super) fn filled(source: &BackupSource) -> Arc<MemoryStorage> {
     file
 }
 
-fn next(source: &BackupSource, file: &Arc<MemoryStorage>) -> Result<Option<BackedUp>> {
+fn next(source: &BackupSource, file: &Arc<MemoryStorage>) -> Result<Option<BackupReport>> {
     source.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut on)
 }
 
@@ -42,7 +44,7 @@ fn verify(source: &BackupSource, file: &Arc<MemoryStorage>) {
     source.verify(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap();
 }
 
-/// What a backup shows, to who reads it and to who goes on with a copy as with an archive.
+/// Returns the content of a backup, read as a backup and as an archive opened for writing.
 pub(super) fn shown(file: &dyn Storage) -> Expected {
     let mut bytes = vec![0; file.len().unwrap() as usize];
     file.read_at(0, &mut bytes).unwrap();
@@ -63,7 +65,7 @@ pub(super) fn shown(file: &dyn Storage) -> Expected {
     seen
 }
 
-/// Whatever is changed between two backups, in one session and over several, with snapshots beside.
+/// Any changes between two backups, in one session and over several, with snapshots.
 #[test]
 fn a_backup_shows_each_moment_that_it_is_brought_to() {
     for seed in seeds(1..=4) {
@@ -89,7 +91,7 @@ fn a_backup_shows_each_moment_that_it_is_brought_to() {
                 _ => {}
             }
             let (now, moment) = (expected(&fs), source(&fs, &storage));
-            // What comes then is not in it.
+            // Later changes are not in the backup.
             for _ in 0..dice.next_u64() % 20 {
                 change(&fs, &dice);
             }
@@ -121,7 +123,7 @@ fn what_did_not_change_is_not_copied() {
     let done = next(&moment, &file).unwrap().unwrap();
     assert!(!done.whole && (10_000..150_000).contains(&done.copied_bytes), "{done:?}");
     verify(&moment, &file);
-    // A log of a file's clones is not a copy for each of them.
+    // A log of a file's clones is not copied for each of them.
     for n in 0..20 {
         let clone = put(&fs, ROOT_INO, format!("clone{n}").as_bytes(), b"");
         fs.copy_range(one, 0, clone, 0, 100_000, false).unwrap();
@@ -131,7 +133,8 @@ fn what_did_not_change_is_not_copied() {
     fs.close().unwrap();
 }
 
-/// In a store each node that is read is a way there and back: those of a level are asked for together.
+/// On a remote storage each node read costs a round trip, so the nodes of a level are prefetched
+/// together.
 #[test]
 fn the_nodes_of_a_backup_elsewhere_are_named_before_they_are_read() {
     let (storage, fs) = fresh(17);
@@ -155,7 +158,7 @@ fn the_nodes_of_a_backup_elsewhere_are_named_before_they_are_read() {
     fs.close().unwrap();
 }
 
-fn refused(result: Result<Option<BackedUp>>) -> &'static str {
+fn refused(result: Result<Option<BackupReport>>) -> &'static str {
     match result {
         Err(Error::Refused(Refusal::Destination { why })) => why,
         other => panic!("{other:?}"),
@@ -175,7 +178,7 @@ fn a_file_that_has_what_the_archive_lacks_is_left() {
         assert!(said.contains(why), "{said}");
         assert!(file.contents() == before);
     };
-    // Written to since.
+    // Written to since the backup.
     let mine = Arc::new(MemoryStorage::from_contents(file.contents()));
     let written = open_on(mine.clone(), false, 11).unwrap();
     put(&written, ROOT_INO, b"mine", b"3");
@@ -190,14 +193,14 @@ fn a_file_that_has_what_the_archive_lacks_is_left() {
     let older = Arc::new(MemoryStorage::from_contents(apart));
     let fs = open_on(older.clone(), true, 12).unwrap();
     left(&newer, &fs, &older, "newer");
-    // Written apart: further than the backup, without what that has.
+    // Diverged: further than the backup, without its changes.
     let fs = open_on(older.clone(), false, 13).unwrap();
     for n in 0..20 {
         put(&fs, ROOT_INO, format!("other{n}").as_bytes(), b"4");
         fs.make_durable().unwrap();
     }
     left(&newer, &fs, &older, "written apart");
-    // And the one from before both is one of either.
+    // The version before both belongs to either history.
     next(&source(&fs, &older), &file).unwrap().unwrap();
     assert!(shown(&*file) == expected(&fs));
     fs.close().unwrap();
@@ -219,7 +222,8 @@ fn more_than_one_commit_can_hold_is_copied_anew() {
     fs.close().unwrap();
 }
 
-/// The power fails at any moment of bringing a backup up to date, with any part of what was written since the last barrier on the medium.
+/// Power fails at any time during an update, with any subset of the writes since the last barrier
+/// on the medium.
 #[test]
 fn a_crash_leaves_the_old_or_the_new_moment() {
     let (mut old, mut new) = (0, 0);
@@ -261,8 +265,8 @@ fn a_crash_leaves_the_old_or_the_new_moment() {
     assert!(old > 100 && new > 20, "old={old} new={new}");
 }
 
-/// The number of the archive's commits decides where the next record of the backup lies, and the newest one may lie there: it is needed until the next one
-/// is durable.
+/// The generation of the archive determines the slot of the backup's next record. That slot may
+/// hold the newest record, which is needed until the next one is durable.
 #[test]
 fn the_record_of_the_old_moment_is_not_the_one_that_is_written_over() {
     let (storage, fs) = fresh(31);
@@ -291,7 +295,8 @@ fn the_record_of_the_old_moment_is_not_the_one_that_is_written_over() {
     fs.close().unwrap();
 }
 
-/// Two backups by turns, of which one takes the archive's place: its nodes have numbers that the other one's moment knows for others.
+/// Two alternating backups, one of which replaces the archive: its nodes have generations that the
+/// other backup knows from a different history.
 #[test]
 fn a_backup_that_took_the_archives_place_is_backed_up_right() {
     for seed in seeds(41..=44) {
@@ -303,7 +308,8 @@ fn a_backup_that_took_the_archives_place_is_backed_up_right() {
         let (one, other) = (filled(&source(&fs, &storage)), filled(&source(&fs, &storage)));
         for round in 0..12u64 {
             for _ in 0..1 + dice.next_u64() % 4 {
-                // What comes and goes between two moments, somewhere in a large directory.
+                // Entries are added and removed between two versions, at random positions of a
+                // large directory.
                 let name = format!("{:04}between", dice.next_u64() % 200).into_bytes();
                 match fs.lookup(ROOT_INO, &name) {
                     Ok(_) => fs.unlink(ROOT_INO, &name).unwrap(),
@@ -316,10 +322,11 @@ fn a_backup_that_took_the_archives_place_is_backed_up_right() {
             next(&moment, turn).unwrap().unwrap();
             verify(&moment, turn);
             if round % 4 == 3 {
-                // The archive is lost, and the newer backup is gone on with. The other one comes from before that.
+                // The archive is lost, and the newer backup continues it. The other one is from
+                // before.
                 fs.close().unwrap();
                 storage = Arc::new(MemoryStorage::from_contents(turn.contents()));
-                // As a backup it is copied too.
+                // As a backup it can be copied too.
                 let read = open_on(storage.clone(), true, 100 * seed + round).unwrap();
                 let moment = source(&read, &storage);
                 let behind = if Arc::ptr_eq(turn, &one) { &other } else { &one };
@@ -332,7 +339,8 @@ fn a_backup_that_took_the_archives_place_is_backed_up_right() {
     }
 }
 
-/// BACKUP pins what it copies: no page of it is used again, whatever is overwritten, erased and repacked before and while it is copied.
+/// BACKUP-1: no page of the pinned version is reused, despite overwriting, erasing and repacking
+/// before and during the copy.
 #[test]
 fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
     let (storage, fs) = fresh(61);
@@ -365,7 +373,7 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
     });
     assert!(done.unwrap().whole && steps > 1, "{steps} steps");
     assert!(shown(&*file) == now);
-    // A backup that is over pins nothing.
+    // A completed backup pins nothing.
     let pinned = fs.usage().used_bytes.unwrap();
     drop(moment);
     churn(9);
@@ -375,7 +383,7 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
     fs.close().unwrap();
 }
 
-/// An archive on the host, its key, and a file that a backup of it goes to.
+/// Archive on the host, its key, and the destination of its backup.
 pub(super) struct OnHost {
     directory: tempfile::TempDir,
     pub(super) key: keys::UnlockedKey,
@@ -403,11 +411,11 @@ impl OnHost {
         Archive::open_seen(&self.path(name), &self.key, &options, &self.seen).unwrap()
     }
 
-    /// As the command does; what is there then is what the archive has. Answers what it shows.
+    /// Runs a backup like the command and checks that it equals the archive; returns its content.
     pub(super) fn back_up(&self) -> Expected {
         let backed = Archive::open_for_backup(&self.path("a.lbx"), &self.key, &self.seen).unwrap();
         let moment = backed.backups().pin().unwrap();
-        let destination = Destination::open(&self.path("backup.lbx"), true).unwrap();
+        let destination = BackupDestination::open(&self.path("backup.lbx"), true).unwrap();
         let updated = match destination.existing() {
             Some(file) => moment.bring_up_to_date(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap().is_some(),
             None => false,
@@ -415,7 +423,7 @@ impl OnHost {
         if updated {
             drop(destination);
         } else {
-            let beside = destination.beside().unwrap();
+            let beside = destination.create_new().unwrap();
             let file: Arc<dyn Storage> = beside.file();
             moment.fill(&file, &mut on).unwrap();
             moment.verify(&file, &mut on).unwrap();
@@ -427,7 +435,7 @@ impl OnHost {
     }
 }
 
-/// What a killed writer synced lies in the log alone, and is part of the moment.
+/// Data that a killed writer synced is only in the log, and belongs to the version.
 #[test]
 fn what_only_the_log_of_a_killed_writer_has_is_backed_up() {
     let host = OnHost::new();
@@ -441,7 +449,7 @@ fn what_only_the_log_of_a_killed_writer_has_is_backed_up() {
     fs.sync().unwrap();
     assert!(fs.usage().log.entries > entries);
     let now = expected(fs);
-    // What is on the host at this moment is what a kill leaves.
+    // The current state on the host is the state after a kill.
     std::fs::copy(host.path("a.lbx"), host.path("killed.lbx")).unwrap();
     archive.close().unwrap();
     std::fs::rename(host.path("killed.lbx"), host.path("a.lbx")).unwrap();
@@ -449,7 +457,8 @@ fn what_only_the_log_of_a_killed_writer_has_is_backed_up() {
     assert!(host.back_up() == now);
 }
 
-/// The pages of a compacted archive are others, with other births: what did not change since is told from what did all the same.
+/// A compacted archive has other pages with other births: the unchanged data is nevertheless
+/// recognized.
 #[test]
 fn a_backup_goes_on_over_compactions_of_its_archive() {
     let host = OnHost::new();
@@ -477,7 +486,8 @@ fn a_backup_goes_on_over_compactions_of_its_archive() {
     }
 }
 
-/// Who only reads it is told and not alarmed. Who writes, in whatever way, is: it is an older copy of what they saw.
+/// A reader gets a notice, not an alarm. A writer gets an alarm in any case: the backup is an older
+/// copy for it.
 #[test]
 fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     let directory = tempfile::tempdir().unwrap();
@@ -488,8 +498,8 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     let key = keys::unlock(&path, &passphrase).unwrap();
     let seen = SeenOptions { directory: Some(directory.path().join("seen")), ..SeenOptions::default() };
     let backed = Archive::open_for_backup(&path, &key, &seen).unwrap();
-    let destination = Destination::open(&copy, true).unwrap();
-    let beside = destination.beside().unwrap();
+    let destination = BackupDestination::open(&copy, true).unwrap();
+    let beside = destination.create_new().unwrap();
     let file: Arc<dyn Storage> = beside.file();
     let moment = backed.backups().pin().unwrap();
     moment.fill(&file, &mut on).unwrap();
@@ -517,7 +527,8 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     write(&path, &seen).unwrap();
 }
 
-/// Interrupted before the records change: the header is the archive's by then, and no record says otherwise.
+/// Interrupted before the records change: the header is that of the archive by then, without a
+/// record that refers to it.
 #[test]
 fn an_interruption_with_new_keys_leaves_a_backup_that_is_read() {
     let (storage, fs) = fresh(51);
@@ -547,7 +558,7 @@ fn an_interruption_with_new_keys_leaves_a_backup_that_is_read() {
     fs.close().unwrap();
 }
 
-/// A host that fails or is full leaves the backup as it was; one that is interrupted too.
+/// A failing or full host, and an interrupt, leave the backup unchanged.
 #[test]
 fn a_failure_leaves_the_old_moment() {
     let (storage, fs) = fresh(21);
@@ -592,7 +603,7 @@ fn a_failure_leaves_the_old_moment() {
     fs.close().unwrap();
 }
 
-/// Who is told that the archive is damaged looks for help where nothing is wrong.
+/// A damage report about the archive would be misleading.
 #[test]
 fn damage_of_the_backup_is_not_said_of_the_archive() {
     let (storage, fs) = fresh(12);
@@ -624,7 +635,7 @@ fn damage_of_the_backup_is_not_said_of_the_archive() {
     fs.close().unwrap();
 }
 
-/// What the backup lacks cannot be had from an archive that lost it, and the backup is as it was.
+/// Data that the archive has lost cannot be backed up, and the backup is unchanged.
 #[test]
 fn damage_of_the_archive_is_said_of_it() {
     let (storage, fs) = fresh(13);
@@ -635,7 +646,7 @@ fn damage_of_the_archive_is_said_of_it() {
     put(&fs, ROOT_INO, b"two", &super::sample::noise(2, 30_000));
     fs.sync().unwrap();
     let later = source(&fs, &storage);
-    // What is not in memory: the data that came since.
+    // Data added since, which is not cached.
     let after = storage.contents();
     let old = |block: usize| before.get(block..block + BLOCK as usize);
     for block in (0..after.len()).step_by(BLOCK as usize) {
@@ -650,7 +661,7 @@ fn damage_of_the_archive_is_said_of_it() {
     assert!(file.contents() == backup);
 }
 
-/// The header of the archive is that of its backup, each time.
+/// The backup gets the header of the archive, each time.
 #[test]
 fn keys_that_were_changed_are_changed_in_the_backup() {
     let (storage, fs) = fresh(22);
@@ -669,7 +680,8 @@ fn keys_that_were_changed_are_changed_in_the_backup() {
     fs.close().unwrap();
 }
 
-/// On a full disk keys are changed, and the commit that says so is left to the next writer: the backup shows that moment already, and has the keys of before.
+/// On a full disk keys are changed without the commit that records it, which is left to the next
+/// writer: the backup already contains that version, and has the old keys.
 #[test]
 fn keys_that_were_changed_without_a_commit_are_changed_in_the_backup() {
     let (storage, fs) = fresh(24);
@@ -689,7 +701,8 @@ fn keys_that_were_changed_without_a_commit_are_changed_in_the_backup() {
     verify(&moment, &file);
 }
 
-/// Two machines go on from one memory image, as one does that was set back while the archive was mounted: both write in one session, and give the same numbers.
+/// Two machines continue from one memory image, like a machine that was set back while the archive
+/// was mounted: both write in one session, with the same generations.
 #[test]
 fn a_machine_that_was_set_back_does_not_go_on_with_a_backup_of_what_it_lost() {
     let (storage, fs) = fresh(81);
@@ -698,7 +711,7 @@ fn a_machine_that_was_set_back_does_not_go_on_with_a_backup_of_what_it_lost() {
     }
     fs.close().unwrap();
     let other = Arc::new(MemoryStorage::from_contents(storage.contents()));
-    // The same dice give the same session.
+    // The same seed gives the same session.
     let lost = open_on(storage.clone(), false, 82).unwrap();
     let fs = open_on(other.clone(), false, 82).unwrap();
     put(&lost, ROOT_INO, b"lost", &super::sample::noise(1, 9_000));
@@ -716,7 +729,7 @@ fn a_machine_that_was_set_back_does_not_go_on_with_a_backup_of_what_it_lost() {
     let brought = next(&moment, &file);
     assert!(matches!(brought, Ok(None) | Err(Error::Refused(Refusal::Destination { .. }))), "{brought:?}");
     assert!(file.contents() == bytes);
-    // What this machine backed up itself is gone on with.
+    // The backup of this machine's own version is continued.
     assert!(next(&moment, &before).unwrap().is_some());
     verify(&moment, &before);
     for fs in [lost, fs] {

@@ -1,4 +1,5 @@
-//! What `check` reads, and what it says of damage: kind, severity, file, place, loss.
+//! Tests of `check`: the pages that it reads, and its reports of damage: kind, severity, file,
+//! position, loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -14,7 +15,7 @@ use crate::storage::{CountingStorage, MemoryStorage};
 
 const B: usize = BLOCK as usize;
 
-/// Inode, offset and value of each extent.
+/// Returns inode, offset and value of each extent.
 fn extents(fs: &FileSystem) -> Vec<(Ino, u64, Extent)> {
     let mut all = Vec::new();
     let state = fs.volume.state();
@@ -36,7 +37,7 @@ fn checked(bytes: &[u8], full: bool) -> CheckReport {
     check(&open(bytes.to_vec()), full, &mut |_| {}).unwrap()
 }
 
-/// The path of each inode.
+/// Returns the paths of each inode.
 fn paths() -> BTreeMap<u64, BTreeSet<Vec<u8>>> {
     let mut paths: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
     for (path, seen) in sample().newest() {
@@ -63,7 +64,8 @@ fn a_full_check_reads_every_page_of_file_data_once_and_a_quick_one_none() {
     }
 }
 
-/// Each page of file data in its turn: one finding for each extent on it, none for any other file, and none without a file.
+/// Damages each page of file data in turn: one finding for each extent on it, none for another
+/// file, and none without a file.
 #[test]
 fn lost_data_is_told_once_with_file_place_and_bytes() {
     let sample = sample();
@@ -74,7 +76,7 @@ fn lost_data_is_told_once_with_file_place_and_bytes() {
     for (address, blocks) in pages {
         let mut bytes = sample.bytes.clone();
         bytes[address as usize * B..(address + blocks) as usize * B].fill(0xEE);
-        // The newest commit's pages are verified when it is opened.
+        // The pages of the newest commit are verified at opening.
         let Ok(fs) = open_on(Arc::new(MemoryStorage::from_contents(bytes.clone())), true, 3) else { continue };
         if fs.volume.fallback().is_some() {
             continue;
@@ -97,7 +99,8 @@ fn lost_data_is_told_once_with_file_place_and_bytes() {
     assert!(shared > 0, "no page of several files was damaged");
 }
 
-/// Each page that only a snapshot shows, in its turn: told once, as a loss of the snapshot; what the live tree shows too is told as its file's.
+/// Damages each page that only a snapshot references, in turn: reported once, as a loss of the
+/// snapshot; a page of the live tree is reported as its file's.
 #[test]
 fn a_full_check_reads_what_only_a_snapshot_shows() {
     let (storage, fs) = fresh(31);
@@ -113,7 +116,7 @@ fn a_full_check_reads_what_only_a_snapshot_shows() {
         .collect();
     fs.unlink(ROOT_INO, b"removed").unwrap();
     fs.sync().unwrap();
-    // So that the newest commit, whose pages are verified at each opening, has none of them.
+    // Moves these pages out of the newest commit, whose pages are verified at each opening.
     put(&fs, ROOT_INO, b"later", b"later");
     fs.sync().unwrap();
     let whole = storage.contents();
@@ -132,7 +135,8 @@ fn a_full_check_reads_what_only_a_snapshot_shows() {
     }
 }
 
-/// What a snapshot keeps without showing it is never freed while it is there: a check tells it, be it quick.
+/// A page that a snapshot keeps without referencing it is never freed while the snapshot exists:
+/// even a quick check reports it.
 #[test]
 fn a_page_that_its_snapshot_does_not_show_is_told() {
     let (_, fs) = fresh(32);
@@ -158,7 +162,8 @@ fn a_page_that_its_snapshot_does_not_show_is_told() {
     }
 }
 
-/// Of a lost node the inodes are told, and no count is called wrong that could not be counted.
+/// For a lost node its inodes are reported, and counts that could not be verified are not reported
+/// as wrong.
 #[test]
 fn lost_records_are_told_with_their_inodes_and_nothing_is_blamed_on_what_is_left() {
     let (storage, fs) = fresh(22);
@@ -196,7 +201,7 @@ fn lost_records_are_told_with_their_inodes_and_nothing_is_blamed_on_what_is_left
     assert!(told > 0, "every leaf is of the newest commit");
 }
 
-/// What programs rely on: the names of kinds and severities do not change, and each kind has its own.
+/// Programs rely on these names: kinds and severities do not change, and each kind has its own.
 #[test]
 fn kinds_and_severities_have_the_names_that_the_manual_tells() {
     let page = include_str!("../../../man/lockbox.1");

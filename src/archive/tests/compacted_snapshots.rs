@@ -1,11 +1,12 @@
-//! Snapshots through a compaction and a change of the volume key: each shows what it did, and what they share stays shared.
+//! Snapshots after a compaction and a change of the volume key: equal content, and shared data
+//! remains shared.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::super::compact::compare::compare;
-use super::super::compact::names::Names;
+use super::super::compact::names::NameRehash;
 use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CompactReport, KeepKeys};
 use super::key_changes::Case;
@@ -36,7 +37,7 @@ impl Case {
     }
 }
 
-/// A snapshot with what it shows; the live tree without one.
+/// Snapshots with their content; the live tree is the entry without snapshot.
 type Shown = Vec<(Option<SnapshotValue>, Expected)>;
 
 fn shown(fs: &FileSystem) -> Shown {
@@ -65,7 +66,8 @@ fn assert_sound(archive: &Archive, what: &str) {
     assert!(report.findings.is_empty(), "{what}: {:?}", report.findings);
 }
 
-/// Some rounds of changes with a snapshot behind each; files in a directory too, that are moved, and others that are open when they go.
+/// Runs rounds of changes with a snapshot after each, including moved files in a directory, and
+/// files unlinked while open.
 fn live_on(fs: &FileSystem, dice: &SeededEnvironment, rounds: std::ops::Range<u64>) {
     let directory = match fs.lookup(ROOT_INO, b"directory") {
         Ok(found) => found.ino,
@@ -92,7 +94,7 @@ fn live_on(fs: &FileSystem, dice: &SeededEnvironment, rounds: std::ops::Range<u6
     (0..20).for_each(|_| change(fs, dice));
 }
 
-/// What was deleted while it was open is in the trees, of the snapshots too.
+/// Files unlinked while open are in the trees, also in those of the snapshots.
 fn assert_leaves_orphans(fs: &FileSystem) {
     let orphans = |reading: ReadView<'_>| {
         let mut found = 0;
@@ -119,7 +121,7 @@ fn snapshots_show_the_same_in_a_new_file_and_can_be_removed_there() {
         archive.file_system().sync().unwrap();
         assert_leaves_orphans(archive.file_system());
         let before = shown(archive.file_system());
-        // Killed with what the log has and what was open, or not.
+        // Killed with log entries and open files, or not.
         if seed % 2 == 0 {
             archive.close().unwrap()
         } else {
@@ -131,7 +133,7 @@ fn snapshots_show_the_same_in_a_new_file_and_can_be_removed_there() {
         assert_sound(&archive, "compacted");
         assert_kept_are_shown(archive.file_system(), "compacted");
 
-        // Life goes on there, and comes into the next file.
+        // The archive is changed further, and compacted again.
         live_on(archive.file_system(), &dice, 4..7);
         let all = archive.snapshots().unwrap();
         let gone = all[(dice.next_u64() % all.len() as u64) as usize].name.clone();
@@ -157,7 +159,7 @@ fn snapshots_show_the_same_in_a_new_file_and_can_be_removed_there() {
     }
 }
 
-/// Names of the root lead to their inodes, which the listings that were compared do not show: the hashes are for this.
+/// Looks up the names of the root, because the compared listings do not use the name hashes.
 fn assert_found_by_name(fs: &FileSystem, kept: Option<&SnapshotValue>, content: &Expected) {
     let mut looked_up = 0;
     for (path, seen) in content {
@@ -172,7 +174,7 @@ fn assert_found_by_name(fs: &FileSystem, kept: Option<&SnapshotValue>, content: 
     assert!(looked_up > 3, "{looked_up}");
 }
 
-/// One after the other in any order, with everything sound and the others as they were after each.
+/// Removes the snapshots in random order, and checks the archive and the others after each.
 fn remove_all(archive: &Archive, mut left: Shown, dice: &SeededEnvironment) {
     while left.len() > 1 {
         let (kept, _) = left.remove((dice.next_u64() % (left.len() - 1) as u64) as usize);
@@ -186,8 +188,8 @@ fn remove_all(archive: &Archive, mut left: Shown, dice: &SeededEnvironment) {
     }
 }
 
-/// What the dead list of a snapshot keeps is shown by that one, so nothing stays longer than something shows it. That nothing goes earlier, and
-/// that what is in use is named by a tree or a list, is what makes an archive sound.
+/// Pages on the dead list of a snapshot are in that snapshot, so nothing is kept longer than it is
+/// referenced. The check covers premature frees and pages in use without reference.
 fn assert_kept_are_shown(fs: &FileSystem, what: &str) {
     let volume = &fs.volume;
     let mut shown = HashSet::new();
@@ -216,7 +218,8 @@ fn assert_kept_are_shown(fs: &FileSystem, what: &str) {
     volume.state().trees.references.scan(volume.store(), Key::MIN, Key::MAX, listed).unwrap();
 }
 
-/// Ten times the same, and once under other names and cut, in moments of which none has both.
+/// The same data ten times, and once under other names and truncated, in versions that do not have
+/// both.
 #[test]
 fn what_snapshots_share_is_written_once() {
     const SIZE: u64 = 6 << 20;
@@ -256,18 +259,19 @@ fn what_snapshots_share_is_written_once() {
     let before = shown(archive.file_system());
     archive.close().unwrap();
     let report = case.compact();
-    // Nodes of 14 moments, and what a file is longer than its pages.
+    // Nodes of 14 versions, and the padding of the file's pages.
     assert!(report.length_after < alone + (2 << 20), "alone={alone} {report:?}");
     let archive = case.open();
     assert_same(&shown(archive.file_system()), &before, "compacted");
     assert_sound(&archive, "compacted");
-    // What is counted too often would stay, what is counted too seldom would go too early.
+    // Pages with a count that is too high would remain, with one that is too low would be freed too
+    // early.
     remove_all(&archive, before, &SeededEnvironment::new(9));
     assert!(archive.file_system().volume.space().1 * BLOCK < 2 << 20, "the large file is not freed");
     archive.close().unwrap();
 }
 
-/// The removed file's first page, which only the snapshot shows.
+/// Damages the removed file's first page, which is only in the snapshot.
 fn damage_of_kept(case: &Case) {
     let archive = case.open();
     let fs = archive.file_system();
@@ -295,7 +299,7 @@ fn a_damaged_snapshot_is_named_and_nothing_is_changed() {
     assert!(matches!(&refused, Err(Error::Damaged(text)) if text.starts_with("snapshot mon\\x1bday: ")), "{refused:?}");
     assert!(std::fs::read(case.path()).unwrap() == before);
     assert_eq!(std::fs::read_dir(case.path().parent().unwrap()).unwrap().count(), 1);
-    // Without it there is nothing in the way.
+    // Without the snapshot there is no conflict.
     let archive = case.open();
     archive.remove_snapshots(&[b"mon\x1bday".to_vec()], &mut || Ok(())).unwrap();
     archive.close().unwrap();
@@ -303,11 +307,11 @@ fn a_damaged_snapshot_is_named_and_nothing_is_changed() {
     assert_eq!(case.open().snapshots().unwrap().len(), 1);
 }
 
-/// How a history is another one than that which it is compared with.
+/// Difference between the compared histories.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Other {
     Nothing,
-    /// In a snapshot alone; the live tree is the same again.
+    /// In a snapshot only; the live tree is equal again.
     Byte,
     Mode,
     Name,
@@ -337,7 +341,7 @@ fn history(other: Other) -> Arc<FileSystem> {
     fs.make_durable().unwrap();
     let (called, time) = if other == Other::Snapshot { (&b"three"[..], 200) } else { (&b"two"[..], 200) };
     take(&fs, called, time + i64::from(other == Other::Time));
-    // Everything above is as it would be otherwise.
+    // Everything before is equal.
     fs.write(a, 70_000, &noise(8, 1)).unwrap();
     fs.unlink(ROOT_INO, name).unwrap();
     if other != Other::Missing {
@@ -357,7 +361,7 @@ fn take(fs: &FileSystem, name: &[u8], seconds: i64) {
 
 #[test]
 fn a_comparison_finds_whatever_is_another_in_any_moment() {
-    let same = Names::new(&name_key(&key(), &ARCHIVE), &name_key(&key(), &ARCHIVE));
+    let same = NameRehash::new(&name_key(&key(), &ARCHIVE), &name_key(&key(), &ARCHIVE));
     let one = history(Other::Nothing);
     let compared = |other: &FileSystem| compare(&one.volume, &other.volume, &same, &mut |_| Ok(()));
     compared(&history(Other::Nothing)).unwrap();

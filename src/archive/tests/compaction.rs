@@ -1,4 +1,5 @@
-//! Compaction: the same content in less space, the old file untouched until the rename, and one of the two at every step.
+//! Compaction: the same content in less space, the old file unchanged until the rename, and one of
+//! the two at every step.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -22,13 +23,13 @@ struct Place {
     directory: tempfile::TempDir,
     key: UnlockedKey,
     content: Expected,
-    /// What the snapshot shows that the archive has.
+    /// Content of the archive's snapshot.
     kept: Expected,
     generation: Generation,
 }
 
 impl Place {
-    /// An archive with holes: half of what was added is deleted again.
+    /// Creates an archive with holes: half of the added files are deleted.
     fn new() -> Place {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.lbx");
@@ -65,7 +66,7 @@ impl Place {
         Archive::compact(&self.path(), &self.key, &options, step).map(drop)
     }
 
-    /// Opens for writing, as after a crash, compares and checks.
+    /// Opens for writing like after a crash, compares and checks.
     fn assert_whole(&self, path: &Path) -> Generation {
         let archive = Archive::open(path, &self.key, &OpenOptions::default()).unwrap();
         let fs = archive.file_system();
@@ -96,7 +97,7 @@ fn a_compacted_archive_is_smaller_and_goes_on_from_the_old_one() {
     assert!(place.assert_whole(&place.path()) > place.generation);
 }
 
-/// As the storages of archives that are no files do it: the file in memory, with a log and an orphan that an unfinished session left.
+/// Storage other than a file: in memory, with a log and an orphan of an unfinished session.
 #[test]
 fn an_archive_that_is_no_file_is_compacted_by_its_storage_or_shows_what_it_did() {
     let place = Place::new();
@@ -133,7 +134,7 @@ fn an_archive_that_is_no_file_is_compacted_by_its_storage_or_shows_what_it_did()
         all = steps;
         stopped
     };
-    // What was left is put in order, and nothing else is done.
+    // The unfinished session is recovered, and nothing else is done.
     assert!(matches!(stop(1), Err(Error::Interrupted(2))));
     let settled = memory.contents();
     for at in [2, 3, 20, 60] {
@@ -145,13 +146,13 @@ fn an_archive_that_is_no_file_is_compacted_by_its_storage_or_shows_what_it_did()
     assert_eq!(report.length_after, storage.len().unwrap());
     whole();
     assert!(keys::unlock_with(&storage, &Secrets::from(passphrase("p")), &UnlockLimits::default()).is_ok());
-    // What has nothing to put in its place says so, and stays.
+    // A storage that cannot be replaced reports that, and is unchanged.
     let file: Arc<dyn Storage> = Arc::new(FileStorage::open(&place.path(), LockMode::Exclusive).unwrap());
     let refused = Archive::compact(&file, &place.key, &CompactOptions::default(), &mut |_| Ok(()));
     assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
 }
 
-/// What was synced and never committed is in the new file, whose log is as empty as that of a new archive.
+/// Synced and uncommitted data is in the new file, whose log is empty like that of a new archive.
 #[test]
 fn what_only_the_log_of_a_killed_writer_has_is_compacted_too() {
     let mut place = Place::new();
@@ -181,7 +182,7 @@ fn a_kill_at_any_step_leaves_the_old_or_the_new_archive() {
     let mut last = None;
     place
         .compact(CompactOptions::default(), &mut |step| {
-            // One of each kind, and every eighth while it copies.
+            // One step of each kind, and every eighth during the copy.
             let kind = std::mem::discriminant(&step);
             if last != Some(kind) || steps.len() % 8 == 0 {
                 let copy = copies.path().join(steps.len().to_string());
@@ -201,7 +202,7 @@ fn a_kill_at_any_step_leaves_the_old_or_the_new_archive() {
     for entry in fs::read_dir(copies.path()).unwrap() {
         let copy = entry.unwrap().path();
         place.assert_whole(&copy.join("a.lbx"));
-        // The next run removes what this one left.
+        // The next run removes the leftovers of this one.
         Archive::compact(&copy.join("a.lbx"), &place.key, &CompactOptions::default(), &mut |_| Ok(())).unwrap();
         assert_eq!(fs::read_dir(&copy).unwrap().count(), 1);
         looked_at += 1;
@@ -209,7 +210,8 @@ fn a_kill_at_any_step_leaves_the_old_or_the_new_archive() {
     assert!(looked_at >= 7, "only {looked_at} steps");
 }
 
-/// A crash between the exchange of two names and the look at them, or a program that copies archives, can leave any file under such a name.
+/// A crash between the exchange of two names and their comparison, or a program that copies
+/// archives, can leave any file under such a name.
 #[test]
 fn only_what_is_unfinished_or_in_the_archive_already_is_swept() {
     let place = Place::new();
@@ -236,7 +238,7 @@ fn only_what_is_unfinished_or_in_the_archive_already_is_swept() {
     let finished = fs::read(place.path()).unwrap();
     go_on(&place.path(), 4);
     let worked_in = fs::read(place.path()).unwrap();
-    // Two blocks of the first copy were written when it was killed.
+    // Two blocks of the first copy were written when the process was killed.
     let mut torn = finished.clone();
     torn[8192..HEADER_BYTES].fill(0);
     let second = (HEADER_START[1] * BLOCK) as usize;
@@ -338,14 +340,14 @@ fn nobody_who_remembers_the_archive_takes_the_compacted_one_for_older_or_another
         let older = place.directory.path().join("older.lbx");
         fs::copy(place.path(), &older).unwrap();
         place.compact(CompactOptions { seen: writer.clone(), ..CompactOptions::default() }, &mut |_| Ok(())).unwrap();
-        // Who compacted knows of it at once, the others when they have looked.
+        // The compacting user has the new state at once, the others after their next opening.
         assert!(matches!(look(&place, &older, &writer), Err(Error::Older(_))));
         for user in [&writer, &reader, &early] {
             look(&place, &place.path(), user).unwrap();
             assert!(matches!(look(&place, &older, user), Err(Error::Older(_))));
             look(&place, &place.path(), user).unwrap();
         }
-        // The history of sessions goes on in the compacted file, whoever writes it next.
+        // The history of sessions continues in the compacted file, for any next writer.
         let archive = Archive::open_seen(&place.path(), &place.key, &OpenOptions::default(), &reader).unwrap();
         archive.file_system().unlink(ROOT_INO, b"large1").unwrap();
         archive.close().unwrap();
@@ -375,7 +377,7 @@ fn copies_of_a_file_stay_shared() {
         while at < 3 << 20 {
             at += fs.copy_range(source, at, copy, at, (3 << 20) - at, false).unwrap();
         }
-        // Cut in the middle: extents that name parts of shared pages.
+        // Truncated in the middle: extents that name parts of shared pages.
         fs.write(copy, 200_000 + n * 7, b"another").unwrap();
     }
     place.content = expected(fs);
@@ -383,7 +385,7 @@ fn copies_of_a_file_stay_shared() {
     let report = Archive::compact(&place.path(), &place.key, &CompactOptions::default(), &mut |_| Ok(())).unwrap();
     assert!(report.length_after < 12 << 20, "{report:?}");
     place.assert_whole(&place.path());
-    // They are counted right: the pages go with the last of the names.
+    // The counts are correct: the pages are freed with the last of the names.
     let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
     for name in expected(archive.file_system()).keys() {
         archive.file_system().unlink(ROOT_INO, name.rsplit(|&b| b == b'/').next().unwrap()).unwrap();
@@ -393,7 +395,8 @@ fn copies_of_a_file_stay_shared() {
     place.assert_whole(&place.path());
 }
 
-/// A session that ended while a file was deleted but open, and another one cut but not yet freed.
+/// A session that ended with a deleted but open file, and with a truncated one whose pages are not
+/// freed yet.
 #[test]
 fn what_was_left_to_be_freed_is_left_behind() {
     let mut place = Place::new();
@@ -421,7 +424,7 @@ fn what_was_left_to_be_freed_is_left_behind() {
     place.assert_whole(&place.path());
 }
 
-/// Every record of the live tree.
+/// Returns every record of the live tree.
 fn records(fs: &FileSystem) -> Vec<(Key, Vec<u8>)> {
     let mut all = Vec::new();
     let state = fs.volume.state();
@@ -433,7 +436,8 @@ fn records(fs: &FileSystem) -> Vec<(Key, Vec<u8>)> {
     all
 }
 
-/// Record by record: the tree would be as sound with them, and whoever reads files sees no difference.
+/// Compared record by record: a tree with these records would be valid as well, and readers of
+/// files would not see a difference.
 #[test]
 fn no_record_of_an_orphan_or_behind_a_cut_is_carried_over_and_inode_numbers_go_on() {
     let place = Place::new();
@@ -443,13 +447,13 @@ fn no_record_of_an_orphan_or_behind_a_cut_is_carried_over_and_inode_numbers_go_o
     fs.open(orphan).unwrap();
     let cut = put(fs, ROOT_INO, b"cut", b"");
     (0..700).for_each(|n| fs.write(cut, n << 18, &noise(n, 4096)).unwrap());
-    // The greatest numbers are those of files that are gone.
+    // The greatest inode numbers belong to deleted files.
     let last = (0..50).map(|n| put(fs, ROOT_INO, format!("gone{n}").as_bytes(), b"x").0).max().unwrap();
     (0..50).for_each(|n| fs.unlink(ROOT_INO, format!("gone{n}").as_bytes()).unwrap());
     fs.sync().unwrap();
     fs.unlink(ROOT_INO, b"orphan").unwrap();
     fs.set_attributes(cut, &crate::fs::SetAttributes { size: Some(5000), ..Default::default() }).unwrap();
-    // In the trees, so that nothing of the log needs a session.
+    // In the trees, so that the log requires no session.
     fs.make_durable().unwrap();
     let before = records(fs);
     let marked = |mark: u8, ino: Ino| before.iter().any(|(key, _)| *key == Key::new(0, mark, ino.0));

@@ -1,4 +1,4 @@
-//! Comparing moments of an archive: told is what a user sees change, and nothing else.
+//! Comparison of versions: exactly the user-visible changes are reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use super::sample::{OWNER, fresh, noise, put};
 use crate::crypto::kdf::KdfCost;
 use crate::env::{SeededEnvironment, seeds};
 use crate::error::Error;
-use crate::exchange::{DifferingKind, Entries, compare};
+use crate::exchange::{Entries, PathChangeKind, compare};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 use crate::keys;
 
-/// Letters and paths, in one line.
+/// Returns letters and paths in one line.
 fn short(older: &FileSystem, newer: &FileSystem) -> String {
     let text = |path: Vec<u8>| String::from_utf8(path).unwrap();
     let told = compare(older, newer, &mut |_| Ok(())).unwrap().into_iter().map(|one| {
         let letters = match one.kind {
-            DifferingKind::Added => "A",
-            DifferingKind::Removed => "D",
-            DifferingKind::Changed => "M",
-            DifferingKind::TypeChanged => "T",
-            DifferingKind::Renamed { changed: false } => "R",
-            DifferingKind::Renamed { changed: true } => "RM",
+            PathChangeKind::Added => "A",
+            PathChangeKind::Removed => "D",
+            PathChangeKind::Changed => "M",
+            PathChangeKind::TypeChanged => "T",
+            PathChangeKind::Renamed { changed: false } => "R",
+            PathChangeKind::Renamed { changed: true } => "RM",
         };
         let from = one.from.map_or_else(String::new, |from| format!("{} -> ", text(from)));
         format!("{letters} {from}{}", text(one.path))
@@ -59,7 +59,7 @@ fn each_kind_of_change_is_told_once_and_by_path() {
     let old = fs.open_snapshot(b"s").unwrap();
     assert_eq!(short(&old, &fs), "");
 
-    // What says nothing of content, by itself.
+    // Changes of metadata that is not compared.
     attribute(&fs, file, SetAttributes { atime: at(7), ..SetAttributes::default() });
     attribute(&fs, deep, SetAttributes { mtime: at(8), ..SetAttributes::default() });
     fs.link(file, ROOT_INO, b"more").unwrap();
@@ -93,13 +93,13 @@ fn each_kind_of_change_is_told_once_and_by_path() {
     let newer = fs.open_snapshot(b"t").unwrap();
     assert_eq!(short(&newer, &fs), last);
     assert_eq!(short(&old, &newer), middle);
-    // The other way round everything is the other way round.
+    // In the reverse direction every change is reversed.
     assert_eq!(short(&fs, &newer), "D a/here/too, T becomes, D becomes/a directory, A gone, R a/here -> moved");
     attribute(&fs, ROOT_INO, SetAttributes { uid: Some(5), ..SetAttributes::default() });
     assert!(short(&newer, &fs).starts_with("M , R moved -> a/here"));
 }
 
-/// Small files share pages; when one of them goes the others are written anew elsewhere.
+/// Small files share pages; when one of them is deleted, the others are repacked.
 #[test]
 fn content_that_lies_elsewhere_is_the_same_content() {
     let (_, fs) = fresh(1);
@@ -118,7 +118,7 @@ fn content_that_lies_elsewhere_is_the_same_content() {
     .unwrap();
     assert!(elsewhere > 10, "nothing was packed anew");
     assert_eq!(short(&old, &fs), "D file7");
-    // Written again as it was, with its time: a copy that a program put in its place.
+    // Rewritten with equal content and time, as by a copying program.
     let kept = fs.lookup(ROOT_INO, b"file3").unwrap();
     fs.unlink(ROOT_INO, b"file3").unwrap();
     let new = fs.make_node(ROOT_INO, b"file3", kept.mode, 0, OWNER).unwrap().ino;
@@ -129,7 +129,7 @@ fn content_that_lies_elsewhere_is_the_same_content() {
     assert_eq!(short(&old, &fs), "M file3, D file7");
 }
 
-/// An object as a comparison looks at it: its number, its kind and all else.
+/// Object as compared: inode, type and everything else.
 type One = (Ino, u32, String);
 type Described = BTreeMap<Vec<u8>, One>;
 
@@ -166,33 +166,35 @@ fn below(fs: &FileSystem, directory: Ino, path: &[u8], all: &mut Described) {
     }
 }
 
-/// Where a path of the older moment leads to in the newer one, as what is told of renames says: with the longest beginning of it that was renamed.
+/// Maps a path of the older version to the newer one by the reported renames: by its longest
+/// renamed prefix.
 fn renamed(path: &[u8], renames: &BTreeMap<&[u8], &[u8]>) -> Vec<u8> {
     let ends = (0..=path.len()).rev().filter(|&end| end > 0 && (end == path.len() || path[end] == b'/'));
     let found = ends.into_iter().find_map(|end| Some([renames.get(&path[..end])?, &path[end..]].concat()));
     found.unwrap_or_else(|| path.to_vec())
 }
 
-/// Applies what is told to the list of old paths, which has to give the list of new ones, and asks of each object whether all that became of it was told, and no more.
+/// Applies the reported changes to the old paths, which must give the new paths, and checks that
+/// the changes of each object are reported completely, and no others.
 fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &Described, what: &str) -> usize {
     let told = compare(older, newer, &mut |_| Ok(())).unwrap();
     let what = format!("{what}: {}", short(older, newer));
     assert!(told.is_sorted_by(|a, b| a < b), "{what}");
-    let of = |kind: DifferingKind| -> BTreeSet<&[u8]> {
+    let of = |kind: PathChangeKind| -> BTreeSet<&[u8]> {
         told.iter().filter(|one| one.kind == kind).map(|one| &one.path[..]).collect()
     };
-    let (removed, added) = (of(DifferingKind::Removed), of(DifferingKind::Added));
-    let (changed, of_other_type) = (of(DifferingKind::Changed), of(DifferingKind::TypeChanged));
+    let (removed, added) = (of(PathChangeKind::Removed), of(PathChangeKind::Added));
+    let (changed, of_other_type) = (of(PathChangeKind::Changed), of(PathChangeKind::TypeChanged));
     let mut renames: BTreeMap<&[u8], &[u8]> = BTreeMap::new();
     for one in &told {
-        let is_renamed = matches!(one.kind, DifferingKind::Renamed { .. });
+        let is_renamed = matches!(one.kind, PathChangeKind::Renamed { .. });
         assert_eq!(one.from.is_some(), is_renamed, "{what}");
         if let Some(from) = &one.from {
             assert!(renames.insert(from, &one.path).is_none(), "twice: {what}");
             assert_eq!(old[from].0, new[&one.path].0, "another object: {what}");
         }
     }
-    // Each old path goes or leads to one new path, and all others are added.
+    // Each old path is removed or maps to one new path, and all others are added.
     let mut led_to: BTreeMap<Vec<u8>, &Vec<u8>> = BTreeMap::new();
     for path in old.keys().filter(|path| !removed.contains(&path[..])) {
         assert!(led_to.insert(renamed(path, &renames), path).is_none(), "two at one path: {what}");
@@ -202,16 +204,17 @@ fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &D
     let all: BTreeSet<&[u8]> = led_to.keys().map(|path| &path[..]).chain(added.iter().copied()).collect();
     assert_eq!(all, expected, "{what}");
     assert_eq!(led_to.len() + added.len(), new.len(), "told twice: {what}");
-    // What is still there is told exactly when it differs, once, and with the rename when it has one.
+    // A remaining object is reported if and only if it differs, once, with its rename if it has
+    // one.
     for (path, from) in &led_to {
         let ((_, kind, before), (_, new_kind, after)) = (&old[*from], &new[path]);
-        let rename = renames.get(&from[..]).map(|_| of(DifferingKind::Renamed { changed: true }).contains(&path[..]));
+        let rename = renames.get(&from[..]).map(|_| of(PathChangeKind::Renamed { changed: true }).contains(&path[..]));
         let tells = (changed.contains(&path[..]), of_other_type.contains(&path[..]), rename.unwrap_or(false));
         let differs = before != after && kind == new_kind;
         let expected = (differs && rename.is_none(), kind != new_kind, differs && rename.is_some());
         assert_eq!(tells, expected, "{}: {what}", String::from_utf8_lossy(path));
     }
-    // No rename is told that what is told of the directory says already.
+    // A rename implied by that of the directory is not reported.
     for (from, to) in &renames {
         let cut = from.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
         let directory = from[..cut].strip_suffix(b"/").unwrap_or_default();
@@ -219,13 +222,13 @@ fn assert_tells(older: &FileSystem, newer: &FileSystem, old: &Described, new: &D
         let place = place.strip_prefix(b"/").unwrap_or(&place);
         assert!(removed.contains(directory) || place != *to, "needless: {what}");
     }
-    // One object is not removed under one name and added under another.
+    // An object is not reported both as removed and as added.
     let removed: BTreeSet<Ino> = removed.iter().map(|path| old[*path].0).collect();
     assert!(added.iter().all(|path| !removed.contains(&new[*path].0)), "{what}");
     renames.len()
 }
 
-/// A tree that changes by chance.
+/// Tree with random changes.
 pub(super) struct World {
     pub(super) fs: Arc<FileSystem>,
     pub(super) dice: SeededEnvironment,
@@ -247,13 +250,13 @@ impl World {
         all
     }
 
-    /// A directory and a name in it that may be free or not.
+    /// Returns a directory and a name in it, used or not.
     fn place(&self) -> (Ino, Vec<u8>) {
         let directories = self.directories();
         (directories[self.below(directories.len() as u64) as usize], format!("n{}", self.below(5)).into_bytes())
     }
 
-    /// One change of something, whichever it is; some are refused.
+    /// Makes a random change; some are refused.
     pub(super) fn change(&self) {
         let fs = &self.fs;
         let ((parent, name), (other, other_name)) = (self.place(), self.place());
@@ -338,7 +341,8 @@ fn what_is_told_makes_the_new_paths_of_the_old_ones_and_leaves_nothing_out() {
     assert!(renames > 50, "{renames}");
 }
 
-/// One line for a directory, whatever is in it; what was renamed and changed is told once; what is in the place of another one is told apart from that.
+/// One line for a directory regardless of its content; a renamed and changed object is reported
+/// once; a replacing object is reported separately.
 #[test]
 fn renames_are_told_as_such() {
     let (_, fs) = fresh(1);
@@ -372,18 +376,18 @@ fn renames_are_told_as_such() {
     );
     fs.take_snapshot(b"t").unwrap();
     let old = fs.open_snapshot(b"t").unwrap();
-    // A log that is rotated, with more lines than before.
+    // A rotated log, with more lines than before.
     fs.write(log, 9, b", more").unwrap();
     rename((ROOT_INO, b"log"), (ROOT_INO, b"log.1"));
     put(&fs, ROOT_INO, b"log", b"new lines");
-    // A second name of a file that keeps the first one; then the first one goes.
+    // A second hard link of a file that keeps the first one; then the first one is removed.
     fs.link(linked, ROOT_INO, b"second").unwrap();
     assert_eq!(short(&old, &fs), "A log, RM log -> log.1, A second");
     fs.unlink(ROOT_INO, b"linked").unwrap();
-    // What is replaced by it is gone.
+    // The replaced object is deleted.
     rename((b, b"out"), (ROOT_INO, b"lost"));
     assert_eq!(short(&old, &fs), "A log, RM log -> log.1, D lost, R b/out -> lost, R linked -> second");
-    // A directory that is made anew with what was in it: nothing was renamed, as the paths show it.
+    // A directory recreated with its entries: the paths show no rename.
     fs.take_snapshot(b"u").unwrap();
     let old = fs.open_snapshot(b"u").unwrap();
     let again = directory(ROOT_INO, b"again");
@@ -396,7 +400,8 @@ fn renames_are_told_as_such() {
     let stays = fs.lookup(again, b"stays").unwrap().ino;
     fs.write(stays, 0, b"!").unwrap();
     assert_eq!(short(&old, &fs), "M b/stays");
-    // Of several names, one that was taken away and given again stayed, and one that went elsewhere as it was is the one that did.
+    // Among several names, one that was removed and created again has stayed, and one that moved
+    // unchanged to another directory is the rename.
     let (one, other) = (directory(ROOT_INO, b"one"), directory(ROOT_INO, b"other"));
     for (parent, name) in [(one, &b"x"[..]), (one, b"y"), (other, b"x")] {
         fs.link(linked, parent, name).unwrap();
@@ -422,7 +427,7 @@ fn files_far_from_their_directories_are_found_by_all_their_names() {
         let parent = directories[(n / 3) as usize];
         directories.push(fs.make_directory(parent, format!("d{n}").as_bytes(), 0o755, OWNER).unwrap().ino);
     }
-    // Each is made in the last directory and lies in another one then; some have a second name.
+    // Each is created in the last directory and then moved; some have a second name.
     let mut files = Vec::new();
     for n in 0..60u64 {
         let name = format!("f{n}").into_bytes();
@@ -459,14 +464,14 @@ fn files_far_from_their_directories_are_found_by_all_their_names() {
     }
 }
 
-/// Files that lie as they were made are found where they have to be, however many there are.
+/// Files at their original position in a directory are found there, regardless of their number.
 #[test]
 fn a_name_is_found_by_reading_few_nodes() {
     let (_, fs) = fresh(1);
     let mut files = Vec::new();
     for directory in 0..2u64 {
         let made = fs.make_directory(ROOT_INO, &[b'a' + directory as u8], 0o755, OWNER).unwrap().ino;
-        // One with few files in it lies between.
+        // Separated by a directory with few files.
         let small = fs.make_directory(made, b"small", 0o755, OWNER).unwrap().ino;
         files.push(put(&fs, small, b"file", b"x"));
         let many: Vec<Ino> = (0..10_000u64).map(|n| put(&fs, made, format!("file{n}").as_bytes(), b"x")).collect();
@@ -484,7 +489,7 @@ fn a_name_is_found_by_reading_few_nodes() {
     }
 }
 
-/// Whoever waits for it is asked at each step, and told what it holds.
+/// The callback is called at each step with the amount of memory in use.
 #[test]
 fn a_comparison_ends_when_it_is_told_to() {
     let (_, fs) = fresh(2);
@@ -529,8 +534,8 @@ fn moments_of_two_archives_are_not_compared() {
             archive
         })
         .collect();
-    let moment = archives[0].moment(b"s").unwrap();
+    let moment = archives[0].snapshot_view(b"s").unwrap();
     assert!(compare(&moment, archives[1].file_system(), &mut |_| Ok(())).is_err());
     assert_eq!(compare(&moment, archives[0].file_system(), &mut |_| Ok(())).unwrap(), []);
-    assert!(archives[0].moment(b"t").is_err());
+    assert!(archives[0].snapshot_view(b"t").is_err());
 }

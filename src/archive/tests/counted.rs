@@ -1,4 +1,4 @@
-//! What is counted of a tree is what a copy of it has passed in the end, whatever it copied of that.
+//! Counted totals equal the final progress of a copy, regardless of skipped objects.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, symlink};
@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use super::sample::{create_on, header_bytes, noise};
 use crate::exchange::{
-    Amount, ExtractOptions, Filter, ImportOptions, Progress, count_sources, count_stored, export_tar, extract, import,
-    plan_mirror,
+    ExtractOptions, FileTotals, Filter, ImportOptions, Progress, count_archive_files, count_host_files, export_tar,
+    extract, import, plan_mirror,
 };
 use crate::fs::{Creator, FileSystem};
 use crate::storage::MemoryStorage;
 
-/// Without what the filter leaves out: two small files, one with holes, one with two names, and one in another directory.
-const WHOLE: Amount = Amount { files: 5, bytes: 12_000 + 7 + HOLES + LARGE + 5 };
+/// Without excluded files: two small files, one with holes, one with two hard links, and one in
+/// another directory.
+const WHOLE: FileTotals = FileTotals { files: 5, bytes: 12_000 + 7 + HOLES + LARGE + 5 };
 const HOLES: u64 = 8 << 20;
 const LARGE: u64 = 3 << 20;
 
@@ -41,20 +42,20 @@ fn tree(host: &Path) -> PathBuf {
     top
 }
 
-/// Notes how far a copy is, which never is less than before, nor more than there is.
-fn watched(most: Amount, last: &mut Amount) -> impl FnMut(&Progress<'_>) {
+/// Records the progress of a copy, which never decreases and never exceeds the total.
+fn watched(most: FileTotals, last: &mut FileTotals) -> impl FnMut(&Progress<'_>) {
     move |progress| {
-        let Amount { files, bytes } = progress.passed;
+        let FileTotals { files, bytes } = progress.passed;
         assert!(last.files <= files && files <= most.files, "{files} of {most:?}");
         assert!(last.bytes <= bytes && bytes <= most.bytes, "{bytes} of {most:?}");
         *last = progress.passed;
     }
 }
 
-/// What was copied in, as the copy tells before the last object, which is no file.
-fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> Amount {
-    let most = count_sources(sources, options, &|| true).unwrap();
-    let mut last = Amount::default();
+/// Returns the progress of an import before the last object, which is not a file.
+fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> FileTotals {
+    let most = count_host_files(sources, options, &|| true).unwrap();
+    let mut last = FileTotals::default();
     let mut watch = watched(most, &mut last);
     import(fs, None, sources, options, &mut |progress| {
         watch(progress);
@@ -69,34 +70,34 @@ fn imported(fs: &FileSystem, sources: &[PathBuf], options: &ImportOptions) -> Am
 #[test]
 fn a_copy_passes_what_was_counted() {
     let host = tempfile::tempdir().unwrap();
-    // The last one is a directory, so that all files were passed when the copy comes to it.
+    // The last object is a directory, so all files are completed when the copy reaches it.
     let end = host.path().join("z-end");
     std::fs::create_dir(&end).unwrap();
     let sources = [tree(host.path()), end];
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     assert_eq!(imported(&fs, &sources, &options()), WHOLE);
-    // All of it is there: nothing is copied, and each of the files is passed.
+    // Everything exists: nothing is copied, and each file is completed.
     assert_eq!(imported(&fs, &sources, &options()), WHOLE);
     std::fs::write(sources[0].join("seven"), "8 by now").unwrap();
     let mut mirror = ImportOptions { filter: Filter::default(), ..options() };
     mirror.mirror = Some(plan_mirror(&fs, &sources, &mirror, None).unwrap());
-    let all = Amount { files: WHOLE.files + 2, bytes: WHOLE.bytes + 1 + 1000 };
+    let all = FileTotals { files: WHOLE.files + 2, bytes: WHOLE.bytes + 1 + 1000 };
     assert_eq!(imported(&fs, &sources, &mirror), all);
 
-    let stored = |paths: &[Vec<u8>], filter: &Filter| count_stored(&fs, paths, filter, &|| true).unwrap();
+    let stored = |paths: &[Vec<u8>], filter: &Filter| count_archive_files(&fs, paths, filter, &|| true).unwrap();
     for (paths, filter, most) in [
         (vec![], Filter::default(), all),
-        (vec![], options().filter, Amount { bytes: WHOLE.bytes + 1, ..WHOLE }),
+        (vec![], options().filter, FileTotals { bytes: WHOLE.bytes + 1, ..WHOLE }),
         (vec![b"top".to_vec(), b"z-end".to_vec()], Filter::default(), all),
-        (vec![b"top/below".to_vec(), b"z-end".to_vec()], options().filter, Amount { files: 2, bytes: LARGE + 5 }),
+        (vec![b"top/below".to_vec(), b"z-end".to_vec()], options().filter, FileTotals { files: 2, bytes: LARGE + 5 }),
     ] {
         assert_eq!(stored(&paths, &filter), most);
-        let mut last = Amount::default();
+        let mut last = FileTotals::default();
         export_tar(&fs, &paths, &filter, &mut std::io::sink(), &mut watched(most, &mut last)).unwrap();
         assert_eq!(last, most);
         let to = tempfile::tempdir().unwrap();
         let extracting = ExtractOptions { to: to.path().into(), name: None, replace: false, filter, privileges: false };
-        let mut last = Amount::default();
+        let mut last = FileTotals::default();
         let mut watch = watched(most, &mut last);
         extract(&fs, &paths, &extracting, &mut |progress| {
             watch(progress);
@@ -112,15 +113,21 @@ fn a_copy_passes_what_was_counted() {
 fn a_count_ends_when_nobody_wants_it_and_in_a_tree_that_is_too_deep_for_it() {
     let host = tempfile::tempdir().unwrap();
     let top = tree(host.path());
-    assert_eq!(count_sources(std::slice::from_ref(&top), &options(), &|| false), None);
+    assert_eq!(count_host_files(std::slice::from_ref(&top), &options(), &|| false), None);
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
-    assert_eq!(count_stored(&fs, &[], &Filter::default(), &|| false), None);
-    // What is not there is missing of the sum alone.
+    assert_eq!(count_archive_files(&fs, &[], &Filter::default(), &|| false), None);
+    // A missing source is only missing in the sum.
     let missing = host.path().join("missing");
-    assert_eq!(count_sources(&[missing, top.join("seven")], &options(), &|| true), Some(Amount { files: 1, bytes: 7 }));
-    assert_eq!(count_stored(&fs, &[b"missing".to_vec()], &Filter::default(), &|| true), Some(Amount::default()));
+    assert_eq!(
+        count_host_files(&[missing, top.join("seven")], &options(), &|| true),
+        Some(FileTotals { files: 1, bytes: 7 })
+    );
+    assert_eq!(
+        count_archive_files(&fs, &[b"missing".to_vec()], &Filter::default(), &|| true),
+        Some(FileTotals::default())
+    );
     let deep = (0..150).fold(host.path().join("deep"), |path, _| path.join("d"));
     std::fs::create_dir_all(&deep).unwrap();
-    assert_eq!(count_sources(&[host.path().join("deep")], &options(), &|| true), None);
+    assert_eq!(count_host_files(&[host.path().join("deep")], &options(), &|| true), None);
 }

@@ -1,4 +1,5 @@
-//! Damage of every kind to a small archive: what is read is what was written, or an error; what is rescued under its name is one version.
+//! Damage of every kind to a small archive: reads return the written data or an error; each rescued
+//! object is one version.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +16,12 @@ use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, 
 use crate::fs::{RenameMode, mode};
 use crate::pager::Pager;
 use crate::rescue::scan::{open_found, scan};
-use crate::rescue::{Later, RescueOptions, RescueProgress, RescueState, rescue_from};
+use crate::rescue::{LaterCommits, RescueOptions, RescueProgress, RescueState, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
 const B: usize = BLOCK as usize;
 
-/// Every authentic page.
+/// Returns every authentic page.
 pub(super) fn pages(bytes: &[u8]) -> Vec<Run> {
     let mut runs = Vec::new();
     let storage = MemoryStorage::from_contents(bytes.to_vec());
@@ -35,20 +36,21 @@ pub(super) fn pages(bytes: &[u8]) -> Vec<Run> {
 struct Outcome {
     whole: BTreeSet<Vec<u8>>,
     not_whole: BTreeSet<Vec<u8>>,
-    /// Of them whole, but told to be older than the newest, or perhaps.
+    /// Complete objects that are reported as older or as unproved.
     doubted: usize,
     newest: Generation,
-    later: Later,
+    later: LaterCommits,
     complete: bool,
 }
 
-/// Rescues, and compares every object that is called whole with what it was in the generation that is told, and, unless that is told to be
-/// older, in the newest one. What is called complete must be that one, object by object.
+/// Rescues, and compares every object reported as complete with its content in the reported
+/// generation and, unless reported as older, in the newest one. A rescue reported as complete must
+/// equal the newest one, object by object.
 fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     let mut told = Vec::new();
-    // What is passed never is less than before, nor more than there is.
+    // Progress never decreases and never exceeds the total.
     let mut far = 0;
     let progress = &mut |progress: &RescueProgress<'_>| {
         if let RescueProgress::Writing(progress, all) = progress {
@@ -105,13 +107,13 @@ fn rescue(sample: &Sample, bytes: Vec<u8>, what: &str) -> Outcome {
         }
         assert_eq!(count_below(&to), state.len(), "{what}: complete, and more than that");
     }
-    if outcome.later == Later::Never {
+    if outcome.later == LaterCommits::Never {
         assert_eq!(sample.at(report.newest), sample.newest(), "{what}: newer commits are denied");
     }
     outcome
 }
 
-/// What lies at a path that was rescued: the content of a file, the target of a link.
+/// Returns the rescued content at a path: that of a file, or the target of a link.
 fn content(to: &Path, path: &[u8]) -> Vec<u8> {
     let host = to.join(Path::new(std::ffi::OsStr::from_bytes(path)));
     let found = std::fs::symlink_metadata(&host).unwrap_or_else(|error| panic!("{}: {error}", host.display()));
@@ -137,7 +139,7 @@ fn an_undamaged_archive_is_rescued_whole() {
     assert_eq!(sample.judge(sample.bytes.clone(), "nothing"), 0);
     let outcome = rescue(&sample, sample.bytes.clone(), "nothing");
     assert!(outcome.complete && outcome.not_whole.is_empty());
-    // The root, and every path but the further name of a file.
+    // The root, and every path but the second hard link of a file.
     assert_eq!(outcome.whole.len(), sample.newest().len());
 }
 
@@ -159,7 +161,7 @@ fn flipped_bytes_are_noticed_wherever_they_are() {
     println!("summary: {flipped} trials: bytes flipped");
 }
 
-/// Blocks that hold something, and some of those that do not.
+/// Returns blocks in use, and some of the others.
 fn interesting(sample: &Sample) -> Vec<usize> {
     let mut blocks: BTreeSet<u64> = pages(&sample.bytes).iter().flat_map(|run| run.address..run.end()).collect();
     blocks.extend(HEADER_START.iter().flat_map(|start| [*start, start + 1, start + 32]));
@@ -169,8 +171,9 @@ fn interesting(sample: &Sample) -> Vec<usize> {
     blocks.into_iter().filter(|block| *block < all).map(|block| block as usize).collect()
 }
 
-/// The exhaustive run; `tests/RELIABILITY.md` has the command. Bytes of blocks that hold a header, a record or an authentic page are flipped
-/// one by one. Of any other block all are flipped at once: nothing of it may be read, so nothing may be missed.
+/// The exhaustive run; `tests/RELIABILITY.md` has the command. Bytes of blocks with a header, a
+/// record or an authentic page are flipped one by one; in any other block all at once: such a block
+/// must not be read, so the damage must not be reported.
 #[test]
 #[ignore = "takes minutes"]
 fn every_flipped_byte_is_noticed() {
@@ -249,7 +252,7 @@ fn swapped_pages_do_not_stand_in_for_each_other() {
     assert!(swapped > 10, "only {swapped} pairs");
 }
 
-/// What an attacker who kept an older copy of the file can put back.
+/// Replays blocks from an older copy of the file, as an attacker can.
 #[test]
 fn older_blocks_do_not_stand_in_for_newer_ones() {
     let sample = sample();
@@ -265,7 +268,7 @@ fn older_blocks_do_not_stand_in_for_newer_ones() {
     }
     println!("summary: {} trials: blocks and rings replaced by older ones", replaced + 2);
     assert!(replaced > 5, "only {replaced} blocks");
-    // All pages of the older copy under the newer records, and the other way round.
+    // All pages of the older copy under the newer records, and vice versa.
     for pages_from in [&sample.earlier, &sample.bytes] {
         let ring_from = if std::ptr::eq(pages_from, &sample.bytes) { &sample.earlier } else { &sample.bytes };
         let mut bytes = pages_from.clone();
@@ -321,12 +324,13 @@ fn header_copies_and_ring_slots_may_be_destroyed() {
     assert!(rescue(&sample, bytes, "no records, no headers").complete);
 }
 
-/// A file of many extents whose leaves were written at different times: without the nodes above nothing proves that they belong together.
+/// A file of many extents whose leaves were written at different times: without the parent nodes it
+/// is not proved that they were reachable together.
 #[test]
 fn leaves_of_different_generations_are_never_mixed() {
     let (storage, fs) = super::sample::fresh(9);
     let ino = super::sample::put(&fs, crate::format::ROOT_INO, b"large", b"x");
-    // Small pieces far apart: hundreds of extents, several leaves.
+    // Small distant writes: hundreds of extents, several leaves.
     for n in 0..600u64 {
         fs.write(ino, n * 12_288, &n.to_le_bytes()).unwrap();
     }
@@ -350,7 +354,8 @@ fn leaves_of_different_generations_are_never_mixed() {
     assert!(sample.states.keys().next().unwrap() > &Generation(1));
 }
 
-/// Nodes of any age and tree: level, tree, generation, and the inodes that a leaf has records of.
+/// Returns nodes of any age and tree: level, tree, generation, and the inodes with records in a
+/// leaf.
 fn nodes(bytes: &[u8]) -> Vec<(Run, u8, u64, Generation, BTreeSet<u64>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
@@ -371,7 +376,7 @@ fn nodes(bytes: &[u8]) -> Vec<(Run, u8, u64, Generation, BTreeSet<u64>)> {
     found
 }
 
-/// Leaves of any age and tree, and the inodes that they have records of.
+/// Returns leaves of any age and tree, and the inodes with records in them.
 fn leaves(bytes: &[u8]) -> Vec<(Run, BTreeSet<u64>)> {
     let leaves = nodes(bytes).into_iter().filter(|(_, level, ..)| *level == 0);
     leaves.map(|(run, .., inodes)| (run, inodes)).collect()
@@ -381,7 +386,7 @@ fn zero(bytes: &mut [u8], run: Run) {
     bytes[run.offset() as usize..][..run.bytes() as usize].fill(0);
 }
 
-/// What is told of each inode: state, path, generation; and what lies in `partial`.
+/// Reports by inode: state, path, generation; and the content of `partial`.
 type Told = std::collections::BTreeMap<u64, (RescueState, Vec<u8>, Generation)>;
 
 fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Option<Vec<u8>>) {
@@ -389,7 +394,7 @@ fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Optio
     let options = RescueOptions { to: target.path().join("to"), partial, privileges: false, snapshot: None };
     let mut told = Told::new();
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
-    let item = &mut |item: &crate::rescue::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
         told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
         Ok(())
     };
@@ -399,7 +404,8 @@ fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Optio
     (told, part)
 }
 
-/// Without any leaf nothing is known of a file but what its pages say: that is all of its bytes, and perhaps some behind a cut.
+/// Without any leaf only the pages' own headers describe a file: they contain all of its bytes, and
+/// perhaps some after a truncation.
 #[test]
 fn files_that_nothing_describes_are_put_together_from_their_pages() {
     let sample = sample();
@@ -408,7 +414,7 @@ fn files_that_nothing_describes_are_put_together_from_their_pages() {
     let (told, part) = rescue_partial(bytes.clone(), true);
     let mut compared = 0;
     for seen in sample.newest().values().filter(|seen| seen.mode & mode::TYPE == mode::REGULAR) {
-        // The content of shorter ones was in the leaves.
+        // The content of shorter files was in the leaves.
         if seen.content.len() <= 256 {
             continue;
         }
@@ -425,7 +431,7 @@ fn files_that_nothing_describes_are_put_together_from_their_pages() {
     assert!(told.keys().all(|ino| part(Ino(*ino)).is_none()), "written without being asked");
 }
 
-/// A directory that is left gives a file its name, though nothing describes it any more.
+/// A surviving directory provides the name of a file whose inode is lost.
 #[test]
 fn a_name_is_told_of_a_file_of_which_only_data_is_left() {
     let (storage, fs) = fresh(21);
@@ -451,7 +457,8 @@ fn a_name_is_told_of_a_file_of_which_only_data_is_left() {
     assert!(told.values().filter(|(state, ..)| *state == RescueState::Whole).count() > 100);
 }
 
-/// Several leaves below a root, each of them written anew by some of many commits; no block that was freed is erased yet, as after a crash.
+/// Several leaves below a root, each rewritten by some of many commits; no freed block is erased
+/// yet, like after a crash.
 fn with_history(commits: u64) -> Sample {
     let (storage, fs) = fresh(31);
     let mut states = std::collections::BTreeMap::new();
@@ -464,7 +471,7 @@ fn with_history(commits: u64) -> Sample {
         ["a", "b"].map(|name| fs.make_directory(ROOT_INO, name.as_bytes(), 0o750, OWNER).unwrap().ino).to_vec();
     let mut files = Vec::new();
     for n in 0..240u64 {
-        // Two in three are so short that their content is in the leaf.
+        // Two in three are short enough to be inline in the leaf.
         let length = if n.is_multiple_of(3) { 700 } else { 100 + n as usize % 100 };
         let directory = directories[n as usize / 120];
         files.push(put(&fs, directory, format!("file{n}").as_bytes(), &noise(n, length)));
@@ -492,9 +499,9 @@ fn without_records(bytes: &mut [u8]) {
     (0..RING_SLOTS).for_each(|slot| zero(bytes, Run::new(slot_block(slot), 1)));
 }
 
-/// The newest version of each leaf is destroyed while older ones are left: with and without records, and with whatever else could tell that
-/// there was a newer one. What `rescue` above compares holds in each case: nothing older passes for the newest, and nothing that lacks
-/// anything for complete.
+/// The newest version of each leaf is destroyed while older ones survive: with and without records,
+/// and with all other traces of a newer version. The comparison in `rescue` above holds in each
+/// case: nothing older is reported as the newest, and nothing incomplete as complete.
 #[test]
 fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
     let live = TreeId::Live as u64;
@@ -505,7 +512,7 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
         let newest = nodes.iter().map(|(_, _, _, generation, _)| *generation).max().unwrap();
         let undamaged = rescue(&sample, sample.bytes.clone(), "nothing");
         assert!(undamaged.complete && undamaged.doubted == 0);
-        assert_eq!(undamaged.later, if commits > RING_SLOTS { Later::Never } else { Later::Possible });
+        assert_eq!(undamaged.later, if commits > RING_SLOTS { LaterCommits::Never } else { LaterCommits::Possible });
         for (run, level, _, generation, _) in &nodes {
             let mut bytes = sample.bytes.clone();
             zero(&mut bytes, *run);
@@ -515,7 +522,7 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
             without_records(&mut bytes);
             let outcome = rescue(&sample, bytes.clone(), &format!("{what}, no records"));
             doubted += outcome.doubted;
-            // All nodes above as well.
+            // All parent nodes as well.
             for (above, level, ..) in &nodes {
                 if *level > 0 {
                     zero(&mut bytes, *above);
@@ -524,7 +531,8 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
             rescue(&sample, bytes, &format!("{what}, no nodes above, no records"));
             trials += 3;
         }
-        // All traces of the newest commits: what is left is complete as of an older one, and says so.
+        // All traces of the newest commits: the rest is complete as of an older one, and is
+        // reported as such.
         for from in newest.0 - 5..=newest.0 {
             let mut bytes = sample.bytes.clone();
             without_records(&mut bytes);
@@ -534,7 +542,7 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
                 }
             }
             let outcome = rescue(&sample, bytes, &format!("{commits} commits, nothing of generation {from} and later"));
-            assert!(outcome.newest.0 < from && outcome.later != Later::Never);
+            assert!(outcome.newest.0 < from && outcome.later != LaterCommits::Never);
             traceless += usize::from(outcome.complete);
             trials += 1;
         }

@@ -1,4 +1,5 @@
-//! Damage to what the newest commit brought in, when that is known to have been durable: it costs what the page had, and no more (specification 10.1 rule 7).
+//! Damage to pages of the newest commit when it is known to have been durable: only the content of
+//! the page is lost (specification 10.1 rule 7).
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -15,10 +16,11 @@ use crate::keys::UnlockedKey;
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{FindingKind, Severity};
 
-/// By path.
+/// Content by path.
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// As a kill leaves it behind an fsync: the newest record is extended by an entry of the log, and names all of its pages itself.
+/// State after a kill following an fsync: a log entry extends the newest record, which names all of
+/// its pages itself.
 fn killed() -> (Vec<u8>, CommitRecord, Files) {
     let storage = Arc::new(with_header(FEATURE_LOG).unwrap());
     let fs = create_on(storage.clone(), 1).unwrap();
@@ -46,7 +48,7 @@ fn killed() -> (Vec<u8>, CommitRecord, Files) {
     (storage.contents(), record, files)
 }
 
-/// All that can be read, and how many files or directories cannot.
+/// Returns everything readable, and the number of unreadable files or directories.
 fn read(fs: &FileSystem) -> (Files, usize) {
     let (mut files, mut failed) = (Files::new(), 0);
     let mut pending = vec![(ROOT_INO, Vec::new())];
@@ -95,7 +97,7 @@ fn a_flipped_bit_of_the_newest_commit_costs_what_the_page_had() {
                 opened => panic!("block {}: {opened:?}", run.address),
             }
             assert!(storage.contents() == before, "block {}: it was written to", run.address);
-            // Without the way to the root directory there is nothing to be read.
+            // Without the path to the root directory nothing can be read.
             let Ok(fs) = open_on(storage, true) else {
                 refused += 1;
                 continue;
@@ -112,7 +114,7 @@ fn a_flipped_bit_of_the_newest_commit_costs_what_the_page_had() {
     assert!(refused <= 6 && worst < files.len() / 2, "{refused} refused, {worst} of {} files lost", files.len());
 }
 
-/// The quick check tells the page, the full one the file that it costs.
+/// The quick check reports the page, the full one the affected file.
 #[test]
 fn a_check_tells_what_a_page_of_the_newest_commit_cost() {
     let (bytes, record, files) = killed();
@@ -120,7 +122,7 @@ fn a_check_tells_what_a_page_of_the_newest_commit_cost() {
     let file = directory.path().join("archive");
     let unlocked = UnlockedKey { archive: ARCHIVE, volume_key: key(), by_recipient: false };
     let options = OpenOptions { read_only: true, memory: 16 << 20, ..OpenOptions::default() };
-    // A whole file of one page that nothing else is in.
+    // A whole file in a page of its own.
     let (run, _) = record.allocated.iter().max_by_key(|(run, _)| run.blocks).unwrap();
     std::fs::write(&file, flipped(&bytes, run.offset() + 9000).contents()).unwrap();
     let archive = Archive::open(&file, &unlocked, &options).unwrap();

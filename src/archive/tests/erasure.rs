@@ -1,4 +1,5 @@
-//! What was deleted is gone from the file, even for somebody who has the key: every block is tried as the beginning of a page.
+//! Deleted data cannot be recovered from the file, even with the key: every block is tried as the
+//! beginning of a page.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::rescue::scan::{open_found, scan};
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
-/// Inodes of which any data page can be opened, wherever it lies.
+/// Returns the inodes of which any data page can be opened.
 pub(super) fn recoverable(storage: &Arc<dyn Storage>) -> BTreeSet<Ino> {
     let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
     let mut inodes = BTreeSet::new();
@@ -54,7 +55,7 @@ fn deleted_content_is_gone_after_a_purge_and_after_closing() {
     }
 }
 
-/// A mount that is cut off hears of no RELEASE.
+/// An aborted mount receives no RELEASE.
 #[test]
 fn what_was_unlinked_while_open_is_gone_after_closing() {
     let (storage, fs) = fresh(1);
@@ -75,7 +76,7 @@ fn deleted_content_is_gone_after_the_delay() {
     fs.sync().unwrap();
     fs.unlink(ROOT_INO, b"secret").unwrap();
     fs.sync().unwrap();
-    // The clock of the test goes on by a microsecond whenever it is asked.
+    // The test's clock advances by a microsecond with each call.
     let start = fs.environment.now().seconds;
     while fs.environment.now().seconds < start + 11 {
         fs.maintain().unwrap();
@@ -110,7 +111,8 @@ fn overwritten_and_cut_content_is_gone_after_a_purge() {
     assert!(pages > 0);
 }
 
-/// A gigabyte that was streamed when the power failed was never named by a root; a sweep after the crash must find it.
+/// A gigabyte that was streamed when the power failed was never referenced by a root; a sweep after
+/// the crash must erase it.
 #[test]
 fn what_a_crash_left_of_a_stream_is_gone_after_the_next_session() {
     for seed in seeds(1..=4) {
@@ -122,7 +124,7 @@ fn what_a_crash_left_of_a_stream_is_gone_after_the_next_session() {
         for n in 0..40u64 {
             fs.write(stream, n * 262_144, &noise(n, 262_144)).unwrap();
         }
-        // Written out early, without a commit: all of it survives, or every other write.
+        // Written early, without a commit: all of it survives, or every other write.
         let mut number = 0;
         let crashed = storage.crash(&mut |_| {
             number += 1;
@@ -138,7 +140,7 @@ fn what_a_crash_left_of_a_stream_is_gone_after_the_next_session() {
     }
 }
 
-/// The commit that brought the file in was torn, so recovery rejects it and the one before counts.
+/// The commit that added the file was torn, so recovery rejects it and uses the previous one.
 #[test]
 fn what_a_rejected_commit_wrote_is_gone_after_the_next_session() {
     let storage = SimulatedStorage::new();
@@ -150,7 +152,7 @@ fn what_a_rejected_commit_wrote_is_gone_after_the_next_session() {
         let (weak, images) = (Arc::downgrade(&storage), images.clone());
         move |op: &OpKind| {
             let Some(storage) = weak.upgrade().filter(|_| matches!(op, OpKind::Barrier)) else { return };
-            // The record and everything but one of its pages reached the medium.
+            // The record and all of its pages but one reached the medium.
             let pending = storage.pending();
             let writes: Vec<u64> = pending
                 .iter()
@@ -203,7 +205,7 @@ fn freed_space_goes_back_to_the_host() {
     assert!(storage.len().unwrap() < MIN_BLOCKS * BLOCK + (4 << 20), "length={}", storage.len().unwrap());
 }
 
-/// Erasing and writing at once: what was written stays readable, so no erase ever met a block in use.
+/// Concurrent erasing and writing: written data stays readable, so no erase hits a block in use.
 #[test]
 fn an_erase_never_meets_a_block_in_use() {
     let (storage, fs) = fresh(7);
@@ -256,7 +258,7 @@ fn an_erase_never_meets_a_block_in_use() {
     assert_eq!(of(&storage).difference(&alive).copied().collect::<Vec<_>>(), []);
 }
 
-/// What every block behind headers and ring ever held, by address; holes and zeros are left out.
+/// All data that each block after headers and ring ever had, by address, without holes and zeros.
 #[derive(Default)]
 struct Held(std::collections::HashMap<u64, std::collections::HashSet<u64>>);
 
@@ -280,7 +282,8 @@ impl Held {
         });
     }
 
-    /// Blocks that hold what they held before although no page of the last commit has them, and what opens there.
+    /// Returns blocks with former content that no page of the last commit has, with the page that
+    /// opens there.
     fn left(&self, storage: &Arc<dyn Storage>, fs: &crate::fs::FileSystem) -> Vec<String> {
         let mut left = Vec::new();
         Held::blocks(&**storage, |address, hash| {
@@ -295,8 +298,9 @@ impl Held {
     }
 }
 
-/// Not one block of a page that is in no tree any more is left after a purge or an unmount: neither of deleted content, nor of the nodes of any
-/// former commit, nor of the space map's, however many commits lie behind the last checkpoint.
+/// No block of any unreferenced page survives a purge or an unmount: neither of deleted content,
+/// nor of nodes of any previous commit, nor of the space map, regardless of the number of commits
+/// since the last checkpoint.
 #[test]
 fn no_block_of_any_former_page_is_left() {
     for seed in seeds(0..=59) {
@@ -304,7 +308,7 @@ fn no_block_of_any_former_page_is_left() {
         let (storage, mut fs) = fresh(seed);
         let shared: Arc<dyn Storage> = storage.clone();
         let mut held = Held::default();
-        // Behind the first checkpoint, so that the next one replaces nodes of the space map.
+        // After the first checkpoint, so that the next one replaces nodes of the space map.
         for n in 0..26_u64 {
             put(&fs, ROOT_INO, format!("tiny-{n}").as_bytes(), b"tiny");
             fs.sync().unwrap();
@@ -345,7 +349,7 @@ fn no_block_of_any_former_page_is_left() {
     }
 }
 
-/// The same for what lies in regions of the space map that the session had no need to look at.
+/// The same for regions of the space map that the session did not load.
 #[test]
 fn no_block_is_left_where_the_session_never_looked() {
     for close in [true, false] {

@@ -1,4 +1,5 @@
-//! Flipped bytes of an archive with snapshots: each of them shows what it did, or an error that says so, and a full check tells of every page that anything needs.
+//! Flipped bytes of an archive with snapshots: each snapshot has its content or returns an error,
+//! and a full check reports every damaged page in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::txn::{OpenOptions, Volume};
 
 const B: usize = BLOCK as usize;
 
-/// What there was after a commit: now, and in each snapshot by its name.
+/// Content after a commit: of the live tree, and of each snapshot by its name.
 struct Moment {
     live: Expected,
     kept: BTreeMap<Vec<u8>, Expected>,
@@ -29,11 +30,12 @@ struct Moment {
 struct Sample {
     bytes: Vec<u8>,
     states: BTreeMap<Generation, Moment>,
-    /// Of authentic pages.
+    /// Authentic pages.
     pages: Vec<Run>,
 }
 
-/// Three snapshots with content that only one of them shows, or two, deleted and overwritten since, and the dead lists of a fourth one that is gone.
+/// Three snapshots with content in one or two of them, deleted and overwritten since, and the dead
+/// lists of a removed fourth one.
 fn sample() -> Sample {
     let (storage, fs) = fresh(81);
     let mut states = BTreeMap::new();
@@ -89,7 +91,7 @@ impl Sample {
         self.states.range(..=generation).next_back().map(|(_, moment)| moment).expect("a state")
     }
 
-    /// Reads all that anybody can, right or with an error; answers whether a full check tells that something is wrong.
+    /// Reads everything, which is correct or an error; returns whether a full check reports damage.
     fn judge(&self, storage: &MemoryStorage, mounted: bool, what: &str) -> bool {
         let open = || open_on(Arc::new(storage.clone()), true, 3);
         let fs = match open() {
@@ -114,7 +116,7 @@ impl Sample {
         for (name, expected) in moment.kept.iter().filter(|_| mounted) {
             lost += show(storage.clone(), name).map_or(1, |found| compare(found, expected, what));
         }
-        // What nobody has in memory.
+        // Without caches.
         let told = !check(&open().unwrap(), true, &mut |_| {}).unwrap().findings.is_empty();
         assert!(told || lost == 0, "{what}: something is lost, and the archive is called sound");
         told
@@ -127,7 +129,7 @@ impl Sample {
     }
 }
 
-/// How many objects could not be read.
+/// Returns the number of unreadable objects.
 fn compare(found: Listing, expected: &Expected, what: &str) -> usize {
     let (total, mut failed) = (found.len(), 0);
     for (path, seen) in found {
@@ -145,7 +147,8 @@ fn compare(found: Listing, expected: &Expected, what: &str) -> usize {
     failed
 }
 
-/// What the snapshot shows to who opens it in place of the live tree; None when that is refused as damaged.
+/// Returns the content of the snapshot, opened instead of the live tree; `None` when that is
+/// refused as damaged.
 fn show(storage: MemoryStorage, name: &[u8]) -> Option<Listing> {
     let environment = Arc::new(SeededEnvironment::new(900));
     let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
@@ -162,7 +165,7 @@ fn show(storage: MemoryStorage, name: &[u8]) -> Option<Listing> {
     }
 }
 
-/// The newest records, of which each says where all trees begin.
+/// Returns the slots of the newest records, each of which has the roots of all trees.
 fn newest_slots(sample: &Sample) -> Vec<usize> {
     let fs = open_on(Arc::new(MemoryStorage::from_contents(sample.bytes.clone())), true, 3).unwrap();
     let newest = fs.volume.durable().generation.0;
@@ -196,8 +199,9 @@ fn flipped_bytes_are_noticed_in_what_snapshots_show() {
     assert!(told > 100 && flipped > told, "{told} of {flipped}");
 }
 
-/// The exhaustive run; `tests/RELIABILITY.md` has the command. All bytes of pages and of the newest records are flipped one by one, those of all other blocks at
-/// once. Headers know nothing of snapshots: their bytes are tried with the other archive.
+/// The exhaustive run; `tests/RELIABILITY.md` has the command. All bytes of pages and of the newest
+/// records are flipped one by one, those of all other blocks at once. Headers do not depend on
+/// snapshots: their bytes are tested with the other archive.
 #[test]
 #[ignore = "takes minutes"]
 fn every_flipped_byte_of_an_archive_with_snapshots_is_noticed() {

@@ -1,4 +1,5 @@
-//! Headers beside the commits: one put back after a change of the keys, a copy that was lost or altered, and the end of the file.
+//! Headers and commits: a header replayed after a change of keys, a lost or altered copy, and the
+//! end of the file.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ use crate::keys::{KeyAccess, KeyName, SeenOptions, header_commit};
 use crate::storage::{FileStorage, LockMode};
 use crate::txn::Volume;
 
-/// The bytes of both copies of the header.
+/// Returns the bytes of both copies of the header.
 fn copies(path: &Path) -> [Vec<u8>; 2] {
     let bytes = std::fs::read(path).unwrap();
     HEADER_START.map(|start| bytes[(start * BLOCK) as usize..][..HEADER_BYTES].to_vec())
@@ -31,7 +32,8 @@ fn put_back(path: &Path, copies: &[Vec<u8>; 2]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// HEADER-5: it may say of the archive what a program of before must know. One that the archive's key does not vouch for says nothing.
+/// HEADER-5: a newer header may contain required information for older programs. One that the
+/// archive's key does not authenticate contains none.
 #[test]
 fn no_header_is_restored_over_that_of_a_later_program() {
     let case = Case::new();
@@ -59,7 +61,7 @@ fn no_header_is_restored_over_that_of_a_later_program() {
     }
 }
 
-/// HEADER-4: also by who remembers nothing of the archive, and before anybody else wrote to it.
+/// HEADER-4: also without rollback state, and before any other write.
 #[test]
 fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
     let add =
@@ -108,7 +110,7 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
     }
 }
 
-/// One small file; without `closed` the session ends as a crash would end it.
+/// Writes one small file; without `closed` the session ends like a crash.
 fn fill_a_little(case: &Case, closed: bool) {
     let archive = case.try_open(&secrets("first"), &SeenOptions::default()).unwrap();
     let fs = archive.file_system();
@@ -121,12 +123,12 @@ fn fill_a_little(case: &Case, closed: bool) {
     }
 }
 
-/// What [`with_commits`] has in its header, with this number.
+/// Returns the framing of [`with_commits`] with this number.
 fn numbered(sequence: u64) -> Framing {
     Framing { sequence, ..Header::read(&*with_commits()).unwrap().framing().clone() }
 }
 
-/// An archive whose first session was closed; "old" opens it.
+/// Returns an archive whose first session was closed; "old" opens it.
 fn with_commits() -> Arc<MemoryStorage> {
     let memory = Arc::new(archive(&[(0, "old", KdfCost::TEST)]));
     let cipher = PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(5)));
@@ -136,7 +138,7 @@ fn with_commits() -> Arc<MemoryStorage> {
     memory
 }
 
-/// HEADER-4: what keeps the commit from being made is told, and does not undo the change.
+/// HEADER-4: a failure of the commit is reported, and does not undo the change.
 #[test]
 fn a_change_of_keys_stands_also_without_its_commit() {
     let volume = header_commit::open(with_commits(), &numbered(1), &key(), true, &RollbackCheck::default()).unwrap();
@@ -147,8 +149,8 @@ fn a_change_of_keys_stands_also_without_its_commit() {
     assert!(opens(&*without, "new"));
 }
 
-/// HEADER-4: wherever the power fails, no record knows of a newer header than the one that is used, so that no crash looks like a header put
-/// back; and one set of keys opens the archive.
+/// HEADER-4: after power failure at any time, no record refers to a newer header than the one in
+/// use, so no crash looks like a replayed header; and one set of keys opens the archive.
 #[test]
 fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_older_header() {
     let mut cuts = 0;
@@ -184,21 +186,22 @@ fn read_only() -> OpenOptions {
     OpenOptions { read_only: true, ..OpenOptions::default() }
 }
 
-/// What a full check finds: kind and severity.
+/// Returns the findings of a full check: kind and severity.
 fn findings(case: &Case, key: &UnlockedKey) -> Vec<(FindingKind, Severity, String)> {
     let archive = Archive::open(&case.path(), key, &read_only()).unwrap();
     let report = archive.check(true, &mut |_| {}).unwrap();
     report.findings.into_iter().map(|finding| (finding.kind, finding.severity, finding.detail)).collect()
 }
 
-/// What a check finds that a crash leaves by design.
+/// Returns the notes of a check, for normal states after a crash.
 fn notes(case: &Case, key: &UnlockedKey) -> Vec<(FindingKind, Severity, String)> {
     let archive = Archive::open(&case.path(), key, &read_only()).unwrap();
     let report = archive.check(false, &mut |_| {}).unwrap();
     report.notes.into_iter().map(|finding| (finding.kind, finding.severity, finding.detail)).collect()
 }
 
-/// HEADER-4: a crash in any sector of a change of keys leaves what is noted and no damage; the same bytes where no change was under way are damage.
+/// HEADER-4: a crash in any sector of a change of keys is noted and is not damage; the same bytes
+/// without a change in progress are damage.
 #[test]
 fn what_a_crash_leaves_of_a_header_is_noted_and_is_no_damage() {
     let case = Case::new();
@@ -210,7 +213,7 @@ fn what_a_crash_leaves_of_a_header_is_noted_and_is_no_damage() {
     keys::add(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").unwrap();
     let (after, new) = (std::fs::read(case.path()).unwrap(), copies(&case.path()));
     let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
-    // Sectors of the new copy that reached the medium, of those that differ.
+    // Sectors of the new copy that reached the medium, among the differing ones.
     let torn = |copy: usize, reached: &dyn Fn(usize) -> bool| {
         let mut mixed = old[copy].clone();
         for at in (0..HEADER_BYTES).step_by(512).filter(|at| reached(*at)) {
@@ -235,7 +238,7 @@ fn what_a_crash_leaves_of_a_header_is_noted_and_is_no_damage() {
         let some = |at: usize| at == *sector;
         let all_but = |at: usize| at != *sector;
         for reached in [&some as &dyn Fn(usize) -> bool, &all_but] {
-            // The records know of the old header until both copies are there.
+            // The records refer to the old header until both copies are written.
             judge(&before, &[torn(0, reached), old[1].clone()], true, &format!("copy 0, sector {sector}"));
             judge(&before, &[new[0].clone(), torn(1, reached)], true, &format!("copy 1, sector {sector}"));
             judge(&after, &[new[0].clone(), torn(1, reached)], false, &format!("copy 1 later, sector {sector}"));
@@ -243,7 +246,7 @@ fn what_a_crash_leaves_of_a_header_is_noted_and_is_no_damage() {
     }
     judge(&before, &[new[0].clone(), old[1].clone()], true, "between the copies");
     judge(&after, &[new[0].clone(), old[1].clone()], false, "an older copy put back");
-    // One bit is no sector that was written anew.
+    // One flipped bit is not a rewritten sector.
     for at in [30, 200, 4096 + 7, HEADER_BYTES - 1] {
         let mut copy = old[0].clone();
         copy[at] ^= 1;
@@ -251,7 +254,7 @@ fn what_a_crash_leaves_of_a_header_is_noted_and_is_no_damage() {
     }
 }
 
-/// Who has no key can make the checksum right, but not the MAC.
+/// Corrects the checksum, which is possible without the key, but not the MAC.
 fn with_checksum(mut copy: Vec<u8>) -> Vec<u8> {
     use sha2::Digest;
     copy[4064..4096].fill(0);
@@ -260,7 +263,8 @@ fn with_checksum(mut copy: Vec<u8>) -> Vec<u8> {
     copy
 }
 
-/// HEADER-3: whichever copy it is and however it was altered; an opening for writing mends it, or a command that does nothing else.
+/// HEADER-3: for either copy and any alteration; repaired by opening for writing, or by a command
+/// that does nothing else.
 #[test]
 fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
     let case = Case::new();
@@ -282,9 +286,9 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
         ([flipped(&first, 9000), second.clone()], "copy 0 of the header is lost (header checksum differs: copy=0)"),
         ([first.clone(), flipped(&second, 70)], "copy 1 of the header is lost (header checksum differs: copy=1)"),
         ([first.clone(), older], "copy 1 of the header is older than the other one: number 0 instead of 1"),
-        // No newer program would leave all the rest, the number too, as it was.
+        // A newer program would not leave everything else unchanged, including the number.
         ([first.clone(), flipped(&second, 17)], "copy 1 of the header is lost (its version was altered)"),
-        // The MAC alone, a feature bit that may be ignored.
+        // Only the MAC, and a feature bit that may be ignored.
         ([first.clone(), with_checksum(flipped(&second, 4040))], "copy 1 of the header was altered"),
         ([first.clone(), with_checksum(flipped(&second, 40))], "copy 1 of the header was altered"),
     ];
@@ -309,7 +313,8 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
     assert_eq!(keys::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
 }
 
-/// HEADER-5: what a newer program began to write is read beside, and neither written over nor left behind.
+/// HEADER-5: a copy that a newer program began to write is ignored, and neither overwritten nor
+/// lost.
 #[test]
 fn a_copy_of_the_header_that_a_newer_program_wrote_is_not_written_over() {
     let case = Case::new();
@@ -364,7 +369,7 @@ fn a_part_of_a_block_behind_the_archive_is_told_and_cut_off() {
     let case = Case::new();
     let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
     let whole = std::fs::read(case.path()).unwrap();
-    // Whole blocks may be what a crash left.
+    // Whole blocks may result from a crash.
     for (more, part) in [(1, Some(1)), (4095, Some(4095)), (8192, None), (8193, Some(1))] {
         std::fs::write(case.path(), [&whole[..], &vec![7; more]].concat()).unwrap();
         let said = part.map(|part| format!("the file ends with a part of a block ({part} bytes)"));

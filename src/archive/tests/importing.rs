@@ -1,4 +1,5 @@
-//! What fails while small files wait is told of, file by file, and leaves no directory unfinished; and who ends an import or a copy keeps what is whole.
+//! Imports with batched small files: failures are reported per file and leave no directory
+//! unfinished; an interrupted import or copy keeps complete objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -11,7 +12,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::sample::{create_on, header_bytes, noise, open_on};
 use crate::error::{Error, Result};
 use crate::exchange::{
-    Cause, Destination, Entries, Filter, ImportOptions, Problem, Top, Unlike, compare_trees, copy, import,
+    CopyDestination, DiffRoot, Entries, Filter, ImportOptions, Problem, ProblemCause, TreeDifference, compare_trees,
+    copy, import,
 };
 use crate::format::ROOT_INO;
 use crate::fs::{Creator, FileSystem, MAX_SMALL_FILE};
@@ -35,7 +37,7 @@ fn options() -> ImportOptions {
     }
 }
 
-/// Directories of small files that do not compress, all of one old time.
+/// Creates directories of incompressible small files, all with one old time.
 fn source(directory: &Path) -> PathBuf {
     let top = directory.join("top");
     for d in 0..DIRECTORIES {
@@ -50,7 +52,7 @@ fn source(directory: &Path) -> PathBuf {
     top
 }
 
-/// Host paths of the files that the archive has, and of its directories with their times.
+/// Returns the host paths of the archive's files, and of its directories with their times.
 fn copied(fs: &FileSystem, top: &Path) -> (BTreeSet<PathBuf>, BTreeMap<PathBuf, i64>) {
     let (mut files, mut times) = (BTreeSet::new(), BTreeMap::new());
     let Ok(root) = fs.lookup(ROOT_INO, b"top") else { return (files, times) };
@@ -89,13 +91,14 @@ fn no_file_is_missing_of_which_nothing_is_told() {
         let told: BTreeSet<&[u8]> = report.problems.iter().map(|problem| &problem.path[..]).collect();
         let is_told = |path: &Path| told.contains(path.as_os_str().as_bytes());
         assert!(told.iter().all(|path| path.starts_with(top.as_os_str().as_bytes())));
-        // What lasts keeps directories from getting their times too, and is told for each.
+        // A permanent failure also prevents setting the directories' times, and is reported for
+        // each.
         let settled = |(path, time): (&PathBuf, &i64)| *time == TIME as i64 || (lasting && is_told(path));
         assert!(times.iter().all(settled), "{times:?}");
         let mut missing = 0;
         for (d, n) in (0..DIRECTORIES).flat_map(|d| (0..FILES).map(move |n| (d, n))) {
             let path = top.join(format!("{d}/{n}"));
-            // A directory that is there stands for none of its files, whatever is told of it.
+            // An existing directory does not imply any of its files, regardless of its reports.
             let above = path.ancestors().any(|path| !times.contains_key(path) && is_told(path));
             assert!(above || files.contains(&path), "{path:?} is missing: {count} {lasting}");
             missing += u64::from(!files.contains(&path));
@@ -120,7 +123,7 @@ fn an_import_that_meets_a_full_archive_finishes_its_directories() {
     assert!(times.len() > 1 && times.values().all(|time| *time == TIME as i64), "{times:?}");
 }
 
-/// Ends what asks for the `end`th time.
+/// Returns a callback that fails at call number `end`.
 fn ending(end: u64) -> impl FnMut() -> Result<()> {
     let mut asked = 0;
     move || {
@@ -137,7 +140,8 @@ fn an_import_that_is_ended_keeps_what_was_read_and_takes_back_what_was_on_its_wa
     std::fs::write(&large, noise(7, 3 << 20)).unwrap();
     let sources = [top.clone(), large];
     let objects = (1 + DIRECTORIES + DIRECTORIES * FILES) as u64;
-    // Before each seventh object, and within the large file, which is told of before it and behind each MiB.
+    // Before each seventh object, and within the large file, which has a call before it and after
+    // each MiB.
     for end in (1..=objects).step_by(7).chain(objects + 1..objects + 5) {
         let fs = create_on(SimulatedStorage::from_contents(&header_bytes()), 1);
         let mut go_on = ending(end);
@@ -161,13 +165,13 @@ fn a_copy_that_is_ended_keeps_the_paths_before_and_takes_back_the_one_on_its_way
     let host = tempfile::tempdir().unwrap();
     let top = source(host.path());
     let mut kept = Vec::new();
-    // A directory is asked about once, and each file before it and for what it holds.
+    // One call for a directory, and two for each file: before it and for its content.
     let asked = (1 + 2 * FILES) as u64;
     for end in [1, 2, asked, asked + 1, asked + 2, 2 * asked] {
         let fs = create_on(SimulatedStorage::from_contents(&header_bytes()), 1);
         import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(())).unwrap();
         let paths = [b"top/0".to_vec(), b"top/1".to_vec()];
-        let to = Destination::of(&fs, b"/", true).unwrap();
+        let to = CopyDestination::of(&fs, b"/", true).unwrap();
         let ended = copy(&fs, &paths, &to, false, &mut ending(end));
         assert!(matches!(ended, Err(Error::Interrupted(2))), "{end}: {ended:?}");
         kept.push(
@@ -180,14 +184,15 @@ fn a_copy_that_is_ended_keeps_the_paths_before_and_takes_back_the_one_on_its_way
     assert_eq!(kept, ["top", "top", "top", "0 top", "0 top", "0 top"]);
 }
 
-/// What the root has.
+/// Returns the names in the root.
 fn names(fs: &FileSystem) -> Vec<Vec<u8>> {
     let mut names: Vec<_> = Entries::new(fs, ROOT_INO).unwrap().map(|entry| entry.unwrap().name).collect();
     names.sort();
     names
 }
 
-/// Files of /proc state 0 bytes and have content: one that waits with other small files, one that replaces, one that is more than small.
+/// Files of /proc report 0 bytes and have content: one that is batched with other small files, one
+/// that replaces, one that is larger than small.
 #[test]
 fn content_that_a_file_does_not_state_is_copied() {
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
@@ -216,17 +221,18 @@ fn content_that_a_file_does_not_state_is_copied() {
     assert_eq!(compared(&fs, b"version", "/proc/kallsyms").len(), 1);
 }
 
-fn compared(fs: &FileSystem, path: &[u8], host: &str) -> Vec<Unlike> {
+fn compared(fs: &FileSystem, path: &[u8], host: &str) -> Vec<TreeDifference> {
     let mut found = Vec::new();
-    let problems = compare_trees(Top::Archive(fs, path), Top::Host(Path::new(host)), false, &mut |_, unlike| {
-        found.push(unlike);
-        ControlFlow::Continue(())
-    });
+    let problems =
+        compare_trees(DiffRoot::Archive(fs, path), DiffRoot::Host(Path::new(host)), false, &mut |_, unlike| {
+            found.push(unlike);
+            ControlFlow::Continue(())
+        });
     assert!(problems.unwrap().is_empty());
     found
 }
 
-/// A file of /sys states a page and has a few bytes.
+/// A file of /sys reports a page and has a few bytes.
 #[test]
 fn less_content_than_a_file_states_is_copied_and_reported() {
     let path = "/sys/devices/system/cpu/possible";
@@ -234,7 +240,7 @@ fn less_content_than_a_file_states_is_copied_and_reported() {
     assert!(std::fs::metadata(path).unwrap().len() > content.len() as u64);
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     let report = import(&fs, None, &[path.into()], &options(), &mut |_| Ok(())).unwrap();
-    assert!(matches!(&report.problems[..], [Problem { cause: Cause::Changed, .. }]), "{:?}", report.problems);
+    assert!(matches!(&report.problems[..], [Problem { cause: ProblemCause::Changed, .. }]), "{:?}", report.problems);
     let file = fs.lookup(ROOT_INO, b"possible").unwrap();
     assert_eq!(fs.read(file.ino, 0, 1 << 20).unwrap(), content);
 }

@@ -1,4 +1,5 @@
-//! Keys of archives in files: added, removed, listed, replaced by a new volume key, and headers backed up and put back.
+//! Keys of archives in files: added, removed, listed, replaced by a new volume key, and headers
+//! backed up and restored.
 
 use std::path::PathBuf;
 
@@ -84,7 +85,7 @@ fn keys_are_added_listed_and_removed_by_number_or_label() {
     assert_eq!(case.add(&NewKey::KeyFile(&key_file()), "usb stick"), 1);
     assert_eq!(case.add(&NewKey::RecoveryCode(&code), ""), 2);
     assert!(case.opens(&with_file()));
-    // Any of them sees all labels.
+    // Any of them can read all labels.
     let keys = keys::list(&case.path(), &case.access(&with_file())).unwrap();
     let shown: Vec<_> =
         keys.iter().map(|key| (key.slot, key.kind, key.about.as_ref().unwrap().label.as_str(), key.opened)).collect();
@@ -175,7 +176,7 @@ fn a_changed_passphrase_opens_no_slot_any_more_that_it_opened() {
     let keys = keys::list(&case.path(), &case.access(&with_file())).unwrap();
     let labels: Vec<_> = keys.iter().map(|key| key.about.as_ref().unwrap().label.as_str()).collect();
     assert_eq!(labels, ["", "stick", "again", "other", "both"]);
-    // Without the budget for a second slot that one keeps the old passphrase, which is told.
+    // Without the budget for a second slot that one keeps the old passphrase, which is reported.
     let tight = UnlockLimits { cost_mib: 1, ..UnlockLimits::default() };
     let changed = change(&secrets("second"), "third", tight);
     assert_eq!((changed.slots, changed.all_tried), (vec![0], false));
@@ -197,7 +198,8 @@ fn keys_of_an_archive_in_use_stay_as_they_are() {
     held.close().unwrap();
 }
 
-/// Names that are hashed under the volume key: many, colliding by chance with none, and attributes inside and in pieces.
+/// Creates names hashed under the volume key: many, without collisions, and attributes inline and
+/// in pieces.
 fn fill(case: &Case) {
     let archive = case.try_open(&secrets("first"), &case.seen()).unwrap();
     let fs = archive.file_system();
@@ -272,18 +274,19 @@ fn a_new_volume_key_is_wrapped_to_every_slot_that_is_kept() {
     let keys = keys::list(&case.path(), &case.access(&kept[1])).unwrap();
     assert_eq!(keys[3].about.as_ref().unwrap().label, "code");
 
-    // With another one of the kept, only some, and again.
+    // With another one of the kept keys, only some, and again.
     case.rekey(&kept[3], KeepKeys::Only(vec![KeyName::Slot(0), KeyName::parse("code"), KeyName::parse("age")]))
         .unwrap();
     for (number, secrets) in kept.iter().enumerate() {
         assert_eq!(case.opens(secrets), [0, 3, 4].contains(&number), "{number}");
     }
     check_content(&case, &kept[0]);
-    // A re-wrapped passphrase slot takes a new passphrase as any other.
+    // A re-wrapped passphrase slot accepts a new passphrase like any other.
     keys::change_passphrase(&case.path(), &case.access(&kept[0]), &passphrase("new"), KdfCost::TEST).unwrap();
     assert!(case.opens(&secrets("new")) && !case.opens(&kept[0]));
 
-    // What the user remembers followed: the copy from before is an older one, to who still can open it.
+    // The rollback state was updated: the copy from before is an older one, with a key that still
+    // opens it.
     std::fs::write(case.path(), &old_copy).unwrap();
     assert!(matches!(case.try_open(&secrets("first"), &case.seen()), Err(Error::Older(_))));
 }
@@ -334,7 +337,7 @@ fn a_slot_without_a_description_is_kept_only_with_its_secret() {
         header.replace_slots(&storage, &[plain(0), plain(1)], &key.volume_key).unwrap();
     }
     assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was made by an older program"));
-    // A change of the keys with its secret describes it, as a change of the passphrase does.
+    // A change of keys with its secret describes it, like a change of the passphrase.
     let access = secrets("old");
     keys::add(&case.path(), &case.access(&access), &NewKey::KeyFile(&key_file()), "").unwrap();
     let keys = keys::list(&case.path(), &case.access(&with_file())).unwrap();
@@ -366,7 +369,8 @@ fn a_header_backup_opens_an_archive_that_lost_both_copies() {
     keys::restore_header(&case.path(), &backup, &case.access(&access)).unwrap();
     assert!(case.opens(&access));
 
-    // Keys that were changed since are not revived unasked, also when only the commits tell of the change.
+    // Keys that were changed since are not restored without request, also if only the commits
+    // record the change.
     case.add(&NewKey::KeyFile(&key_file()), "");
     assert!(case.opens(&access));
     for ruined in [false, true] {
@@ -386,7 +390,8 @@ fn a_header_backup_opens_an_archive_that_lost_both_copies() {
     assert!(!case.opens(&with_file()));
 }
 
-/// A backup from before the archive had a log (specification 3.7): when no header is left to say that there is one, its entries do.
+/// A header backup from before the archive had a log (specification 3.7): without a header that
+/// declares it, the entries do.
 #[test]
 fn a_header_backup_without_a_log_does_not_hide_what_the_log_has() {
     let case = Case::new();
@@ -436,7 +441,7 @@ fn a_header_backup_of_another_archive_or_a_damaged_one_is_refused() {
     damaged[9000] ^= 1;
     assert!(restore(&damaged).contains("damaged"));
     assert!(std::fs::read(case.path()).unwrap() == before);
-    // Without a header that could tell: the commits do not open.
+    // Without such a header the commits do not open.
     let mut bytes = before.clone();
     for start in HEADER_START {
         bytes[(start * BLOCK) as usize..][..HEADER_BYTES].fill(0);
@@ -455,7 +460,8 @@ fn a_header_that_nobody_vouches_for_does_not_keep_the_right_one_out() {
     let access = secrets("first");
     let own = keys::backup_header(&case.path()).unwrap();
     let foreign = keys::backup_header(&other.path()).unwrap();
-    // Both copies of another archive, and one of this archive with the highest number and a sum that anybody can make.
+    // Both copies of another archive, and one of this archive with the highest number and a
+    // forgeable checksum.
     let mut forged = Framing { sequence: u64::MAX, ..Header::of_copy(&own).unwrap().framing().clone() };
     forged.copy = 1;
     let forged = crate::format::header::encode(&forged, &Header::of_copy(&own).unwrap().slots());
@@ -478,7 +484,8 @@ fn digits_alone_are_a_slot_and_everything_else_is_a_label() {
     }
 }
 
-/// Who leaves had the volume key, and could write to whom a slot of others is wrapped anew.
+/// A former user had the volume key, and could change the recipient for which another user's slot
+/// is wrapped.
 #[test]
 fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
     let case = Case::new();
@@ -501,8 +508,8 @@ fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
     assert!(std::fs::read(case.path()).unwrap() == before);
 }
 
-/// HEADER-1 for changes of several slots and of kinds: a power cut anywhere leaves the keys of before or of after, also when both copies are
-/// read by their own.
+/// HEADER-1 for changes of several slots and of kinds: a power failure at any time leaves the old
+/// or the new keys, also if each copy is read alone.
 #[test]
 fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
     let file = key_file();
@@ -532,7 +539,7 @@ fn a_power_cut_anywhere_in_a_change_of_keys_leaves_the_old_or_the_new_ones() {
     assert!(cuts > 100, "only {cuts}");
 }
 
-/// HEADER-1 when a header is put back over one that has a single whole copy, whichever that is.
+/// HEADER-1 when a header is restored over one with a single valid copy, for either copy.
 #[test]
 fn a_power_cut_while_a_header_is_put_back_leaves_a_whole_copy() {
     for damaged in 0..2u8 {
@@ -556,8 +563,8 @@ fn a_power_cut_while_a_header_is_put_back_leaves_a_whole_copy() {
     }
 }
 
-/// A crash between the two copies of a change leaves an older one: who opens the archive for writing brings it up to date before anything
-/// else, who only reads leaves it as it is.
+/// A crash between the two copies of a change leaves an older one: opening for writing updates it
+/// before anything else, reading leaves it unchanged.
 #[test]
 fn a_writable_open_repairs_an_older_header_copy() {
     for older in 0..2u8 {

@@ -1,4 +1,5 @@
-//! Header copies and key slots: damage, tampering, hostile parameters, and a crash at any write of a change.
+//! Header copies and key slots: damage, tampering, hostile parameters, and a crash at any write of
+//! a change.
 
 mod backed_up_anew;
 mod backup_faults;
@@ -48,13 +49,13 @@ use crate::keys::{self, UnlockLimits, UnlockedKey};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
-/// A file of `format-spec/vectors`.
+/// Loads a file of `format-spec/vectors`.
 pub(crate) fn vectors(name: &str) -> serde_json::Value {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("format-spec/vectors");
     serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap()).unwrap()
 }
 
-/// Groups of hexadecimal digits; `hh*n` repeats one byte.
+/// Decodes groups of hexadecimal digits; `hh*n` repeats one byte.
 pub(crate) fn unhex(value: &serde_json::Value) -> Vec<u8> {
     let byte = |digits: &str| u8::from_str_radix(digits, 16).unwrap();
     let group = |group: &str| match group.split_once('*') {
@@ -85,7 +86,7 @@ fn slot(number: usize, text: &str, kdf: KdfCost) -> SlotBlock {
     slots::make(&place, &NewKey::Passphrase(&passphrase(text), kdf), "label".into(), &environment).unwrap().1
 }
 
-/// An archive file with both header copies and nothing else.
+/// Returns an archive file with both header copies and nothing else.
 fn archive(entries: &[(usize, &str, KdfCost)]) -> MemoryStorage {
     let storage = MemoryStorage::new();
     storage.set_len(MIN_BLOCKS * BLOCK).unwrap();
@@ -179,7 +180,7 @@ fn other_files_later_versions_and_short_files_are_told_apart() {
         let error = Header::read(&short).err().unwrap();
         assert!(matches!(&error, Error::Damaged(detail) if detail.contains("truncated")), "{length}: {error}");
     }
-    // Zeros at the end of the magic may be lacking, and a version that was cut off is no other version.
+    // Zeros at the end of the magic may be missing, and a truncated version is not another version.
     for length in 0..=24 {
         let short = MemoryStorage::from_contents(whole[..length].to_vec());
         let error = Header::read(&short).err().unwrap();
@@ -194,7 +195,7 @@ fn other_files_later_versions_and_short_files_are_told_apart() {
     assert!(matches!(Header::read(&short), Err(Error::UnsupportedVersion(_))));
 }
 
-/// Somebody without the key can compute the checksum but not the MAC.
+/// Without the key one can compute the checksum but not the MAC.
 #[test]
 fn a_forged_newer_copy_is_refused() {
     let storage = archive(&[(0, "one", KdfCost::TEST)]);
@@ -230,11 +231,11 @@ fn every_slot_is_tried_however_many_run_side_by_side() {
         for (slot, word, _) in slots {
             let opened = slots::unlock_all(&header, &secrets(word), &limits).unwrap();
             let numbers: Vec<usize> = opened.0.iter().map(|opened| opened.slot).collect();
-            // The cheapest first, whoever ended first.
+            // Cheapest first, regardless of which ended first.
             assert_eq!((numbers, opened.1), (if word == "same" { vec![7, 31, 30] } else { vec![slot] }, true));
         }
         assert!(matches!(slots::unlock(&header, &secrets("wrong"), &limits), Err(Error::WrongKey)));
-        // What is beyond the budget is not tried beside what is within it.
+        // Slots beyond the budget are not tried concurrently with those within it.
         let tight = UnlockLimits { cost_mib: 7, ..limits };
         let (opened, all) = slots::unlock_all(&header, &secrets("same"), &tight).unwrap();
         assert_eq!((opened.len(), all), (2, false));
@@ -251,7 +252,8 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
         let slot = PassphraseSlot { salt: [1; 32], kdf, commitment: [2; 32], nonce: [3; 24], sealed: vec![0; 528] };
         encode_passphrase_slot(&slot, &[0; 3464])
     };
-    // The dearest that the format allows; one that takes all memory; bounds that the format does not allow.
+    // The most expensive one that the format allows; one that takes all memory; bounds that the
+    // format does not allow.
     for (memory_kib, passes) in [(4 << 20, 64), (4 << 20, 1), (u32::MAX, 1), (1 << 20, u32::MAX), (0, 1), (8, 0)] {
         let storage = archive(&[(0, "one", KdfCost::TEST)]);
         let header = Header::read(&storage).unwrap();
@@ -264,14 +266,16 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
         let header = Header::read(&storage).unwrap();
         let limits = UnlockLimits { together_mib: u64::MAX, ..UnlockLimits::default() };
         let error = slots::unlock(&header, &secrets("one"), &limits).err().unwrap();
-        // Bounds come first (specification 3.2): what is out of them is damaged, whatever it would cost.
+        // Bounds are checked first (specification 3.2): a value out of bounds is damaged,
+        // regardless of its cost.
         let bearable = memory_kib == 4 << 20;
         assert!(matches!(error, Error::Refused(Refusal::Costly { .. })) == bearable, "{memory_kib} {passes}: {error}");
         assert!(matches!(error, Error::Damaged(_)) != bearable, "{memory_kib} {passes}: {error}");
     }
 }
 
-/// What a crash at each operation of the storage from now on may leave: the death of the process alone, if `deaths`, and power cuts.
+/// Returns possible images after a crash at each operation of the storage from now on: after
+/// process death only, if `deaths`, and after power failure.
 fn crash_images(
     storage: &Arc<SimulatedStorage>,
     chance: &Arc<SeededEnvironment>,
@@ -291,8 +295,9 @@ fn crash_images(
     images
 }
 
-/// HEADER-1 on a medium that tears and reorders: a power cut or process death at any write or barrier of a change leaves one passphrase, in the
-/// way back as well as forth, and what opened once without a further change opens again after the repair.
+/// HEADER-1 on a medium that tears and reorders: a power failure or process death at any write or
+/// barrier of a change leaves one passphrase, in both directions, and an archive that opened once
+/// without a further change opens again after the repair.
 #[test]
 fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
     let slots = [slot(0, "old", KdfCost::TEST), slot(0, "new", KdfCost::TEST)];
@@ -319,7 +324,8 @@ fn a_power_cut_anywhere_in_a_change_leaves_one_passphrase() {
     assert!(cuts > 200, "only {cuts}");
 }
 
-/// A copy that is repaired is the older or damaged one, and only behind a barrier that made the other one durable.
+/// Only the older or damaged copy is repaired, and only after a barrier that made the other one
+/// durable.
 #[test]
 fn a_repair_never_leaves_less_than_one_whole_copy() {
     for seed in seeds(0..=19) {
@@ -338,24 +344,25 @@ fn a_repair_never_leaves_less_than_one_whole_copy() {
     }
 }
 
-/// Whatever fails while an archive is made, no file stays behind.
+/// After any failure of a creation no file remains.
 #[test]
 fn a_creation_that_fails_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("a.lbx");
-    // More memory than the format allows: fails behind the creation of the file.
+    // More memory than the format allows: fails after the creation of the file.
     let kdf = KdfCost { memory_kib: u32::MAX, ..KdfCost::TEST };
     let options = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0, umask: None } };
     assert!(Archive::create(&path, &passphrase("one"), &options).is_err());
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
-    // Somebody else's file is not touched.
+    // A foreign file is not touched.
     std::fs::write(&path, b"mine").unwrap();
     let options = CreateOptions { kdf: KdfCost::TEST, ..options };
     assert!(Archive::create(&path, &passphrase("one"), &options).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
 }
 
-/// HEADER-1: whichever write of a change is torn, the archive opens with the old or the new passphrase, and the next writable open repairs it.
+/// HEADER-1: after any torn write of a change, the archive opens with the old or the new
+/// passphrase, and the next opening for writing repairs it.
 #[test]
 fn a_change_torn_anywhere_leaves_one_whole_copy() {
     let storage = archive(&[(0, "old", KdfCost::TEST)]);
@@ -367,11 +374,11 @@ fn a_change_torn_anywhere_leaves_one_whole_copy() {
     let copies = HEADER_START.map(|start| start as usize * BLOCK as usize);
     for (first, second) in [(copies[0], copies[1])] {
         for torn in [0, 512, 4096, 4608, HEADER_BYTES - 512, HEADER_BYTES] {
-            // Copy 0 is under way.
+            // Copy 0 is being written.
             let mut bytes = before.clone();
             bytes[first..first + torn].copy_from_slice(&after[first..first + torn]);
             check_torn(bytes);
-            // Copy 0 passed its barrier, copy 1 is under way.
+            // Copy 0 passed its barrier, copy 1 is being written.
             let mut bytes = before.clone();
             bytes[first..first + HEADER_BYTES].copy_from_slice(&after[first..first + HEADER_BYTES]);
             bytes[second..second + torn].copy_from_slice(&after[second..second + torn]);

@@ -1,4 +1,5 @@
-//! Small files share pages; the bytes of one that was deleted go all the same, and those of the others stay.
+//! Small files share pages; the bytes of a deleted one are erased nevertheless, and those of the
+//! others remain.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::fs::FileSystem;
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
-/// How a test lets the delay pass or goes without.
+/// End of a test: with or without waiting for the delay.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Delay,
@@ -26,14 +27,14 @@ fn name(n: u64) -> Vec<u8> {
     format!("small{n}").into_bytes()
 }
 
-/// Small files of two owners, all packed.
+/// Creates small files of two owners, all packed.
 fn small_files(fs: &FileSystem, count: u64) -> Vec<Ino> {
     let files = (0..count).map(|n| put(fs, ROOT_INO, &name(n), &noise(n, 700 + (n % 9) as usize * 400))).collect();
     fs.sync().unwrap();
     files
 }
 
-/// Background steps and periodic commits while so many seconds of the test's clock pass.
+/// Runs background steps and periodic commits for so many seconds of the test's clock.
 fn wait(fs: &FileSystem, seconds: i64) {
     let start = fs.environment.now().seconds;
     while fs.environment.now().seconds < start + seconds {
@@ -62,7 +63,7 @@ fn of(storage: &Arc<MemoryStorage>) -> BTreeSet<Ino> {
     recoverable(&(storage.clone() as Arc<dyn Storage>))
 }
 
-/// The content is as expected, and structure, counts and space are exact.
+/// Checks that the content is as expected, and that structure, counts and space are exact.
 fn assert_whole(storage: Arc<dyn Storage>, content: &Expected) {
     let fs = open_on(storage, true, 900).unwrap();
     assert!(expected(&fs) == *content);
@@ -100,7 +101,8 @@ fn content_that_was_cut_or_replaced_on_a_shared_page_is_gone() {
         let (storage, fs) = fresh(2);
         let files = small_files(&fs, 60);
         let before = items(&storage);
-        // One becomes inline, one is shortened, one is overwritten whole, one in the middle, one grows to a page of its own.
+        // One becomes inline, one is shortened, one is completely overwritten, one in the middle,
+        // one grows to a page of its own.
         fs.truncate(files[1], 50, &mut |_| {}).unwrap();
         fs.truncate(files[2], 800, &mut |_| {}).unwrap();
         fs.write(files[3], 0, &noise(77, 1900)).unwrap();
@@ -110,7 +112,7 @@ fn content_that_was_cut_or_replaced_on_a_shared_page_is_gone() {
         let content = expected(&fs);
         end(&fs, ending);
         let after = items(&storage);
-        // Cut at 50 bytes and at 800: what lay behind is on no page.
+        // Truncated to 50 bytes and to 800: the rest is on no page.
         let held = |items: &[(Ino, u64, u32)], ino: Ino| -> u64 {
             items.iter().filter(|(other, ..)| *other == ino).map(|(_, _, length)| u64::from(*length)).sum()
         };
@@ -123,7 +125,7 @@ fn content_that_was_cut_or_replaced_on_a_shared_page_is_gone() {
     }
 }
 
-/// Every item of every packed page that can be found.
+/// Returns every item of every packed page in the file.
 fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
     let storage = storage.clone() as Arc<dyn Storage>;
     let pager = crate::pager::Pager::new(storage.clone(), super::sample::cipher(), 1 << 20);
@@ -140,7 +142,7 @@ fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
     found
 }
 
-/// What was deleted before a crash is found again by the next session, however it ends.
+/// Data deleted before a crash is erased by the next session, however that ends.
 #[test]
 fn what_a_crash_kept_from_being_repacked_is_gone_after_the_next_session() {
     for ending in ENDINGS {
@@ -160,7 +162,7 @@ fn what_a_crash_kept_from_being_repacked_is_gone_after_the_next_session() {
         assert!(found.len() > kept.len(), "nothing was left to look for");
         let again = open_on(crashed.clone(), false, 103).unwrap();
         if matches!(ending, Ending::Delay) {
-            // The noted pages wait for their time as in the first session.
+            // The stale pages wait for their delay as in the first session.
             wait(&again, 25);
         }
         end(&again, ending);
@@ -170,7 +172,7 @@ fn what_a_crash_kept_from_being_repacked_is_gone_after_the_next_session() {
     }
 }
 
-/// A crash at every barrier of a purge leaves all files whole, and the next purge finishes the work.
+/// A crash at every barrier of a purge preserves all files, and the next purge completes the work.
 #[test]
 fn a_crash_while_pages_are_repacked_loses_nothing() {
     let storage = SimulatedStorage::new();
@@ -210,7 +212,8 @@ fn a_crash_while_pages_are_repacked_loses_nothing() {
     }
 }
 
-/// A tree that is deleted as a whole is not written again first, and of other files no more than what is left of them.
+/// A tree that is deleted as a whole is not repacked first, and of other files only the remaining
+/// data is.
 #[test]
 fn repacking_writes_what_is_left_once() {
     let written = |delete: fn(u64) -> bool| {
@@ -240,14 +243,15 @@ fn repacking_writes_what_is_left_once() {
         println!("bytes written: by deleting {deleted}, with repacking {total}");
         total - deleted
     };
-    // 5,000 KiB are left of 10,000; beside them go the leaves that name them.
+    // 5,000 KiB remain of 10,000, in addition to the leaves that name them.
     let half = written(|n| n % 2 == 0);
     assert!((5_000 << 10..12_000 << 10).contains(&half), "{half}");
     let all = written(|_| true);
     assert!(all < 1 << 20, "{all}");
 }
 
-/// Writers, deletes and repacking without pause: what lives has its content, what is deleted is gone.
+/// Concurrent writes, deletes and repacking: live files have their content, deleted ones are
+/// erased.
 #[test]
 fn repacking_meets_writers_and_deletes() {
     let (storage, fs) = fresh(6);
@@ -318,8 +322,8 @@ fn repacking_meets_writers_and_deletes() {
     });
 }
 
-/// On an archive that cannot grow closing takes what is kept for deletes. Where not even that is there the bytes stay, closing tells, and a purge with
-/// room finds them.
+/// On an archive that cannot grow, closing uses the reserve for deletes. If that is exhausted too
+/// the bytes remain, closing reports that, and a purge with space erases them.
 #[test]
 fn without_room_closing_tells_and_a_later_purge_finds_what_is_left() {
     [false, true].into_iter().for_each(close_without_room);

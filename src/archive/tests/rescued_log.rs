@@ -1,4 +1,5 @@
-//! Rescue from archives of which the newest state is in the log: what was made durable last comes back, and what is obsolete does not.
+//! Rescue from archives whose newest state is in the log: the last durable data is rescued, and
+//! obsolete data is not.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -14,7 +15,8 @@ use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode, mode};
 use crate::rescue::{RescueOptions, RescueReport, RescueState, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
 
-/// A commit, and then each kind of change in an entry of its own; answers how many.
+/// Writes a commit, and then each kind of change in an entry of its own; returns the number of
+/// entries.
 fn filled(fs: &FileSystem) -> u64 {
     let below = fs.make_directory(ROOT_INO, b"directory", 0o750, OWNER).unwrap().ino;
     let large = put(fs, ROOT_INO, b"large", &noise(1, 200_000));
@@ -59,7 +61,7 @@ fn without_records(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Rescues, and asserts that what is there under its name is `want` and nothing else; answers how many are told to be perhaps not the newest.
+/// Rescues, and asserts that exactly `want` is there; returns the number of unproved objects.
 fn rescue(bytes: Vec<u8>, want: &Expected, what: &str) -> (RescueReport, u64) {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
@@ -67,7 +69,7 @@ fn rescue(bytes: Vec<u8>, want: &Expected, what: &str) -> (RescueReport, u64) {
     let environment = Arc::new(SeededEnvironment::new(4));
     let cipher = PageCipher::new(&key(), ARCHIVE, true, environment.clone());
     let mut doubted = 0;
-    let item = &mut |item: &crate::rescue::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
         assert_eq!(item.state, RescueState::Whole, "{what}: {}", item.reason);
         doubted += u64::from(item.older || item.unproved);
         Ok(())
@@ -105,7 +107,8 @@ fn what_the_log_says_comes_back_without_any_record() {
     }
 }
 
-/// The record that the entries extend wrote no node: that of its tree are older, and nothing shows that there were none between.
+/// The record that the entries extend wrote no node: those of its tree are older, and it is not
+/// proved that there were none in between.
 #[test]
 fn entries_are_laid_over_the_newest_leaves_that_are_left_of_before_and_that_is_told() {
     let (storage, fs, _) = logged();
@@ -135,17 +138,17 @@ fn entries_that_a_commit_contains_do_not_come_back_over_what_it_has() {
     let want = expected(&fs);
     for (what, bytes) in [("no records", without_records(storage.contents())), ("undamaged", storage.contents())] {
         let (report, doubted) = rescue(bytes, &want, what);
-        // They are there still, and would be laid over leaves of their own record.
+        // They still exist, and would be applied over leaves of their own record.
         assert_eq!((report.entries, doubted, report.complete()), (entries, 0, true), "{what}");
     }
 }
 
-/// The first commit after a crash carries the log on, as pending.
+/// The first commit after a crash keeps the log as pending.
 #[test]
 fn a_log_that_is_pending_is_laid_over_the_record_that_names_it() {
     let (storage, fs, entries) = logged();
     let want = expected(&fs);
-    // Each takes one block, or two.
+    // Each takes one or two blocks.
     let used = LOG.0 + fs.volume.log_use().used_bytes / BLOCK - 1;
     let killed = Arc::new(MemoryStorage::from_contents(storage.contents()));
     let fs = open_on(killed.clone(), false).unwrap();
@@ -157,7 +160,7 @@ fn a_log_that_is_pending_is_laid_over_the_record_that_names_it() {
         assert_eq!(report.entries, entries, "{what}");
         assert!(!report.entries_lost, "{what}");
     }
-    // It was durable as a whole, though no entry behind what is lost says so.
+    // It was durable as a whole, although no entry after the lost one proves it.
     for (what, from) in [("all of the log lost", LOG.0), ("the last entry lost", used)] {
         let spoiled = |mut bytes: Vec<u8>| {
             bytes[(from * BLOCK) as usize..(LOG.1 * BLOCK) as usize].fill(0);

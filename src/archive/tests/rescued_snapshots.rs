@@ -1,4 +1,5 @@
-//! Rescue from archives with snapshots: each comes back by itself, nothing that only they show comes back as if it were live, and none is lost unnoticed.
+//! Rescue from archives with snapshots: each can be rescued on its own, its exclusive data is not
+//! rescued as live data, and a lost snapshot is reported.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -20,10 +21,10 @@ use crate::storage::MemoryStorage;
 
 const B: usize = BLOCK as usize;
 
-/// Contents by path.
+/// Content by path.
 type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// An archive, what is live in it, and what its snapshots show, by name.
+/// Archive with its live content, and that of its snapshots by name.
 struct Kept {
     fs: Arc<FileSystem>,
     storage: Arc<MemoryStorage>,
@@ -37,7 +38,8 @@ impl Kept {
     }
 }
 
-/// Leaves that only one snapshot shows, leaves that all share, and content of each kind; entries of the log lie on top.
+/// Leaves of one snapshot, leaves shared by all, and content of each kind, with log entries after
+/// that.
 fn kept() -> Kept {
     let storage = Arc::new(archive(&[]));
     let fs = create_on(storage.clone(), 41).unwrap();
@@ -71,21 +73,21 @@ fn own_cipher() -> PageCipher {
     PageCipher::new(&key(), ARCHIVE, true, Arc::new(SeededEnvironment::new(4)))
 }
 
-/// One object that is told of.
+/// Report of one object.
 struct Told {
     state: RescueState,
     path: Vec<u8>,
     doubted: bool,
 }
 
-/// What is told, and the files that are there, by path.
+/// Returns the reports, and the files by path.
 fn rescue(bytes: Vec<u8>, snapshot: Option<&str>) -> Result<(RescueReport, Vec<Told>, Files)> {
     let target = tempfile::tempdir().unwrap();
     let to = target.path().join("to");
     let snapshot = snapshot.map(|name| name.as_bytes().to_vec());
     let options = RescueOptions { to: to.clone(), partial: false, privileges: false, snapshot };
     let mut told = Vec::new();
-    let item = &mut |item: &crate::rescue::Rescued<'_>| {
+    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
         told.push(Told { state: item.state, path: item.path.to_vec(), doubted: item.older || item.unproved });
         Ok(())
     };
@@ -142,7 +144,8 @@ fn each_snapshot_comes_back_by_itself_and_the_live_tree_without_them() {
     }
 }
 
-/// The list is that of the newest root which opens then, and nothing shows that no snapshot was removed since.
+/// The list is that of the newest root that opens, without proof that no snapshot was removed
+/// since.
 #[test]
 fn snapshots_come_back_without_any_record_and_are_not_called_proved() {
     let kept = kept();
@@ -171,7 +174,7 @@ fn a_removed_snapshot_is_neither_told_of_nor_rescued() {
     }
 }
 
-/// Where the tree of snapshots is lost, older ones of its roots tell of what may be gone; where there are none, that is told.
+/// If the snapshot tree is lost, older roots of it are used; without any, that is reported.
 #[test]
 fn a_list_of_snapshots_that_is_lost_is_told() {
     let kept = kept();
@@ -205,8 +208,9 @@ fn nodes_of(bytes: &[u8], tree: TreeId) -> Vec<Run> {
     runs
 }
 
-/// Whatever page is lost: of a snapshot comes back what it showed and nothing else; what only snapshots show comes back as live in doubt alone; what is
-/// called complete is all there, with both snapshots known.
+/// For each lost page: only a snapshot's own content is rescued from it; exclusive data of
+/// snapshots is rescued as live only as unproved; a complete rescue is complete, with both
+/// snapshots known.
 #[test]
 fn a_lost_page_mixes_nothing_and_hides_nothing() {
     let kept = kept();
@@ -232,7 +236,7 @@ fn a_lost_page_mixes_nothing_and_hides_nothing() {
         }
         for (path, content) in files.iter().filter(|(path, _)| !path.starts_with(b"/unnamed/")) {
             let of_one = live.get(path) == Some(content) || versions.iter().any(|one| one.get(path) == Some(content));
-            // LAID-3: what an entry of the log says may lie over an older version.
+            // LAID-3: a log entry may be applied over an older version.
             assert!(of_one || path == b"/logged", "block {at}: {}", String::from_utf8_lossy(path));
         }
         if report.complete() {

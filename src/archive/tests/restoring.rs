@@ -1,4 +1,5 @@
-//! Bringing back what a snapshot shows: all of it, whatever comes between, and counts and dead lists stay right.
+//! Restore from a snapshot: complete despite concurrent changes, with correct counts and dead
+//! lists.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -12,21 +13,21 @@ use super::snapshot_faults::{is_full_host, plans, stride};
 use super::{ARCHIVE, key};
 use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Result};
-use crate::exchange::{Alone, Entries, Names, Restore, RestoreReport, compare, resolve};
+use crate::exchange::{Entries, LiveNamespace, OfflineNamespace, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
 use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
 use crate::storage::simulated::{Fault, FaultPlan, SimulatedStorage};
 use crate::txn::{OpenOptions, Volume};
 
-/// With what the names of stages begin, and their mark.
+/// Prefix of the names of stages, and their mark.
 const STAGE: &[u8] = b".lockbox-restore";
 const MARK: &[u8] = b"trusted.lockbox.restore";
 
-/// In a description before what other paths may change.
+/// Separator in a description, before the part that other paths may change.
 const NAMES: &str = " names ";
 
-/// All that restoring brings back, by path; files with several names say which names.
+/// Restorable properties by path; files with several hard links list their names.
 type Described = BTreeMap<Vec<u8>, String>;
 
 fn describe(fs: &FileSystem) -> Described {
@@ -64,7 +65,7 @@ fn one(fs: &FileSystem, is: &Attributes, path: &[u8], first: &mut HashMap<Ino, V
     for name in names {
         write!(text, " {name:?}={:?}", fs.xattr(is.ino, name).unwrap()).unwrap();
     }
-    // Names of one file have the same first one.
+    // Hard links of one file have the same first name.
     let first = first.entry(is.ino).or_insert_with(|| path.to_vec());
     write!(text, "{NAMES}{} {first:?}", is.links).unwrap();
     text
@@ -82,7 +83,7 @@ fn below(fs: &FileSystem, directory: Ino, path: &[u8], first: &mut HashMap<Ino, 
     }
 }
 
-/// What is at and below a path, without what a change of its surroundings changes.
+/// Returns the objects at and below a path, without properties that depend on its surroundings.
 fn part(all: &Described, path: &[u8]) -> Described {
     let is_in = |other: &[u8]| other == path || (other.starts_with(path) && other.get(path.len()) == Some(&b'/'));
     all.iter().filter(|(other, _)| is_in(other)).map(|(path, text)| (path.clone(), text.clone())).collect()
@@ -115,7 +116,7 @@ fn restore_while(
 ) -> Result<RestoreReport> {
     let moment = fs.open_snapshot(name)?;
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.to_vec()).collect();
-    Restore::prepare(fs, &moment, &paths, to, &mut Alone(fs))?.run(go_on)
+    Restore::prepare(fs, &moment, &paths, to, &mut OfflineNamespace(fs))?.run(go_on)
 }
 
 fn remove_snapshots(fs: &FileSystem, name: Option<&[u8]>) {
@@ -133,7 +134,7 @@ fn set_times(fs: &FileSystem, ino: Ino, seconds: i64) {
     fs.set_attributes(ino, &set).unwrap();
 }
 
-/// An access control list: owner all, user 7 reads, group and mask read, others nothing.
+/// Access control list: owner all, user 7 reads, group and mask read, others nothing.
 fn list() -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] =
         [(1, 7, u32::MAX), (2, 4, 7), (4, 4, u32::MAX), (0x10, 4, u32::MAX), (0x20, 0, u32::MAX)];
@@ -146,7 +147,7 @@ fn list() -> Vec<u8> {
     bytes
 }
 
-/// Every kind of object below `tree`, and a file beside it.
+/// Creates every kind of object below `tree`, and a file outside of it.
 fn fill(fs: &FileSystem) {
     let tree = fs.make_directory(ROOT_INO, b"tree", 0o2750, OWNER).unwrap().ino;
     let deep = fs.make_directory(tree, b"deep", 0o711, OWNER).unwrap().ino;
@@ -181,7 +182,7 @@ fn fill(fs: &FileSystem) {
     }
 }
 
-/// What a bad script does.
+/// Destroys the tree like a bad script.
 fn wreck(fs: &FileSystem) {
     let tree = fs.lookup(ROOT_INO, b"tree").unwrap().ino;
     let deep = fs.lookup(tree, b"deep").unwrap().ino;
@@ -240,7 +241,7 @@ fn large_files_share_their_pages_with_the_snapshot() {
     fs.purge().unwrap();
     let more = (fs.volume.space().1 * 4096).saturating_sub(before);
     assert!(more < 300_000, "{more} bytes more");
-    // Written to, the two part.
+    // Written to, the two diverge.
     let ino = fs.lookup(ROOT_INO, b"large").unwrap().ino;
     fs.write(ino, 1 << 20, &[7; 100_000]).unwrap();
     fs.make_durable().unwrap();
@@ -261,7 +262,7 @@ fn paths_come_back_with_the_directories_above_them() {
     let expected = describe(&fs);
     wreck(&fs);
     let tree = fs.lookup(ROOT_INO, b"tree").unwrap().ino;
-    // A file in place of a directory, nothing in place of a file, and what lies below another path.
+    // A file in place of a directory, nothing in place of a file, and a path below another path.
     restore(&fs, b"good", &[b"file", b"/tree/deep/", b"tree/deep/small3", b"tree/text"], None).unwrap();
     let now = describe(&fs);
     for path in [&b"file"[..], b"tree/deep/small3", b"tree/deep/small4", b"tree/text", b"tree/deep/empty"] {
@@ -337,13 +338,13 @@ fn another_directory_takes_them_and_loses_nothing() {
     assert_same(&describe(&fs.open_snapshot(b"good").unwrap()), &expected, "the snapshot");
 }
 
-/// Names at the root that a restore uses when they are free.
+/// Returns names at the root that a restore uses if they are unused.
 fn stages(fs: &FileSystem) -> Vec<Vec<u8>> {
     let names = Entries::new(fs, ROOT_INO).unwrap().map(|entry| entry.unwrap().name);
     names.filter(|name| name.starts_with(STAGE)).collect()
 }
 
-/// What an interrupted restore leaves.
+/// Creates the leftovers of an interrupted restore.
 fn leave_stage(fs: &FileSystem, name: &[u8]) -> Ino {
     let made = fs.make_directory(ROOT_INO, name, 0o700, OWNER).unwrap().ino;
     fs.set_xattr(made, MARK, b"1", XattrMode::Set).unwrap();
@@ -414,7 +415,7 @@ fn objects_of_a_stages_name_come_back_and_leftovers_in_a_snapshot_do_not() {
         let refused = restore(&fs, b"with", &[path], None);
         assert!(matches!(&refused, Err(Error::Invalid(text)) if text.contains("interrupted")), "{refused:?}");
     }
-    // A directory that is to take them is no stage either.
+    // A target directory is not a stage either.
     for name in [STAGE, b".lockbox-restore-4", b".lockbox-restore-5"] {
         restore(&fs, b"with", &[b"file"], Some(&[name, b"/below"].concat())).unwrap();
         assert!(resolve(&fs, &[name, b"/below/file"].concat()).is_ok(), "{}", String::from_utf8_lossy(name));
@@ -422,7 +423,8 @@ fn objects_of_a_stages_name_come_back_and_leftovers_in_a_snapshot_do_not() {
     assert_sound(&fs, "own names");
 }
 
-/// Content that is not to be compressed is not, even when it is written out before the copy of its file is complete.
+/// Content that must not be compressed is not, even if it is written before the copy of its file is
+/// complete.
 #[test]
 fn what_must_not_be_compressed_never_is() {
     let (_, fs) = fresh(1);
@@ -445,13 +447,13 @@ fn what_must_not_be_compressed_never_is() {
     assert!(more >= 20 * text.len() as u64 / 4096, "{more} blocks for {} bytes", 20 * text.len());
 }
 
-/// Without what other paths may change: other names of a file.
+/// Removes properties that other paths may change: other names of a file.
 fn alike(all: Described) -> Described {
     let cut = |text: String| text.split(NAMES).next().unwrap_or_default().to_owned();
     all.into_iter().map(|(path, text)| (path, cut(text))).collect()
 }
 
-/// Each top of the tree has what it had, or what the snapshot shows.
+/// Checks that each top of the tree has its old content, or that of the snapshot.
 fn assert_old_or_new(fs: &FileSystem, old: &Described, new: &Described, what: &str) {
     let now = describe(fs);
     for top in [&b"tree"[..], b"file"] {
@@ -477,7 +479,7 @@ fn interrupted_anywhere_each_path_is_old_or_new_and_again_completes_it() {
             if count <= stop {
                 return Ok(());
             }
-            // The power fails here, after a commit of what was done.
+            // Power fails here, after a commit of the completed part.
             fs.make_durable()?;
             cut = Some(storage.contents());
             Err(Error::Interrupted(2))
@@ -513,7 +515,8 @@ fn open(storage: Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) ->
     FileSystem::new(volume, environment.clone(), name_key(&key(), &ARCHIVE), options).unwrap()
 }
 
-/// Each operation of the host fails in its turn, once or from then on; then it is tried again, or the process dies, or the power fails. All of the tree, and paths.
+/// Each operation of the host fails in turn, once or permanently; then the restore is repeated, or
+/// the process is killed, or the power fails. For the whole tree, and for paths.
 #[test]
 fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it() {
     let storage = SimulatedStorage::new();
@@ -543,7 +546,7 @@ fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it()
                 let storage = SimulatedStorage::from_contents(&bytes);
                 let fs = open(storage.clone(), &environment);
                 storage.inject(Some(plan));
-                // Commits come often, so that faults meet each part of it.
+                // Frequent commits, so that faults affect each part.
                 let mut calls = 0;
                 let ended = restore_while(&fs, b"good", paths, None, &mut || {
                     calls += 1;
@@ -593,7 +596,7 @@ fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it()
     }
 }
 
-/// Restores of any snapshot between any changes; snapshots come and go.
+/// Restores of random snapshots between random changes; snapshots are created and removed.
 #[test]
 fn any_snapshot_comes_back_at_any_time() {
     for seed in seeds(1..=4) {
@@ -630,7 +633,7 @@ fn any_snapshot_comes_back_at_any_time() {
     }
 }
 
-/// What has lost its name is not shared with: it may be half freed.
+/// Data of a removed snapshot is not shared: it may be half freed.
 #[test]
 fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     let (_, fs) = fresh(1);
@@ -640,7 +643,7 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     let all = fs.snapshots().unwrap();
     fs.unlink(ROOT_INO, b"large").unwrap();
     fs.remove_snapshots(&[all[0].0]).unwrap();
-    let mut alone = Alone(&fs);
+    let mut alone = OfflineNamespace(&fs);
     let failed = Restore::prepare(&fs, &moment, &[b"large".to_vec()], None, &mut alone).unwrap().run(&mut || Ok(()));
     assert!(matches!(failed, Err(Error::Stale)), "{failed:?}");
     fs.finish_removals(&mut || Ok(())).unwrap();
@@ -648,21 +651,21 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     assert_sound(&fs, "removed");
 }
 
-/// Somebody who does what he is told when nobody waits for it any more.
+/// Client that executes a request after its timeout.
 struct Late<'a> {
     fs: &'a FileSystem,
     told: Option<(Vec<u8>, Vec<u8>, bool)>,
     late: usize,
 }
 
-impl Names for Late<'_> {
+impl LiveNamespace for Late<'_> {
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         self.told = Some((from.to_vec(), to.to_vec(), exchange));
         Err(Error::Interrupted(0))
     }
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
-        Alone(self.fs).make_directory(path)
+        OfflineNamespace(self.fs).make_directory(path)
     }
 
     fn number(&mut self) -> u64 {
@@ -673,10 +676,10 @@ impl Names for Late<'_> {
 
     fn changed_name(&mut self, _: Ino, _: &[u8]) {}
 
-    /// What was built and is not wanted any more is being deleted.
+    /// A built object that is no longer needed is being deleted.
     fn changed(&mut self, _: Ino) {
         if let Some((from, to, exchange)) = &self.told {
-            let late = Alone(self.fs).rename(from, to, *exchange);
+            let late = OfflineNamespace(self.fs).rename(from, to, *exchange);
             assert!(matches!(late, Err(Error::NotFound)), "{late:?}");
             self.late += 1;
         }
@@ -697,7 +700,7 @@ fn a_rename_that_was_given_up_finds_nothing_to_rename() {
     assert!(names.late > 0, "a file with two names is deleted");
     let (from, to, exchange) = names.told.unwrap();
     assert!(from.starts_with(b".lockbox-restore-77/"), "{from:?}");
-    assert!(Alone(&fs).rename(&from, &to, exchange).is_err());
+    assert!(OfflineNamespace(&fs).rename(&from, &to, exchange).is_err());
     assert_eq!(stages(&fs).len(), 0);
     let (before, now) = (alike(part(&wrecked, b"tree")), alike(part(&describe(&fs), b"tree")));
     assert_same(&before, &now, "what was not restored");
@@ -718,7 +721,7 @@ fn programs_that_stand_in_a_replaced_directory_neither_end_a_restore_nor_lose_wh
     let (mut asked, mut moved) = (0, false);
     let go_on = &mut || {
         asked += 1;
-        // Once the old tree is being deleted, it is no longer what its path names.
+        // Once the old tree is being deleted, its path denotes another object.
         if fs.lookup(ROOT_INO, b"tree").is_ok_and(|found| found.ino != tree) {
             if !moved {
                 fs.rename(tree, b"important", ROOT_INO, b"saved", RenameMode::Replace).unwrap();
@@ -735,7 +738,7 @@ fn programs_that_stand_in_a_replaced_directory_neither_end_a_restore_nor_lose_wh
     assert_same(&part(&describe(&fs), b"tree"), &expected, "what was restored");
     assert_eq!(fs.read(fs.lookup(important, b"letter").unwrap().ino, 0, 100).unwrap(), b"to be kept");
     assert_sound(&fs, "beside programs");
-    // Whatever they made at the end is a leftover.
+    // Everything created at the end is a leftover.
     restore(&fs, b"good", &[b"tree/kept"], None).unwrap();
     assert_eq!(stages(&fs).len(), 0);
 }

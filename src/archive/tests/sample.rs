@@ -1,4 +1,5 @@
-//! A small archive in memory with everything that an archive can hold, and what it held after each commit.
+//! A small archive in memory with every kind of content, and the expected content after each
+//! commit.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -33,14 +34,14 @@ pub(super) struct Seen {
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Objects by path; what could not be read has its error.
+/// Objects by path; an unreadable object has its error.
 pub(super) type Listing = BTreeMap<Vec<u8>, Result<Seen>>;
-/// Objects by path as they were.
+/// Expected objects by path.
 pub(super) type Expected = BTreeMap<Vec<u8>, Seen>;
 
 pub(super) struct Sample {
     pub(super) bytes: Vec<u8>,
-    /// The file as it was after an earlier commit.
+    /// The file after an earlier commit.
     pub(super) earlier: Vec<u8>,
     pub(super) states: BTreeMap<Generation, Expected>,
 }
@@ -65,12 +66,12 @@ fn with_header() -> MemoryStorage {
     storage
 }
 
-/// An archive's file before its first page.
+/// Returns an archive's file before its first page.
 pub(crate) fn header_bytes() -> Vec<u8> {
     with_header().contents()
 }
 
-/// A new file system in memory behind a header.
+/// Creates a file system in memory, after a header.
 pub(super) fn fresh(seed: u64) -> (Arc<MemoryStorage>, Arc<FileSystem>) {
     println!("seed {seed}");
     let storage = Arc::new(with_header());
@@ -88,7 +89,7 @@ pub(super) fn create_on(storage: Arc<dyn Storage>, seed: u64) -> Arc<FileSystem>
     fs
 }
 
-/// Opens what lies in a storage, as `Archive::open` does but for the lock.
+/// Opens a storage like `Archive::open`, without the lock.
 pub(super) fn open_on(storage: Arc<dyn Storage>, read_only: bool, seed: u64) -> Result<Arc<FileSystem>> {
     let mut header = Header::read(&*storage)?;
     header.authenticate(&key())?;
@@ -119,9 +120,10 @@ pub(super) fn put(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) 
     made.ino
 }
 
-/// What a tree of files is read by.
+/// Reader of a tree of files.
 trait Reads {
-    /// Names with their inodes, without `.` and `..`; what was read before an error too.
+    /// Returns names with their inodes, without `.` and `..`; entries read before an error are
+    /// included.
     fn children(&self, directory: Ino, into: &mut Vec<(Ino, Vec<u8>)>) -> Result<()>;
     fn attributes(&self, ino: Ino) -> Result<Attributes>;
     fn read(&self, ino: Ino, length: usize) -> Result<Vec<u8>>;
@@ -163,7 +165,7 @@ impl Reads for SnapshotView<'_> {
     fn children(&self, directory: Ino, into: &mut Vec<(Ino, Vec<u8>)>) -> Result<()> {
         let bound = self.directory_bound(directory)?;
         self.list_directory(directory, 2, bound, true, &mut |entry, attributes| {
-            // None where the record of the inode is damaged.
+            // `None` if the record of the inode is damaged.
             assert!(attributes.is_none_or(|found| found.ino == entry.ino));
             into.push((entry.ino, entry.name.to_vec()));
             ControlFlow::Continue(())
@@ -199,7 +201,7 @@ pub(super) fn read_all(fs: &FileSystem) -> Listing {
     read_tree(fs)
 }
 
-/// The same of what a snapshot shows.
+/// Reads every object of a snapshot.
 pub(super) fn read_all_in(view: &SnapshotView<'_>) -> Listing {
     read_tree(view)
 }
@@ -246,12 +248,12 @@ pub(super) fn expected(fs: &FileSystem) -> Expected {
     read_tree(fs).into_iter().map(|(path, seen)| (path, seen.unwrap())).collect()
 }
 
-/// What a snapshot shows.
+/// Returns the content of a snapshot.
 pub(super) fn expected_in(view: &SnapshotView<'_>) -> Expected {
     read_tree(view).into_iter().map(|(path, seen)| (path, seen.unwrap())).collect()
 }
 
-/// Every kind of object and page, several versions of some, and something deleted.
+/// Creates every kind of object and page, several versions of some, and a deleted one.
 pub(super) fn sample() -> Sample {
     let (storage, fs) = fresh(1);
     let mut states = BTreeMap::new();
@@ -288,7 +290,7 @@ pub(super) fn sample() -> Sample {
 }
 
 impl Sample {
-    /// What the archive held as of a generation.
+    /// Returns the content of the archive as of a generation.
     pub(super) fn at(&self, generation: Generation) -> &Expected {
         self.states.range(..=generation).next_back().map(|(_, state)| state).expect("a state")
     }
@@ -297,7 +299,8 @@ impl Sample {
         self.states.values().next_back().expect("a state")
     }
 
-    /// Opens and reads everything: right, or an error that says so. Answers how many objects could not be read.
+    /// Opens and reads everything, which must be correct or an error. Returns the number of
+    /// unreadable objects.
     pub(super) fn judge(&self, bytes: Vec<u8>, what: &str) -> usize {
         self.judge_storage(MemoryStorage::from_contents(bytes), what)
     }

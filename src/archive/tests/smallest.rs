@@ -1,4 +1,5 @@
-//! The archive of the specification's section 16, which another implementation made: it is sound, and can be written on.
+//! The archive of the specification's section 16, written by another implementation: it is valid,
+//! and can be written to.
 
 use super::*;
 use crate::archive::OpenOptions;

@@ -1,10 +1,11 @@
-//! A host that fails or is full at each operation of taking and removing snapshots, and of pinning and reading a moment for a backup: who asked learns it, a
-//! snapshot is there as a whole or not at all, nothing that another one shows is lost, and the next attempt does it.
+//! A failing or full host at each operation of creating and removing snapshots, and of pinning and
+//! reading a version for a backup: the error is returned, a snapshot exists completely or not at
+//! all, other snapshots lose nothing, and the next attempt succeeds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::{Backups, Keep, KeepRule, Moments};
+use super::super::{Backups, RetentionPolicy, RetentionRule, SnapshotManager};
 use super::backups::{on, shown};
 use super::sample::{Expected, expected, expected_in, fresh, noise, open_on, put};
 use super::snapshots::change;
@@ -15,12 +16,12 @@ use crate::fs::FileSystem;
 use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
-/// How many turns are passed over between two that are tried; `FAULTS=all` tries each.
+/// Returns the number of faults skipped between two that are tried; `FAULTS=all` tries each.
 pub(super) fn stride(usually: usize) -> usize {
     if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
 }
 
-/// Every fault of a class of operations that a host may show, once and from then on.
+/// Returns every fault of a class of operations of the host, once and permanently.
 pub(super) fn plans() -> impl Iterator<Item = FaultPlan> {
     let faults = [
         (FaultClass::Write, Fault::Eio),
@@ -40,7 +41,7 @@ pub(super) fn plans() -> impl Iterator<Item = FaultPlan> {
     faults.into_iter().flat_map(both)
 }
 
-/// Whether a host that is full, and takes back nothing that it gave, is all that the plan says.
+/// Returns whether the plan only has a host that is full and cannot take back space.
 pub(super) fn is_full_host(plan: FaultPlan) -> bool {
     plan.fault == Fault::NoSpace && !matches!(plan.class, FaultClass::Write | FaultClass::Barrier)
 }
@@ -52,13 +53,13 @@ fn kept(fs: &FileSystem) -> Kept {
     all.map(|kept| (kept.name, expected_in(&fs.snapshot_view(kept.id)))).collect()
 }
 
-/// An archive with three snapshots, of which each shows what nothing else does, and a backup of it.
+/// Archive with three snapshots with exclusive data each, and a backup of it.
 struct World {
     bytes: Vec<u8>,
     live: Expected,
     kept: Kept,
     backup: Vec<u8>,
-    /// What the backup shows.
+    /// Content of the backup.
     earlier: Expected,
 }
 
@@ -87,13 +88,13 @@ impl World {
     }
 }
 
-/// What somebody asks for.
+/// Operation under test.
 struct Work {
     name: &'static str,
-    /// It gives room back, so a full host must not stop it.
+    /// It frees space, so a full host must not prevent it.
     frees: bool,
     run: fn(&World, &Arc<FileSystem>, &Arc<SimulatedStorage>) -> Result<()>,
-    /// The snapshots that there are then.
+    /// Snapshots that exist afterwards.
     leaves: &'static [&'static str],
 }
 
@@ -107,7 +108,7 @@ fn back_up(world: &World, fs: &Arc<FileSystem>, storage: &Arc<SimulatedStorage>,
     };
     match done {
         Ok(()) => storage.without_faults(|| assert!(shown(&*file) == expected(fs))),
-        // Without a header it is nothing.
+        // Without a header it is not an archive.
         Err(_) if whole => assert!(crate::keys::header::Header::read(&*file).is_err()),
         Err(_) => assert!(shown(&*file) == world.earlier, "a backup that was not brought up to date"),
     }
@@ -118,7 +119,7 @@ const WORKS: [Work; 5] = [
     Work {
         name: "create",
         frees: false,
-        run: |_, fs, _| Moments::of(fs.clone()).create(b"new"),
+        run: |_, fs, _| SnapshotManager::of(fs.clone()).create(b"new"),
         leaves: &["new", "one", "three", "two"],
     },
     Work {
@@ -128,7 +129,7 @@ const WORKS: [Work; 5] = [
             let named = |all: &[super::super::Snapshot]| {
                 all.iter().filter(|one| one.name == b"two").map(|one| one.id).collect()
             };
-            Moments::of(fs.clone()).remove(&mut |all| Ok(named(all)))?;
+            SnapshotManager::of(fs.clone()).remove(&mut |all| Ok(named(all)))?;
             fs.finish_removals(&mut || Ok(()))
         },
         leaves: &["one", "three"],
@@ -137,8 +138,8 @@ const WORKS: [Work; 5] = [
         name: "prune",
         frees: true,
         run: |_, fs, _| {
-            let keep = Keep::default().with(KeepRule::Last, 1);
-            Moments::of(fs.clone()).remove(&mut |all| {
+            let keep = RetentionPolicy::default().with(RetentionRule::Last, 1);
+            SnapshotManager::of(fs.clone()).remove(&mut |all| {
                 let rules = keep.kept_by(&all.iter().map(|one| one.time).collect::<Vec<_>>());
                 Ok(all.iter().zip(rules).filter(|(_, rules)| rules.is_empty()).map(|(one, _)| one.id).collect())
             })?;
@@ -161,7 +162,7 @@ const WORKS: [Work; 5] = [
 ];
 
 impl Work {
-    /// Whether it was done, as the snapshots say; each is as it was.
+    /// Returns whether it was done, according to the snapshots; checks that each is unchanged.
     fn is_done(&self, world: &World, fs: &FileSystem) -> bool {
         let now = kept(fs);
         for (name, shows) in &now {
@@ -197,12 +198,12 @@ fn judge_error(work: &Work, plan: FaultPlan, error: &Error, latched: bool) {
     }
 }
 
-/// Answers whether the fault was met.
+/// Returns whether the fault occurred.
 fn turn(world: &World, work: &Work, plan: FaultPlan) -> bool {
     let environment = SeededEnvironment::new(plan.count + 1);
     let storage = SimulatedStorage::from_contents(&world.bytes);
     let fs = open_on(storage.clone(), false, 7).unwrap();
-    // What was accepted and is not durable.
+    // Accepted data that is not durable.
     let written = fs.lookup(ROOT_INO, b"written").unwrap().ino;
     fs.write(written, 10_000, &noise(3, 20_000)).unwrap();
     let overwritten = expected(&fs);

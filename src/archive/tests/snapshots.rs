@@ -1,4 +1,5 @@
-//! Snapshots of whole archives: what one shows never changes, and what is removed is gone.
+//! Snapshots of whole archives: the content of one never changes, and that of a removed one is
+//! erased.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::create::name_key;
-use super::super::{Archive, CompactOptions, CreateOptions, Moments, OpenOptions};
+use super::super::{Archive, CompactOptions, CreateOptions, OpenOptions, SnapshotManager};
 use super::erasure::recoverable;
 use super::passphrase;
 use super::sample::{Expected, OWNER, cipher, expected, expected_in, fresh, noise, put};
@@ -23,7 +24,7 @@ use crate::keys::{self, SeenOptions, UnlockedKey};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{self, ReadView, Volume};
 
-/// What the snapshot shows in a copy of the archive as it lies there.
+/// Returns the content of the snapshot in a copy of the archive's current bytes.
 fn shown(storage: &MemoryStorage, name: &[u8]) -> Expected {
     let copy = Arc::new(MemoryStorage::from_contents(storage.contents()));
     let environment = Arc::new(SeededEnvironment::new(900));
@@ -40,7 +41,7 @@ fn assert_sound(fs: &FileSystem) {
     assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
 }
 
-/// One change of something, whichever it is.
+/// Makes a random change.
 pub(super) fn change(fs: &FileSystem, dice: &SeededEnvironment) {
     let below = |bound: u64| dice.next_u64() % bound;
     let name = |n: u64| format!("file{n}").into_bytes();
@@ -76,7 +77,7 @@ fn work_aside(fs: &FileSystem, dice: &SeededEnvironment) {
     }
 }
 
-/// Whatever is changed, repacked, purged and removed around it.
+/// Despite changes, repacking, purges and removals.
 #[test]
 fn what_a_snapshot_shows_never_changes() {
     for seed in seeds(1..=3) {
@@ -103,7 +104,7 @@ fn what_a_snapshot_shows_never_changes() {
             for _ in 0..20 {
                 change(&fs, &dice);
             }
-            // With what is staged over the live tree, and in the log.
+            // With dirty data over the live tree, and in the log.
             for (name, expected) in &kept {
                 let id = fs.snapshot_named(name).unwrap();
                 assert!(
@@ -118,7 +119,7 @@ fn what_a_snapshot_shows_never_changes() {
             }
             assert_sound(&fs);
         }
-        // What each one alone holds is what removing it frees.
+        // Removing each one frees the bytes that it holds alone.
         while let Some((name, _)) = kept.pop() {
             fs.purge().unwrap();
             let all = fs.snapshots().unwrap();
@@ -128,7 +129,7 @@ fn what_a_snapshot_shows_never_changes() {
             fs.finish_removals(&mut || Ok(())).unwrap();
             fs.purge().unwrap();
             let freed = before.saturating_sub(fs.volume.space().1 * 4096);
-            // Nodes of the trees that list it come and go beside.
+            // Nodes of the trees that list it are changed in addition.
             assert!(freed.abs_diff(*held) <= 200_000, "held={held} freed={freed}");
             assert_sound(&fs);
         }
@@ -136,8 +137,8 @@ fn what_a_snapshot_shows_never_changes() {
     }
 }
 
-/// As the pages that the trees lead to tell, before and after: dead lists are not asked, and the audit proves that nothing else is in use. With other
-/// removals that have begun and not ended.
+/// Compared by the pages reachable from the trees, before and after, without using dead lists; the
+/// audit proves that nothing else is in use. With other removals in progress.
 #[test]
 fn what_a_set_of_snapshots_holds_is_what_removing_it_frees() {
     for seed in seeds(1..=8) {
@@ -173,7 +174,8 @@ fn what_a_set_of_snapshots_holds_is_what_removing_it_frees() {
             let each: Vec<u64> = set.iter().map(|one| fs.volume.held_by_snapshots(&|id| id == *one).unwrap()).collect();
             several += u64::from(held > each.iter().sum());
             fs.remove_snapshots(&set).unwrap();
-            // What lost its name is shown by nothing; the steps that free it change no figure of what is left.
+            // A snapshot without name is in no result; the steps that free it do not change any
+            // number of the others.
             if below(2) == 0 {
                 fs.finish_removals(&mut || Ok(())).unwrap();
                 fs.make_durable().unwrap();
@@ -242,7 +244,7 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
     assert_eq!(view.attributes(large).unwrap().size, 300_000);
     let mut buffer = Vec::new();
     assert_eq!(view.read_into(large, 299_000, 5_000, &mut buffer).unwrap(), 1_000);
-    // Who reads at the moment of the removal reads to the end.
+    // A reader at the time of the removal can read to the end.
     let reading = ReadView::of_snapshot(&fs.volume, id.0).unwrap();
     fs.remove_snapshots(&[id.0]).unwrap();
     let stale = |what: &str, result: Result<()>| assert!(matches!(result, Err(Error::Stale)), "{what}: {result:?}");
@@ -289,19 +291,19 @@ fn a_view_of_a_removed_snapshot_is_stale_and_keeps_nothing() {
     assert_sound(&fs);
 }
 
-/// Without the pin, what is freed meanwhile is written over, and the moments are damaged.
+/// Without the pin, pages freed meanwhile would be overwritten, and the versions damaged.
 #[test]
 fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
     for seed in seeds(1..=4) {
         let (_, fs) = fresh(seed);
         let dice = SeededEnvironment::new(seed);
         (0..60).for_each(|_| change(&fs, &dice));
-        let moments = Moments::of(Arc::clone(&fs));
+        let moments = SnapshotManager::of(Arc::clone(&fs));
         moments.create(b"old").unwrap();
         (0..60).for_each(|_| change(&fs, &dice));
-        let (old, there) = (expected(&moments.moment(b"old").unwrap()), expected(&fs));
-        let now = moments.now().unwrap();
-        let older = moments.moment(b"old").unwrap();
+        let (old, there) = (expected(&moments.snapshot_view(b"old").unwrap()), expected(&fs));
+        let now = moments.pin_current().unwrap();
+        let older = moments.snapshot_view(b"old").unwrap();
         moments.remove(&mut |all| Ok(all.iter().map(|one| one.id).collect())).unwrap();
         for round in 0..6 {
             (0..40).for_each(|_| change(&fs, &dice));
@@ -317,7 +319,7 @@ fn what_was_there_when_it_was_asked_for_is_read_while_all_of_it_goes() {
     }
 }
 
-/// A name may be given again: what knows the number of the first one does not get the second.
+/// A name can be reused: a view of the first snapshot does not become one of the second.
 #[test]
 fn a_view_is_of_a_snapshot_and_not_of_a_name() {
     let (_, fs) = fresh(5);
@@ -397,7 +399,7 @@ impl Place {
     }
 }
 
-/// After a crash the log says what came after the snapshot: new bytes, records, sizes.
+/// After a crash the log has the changes after the snapshot: new bytes, records, sizes.
 #[test]
 fn the_log_is_not_laid_over_a_snapshot() {
     let place = Place::new();
@@ -430,7 +432,7 @@ fn only_snapshots_with_names_are_read_and_removed_and_only_once_each() {
     let missing = archive.remove_snapshots(&[b"one".to_vec(), b"three".to_vec()], &mut || Ok(()));
     assert!(matches!(missing, Err(Error::Refused(Refusal::NoSnapshot { name })) if name == "three"));
     assert_eq!(archive.snapshots().unwrap().len(), 2, "all or none");
-    // As if it was killed before anything was freed.
+    // Like a kill before anything was freed.
     let ids: Vec<u64> = archive.file_system().snapshots().unwrap().iter().map(|(id, ..)| *id).collect();
     archive.file_system().remove_snapshots(&ids[..1]).unwrap();
     drop(archive);
@@ -446,7 +448,7 @@ fn only_snapshots_with_names_are_read_and_removed_and_only_once_each() {
     assert!(matches!(read.take_snapshot(b"three"), Err(Error::ReadOnly(_))));
 }
 
-/// What is only half removed holds nobody up: nothing of it can be lost.
+/// A half removed snapshot prevents nothing: nothing of it can be lost.
 #[test]
 fn a_compaction_ends_a_removal_that_was_interrupted() {
     let place = Place::new();

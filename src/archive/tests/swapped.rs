@@ -1,4 +1,5 @@
-//! Somebody else may change the directory in which an archive lies: what this program makes is known by descriptor, never by its path.
+//! Another user may change the directory of an archive: files created by this program are
+//! identified by descriptor, never by path.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,10 +15,11 @@ use crate::format::ROOT_INO;
 use crate::fs::Creator;
 use crate::keys::{self, UnlockedKey};
 
-/// Who owns the archive when root runs the tests.
+/// Owner of the archive when root runs the tests.
 const SOMEBODY: u32 = 4321;
 
-/// An archive that everybody may read, of another user if we are root, and a private file of ours that is to be left alone.
+/// World-readable archive, of another user if we are root, and a private file of ours that must not
+/// be touched.
 struct Place {
     directory: tempfile::TempDir,
     key: UnlockedKey,
@@ -60,7 +62,7 @@ impl Place {
         Archive::compact(&self.path("box/a.lbx"), &self.key, &CompactOptions::default(), &mut step).map(drop)
     }
 
-    /// The name of the unfinished file in `directory`.
+    /// Returns the name of the unfinished file in `directory`.
     fn unfinished(&self, directory: &str) -> OsString {
         let names = fs::read_dir(self.path(directory)).unwrap().map(|entry| entry.unwrap().file_name());
         names.into_iter().find(|name| name.to_string_lossy().contains(".compact-")).unwrap()
@@ -113,7 +115,7 @@ fn what_was_put_in_place_of_the_new_file_does_not_become_the_archive() {
     place.assert_whole(&place.path("box/a.lbx"));
 }
 
-/// The directory is moved away, and another one of the same content in names takes its path.
+/// The directory is moved away, and another one with the same names takes its path.
 #[test]
 fn another_directory_under_the_path_is_left_alone() {
     for at in [CompactStep::Created, CompactStep::Verified, CompactStep::Prepared] {

@@ -1,4 +1,4 @@
-//! Copies files of the host into an archive, streaming, with everything that the archive can keep of them.
+//! Imports host files into an archive, streaming, with all metadata that the archive can store.
 
 mod renewal;
 mod small;
@@ -13,49 +13,51 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::amount::Tally;
-use super::attributes::{self, Object};
+use super::attributes::{self, XattrObject};
 use super::deletion::MirrorPlan;
 use super::host::{self, attributes_of, device_number, host_error};
-use super::left::LeftOut;
-use super::walk::{self, Names, Step, Walk};
-use super::{Cause, Copied, Filter, Problem, Progress, path};
+use super::progress::CopyTally;
+use super::skipped::SkippedItems;
+use super::walk::{self, HostEntries, TreeWalk, WalkStep};
+use super::{CopyCounts, Filter, Problem, ProblemCause, Progress, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
 use crate::storage::FileIdentity;
 
-/// Bytes read from the host and handed to the archive at once.
+/// Size of one read from the host and one write to the archive, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// How to import.
+/// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// Directory of the archive that takes the sources; made when it is missing.
+    /// Target directory in the archive; created if missing.
     pub to: Vec<u8>,
-    /// What the one source is called there; None for names of their own.
+    /// New name of a single source; `None` to keep the names.
     pub name: Option<Vec<u8>>,
-    /// A source that is a symbolic link stands for what it points to. Links below a source are always kept as links.
+    /// Follow a source that is a symbolic link. Links below a source are always copied as links.
     pub follow: bool,
-    /// Replace what is in the way, except directories.
+    /// Replace existing objects, except directories.
     pub replace: bool,
-    /// Owner of directories made for `to`.
+    /// Owner of directories created for `to`.
     pub creator: Creator,
-    /// What below the sources is left out.
+    /// Excludes paths below the sources.
     pub filter: Filter,
-    /// Make what the sources become equal to them: what is unchanged is not written again, and what the plan says is deleted, when all
-    /// else is done and nothing failed. A replaced object has its old content or the new one at any moment.
+    /// Make the targets equal to the sources: unchanged objects are not written again, and the
+    /// plan's deletions are executed at the end if nothing failed. A replaced object has its old or
+    /// its new content at any time.
     pub mirror: Option<MirrorPlan>,
 }
 
 impl ImportOptions {
-    /// What a source is called in the archive.
+    /// Returns the name of a source in the archive.
     pub(super) fn name_of(&self, source: &Path) -> Result<Vec<u8>> {
         self.name.clone().map_or_else(|| source_name(source), Ok)
     }
 
-    /// Of two sources with one name only one would be there in the end. Who has no name is told when it is read.
-    pub(super) fn refuse_twins(&self, sources: &[PathBuf]) -> Result<()> {
+    /// Refuses two sources of one name, because the second would replace the first. A source
+    /// without a name is reported when it is read.
+    pub(super) fn refuse_duplicate_names(&self, sources: &[PathBuf]) -> Result<()> {
         let mut names = HashSet::new();
         match sources.iter().filter_map(|source| self.name_of(source).ok()).find(|name| !names.insert(name.clone())) {
             Some(name) => Err(Error::invalid(format!("two sources would get the name {}", display(&name)))),
@@ -64,31 +66,33 @@ impl ImportOptions {
     }
 }
 
-/// What was imported.
+/// Result of an import.
 #[derive(Debug, Default)]
 pub struct ImportReport {
-    pub copied: Copied,
-    /// Mirroring: what was as in the source, and what only got other metadata. Neither counts above.
+    pub copied: CopyCounts,
+    /// Mirroring: objects equal to the source, and objects of which only metadata was updated. Not
+    /// included in `copied`.
     pub unchanged: u64,
     pub updated: u64,
-    /// Mirroring: what was deleted, with everything below.
+    /// Mirroring: deleted objects, including descendants.
     pub deleted: u64,
-    /// Mirroring: what was to be deleted, each with everything below, and stays because a part of the sources could not be copied: who
-    /// does not know all that is there deletes nothing.
+    /// Mirroring: planned deletions (as subtrees) that were skipped because a part of the sources
+    /// could not be copied and may be unknown.
     pub deletions_skipped: u64,
-    /// Extended attributes that the archive does not keep.
-    pub left: LeftOut,
-    /// What failed while the rest went on.
+    /// Extended attributes that the archive does not store.
+    pub skipped: SkippedItems,
+    /// Failures of single objects.
     pub problems: Vec<Problem>,
 }
 
-/// Copies each source, with what is below it, under its own name into the directory `options.to`. Existing directories are
-/// merged. What cannot be read is reported and left out; a file that changes meanwhile is kept as it was read, and reported. An error of `progress`
-/// ends it.
+/// Copies each source recursively under its own name into the directory `options.to`. Existing
+/// directories are merged. Unreadable objects are reported and skipped; a file that changes
+/// meanwhile is stored as it was read, and reported. An error of `progress` ends the import.
 ///
 /// # Errors
-/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, and `Interrupted` of `progress`: nothing
-/// more is added; what was added before is whole, and what was on its way is taken back.
+/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `Latched`, `ReadOnly`,
+/// `Damaged`, and `Interrupted` of `progress` end the import; objects added before are complete,
+/// the current one is removed.
 pub fn import(
     fs: &FileSystem,
     archive: Option<FileIdentity>,
@@ -96,64 +100,66 @@ pub fn import(
     options: &ImportOptions,
     progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<ImportReport> {
-    options.refuse_twins(sources)?;
-    let directory =
-        path::resolve_or_make(fs, &options.to, |parent, name| fs.make_directory(parent, name, 0o755, options.creator))?;
-    let mut import = Import {
+    options.refuse_duplicate_names(sources)?;
+    let directory = path_ops::resolve_or_create(fs, &options.to, |parent, name| {
+        fs.make_directory(parent, name, 0o755, options.creator)
+    })?;
+    let mut import = Importer {
         fs,
         options,
         progress,
         archive,
         report: ImportReport::default(),
-        tally: Tally::default(),
+        tally: CopyTally::default(),
         links: HashMap::new(),
         claimed: HashSet::new(),
         piece: vec![0; PIECE],
         path: Vec::new(),
         top_length: 0,
         plan: options.mirror.clone(),
-        waiting: small::Waiting::default(),
+        pending: small::PendingFiles::default(),
     };
     let copied = sources.iter().try_for_each(|source| import.source(source, directory));
-    // What was read before an error is added as it would have been without waiting.
-    copied.and(import.add_waiting())?;
-    import.delete_the_rest()?;
+    // Files read before an error are added as they would have been without batching.
+    copied.and(import.add_pending())?;
+    import.delete_remaining()?;
     Ok(import.report)
 }
 
-struct Import<'a> {
+struct Importer<'a> {
     fs: &'a FileSystem,
     options: &'a ImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
-    /// The archive's own file, which cannot be added to itself.
+    /// Identity of the archive's own file, which cannot be added to itself.
     archive: Option<FileIdentity>,
     report: ImportReport,
-    tally: Tally,
-    /// Device and inode of a file with several names: its copy and the names still to come, as far as the count of them goes: sources that
-    /// lie in each other bring a name twice.
+    tally: CopyTally,
+    /// Copies of files with several hard links, by device and inode number, with the number of
+    /// links still expected. Overlapping sources may encounter a link twice.
     links: HashMap<(u64, u64), (Ino, u64)>,
-    /// Files of the archive that one with several names was found to be.
+    /// Files of the archive matched with a host file that has several hard links.
     claimed: HashSet<Ino>,
     piece: Vec<u8>,
-    /// The host path being copied, for messages; the first `top_length` bytes are the source's own.
+    /// Host path of the current object, for messages; the first `top_length` bytes are the source's
+    /// own.
     path: Vec<u8>,
     top_length: usize,
     plan: Option<MirrorPlan>,
-    waiting: small::Waiting,
+    pending: small::PendingFiles,
 }
 
-/// What the import keeps of a directory whose entries are being copied.
-struct Kept {
+/// Directory on the walk's stack.
+struct ImportedDirectory {
     stat: Stat,
     ino: Ino,
-    /// Mirroring: the directory was there before, and what differs is to be found out.
+    /// Mirroring: the directory existed before, and its metadata is compared.
     is_old: bool,
 }
 
-/// A directory of the host, and what is kept of it.
-type Directory = walk::Directory<Names, Kept>;
+/// Host directory on the walk's stack.
+type ImportDirectory = walk::WalkDirectory<HostEntries, ImportedDirectory>;
 
-impl Import<'_> {
+impl Importer<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
         self.path = source.as_os_str().as_bytes().to_vec();
         self.top_length = self.path.len();
@@ -161,26 +167,26 @@ impl Import<'_> {
             Ok(name) => name,
             Err(error) => return self.note(Err(error)),
         };
-        let mut walk = Walk::new();
+        let mut walk = TreeWalk::new();
         let first = self.entry(CWD, source.as_os_str().as_bytes(), self.options.follow, directory, &name);
         let copied = self.descend(&mut walk, first).and_then(|()| self.copy_below(&mut walk));
         if copied.is_err() {
-            // Their entries are not all copied, because the import ends.
-            walk.abandon(&mut self.path, |path, directory| self.waiting.finish_later(path, directory));
+            // The import ends, so not all of their entries are copied.
+            walk.abandon(&mut self.path, |path, directory| self.pending.finish_later(path, directory));
         }
         copied
     }
 
-    fn copy_below(&mut self, walk: &mut Walk<Names, Kept>) -> Result<()> {
+    fn copy_below(&mut self, walk: &mut TreeWalk<HostEntries, ImportedDirectory>) -> Result<()> {
         while let Some(step) = walk.step(&mut self.path, Iterator::next, |entry| entry.file_name().to_bytes()) {
             let below = match step {
-                Ok(Step::Leave(directory)) => {
+                Ok(WalkStep::Leave(directory)) => {
                     self.leave_directory(directory)?;
                     continue;
                 }
-                Ok(Step::Entry(entry, directory)) => {
+                Ok(WalkStep::Entry(entry, directory)) => {
                     let (host, name) = (directory.entries.descriptor(), entry.file_name().to_bytes());
-                    host.and_then(|host| self.entry(host, name, false, directory.kept.ino, name))
+                    host.and_then(|host| self.entry(host, name, false, directory.state.ino, name))
                 }
                 Err(error) => Err(error),
             };
@@ -189,15 +195,19 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Goes on in a directory that was made.
-    fn descend(&mut self, walk: &mut Walk<Names, Kept>, made: Result<Option<(Names, Kept)>>) -> Result<()> {
-        if let Some((names, kept)) = self.tolerate(made)? {
-            walk.enter(&self.path, names, kept);
+    /// Descends into a directory that was created.
+    fn descend(
+        &mut self,
+        walk: &mut TreeWalk<HostEntries, ImportedDirectory>,
+        made: Result<Option<(HostEntries, ImportedDirectory)>>,
+    ) -> Result<()> {
+        if let Some((names, state)) = self.tolerate(made)? {
+            walk.enter(&self.path, names, state);
         }
         Ok(())
     }
 
-    /// Copies one object; a directory is made and returned, its entries follow.
+    /// Copies one object. Returns a directory to descend into.
     fn entry(
         &mut self,
         at: impl AsFd,
@@ -205,33 +215,33 @@ impl Import<'_> {
         follow: bool,
         parent: Ino,
         name: &[u8],
-    ) -> Result<Option<(Names, Kept)>> {
-        self.tally.next();
-        self.tell(0)?;
+    ) -> Result<Option<(HostEntries, ImportedDirectory)>> {
+        self.tally.start_next();
+        self.report_progress(0)?;
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if self.options.filter.leaves_out(self.path.get(self.top_length + 1..).unwrap_or_default(), is_directory) {
+        if self.options.filter.excludes(self.path.get(self.top_length + 1..).unwrap_or_default(), is_directory) {
             return Ok(None);
         }
-        self.tally.meet_host(&stat);
+        self.tally.add_host_file(&stat);
         if Some(FileIdentity::from(&stat)) == self.archive {
-            self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Itself });
+            self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Itself });
             return Ok(None);
         }
-        if self.waiting.has(parent, name) {
-            self.add_waiting()?;
+        if self.pending.has(parent, name) {
+            self.add_pending()?;
         }
         if let Some(plan) = &mut self.plan {
-            plan.spare(parent, name);
-            let object = Object::Named { directory: at.as_fd(), name: host, follow };
+            plan.keep(parent, name);
+            let object = XattrObject::Named { directory: at.as_fd(), name: host, follow };
             if !is_directory && self.is_unchanged(&stat, &object, parent, name)? {
                 return Ok(None);
             }
         }
         let open = |kind: OFlags| {
             let follow = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-            // A FIFO that took the file's place must not block the open.
+            // Opening a FIFO that replaced the file must not block.
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | follow | kind;
             rustix::fs::openat(&at, host, flags, Mode::empty()).map_err(host_error("cannot open"))
         };
@@ -250,34 +260,34 @@ impl Import<'_> {
                 let creator = host::creator_of(&stat);
                 let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
                 let ino = import.place(parent, name, make, |import, ino| {
-                    import.xattrs(&Object::Named { directory: at.as_fd(), name: host, follow }, ino)?;
+                    import.xattrs(&XattrObject::Named { directory: at.as_fd(), name: host, follow }, ino)?;
                     import.fs.set_attributes(ino, &metadata_of(&stat)).map(drop)
                 })?;
                 import.report.copied.symlinks += 1;
                 Ok(ino)
             }),
             _ => self.linked(&stat, parent, name, |import| {
-                let object = Object::Named { directory: at.as_fd(), name: host, follow };
+                let object = XattrObject::Named { directory: at.as_fd(), name: host, follow };
                 import.node(&object, &stat, parent, name)
             }),
         }
     }
 
-    /// `within`: where in the file that is being copied.
-    fn tell(&mut self, within: u64) -> Result<()> {
+    /// Reports progress; `within` is the offset in the current file.
+    fn report_progress(&mut self, within: u64) -> Result<()> {
         let copied = self.report.copied.progress(&self.path, 0);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
     }
 
-    fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(Names, Kept)> {
+    fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(HostEntries, ImportedDirectory)> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
         let creator = host::creator_of(&stat);
         let fs = self.fs;
         let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
-        let (ino, is_old) = match path::if_there(fs.lookup(parent, name))? {
+        let (ino, is_old) = match path_ops::none_if_missing(fs.lookup(parent, name))? {
             Some(existing) if existing.is_directory() => {
                 if self.plan.is_none() {
-                    attributes::forget_lists(fs, existing.ino)?;
+                    attributes::remove_access_lists(fs, existing.ino)?;
                 }
                 (existing.ino, self.plan.is_some())
             }
@@ -285,28 +295,28 @@ impl Import<'_> {
             _ => (self.place(parent, name, make, |_, _| Ok(()))?, false),
         };
         self.report.copied.directories += 1;
-        Ok((Names::of(host)?, Kept { stat, ino, is_old }))
+        Ok((HostEntries::of(host)?, ImportedDirectory { stat, ino, is_old }))
     }
 
-    /// Times last: every entry made in a directory changes them.
-    fn finish_directory(&mut self, directory: &Directory) -> Result<()> {
-        let (host, kept) = (directory.entries.descriptor()?, &directory.kept);
-        if kept.is_old {
-            return self.renew_directory(&Object::open(&host), kept);
+    /// Sets the times last, because every created entry changes them.
+    fn finish_directory(&mut self, directory: &ImportDirectory) -> Result<()> {
+        let (host, state) = (directory.entries.descriptor()?, &directory.state);
+        if state.is_old {
+            return self.update_directory(&XattrObject::open(&host), state);
         }
-        let xattrs = self.xattrs(&Object::open(&host), kept.ino);
-        self.fs.set_attributes(kept.ino, &attributes_of(&kept.stat))?;
+        let xattrs = self.xattrs(&XattrObject::open(&host), state.ino);
+        self.fs.set_attributes(state.ino, &attributes_of(&state.stat))?;
         xattrs
     }
 
-    /// Gives a file with several names one copy with as many names.
+    /// Copies a file with several hard links once, and creates the other links.
     fn linked(
         &mut self,
         stat: &Stat,
         parent: Ino,
         name: &[u8],
         copy: impl FnOnce(&mut Self) -> Result<Ino>,
-    ) -> Result<Option<(Names, Kept)>> {
+    ) -> Result<Option<(HostEntries, ImportedDirectory)>> {
         let id = (stat.st_dev, stat.st_ino);
         let seen = self.links.get(&id).copied();
         let remaining = match seen {
@@ -352,19 +362,19 @@ impl Import<'_> {
         if end == size {
             end = self.unstated_content(host, before, ino)?;
         }
-        self.xattrs(&Object::open(host), ino)?;
+        self.xattrs(&XattrObject::open(host), ino)?;
         let set = SetAttributes { size: Some(end), ..attributes_of(before) };
         self.fs.set_attributes(ino, &set)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
         if end < size || host::was_written(before, &after) {
-            self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Changed });
+            self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Changed });
         }
         Ok(())
     }
 
-    /// Copies the bytes after the stated size, and returns the length of the copy: files of /proc
-    /// and documents of unknown length state 0. Of a file that grows meanwhile nothing more is
-    /// copied; the copy of one that is written all the time would not end.
+    /// Copies the bytes after the reported size and returns the length of the copy: files of /proc
+    /// and documents of unknown length report size 0. A file that grows meanwhile is not followed,
+    /// because the copy of a continuously written file would not end.
     fn unstated_content(&mut self, host: &OwnedFd, before: &Stat, ino: Ino) -> Result<u64> {
         let mut offset = u64::try_from(before.st_size).unwrap_or(0);
         loop {
@@ -375,23 +385,24 @@ impl Import<'_> {
             self.fs.write(ino, offset, &self.piece[..length])?;
             offset += length as u64;
             self.report.copied.bytes += length as u64;
-            self.tell(offset)?;
+            self.report_progress(offset)?;
         }
     }
 
-    /// Copies what is data below `size`, leaves holes, and returns the length of the copy: less when the file shrank.
+    /// Copies the data below `size`, preserves holes, and returns the length of the copy, which is
+    /// shorter if the file shrank.
     fn content(&mut self, host: &OwnedFd, size: u64, ino: Ino) -> Result<u64> {
         let failed = host_error("cannot read");
         let mut offset = 0;
         while offset < size {
             let data = match rustix::fs::seek(host, SeekFrom::Data(offset)) {
                 Ok(data) => data,
-                // No data behind the offset: the rest is one hole, unless the file shrank.
+                // No data after the offset: the rest is a hole, unless the file shrank.
                 Err(Errno::NXIO) => {
                     let now = rustix::fs::fstat(host).map_err(&failed)?.st_size;
                     return Ok(size.min(u64::try_from(now).unwrap_or(0)));
                 }
-                // A host file system without the notion.
+                // The host file system does not support SEEK_DATA.
                 Err(Errno::INVAL) => offset,
                 Err(errno) => return Err(failed(errno)),
             };
@@ -406,13 +417,13 @@ impl Import<'_> {
                 self.fs.write(ino, offset, &self.piece[..length])?;
                 offset += length as u64;
                 self.report.copied.bytes += length as u64;
-                self.tell(offset)?;
+                self.report_progress(offset)?;
             }
         }
         Ok(size)
     }
 
-    fn node(&mut self, object: &Object<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
+    fn node(&mut self, object: &XattrObject<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
         let creator = host::creator_of(stat);
         let rdev = device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let fs = self.fs;
@@ -429,11 +440,12 @@ impl Import<'_> {
         Ok(ino)
     }
 
-    fn xattrs(&mut self, object: &Object<'_>, ino: Ino) -> Result<()> {
-        attributes::import(object, self.fs, ino, &self.path, &mut self.report.left)
+    fn xattrs(&mut self, object: &XattrObject<'_>, ino: Ino) -> Result<()> {
+        attributes::import(object, self.fs, ino, &self.path, &mut self.report.skipped)
     }
 
-    /// Makes an object and fills it; what could not be filled is removed again. A replacement is made beside and renamed over.
+    /// Creates an object and fills it; an incomplete one is removed. A replacement gets a temporary
+    /// name and is renamed over the old object.
     fn place(
         &mut self,
         parent: Ino,
@@ -446,7 +458,7 @@ impl Import<'_> {
             Err(Error::Exists) if self.options.replace || self.plan.is_some() => {
                 let existing = self.fs.lookup(parent, name)?;
                 match &self.plan {
-                    Some(plan) => plan.may_replace(&existing)?,
+                    Some(plan) => plan.check_replaceable(&existing)?,
                     None if existing.is_directory() => return Err(Error::IsDirectory),
                     None => {}
                 }
@@ -471,13 +483,13 @@ impl Import<'_> {
         }
     }
 
-    /// Notes a failure that concerns one object, passes on one that ends the import.
+    /// Records a failure of one object; returns an error that ends the import.
     fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(value),
             Err(error) if ends_import(&error) => Err(error),
             Err(error) => {
-                self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Failed(error) });
+                self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Failed(error) });
                 Ok(None)
             }
         }
@@ -488,13 +500,13 @@ impl Import<'_> {
     }
 }
 
-/// Whether nothing more can be added, or is to be.
+/// Returns whether the error prevents all further additions, or is an interrupt.
 fn ends_import(error: &Error) -> bool {
     use Error::{Damaged, Interrupted, NoSpace, ReadOnly, WriteFailed};
     matches!(error, NoSpace(_) | WriteFailed(_) | ReadOnly(_) | Damaged(_) | Interrupted(_))
 }
 
-/// What an object takes from its host file: a link has no mode of its own.
+/// Returns the metadata to copy from a host file; a symbolic link has no mode.
 fn metadata_of(stat: &Stat) -> SetAttributes {
     let attributes = attributes_of(stat);
     match FileType::from_raw_mode(stat.st_mode) {
@@ -508,14 +520,14 @@ fn make_beside(make: &impl Fn(&[u8]) -> Result<Attributes>) -> Result<(Attribute
     loop {
         let name = format!(".lockbox-add-{number}").into_bytes();
         match make(&name) {
-            // Left by an import that was killed.
+            // Left over from an interrupted import.
             Err(Error::Exists) => number += 1,
             other => return Ok((other?, name)),
         }
     }
 }
 
-/// The name that a source gets: its last part, or that of the real path for `.` and the like.
+/// Returns the name of a source: its last component, or that of the real path for `.` and the like.
 fn source_name(source: &Path) -> Result<Vec<u8>> {
     let name = match source.file_name() {
         Some(name) => name.to_owned(),

@@ -1,21 +1,28 @@
-//! Mirroring of single objects: what is unchanged stays, what was replaced by another kind makes way, what is gone is deleted.
+//! Mirroring of single objects: skips unchanged ones, replaces ones of another type, deletes
+//! missing ones.
 
 use rustix::fs::Stat;
 
-use super::{Import, Kept, metadata_of};
+use super::{ImportedDirectory, Importer, metadata_of};
 use crate::error::Result;
-use crate::exchange::attributes::{self, Object};
-use crate::exchange::difference::{Difference, difference};
-use crate::exchange::path::if_there;
+use crate::exchange::attributes::{self, FileDifference, XattrObject, compare_with_host};
+use crate::exchange::path_ops::none_if_missing;
 use crate::exchange::{Problem, deletion};
 use crate::format::Ino;
 use crate::fs::{Attributes, RenameMode};
 
-impl Import<'_> {
-    /// Whether the archive has the object, after its metadata was renewed if only that differs. Names of one file stay names of
-    /// one file, and no others.
-    pub(super) fn is_unchanged(&mut self, stat: &Stat, object: &Object<'_>, parent: Ino, name: &[u8]) -> Result<bool> {
-        let Some(existing) = if_there(self.fs.lookup(parent, name))? else { return Ok(false) };
+impl Importer<'_> {
+    /// Returns whether the archive already has the object; updates its metadata if only that
+    /// differs. Hard links of one file must be hard links of one file in the archive, and no
+    /// others.
+    pub(super) fn is_unchanged(
+        &mut self,
+        stat: &Stat,
+        object: &XattrObject<'_>,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<bool> {
+        let Some(existing) = none_if_missing(self.fs.lookup(parent, name))? else { return Ok(false) };
         let id = (stat.st_dev, stat.st_ino);
         let linked = self.links.get(&id).copied();
         let same_names = match linked {
@@ -25,11 +32,11 @@ impl Import<'_> {
         if !same_names {
             return Ok(false);
         }
-        match difference(self.fs, &existing, stat, object)? {
-            Difference::Content => return Ok(false),
-            Difference::None => self.report.unchanged += 1,
-            Difference::Metadata => {
-                attributes::renew(object, self.fs, existing.ino, &self.path, &mut self.report.left)?;
+        match compare_with_host(self.fs, &existing, stat, object)? {
+            FileDifference::Content => return Ok(false),
+            FileDifference::None => self.report.unchanged += 1,
+            FileDifference::Metadata => {
+                attributes::update(object, self.fs, existing.ino, &self.path, &mut self.report.skipped)?;
                 self.fs.set_attributes(existing.ino, &metadata_of(stat))?;
                 self.report.updated += 1;
             }
@@ -42,36 +49,37 @@ impl Import<'_> {
         Ok(true)
     }
 
-    /// A directory that was there keeps what is as in the source.
-    pub(super) fn renew_directory(&mut self, object: &Object<'_>, kept: &Kept) -> Result<()> {
-        let existing = self.fs.attributes(kept.ino)?;
-        if difference(self.fs, &existing, &kept.stat, object)? != Difference::None {
-            attributes::renew(object, self.fs, kept.ino, &self.path, &mut self.report.left)?;
-            self.fs.set_attributes(kept.ino, &metadata_of(&kept.stat))?;
+    /// Updates the metadata of an existing directory where it differs.
+    pub(super) fn update_directory(&mut self, object: &XattrObject<'_>, state: &ImportedDirectory) -> Result<()> {
+        let existing = self.fs.attributes(state.ino)?;
+        if compare_with_host(self.fs, &existing, &state.stat, object)? != FileDifference::None {
+            attributes::update(object, self.fs, state.ino, &self.path, &mut self.report.skipped)?;
+            self.fs.set_attributes(state.ino, &metadata_of(&state.stat))?;
         }
         Ok(())
     }
 
-    /// Unless a part of the sources could not be copied.
-    pub(super) fn delete_the_rest(&mut self) -> Result<()> {
+    /// Executes the planned deletions, unless a part of the sources could not be copied.
+    pub(super) fn delete_remaining(&mut self) -> Result<()> {
         let Some(mut plan) = self.plan.take() else { return Ok(()) };
         if self.report.problems.iter().any(Problem::hides_something) {
-            self.report.deletions_skipped = plan.still_to_go();
+            self.report.deletions_skipped = plan.remaining();
             return Ok(());
         }
         let fs = self.fs;
-        plan.carry_out(fs, |path, result| {
+        plan.execute(fs, |path, result| {
             self.path = path.to_vec();
             self.report.deleted += self.tolerate(result.map(Some))?.unwrap_or(0);
             Ok(())
         })
     }
 
-    /// The new object takes the place of the old one, which may be of any kind when mirroring.
+    /// Renames the new object over the old one, which may have any type when mirroring.
     pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
         let existing = self.fs.lookup(parent, name)?;
         if existing.ino == made.ino {
-            // A rename between two names of one file does nothing, and would leave the temporary one.
+            // A rename between two hard links of one file has no effect and would leave the
+            // temporary name.
             return self.fs.unlink(parent, temporary);
         }
         if !existing.is_directory() && !made.is_directory() {

@@ -1,7 +1,7 @@
-//! Small files wait until there are many, and are then added at once.
+//! Batches small files and adds them in one step.
 //!
-//! What is to be done after the files of a directory waits with them. Nothing else depends on the order: who wants a name that waits has the
-//! waiting files added first.
+//! The completion of their directories is deferred with them. Nothing else depends on the order:
+//! when a pending name is needed, the pending files are added first.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -9,25 +9,26 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::{Directory, Import, ends_import};
+use super::{ImportDirectory, Importer, ends_import};
 use crate::error::Result;
-use crate::exchange::attributes::{self, Object};
+use crate::exchange::attributes::{self, XattrObject};
 use crate::exchange::host::{host_error, read_at, timestamps, was_written};
-use crate::exchange::path::if_there;
-use crate::exchange::{Cause, Problem};
+use crate::exchange::path_ops::none_if_missing;
+use crate::exchange::{Problem, ProblemCause};
 use crate::format::Ino;
 use crate::fs::{FileSystem, MAX_SMALL_FILE, NewFile, mode};
 
-/// Files that are added at once at most, and their bytes: what the file system takes in one step.
+/// Maximum number and total bytes of files in a batch: as many as the file system accepts in one
+/// step.
 const MOST_FILES: usize = 1024;
 const MOST_BYTES: usize = 2 << 20;
-/// Directories that wait for their files at most: each keeps a descriptor.
+/// Maximum number of deferred directories: each holds a descriptor.
 const MOST_DIRECTORIES: usize = 64;
-/// What a host file system can leave out as a hole at least.
+/// Smallest hole that a host file system can represent.
 const LEAST_HOLE: u64 = 4096;
 
-/// A file that was read.
-struct Small {
+/// File that was read.
+struct SmallFile {
     path: Vec<u8>,
     directory: Ino,
     name: Vec<u8>,
@@ -37,28 +38,28 @@ struct Small {
     changed: bool,
 }
 
-/// See the module.
+/// Batch of files and their deferred directories.
 #[derive(Default)]
-pub(super) struct Waiting {
-    files: Vec<Small>,
+pub(super) struct PendingFiles {
+    files: Vec<SmallFile>,
     bytes: usize,
     names: HashSet<(Ino, Vec<u8>)>,
-    /// With the paths for messages.
-    directories: Vec<(Vec<u8>, Directory)>,
+    /// With their paths for messages.
+    directories: Vec<(Vec<u8>, ImportDirectory)>,
 }
 
-impl Waiting {
+impl PendingFiles {
     pub(super) fn has(&self, directory: Ino, name: &[u8]) -> bool {
         !self.files.is_empty() && self.names.contains(&(directory, name.to_vec()))
     }
 
-    pub(super) fn finish_later(&mut self, path: &[u8], directory: Directory) {
+    pub(super) fn finish_later(&mut self, path: &[u8], directory: ImportDirectory) {
         self.directories.push((path.to_vec(), directory));
     }
 }
 
-impl Import<'_> {
-    /// Reads a small file that is to be added later; false for one that has to be copied at once.
+impl Importer<'_> {
+    /// Reads a small file into the batch; returns false for a file that must be copied directly.
     pub(super) fn read_small(&mut self, host: &OwnedFd, parent: Ino, name: &[u8]) -> Result<bool> {
         let stat = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
         let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
@@ -68,51 +69,52 @@ impl Import<'_> {
         {
             return Ok(false);
         }
-        if if_there(self.fs.lookup(parent, name))?.is_some() {
-            // Replaced, compared or refused, one by one.
+        if none_if_missing(self.fs.lookup(parent, name))?.is_some() {
+            // Replaced, compared or refused individually.
             return Ok(false);
         }
-        let xattrs: Vec<_> = attributes::read(&Object::open(host))?.into_iter().collect();
+        let xattrs: Vec<_> = attributes::read(&XattrObject::open(host))?.into_iter().collect();
         if !xattrs.iter().all(|(name, _)| FileSystem::is_plain_xattr(name)) {
             return Ok(false);
         }
         let mut content = content(host, size as usize)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
         if after.st_size != stat.st_size {
-            // What it grew by is not copied, as of a large file.
+            // Growth since stat is not copied, as for large files.
             content.truncate(size as usize);
         }
         if content.len() as u64 > MAX_SMALL_FILE {
-            // More than it stated.
+            // Longer than reported.
             return Ok(false);
         }
         let changed = (content.len() as u64) < size || was_written(&stat, &after);
-        // What is held in memory: attributes may be much more than the content.
-        self.waiting.bytes +=
+        // Memory in use: attributes may be much larger than the content.
+        self.pending.bytes +=
             content.len() + xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-        self.waiting.names.insert((parent, name.to_vec()));
+        self.pending.names.insert((parent, name.to_vec()));
         let (path, name) = (self.path.clone(), name.to_vec());
-        self.waiting.files.push(Small { path, directory: parent, name, stat, xattrs, content, changed });
-        if self.waiting.files.len() >= MOST_FILES || self.waiting.bytes >= MOST_BYTES {
-            self.add_waiting()?;
+        self.pending.files.push(SmallFile { path, directory: parent, name, stat, xattrs, content, changed });
+        if self.pending.files.len() >= MOST_FILES || self.pending.bytes >= MOST_BYTES {
+            self.add_pending()?;
         }
         Ok(true)
     }
 
     /// Finishes a directory, after its files.
-    pub(super) fn leave_directory(&mut self, directory: Directory) -> Result<()> {
-        if self.waiting.files.is_empty() {
+    pub(super) fn leave_directory(&mut self, directory: ImportDirectory) -> Result<()> {
+        if self.pending.files.is_empty() {
             let done = self.finish_directory(&directory);
             return self.note(done);
         }
-        self.waiting.finish_later(&self.path, directory);
-        if self.waiting.directories.len() >= MOST_DIRECTORIES { self.add_waiting() } else { Ok(()) }
+        self.pending.finish_later(&self.path, directory);
+        if self.pending.directories.len() >= MOST_DIRECTORIES { self.add_pending() } else { Ok(()) }
     }
 
-    /// Adds what waits, and finishes the directories even when that fails: the mode of an unfinished one may give its group rights that
-    /// its access list takes away. Returns the first error that ends the import.
-    pub(super) fn add_waiting(&mut self) -> Result<()> {
-        let Waiting { files, directories, .. } = std::mem::take(&mut self.waiting);
+    /// Adds the pending files, and finishes the directories even if that fails: the mode of an
+    /// unfinished directory may grant its group access that its access control list denies. Returns
+    /// the first error that ends the import.
+    pub(super) fn add_pending(&mut self) -> Result<()> {
+        let PendingFiles { files, directories, .. } = std::mem::take(&mut self.pending);
         let path = std::mem::take(&mut self.path);
         let mut done = if files.is_empty() { Ok(()) } else { self.add_small(&files) };
         for (path, directory) in directories {
@@ -125,9 +127,9 @@ impl Import<'_> {
         done
     }
 
-    /// An error that concerns some of the files only does not end the import: then each is tried by itself, so that each one that is
-    /// missing is told of and the others are not missing.
-    fn add_small(&mut self, files: &[Small]) -> Result<()> {
+    /// Adds a batch. If some of the files fail, each is retried individually, so that failures are
+    /// reported per file and the other files are added.
+    fn add_small(&mut self, files: &[SmallFile]) -> Result<()> {
         let new: Vec<NewFile<'_>> = files.iter().map(new_file).collect();
         let mut added = Vec::with_capacity(files.len());
         let done = self.fs.add_files_to(&new, &mut added);
@@ -140,7 +142,7 @@ impl Import<'_> {
             self.report.copied.files += 1;
             self.report.copied.bytes += file.content.len() as u64;
             if file.changed {
-                self.report.problems.push(Problem { path: self.path.clone(), cause: Cause::Changed });
+                self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Changed });
             }
         }
         match done {
@@ -158,7 +160,7 @@ impl Import<'_> {
     }
 }
 
-fn new_file(file: &Small) -> NewFile<'_> {
+fn new_file(file: &SmallFile) -> NewFile<'_> {
     let (atime, mtime) = timestamps(&file.stat);
     NewFile {
         directory: file.directory,
@@ -173,7 +175,8 @@ fn new_file(file: &Small) -> NewFile<'_> {
     }
 }
 
-/// Whether a part of the file is a hole. Blocks tell mostly; a file system that compresses has to be asked.
+/// Returns whether a part of the file is a hole. Usually the block count tells; on a compressing
+/// file system SEEK_HOLE is used.
 fn has_holes(host: &OwnedFd, stat: &Stat, size: u64) -> Result<bool> {
     let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
     if size <= LEAST_HOLE || blocks * 512 >= size {
@@ -181,16 +184,16 @@ fn has_holes(host: &OwnedFd, stat: &Stat, size: u64) -> Result<bool> {
     }
     match rustix::fs::seek(host, SeekFrom::Hole(0)) {
         Ok(hole) => Ok(hole < size),
-        // A host file system without the notion, or the file shrank.
+        // The host file system does not support SEEK_HOLE, or the file shrank.
         Err(Errno::INVAL | Errno::NXIO) => Ok(false),
         Err(errno) => Err(host_error("cannot read")(errno)),
     }
 }
 
-/// Returns the content of the file, which states `size` bytes: all of it, or one byte more than a
-/// small file has.
+/// Returns the content of a file of reported size `size`: all of it, or one byte more than a small
+/// file may have.
 fn content(host: &OwnedFd, size: usize) -> Result<Vec<u8>> {
-    // With room for the read that meets the end.
+    // One byte more, for the read that detects the end.
     let mut content = vec![0; size + 1];
     let mut end = 0;
     loop {

@@ -1,4 +1,5 @@
-//! Access control lists as text, as tar programs write them: `user::rw-,user:1000:r--,group::r--,mask::r--,other::---`.
+//! Access control lists as text, as tar programs write them:
+//! `user::rw-,user:1000:r--,group::r--,mask::r--,other::---`.
 
 use std::fmt::Write;
 
@@ -6,10 +7,10 @@ use nix::unistd::{Group, User};
 
 const VERSION: u32 = 2;
 const ENTRY: usize = 8;
-/// What entries without a number carry in its place.
+/// Id of entries without a qualifier.
 const UNDEFINED: u32 = u32::MAX;
 
-/// The text of a list in the kernel's form, with numbers in place of names; None for what is no such list.
+/// Converts a list from the kernel's format to text, with numeric ids; `None` for a malformed list.
 pub(super) fn to_text(value: &[u8]) -> Option<String> {
     let (head, rest) = value.split_first_chunk::<4>()?;
     let (entries, []) = rest.as_chunks::<ENTRY>() else { return None };
@@ -37,7 +38,8 @@ pub(super) fn to_text(value: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// The kernel's form of a text; None for what is no list, or names somebody whom this machine does not know.
+/// Converts text to the kernel's format; `None` for a malformed list, or names unknown on this
+/// machine.
 pub(super) fn from_text(text: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?;
     let mut entries = Vec::new();
@@ -46,7 +48,7 @@ pub(super) fn from_text(text: &[u8]) -> Option<Vec<u8>> {
             entries.push(parse_entry(entry)?);
         }
     }
-    // The order that the kernel wants.
+    // The kernel requires this order.
     entries.sort_by_key(|&(tag, _, id)| (tag, id));
     let mut value = VERSION.to_le_bytes().to_vec();
     for (tag, bits, id) in entries {
@@ -63,7 +65,7 @@ fn parse_entry(entry: &str) -> Option<(u16, u16, u32)> {
         [word, name, letters] => (word, name, letters, None),
         // The number of the name, as star and bsdtar write it.
         [word, name, letters, number] => (word, name, letters, Some(number)),
-        // mask:rwx and other:rwx, which have nobody to name.
+        // mask:rwx and other:rwx, which have no name field.
         [word, letters] => (word, "", letters, None),
         _ => return None,
     };

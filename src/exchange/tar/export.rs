@@ -1,4 +1,5 @@
-//! Writes a part of an archive as a tar stream: with all that is known of it, or one directory for other people.
+//! Writes a part of an archive as a tar stream: complete, or one directory for sharing with other
+//! people.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -7,36 +8,36 @@ use tar::{EntryType, Header};
 
 use lockbox_terminal::display;
 
-use super::sparse::Map;
+use super::sparse::SparseMap;
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
 use crate::error::{Error, Result};
-use crate::exchange::amount::Tally;
-use crate::exchange::walk::{Step, Tree};
-use crate::exchange::{Copied, Entry, Filter, Progress, path, split_device_number};
+use crate::exchange::progress::CopyTally;
+use crate::exchange::walk::{ArchiveWalk, WalkStep};
+use crate::exchange::{CopyCounts, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 
-/// Bytes read from the archive at once.
+/// Size of one read from the archive, in bytes.
 const PIECE: usize = 1 << 20;
-/// Longest name in a header; longer ones get a record.
+/// Longest name in a header; longer ones get a pax record.
 const MAX_SHORT_NAME: usize = 100;
-/// Largest owner and size that seven and eleven octal digits hold; larger ones get a record.
+/// Largest owner and size that seven and eleven octal digits hold; larger ones get a pax record.
 const MAX_OWNER: u32 = 0o7_777_777;
 const MAX_SIZE: u64 = 0o77_777_777_777;
 
-/// What was written.
+/// Result of an export.
 #[derive(Debug, Default)]
 pub struct TarExport {
-    pub copied: Copied,
-    /// A tar has no place for them.
+    pub copied: CopyCounts,
+    /// Skipped sockets, which a tar cannot represent.
     pub sockets: u64,
 }
 
-/// Writes each path with what is below it, under its path from the root; without paths, everything.
+/// Writes each path recursively, under its path from the root; without paths, everything.
 ///
 /// # Errors
-/// `Invalid` for a path that is not there, before anything is written. Later ones leave a stream without an end mark, which no reader
-/// takes for whole.
+/// `Invalid` for a missing path, before anything is written. Later errors leave a stream without
+/// end mark, which readers reject as incomplete.
 pub fn export_tar(
     fs: &FileSystem,
     paths: &[Vec<u8>],
@@ -46,11 +47,11 @@ pub fn export_tar(
 ) -> Result<TarExport> {
     let everything = [Vec::new()];
     let mut tops = Vec::new();
-    for given in if paths.is_empty() { &everything } else { paths } {
-        let attributes = path::resolve_given(fs, given)?;
-        tops.push((path::components(given)?.join(&b'/'), attributes));
+    for requested in if paths.is_empty() { &everything } else { paths } {
+        let attributes = path_ops::resolve_argument(fs, requested)?;
+        tops.push((path_ops::components(requested)?.join(&b'/'), attributes));
     }
-    let mut export = Export::new(fs, filter, out, progress);
+    let mut export = Exporter::new(fs, filter, out, progress);
     for (path, attributes) in tops {
         export.top(path, &attributes)?;
     }
@@ -58,42 +59,44 @@ pub fn export_tar(
     Ok(export.report)
 }
 
-/// Writes the directory at `path` for other people: below `name`, and without what is this machine's business, see [`Member::bare`].
+/// Writes the directory at `path` for sharing: below `name`, and without local metadata, see
+/// [`PaxMember::bare`].
 ///
 /// # Errors
-/// `Invalid` for a path that is not there, `NotDirectory`, before anything is written; later ones as of [`export_tar`].
-pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Write) -> Result<Packed> {
-    let attributes = path::resolve_given(fs, path)?;
+/// `Invalid` for a missing path and `NotDirectory`, before anything is written; later ones as for
+/// [`export_tar`].
+pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Write) -> Result<PackReport> {
+    let attributes = path_ops::resolve_argument(fs, path)?;
     if !attributes.is_directory() {
         return Err(Error::NotDirectory);
     }
     let (filter, mut progress) = (Filter::default(), |_: &Progress<'_>| {});
-    let mut export = Export { bare: true, ..Export::new(fs, &filter, out, &mut progress) };
+    let mut export = Exporter { bare: true, ..Exporter::new(fs, &filter, out, &mut progress) };
     export.top(name.to_vec(), &attributes)?;
     export.out.end()?;
-    Ok(Packed { copied: export.report.copied, special: export.special })
+    Ok(PackReport { copied: export.report.copied, special: export.special })
 }
 
-/// What was packed for other people.
+/// Result of packing a directory for sharing.
 #[derive(Debug, Default)]
-pub struct Packed {
-    pub copied: Copied,
-    /// Sockets, FIFOs and devices, which were left out.
+pub struct PackReport {
+    pub copied: CopyCounts,
+    /// Skipped sockets, FIFOs and devices.
     pub special: u64,
 }
 
-/// Where the stream goes, and how long it is.
-pub(super) struct Counted<'a> {
+/// Output stream that counts its bytes.
+pub(super) struct CountingWriter<'a> {
     out: &'a mut dyn Write,
     written: u64,
 }
 
-impl<'a> Counted<'a> {
-    pub(super) fn new(out: &'a mut dyn Write) -> Counted<'a> {
-        Counted { out, written: 0 }
+impl<'a> CountingWriter<'a> {
+    pub(super) fn new(out: &'a mut dyn Write) -> CountingWriter<'a> {
+        CountingWriter { out, written: 0 }
     }
 
-    /// The end mark.
+    /// Writes the end mark.
     pub(super) fn end(&mut self) -> Result<()> {
         self.zeros(2 * BLOCK as u64)?;
         self.fill(RECORD)?;
@@ -108,51 +111,51 @@ impl<'a> Counted<'a> {
 
     fn zeros(&mut self, length: u64) -> Result<()> {
         let block = [0; BLOCK];
-        let mut left = length;
-        while left > 0 {
-            let part = left.min(BLOCK as u64);
+        let mut remaining = length;
+        while remaining > 0 {
+            let part = remaining.min(BLOCK as u64);
             self.bytes(&block[..part as usize])?;
-            left -= part;
+            remaining -= part;
         }
         Ok(())
     }
 
-    /// Zeros up to the next multiple.
+    /// Writes zeros up to the next multiple.
     pub(super) fn fill(&mut self, multiple: u64) -> Result<()> {
         self.zeros(self.written.next_multiple_of(multiple) - self.written)
     }
 }
 
-struct Export<'a> {
+struct Exporter<'a> {
     fs: &'a FileSystem,
     filter: &'a Filter,
     progress: &'a mut dyn FnMut(&Progress<'_>),
-    out: Counted<'a>,
+    out: CountingWriter<'a>,
     report: TarExport,
-    tally: Tally,
-    /// A file with several names: the first of them.
+    tally: CopyTally,
+    /// First paths of files with several hard links.
     links: HashMap<Ino, Vec<u8>>,
-    /// Of the path of what the user named; the filter's paths begin below it.
+    /// Length of the path prefix that the user named; the filter's paths begin below it.
     top_length: usize,
-    /// For other people.
+    /// For sharing: without local metadata.
     bare: bool,
     special: u64,
 }
 
-impl<'a> Export<'a> {
+impl<'a> Exporter<'a> {
     fn new(
         fs: &'a FileSystem,
         filter: &'a Filter,
         out: &'a mut dyn Write,
         progress: &'a mut dyn FnMut(&Progress<'_>),
-    ) -> Export<'a> {
-        Export {
+    ) -> Exporter<'a> {
+        Exporter {
             fs,
             filter,
             progress,
-            out: Counted::new(out),
+            out: CountingWriter::new(out),
             report: TarExport::default(),
-            tally: Tally::default(),
+            tally: CopyTally::default(),
             links: HashMap::new(),
             top_length: 0,
             bare: false,
@@ -166,10 +169,10 @@ impl<'a> Export<'a> {
         if !attributes.is_directory() {
             return Ok(());
         }
-        let mut tree = Tree::below(self.fs, &path, attributes.ino, ())?;
+        let mut tree = ArchiveWalk::below(self.fs, &path, attributes.ino, ())?;
         while let Some(step) = tree.next(&mut path) {
-            let Step::Entry(Entry { attributes, .. }, _) = step? else { continue };
-            if self.filter.leaves_out(&path[self.top_length..], attributes.is_directory()) {
+            let WalkStep::Entry(ListingEntry { attributes, .. }, _) = step? else { continue };
+            if self.filter.excludes(&path[self.top_length..], attributes.is_directory()) {
                 continue;
             }
             self.object(&path, &attributes)?;
@@ -181,9 +184,9 @@ impl<'a> Export<'a> {
     }
 
     fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
-        self.tally.next();
-        self.tell(path, 0);
-        self.tally.meet_stored(attributes);
+        self.tally.start_next();
+        self.report_progress(path, 0);
+        self.tally.add_stored_file(attributes);
         let kind = attributes.mode & mode::TYPE;
         if self.bare && !matches!(kind, mode::REGULAR | mode::DIRECTORY | mode::SYMLINK) {
             self.special += 1;
@@ -197,14 +200,14 @@ impl<'a> Export<'a> {
             if let Some(first) = self.links.get(&attributes.ino) {
                 let first = first.clone();
                 self.report.copied.links += 1;
-                let attributes = if self.bare { &Member::bare(attributes) } else { attributes };
-                return Member::new(path, EntryType::Link, attributes).linked_to(first).write(&mut self.out);
+                let attributes = if self.bare { &PaxMember::bare(attributes) } else { attributes };
+                return PaxMember::new(path, EntryType::Link, attributes).linked_to(first).write(&mut self.out);
             }
             self.links.insert(attributes.ino, path.to_vec());
         }
         let member = |kind| match self.bare {
-            true => Ok(Member::new(path, kind, &Member::bare(attributes))),
-            false => Member::new(path, kind, attributes).with_attributes(self.fs, attributes.ino),
+            true => Ok(PaxMember::new(path, kind, &PaxMember::bare(attributes))),
+            false => PaxMember::new(path, kind, attributes).with_attributes(self.fs, attributes.ino),
         };
         match kind {
             mode::REGULAR => {
@@ -238,7 +241,7 @@ impl<'a> Export<'a> {
         }
     }
 
-    fn file(&mut self, mut member: Member, path: &[u8], attributes: &Attributes) -> Result<()> {
+    fn file(&mut self, mut member: PaxMember, path: &[u8], attributes: &Attributes) -> Result<()> {
         let map = self.map(attributes)?;
         let stored: u64 = map.parts.iter().map(|(_, length)| length).sum();
         let whole = stored == map.size;
@@ -248,7 +251,7 @@ impl<'a> Export<'a> {
                 Some(slash) => path.split_at(slash + 1),
                 None => (&b""[..], path),
             };
-            // What programs that do not know sparse files make of it.
+            // Name under which programs without support for sparse files extract it.
             member.name = [directory, b"GNUSparseFile.0/", name].concat();
             member.name.truncate(MAX_SHORT_NAME);
             member.record("GNU.sparse.major", b"1");
@@ -269,21 +272,22 @@ impl<'a> Export<'a> {
                 }
                 self.out.bytes(&piece)?;
                 offset += piece.len() as u64;
-                self.tell(path, offset);
+                self.report_progress(path, offset);
             }
         }
         self.report.copied.bytes += map.size;
         self.out.fill(BLOCK as u64)
     }
 
-    /// `within`: bytes of the file that is being written.
-    fn tell(&mut self, path: &[u8], within: u64) {
+    /// Reports progress; `within` is the number of bytes written of the current file.
+    fn report_progress(&mut self, path: &[u8], within: u64) {
         let copied = self.report.copied.progress(path, within);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied });
     }
 
-    /// What of a file is data. The last part of one that ends in a hole is empty: that is how GNU tar marks the end.
-    fn map(&self, attributes: &Attributes) -> Result<Map> {
+    /// Returns the data ranges of a file. For a file that ends in a hole the last range is empty,
+    /// as in GNU tar.
+    fn map(&self, attributes: &Attributes) -> Result<SparseMap> {
         let (ino, size) = (attributes.ino, attributes.size);
         let mut parts = Vec::new();
         let mut end = 0;
@@ -298,12 +302,12 @@ impl<'a> Export<'a> {
         if end < size {
             parts.push((size, 0));
         }
-        Ok(Map { parts, size })
+        Ok(SparseMap { parts, size })
     }
 }
 
-/// A header with its records, before it is written.
-pub(super) struct Member {
+/// Header with its pax records.
+pub(super) struct PaxMember {
     name: Vec<u8>,
     kind: EntryType,
     attributes: Attributes,
@@ -313,21 +317,22 @@ pub(super) struct Member {
     records: Vec<u8>,
 }
 
-impl Member {
-    /// Without what is of no use to other people, and not theirs to know: owners, when it was read, and bits that lend rights.
+impl PaxMember {
+    /// Returns the attributes without private or useless ones: owners, access time, and bits that
+    /// grant privileges.
     pub(super) fn bare(attributes: &Attributes) -> Attributes {
         let mode = attributes.mode & (mode::TYPE | mode::ACCESS);
         Attributes { mode, uid: 0, gid: 0, atime: attributes.mtime, ..*attributes }
     }
 
-    /// A directory, whose name ends with a slash.
-    pub(super) fn directory(path: &[u8], attributes: &Attributes) -> Member {
-        Member { name: [path, b"/"].concat(), ..Member::new(path, EntryType::Directory, attributes) }
+    /// Creates the member of a directory; its name ends with a slash.
+    pub(super) fn directory(path: &[u8], attributes: &Attributes) -> PaxMember {
+        PaxMember { name: [path, b"/"].concat(), ..PaxMember::new(path, EntryType::Directory, attributes) }
     }
 
-    pub(super) fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> Member {
+    pub(super) fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> PaxMember {
         let attributes = *attributes;
-        let mut member = Member {
+        let mut member = PaxMember {
             name: path.to_vec(),
             kind,
             attributes,
@@ -345,12 +350,12 @@ impl Member {
         pax::push(&mut self.records, key.as_bytes(), value);
     }
 
-    pub(super) fn linked_to(mut self, target: Vec<u8>) -> Member {
+    pub(super) fn linked_to(mut self, target: Vec<u8>) -> PaxMember {
         self.link = target;
         self
     }
 
-    fn with_attributes(mut self, fs: &FileSystem, ino: Ino) -> Result<Member> {
+    fn with_attributes(mut self, fs: &FileSystem, ino: Ino) -> Result<PaxMember> {
         for name in fs.list_xattrs(ino)?.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
             let value = fs.xattr(ino, name)?;
             if let Some((key, _)) = ACLS.iter().find(|(_, list)| *list == name) {
@@ -366,7 +371,7 @@ impl Member {
         Ok(self)
     }
 
-    pub(super) fn write(mut self, out: &mut Counted<'_>) -> Result<()> {
+    pub(super) fn write(mut self, out: &mut CountingWriter<'_>) -> Result<()> {
         let Attributes { uid, gid, mtime, .. } = self.attributes;
         if self.name.len() > MAX_SHORT_NAME {
             let name = self.name.clone();
@@ -396,8 +401,8 @@ impl Member {
         self.header(uid, gid, u64::try_from(mtime.seconds).unwrap_or(0).min(MAX_SIZE), out)
     }
 
-    /// What does not fit is zero here, because a record says it.
-    fn header(&self, uid: u32, gid: u32, seconds: u64, out: &mut Counted<'_>) -> Result<()> {
+    /// Writes the header. Fields that do not fit are zero, because a pax record has the value.
+    fn header(&self, uid: u32, gid: u32, seconds: u64, out: &mut CountingWriter<'_>) -> Result<()> {
         let mut header = Header::new_ustar();
         put_name(&mut header.as_old_mut().name, &self.name);
         put_name(&mut header.as_old_mut().linkname, &self.link);

@@ -1,27 +1,29 @@
-//! Fields of a member's header: checksum, numbers and names, of bytes that anybody may have written.
+//! Decodes headers of a tar member: checksum, numbers and names of the main header, from untrusted
+//! bytes, and the pax records, long name and long link target of extended headers before it.
 
 use tar::Header;
 
-use super::BLOCK;
-use crate::error::{Error, Result};
+use super::{ACLS, BLOCK, XATTR, acl, pax};
+use crate::error::{Error, Result, Timestamp};
+use crate::exchange::host::device_number;
 
 /// Offsets and lengths.
-type Parts = Vec<(u64, u64)>;
+type SparseParts = Vec<(u64, u64)>;
 
-/// A header whose checksum is right, and no more than that.
-pub(super) struct Checked(Header);
+/// Header with a valid checksum; its fields are not validated.
+pub(super) struct ChecksummedHeader(Header);
 
-impl Checked {
-    /// None when the checksum is wrong.
-    pub(super) fn new(block: &[u8; BLOCK]) -> Option<Checked> {
+impl ChecksummedHeader {
+    /// Returns `None` if the checksum is wrong.
+    pub(super) fn new(block: &[u8; BLOCK]) -> Option<ChecksummedHeader> {
         let header = Header::from_byte_slice(block).clone();
         let stated = number(&header.as_old().cksum)?;
-        // The checksum counts as spaces.
+        // The checksum field counts as spaces.
         let outside = block[..148].iter().chain(&block[156..]);
         let sum = outside.clone().map(|&byte| i64::from(byte)).sum::<i64>() + 8 * i64::from(b' ');
-        // Some old programs counted bytes as signed.
+        // Some old programs summed bytes as signed.
         let signed = outside.map(|&byte| i64::from(byte as i8)).sum::<i64>() + 8 * i64::from(b' ');
-        (stated == sum || stated == signed).then_some(Checked(header))
+        (stated == sum || stated == signed).then_some(ChecksummedHeader(header))
     }
 
     pub(super) fn flag(&self) -> u8 {
@@ -56,7 +58,7 @@ impl Checked {
         in_range(number(&self.0.as_old().mtime), "time")
     }
 
-    /// Major and minor number.
+    /// Returns major and minor number.
     pub(super) fn device(&self) -> Result<(u32, u32)> {
         let Some(header) = self.0.as_ustar() else { return self.gnu_device() };
         Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
@@ -67,30 +69,32 @@ impl Checked {
         Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
     }
 
-    /// Parts of a sparse file of GNU tar's old format as far as this header has them, whether more follow, and the whole size.
-    pub(super) fn sparse(&self) -> Result<(Parts, bool, u64)> {
+    /// Returns the data ranges of a sparse file in GNU tar's old format, as far as this header
+    /// contains them, whether more follow, and the file's size.
+    pub(super) fn sparse(&self) -> Result<(SparseParts, bool, u64)> {
         let header = self.0.as_gnu().ok_or_else(|| Error::invalid("a sparse file without a map"))?;
         let parts = header.sparse.iter().map(|part| (&part.offset[..], &part.numbytes[..]));
         Ok((sparse_parts(parts)?, header.is_extended(), in_range(number(&header.realsize), "size")?))
     }
 }
 
-/// Parts in a block that continues the map of a sparse file, and whether more follow.
-pub(super) fn sparse_continued(block: &[u8; BLOCK]) -> Result<(Parts, bool)> {
+/// Returns the data ranges in a continuation block of a sparse map, and whether more follow.
+pub(super) fn sparse_continued(block: &[u8; BLOCK]) -> Result<(SparseParts, bool)> {
     let mut more = tar::GnuExtSparseHeader::new();
     more.as_mut_bytes().copy_from_slice(block);
     let parts = more.sparse().iter().map(|part| (&part.offset[..], &part.numbytes[..]));
     Ok((sparse_parts(parts)?, more.is_extended()))
 }
 
-fn sparse_parts<'a>(parts: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<Parts> {
+fn sparse_parts<'a>(parts: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<SparseParts> {
     parts
         .take_while(|(offset, _)| offset[0] != 0)
         .map(|(offset, length)| Ok((in_range(number(offset), "map")?, in_range(number(length), "map")?)))
         .collect()
 }
 
-/// Octal digits between spaces and NULs (nothing is zero), or GNU tar's big-endian number with a mark in the first byte.
+/// Parses octal digits between spaces and NULs (an empty field is zero), or GNU tar's big-endian
+/// number with a mark in the first byte.
 fn number(field: &[u8]) -> Option<i64> {
     match field.split_first() {
         Some((&first, rest)) if first & 0x80 != 0 => {
@@ -113,6 +117,62 @@ fn number(field: &[u8]) -> Option<i64> {
 
 fn in_range<T: TryFrom<i64>>(number: Option<i64>, what: &str) -> Result<T> {
     number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| Error::invalid(format!("its {what} is no number")))
+}
+
+/// Attributes by name, and names of access control lists that could not be parsed.
+type HeaderXattrs = (Vec<(Vec<u8>, Vec<u8>)>, Vec<&'static [u8]>);
+
+/// Contents of the extended headers before a member.
+#[derive(Default)]
+pub(super) struct ExtendedHeader {
+    pub(super) records: pax::Records,
+    pub(super) name: Option<Vec<u8>>,
+    pub(super) link: Option<Vec<u8>>,
+}
+
+impl ExtendedHeader {
+    /// Returns the last record of a key, which takes precedence.
+    pub(super) fn value(&self, key: &str) -> Option<&[u8]> {
+        self.records.iter().rev().find(|(name, _)| name == key.as_bytes()).map(|(_, value)| &value[..])
+    }
+
+    pub(super) fn number<T: TryFrom<u64>>(&self, key: &str) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let number = pax::decimal(value).and_then(|number| T::try_from(number).ok());
+        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no number")))
+    }
+
+    pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no time")))
+    }
+
+    pub(super) fn device(&self, header: &ChecksummedHeader) -> Result<u32> {
+        let (major, minor) = match (self.number("SCHILY.devmajor")?, self.number("SCHILY.devminor")?) {
+            (Some(major), Some(minor)) => (major, minor),
+            _ => header.device()?,
+        };
+        if major >= 1 << 12 || minor >= 1 << 20 {
+            return Err(Error::invalid("its device number is none of this system"));
+        }
+        Ok(device_number(major, minor))
+    }
+
+    /// Returns the attributes in records, and the names of lists that could not be parsed.
+    pub(super) fn attributes(&self) -> HeaderXattrs {
+        let (mut found, mut strange) = (Vec::new(), Vec::new());
+        for (key, value) in &self.records {
+            if let Some(name) = key.strip_prefix(XATTR.as_bytes()) {
+                found.push((pax::unescaped(name), value.clone()));
+            } else if let Some((_, name)) = ACLS.iter().find(|(word, _)| key == word.as_bytes()) {
+                match acl::from_text(value) {
+                    Some(list) => found.push((name.to_vec(), list)),
+                    None => strange.push(*name),
+                }
+            }
+        }
+        (found, strange)
+    }
 }
 
 #[cfg(test)]

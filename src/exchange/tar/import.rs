@@ -1,53 +1,61 @@
-//! Brings a tar into an archive: everything is made in a directory of its own and put into place when the tar has ended as it should.
+//! Imports a tar into an archive: extracts into a staging directory and, after the tar has ended
+//! correctly, checks for conflicts and moves the tree into place.
 
+use std::collections::HashMap;
 use std::io::Read;
 
 use lockbox_terminal::display;
 
-use super::install::Install;
-use super::members::{Kind, Member, Members};
-use super::sparse::Map;
-use crate::error::{Error, Result};
+use super::members::{Member, MemberKind, Members};
+use super::sparse::SparseMap;
+use crate::error::{Error, Refusal, Result};
 use crate::exchange::deletion::delete_tree;
-use crate::exchange::left::LeftOut;
-use crate::exchange::path::{self, if_there};
-use crate::exchange::{Copied, Progress};
+use crate::exchange::path_ops::{self, none_if_missing};
+use crate::exchange::skipped::SkippedItems;
+use crate::exchange::{CopyCounts, Entries, Progress};
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, mode};
+use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 
-/// Bytes read from the tar and handed to the archive at once.
+/// Size of one read from the tar and one write to the archive, in bytes.
 const PIECE: usize = 1 << 20;
-/// Where a tar is unpacked, in the root of the archive. What a killed import left there, the next one removes.
+/// Staging directory in the root of the archive. The next import removes one of a killed import.
 const STAGE: &[u8] = b".lockbox-import-tar";
-/// Tells a directory that an import made from one that somebody else named so.
+/// Extended attribute that marks an import's directory, to distinguish it from a user's directory
+/// of that name.
 const MARK: &[u8] = b"user.lockbox.import-tar";
 
-/// How to import a tar.
+/// Options of a tar import.
 #[derive(Clone, Debug)]
 pub struct TarImportOptions {
-    /// Directory of the archive that takes the members; made when it is missing.
+    /// Target directory in the archive; created if missing.
     pub to: Vec<u8>,
-    /// Replace what is in the way, except directories.
+    /// Replace existing objects, except directories.
     pub replace: bool,
-    /// Owner of directories that have members below them but are none.
+    /// Owner of directories that have members below them but are not members.
     pub creator: Creator,
 }
 
-/// What came out of a tar.
+/// Result of a tar import.
 #[derive(Debug, Default)]
 pub struct TarImport {
-    pub copied: Copied,
-    /// Extended attributes that the archive does not keep.
-    pub left: LeftOut,
+    pub copied: CopyCounts,
+    /// Extended attributes that the archive does not store.
+    pub skipped: SkippedItems,
 }
 
-/// Reads a tar to its end mark and puts its members below `options.to`. A later member of the same name replaces an earlier one.
-/// Existing directories are merged, and get owner, mode, times and attributes of the member.
+/// Reads a tar to its end mark and puts its members below `options.to`. A later member of the same
+/// name replaces an earlier one. Existing directories are merged, and get owner, mode, times and
+/// attributes of the member.
 ///
 /// # Errors
-/// `Invalid` for a stream that is no whole tar, or that has a member which would lie outside of the tree, below something that is no
-/// directory, or linked to what the tar does not have; `Exists` naming what is in the way without `replace`; that of `progress`: the archive is then as it
-/// was before. `Exists` without a name when the root has something named `.lockbox-import-tar` that no import made. After `NoSpace`, `Latched` and `Damaged`, what the import made may be left in the directory `.lockbox-import-tar`.
+/// - `Invalid` for an incomplete or malformed tar, and for a member outside of the tree, below a
+///   non-directory, or linked to a missing member,
+/// - `Exists` naming the existing object without `replace`,
+/// - that of `progress`.
+///
+/// The archive is unchanged then. `Exists` without a name if the root has a `.lockbox-import-tar`
+/// that no import created. After `NoSpace`, `Latched` and `Damaged`, the directory
+/// `.lockbox-import-tar` may remain.
 pub fn import_tar(
     fs: &FileSystem,
     input: &mut dyn Read,
@@ -56,9 +64,9 @@ pub fn import_tar(
 ) -> Result<TarImport> {
     remove_old_stage(fs)?;
     let private = Creator { umask: None, ..options.creator };
-    let made = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
-    let stage = made.ino;
-    let mut import = Import {
+    let created = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
+    let stage = created.ino;
+    let mut import = TarImporter {
         fs,
         options,
         progress,
@@ -70,14 +78,14 @@ pub fn import_tar(
     };
     let marked = fs.set_xattr(stage, MARK, b"", XattrMode::Set);
     let result = marked.and_then(|()| import.unpack(input)).and_then(|()| import.install());
-    let removed = delete_tree(fs, ROOT_INO, STAGE, &made).map(drop);
+    let removed = delete_tree(fs, ROOT_INO, STAGE, &created).map(drop);
     let report = import.report;
     result.and(removed).map(|()| report)
 }
 
-/// Removes what a killed import left, and nothing else.
+/// Removes the staging directory of a killed import, and nothing else.
 fn remove_old_stage(fs: &FileSystem) -> Result<()> {
-    let Some(stage) = if_there(fs.lookup(ROOT_INO, STAGE))? else { return Ok(()) };
+    let Some(stage) = none_if_missing(fs.lookup(ROOT_INO, STAGE))? else { return Ok(()) };
     let is_private = stage.mode & (mode::TYPE | mode::PERMISSIONS) == mode::DIRECTORY | 0o700;
     match fs.xattr(stage.ino, MARK) {
         Ok(_) if is_private => delete_tree(fs, ROOT_INO, STAGE, &stage).map(drop),
@@ -86,25 +94,26 @@ fn remove_old_stage(fs: &FileSystem) -> Result<()> {
     }
 }
 
-/// What a directory gets when everything is in place: each entry made in it would change its times.
+/// Metadata of a directory, set after everything was installed, because each created entry changes
+/// its times.
 pub(super) struct DirectoryMetadata {
     pub(super) ino: Ino,
     member: Member,
 }
 
-struct Import<'a> {
+struct TarImporter<'a> {
     fs: &'a FileSystem,
     options: &'a TarImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     stage: Ino,
     report: TarImport,
     directories: Vec<DirectoryMetadata>,
-    /// The directory that took the last member: the next one is mostly in it too.
+    /// Directory of the last member: usually also that of the next one.
     parent: Option<(Vec<Vec<u8>>, Ino)>,
     piece: Vec<u8>,
 }
 
-impl Import<'_> {
+impl TarImporter<'_> {
     fn unpack(&mut self, input: &mut dyn Read) -> Result<()> {
         let mut members = Members::new(input);
         while let Some(member) = members.next()? {
@@ -128,15 +137,15 @@ impl Import<'_> {
             return Ok(());
         };
         let parent = self.directory_of(&member.path)?;
-        if let Some(existing) = if_there(self.fs.lookup(parent, &name))? {
+        if let Some(existing) = none_if_missing(self.fs.lookup(parent, &name))? {
             let was_directory = existing.is_directory();
-            match (was_directory, matches!(member.kind, Kind::Directory)) {
+            match (was_directory, matches!(member.kind, MemberKind::Directory)) {
                 (true, true) => {
                     self.directories.push(DirectoryMetadata { ino: existing.ino, member });
                     return Ok(());
                 }
                 (true, false) => return Err(Error::invalid("it would take the place of a directory")),
-                // A tar that was added to: the last one counts.
+                // A tar that was appended to: the last member takes precedence.
                 (false, _) if !self.is_link_to(&member, existing.ino)? => self.fs.unlink(parent, &name)?,
                 (false, _) => return Ok(()),
             }
@@ -146,7 +155,7 @@ impl Import<'_> {
 
     fn is_link_to(&self, member: &Member, ino: Ino) -> Result<bool> {
         match &member.kind {
-            Kind::Link(target) => Ok(self.find(target)?.ino == ino),
+            MemberKind::Link(target) => Ok(self.find(target)?.ino == ino),
             _ => Ok(false),
         }
     }
@@ -154,13 +163,13 @@ impl Import<'_> {
     fn make(&mut self, member: Member, parent: Ino, name: &[u8], members: &mut Members<'_>) -> Result<()> {
         let creator = Creator { uid: member.uid, gid: member.gid, umask: None };
         match &member.kind {
-            Kind::Directory => {
-                let made = self.fs.make_directory(parent, name, member.permissions, creator)?;
+            MemberKind::Directory => {
+                let created = self.fs.make_directory(parent, name, member.permissions, creator)?;
                 self.report.copied.directories += 1;
-                self.directories.push(DirectoryMetadata { ino: made.ino, member });
+                self.directories.push(DirectoryMetadata { ino: created.ino, member });
                 Ok(())
             }
-            Kind::Link(target) => {
+            MemberKind::Link(target) => {
                 let target = self.find(target)?;
                 if target.mode & mode::TYPE == mode::DIRECTORY {
                     return Err(Error::invalid("it is a hard link to a directory"));
@@ -169,32 +178,32 @@ impl Import<'_> {
                 self.report.copied.links += 1;
                 Ok(())
             }
-            Kind::File(map) => {
-                let made = self.fs.create_and_open(parent, name, member.permissions, creator)?;
-                let filled = self.fill(map, made.ino, &member, members);
-                self.fs.release(made.ino)?;
+            MemberKind::File(map) => {
+                let created = self.fs.create_and_open(parent, name, member.permissions, creator)?;
+                let filled = self.fill(map, created.ino, &member, members);
+                self.fs.release(created.ino)?;
                 self.report.copied.files += 1;
                 filled
             }
-            Kind::Symlink(target) => {
-                let made = self.fs.make_symlink(parent, name, target, creator)?;
+            MemberKind::Symlink(target) => {
+                let created = self.fs.make_symlink(parent, name, target, creator)?;
                 self.report.copied.symlinks += 1;
-                self.metadata(made.ino, &member, SetAttributes::default())
+                self.metadata(created.ino, &member, SetAttributes::default())
             }
-            Kind::Node(kind, rdev) => {
-                let made = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
+            MemberKind::Node(kind, rdev) => {
+                let created = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
                 self.report.copied.others += 1;
-                self.metadata(made.ino, &member, permissions(&member))
+                self.metadata(created.ino, &member, permissions(&member))
             }
         }
     }
 
-    fn fill(&mut self, map: &Map, ino: Ino, member: &Member, members: &mut Members<'_>) -> Result<()> {
+    fn fill(&mut self, map: &SparseMap, ino: Ino, member: &Member, members: &mut Members<'_>) -> Result<()> {
         for &(start, length) in &map.parts {
             let mut offset = start;
             while offset < start + length {
                 let wanted = usize::try_from(start + length - offset).unwrap_or(PIECE).min(PIECE);
-                // Whole pieces: what a pipe gives at once is too little for the archive to store well.
+                // Fill the buffer: short reads of a pipe would be stored inefficiently.
                 let mut filled = 0;
                 while filled < wanted {
                     filled += members.read(&mut self.piece[filled..wanted])?;
@@ -208,7 +217,7 @@ impl Import<'_> {
         self.metadata(ino, member, SetAttributes { size: Some(map.size), ..permissions(member) })
     }
 
-    /// Attributes first, because they change the mode and the times.
+    /// Sets attributes first, because they change the mode and the times.
     fn metadata(&mut self, ino: Ino, member: &Member, set: SetAttributes) -> Result<()> {
         for (name, value) in &member.xattrs {
             match self.fs.set_xattr(ino, name, value, XattrMode::Set) {
@@ -219,12 +228,12 @@ impl Import<'_> {
                     | Error::PermissionDenied
                     | Error::RangeTooSmall
                     | Error::Invalid(_)),
-                ) => self.report.left.attributes.add(&member.name, name, &error),
+                ) => self.report.skipped.attributes.add(&member.name, name, &error),
                 other => other?,
             }
         }
         for name in &member.strange {
-            self.report.left.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
+            self.report.skipped.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
         }
         let set = SetAttributes {
             uid: Some(member.uid),
@@ -236,7 +245,8 @@ impl Import<'_> {
         self.fs.set_attributes(ino, &set).map(drop)
     }
 
-    /// The directory of this path in the stage; what the tar does not have of it is made.
+    /// Returns the directory of this path in the stage; creates directories that are missing in the
+    /// tar.
     fn directory_of(&mut self, names: &[Vec<u8>]) -> Result<Ino> {
         if let Some((path, ino)) = &self.parent
             && path == names
@@ -245,7 +255,7 @@ impl Import<'_> {
         }
         let mut at = self.stage;
         for (depth, name) in names.iter().enumerate() {
-            let found = match if_there(self.fs.lookup(at, name))? {
+            let found = match none_if_missing(self.fs.lookup(at, name))? {
                 None => self.fs.make_directory(at, name, 0o755, self.options.creator)?,
                 Some(found) => found,
             };
@@ -259,7 +269,7 @@ impl Import<'_> {
         Ok(at)
     }
 
-    /// What the tar had under this path.
+    /// Returns the object that the tar has at this path.
     fn find(&self, names: &[Vec<u8>]) -> Result<Attributes> {
         let missing = || {
             Error::invalid(format!(
@@ -279,12 +289,12 @@ impl Import<'_> {
 
     fn install(&mut self) -> Result<()> {
         let fs = self.fs;
-        let to = path::resolve_or_make(fs, &self.options.to, |parent, name| {
+        let to = path_ops::resolve_or_create(fs, &self.options.to, |parent, name| {
             fs.make_directory(parent, name, 0o755, self.options.creator)
         })?;
-        let install = Install { fs, replace: self.options.replace };
+        let install = Installer { fs, replace: self.options.replace };
         install.check(self.stage, to)?;
-        let merged = install.carry_out(self.stage, to)?;
+        let merged = install.execute(self.stage, to)?;
         for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
             let ino = merged.get(&ino).copied().unwrap_or(ino);
             self.metadata(ino, &member, permissions(&member))?;
@@ -295,4 +305,78 @@ impl Import<'_> {
 
 fn permissions(member: &Member) -> SetAttributes {
     SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
+}
+
+struct Installer<'a> {
+    fs: &'a FileSystem,
+    replace: bool,
+}
+
+/// Action for an entry of the stage.
+enum InstallStep {
+    Move,
+    Replace,
+    /// Both are directories.
+    Merge(Ino),
+    InTheWay,
+}
+
+impl Installer<'_> {
+    /// Checks for conflicts.
+    ///
+    /// # Errors
+    /// `Invalid` naming the first conflicting object.
+    fn check(&self, from: Ino, to: Ino) -> Result<()> {
+        let mut levels = vec![(from, to, Vec::new())];
+        while let Some((from, to, path)) = levels.pop() {
+            for entry in Entries::new(self.fs, from)? {
+                let entry = entry?;
+                let mut path = path.clone();
+                path.push(b'/');
+                path.extend_from_slice(&entry.name);
+                match self.step(&entry.attributes, to, &entry.name)? {
+                    InstallStep::Move | InstallStep::Replace => {}
+                    InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
+                    InstallStep::InTheWay => {
+                        let path = display(path.strip_prefix(b"/").unwrap_or_default());
+                        let what = format!("nothing was imported: {path} exists already");
+                        return Err(Error::Refused(Refusal::InTheWay { what }));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves everything; returns the merged directories: in the tar, and in the archive.
+    fn execute(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
+        let mut merged = HashMap::from([(from, to)]);
+        let mut levels = vec![(from, to)];
+        while let Some((from, to)) = levels.pop() {
+            for entry in Entries::new(self.fs, from)? {
+                let entry = entry?;
+                let name = &entry.name[..];
+                match self.step(&entry.attributes, to, name)? {
+                    InstallStep::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
+                    InstallStep::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
+                    InstallStep::Merge(existing) => {
+                        merged.insert(entry.attributes.ino, existing);
+                        levels.push((entry.attributes.ino, existing));
+                    }
+                    // The archive has no other users, so `check` would have found it.
+                    InstallStep::InTheWay => return Err(Error::Exists),
+                }
+            }
+        }
+        Ok(merged)
+    }
+
+    fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<InstallStep> {
+        let Some(existing) = none_if_missing(self.fs.lookup(to, name))? else { return Ok(InstallStep::Move) };
+        Ok(match (attributes.is_directory(), existing.is_directory()) {
+            (true, true) => InstallStep::Merge(existing.ino),
+            (false, false) if self.replace => InstallStep::Replace,
+            _ => InstallStep::InTheWay,
+        })
+    }
 }

@@ -1,4 +1,4 @@
-//! Types of tar headers, and the only place that decides which of them bytes follow.
+//! Types of tar headers; the only code that decides whether content follows a header.
 
 use lockbox_terminal::display;
 
@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderType {
     Member(MemberType),
-    /// Records for the next member, and for all that follow.
+    /// Pax records for the next member, or for all members that follow.
     Records,
     GlobalRecords,
-    /// The name of the next member, and the target of its link.
+    /// Name of the next member, or its link target.
     LongName,
     LongLink,
-    /// The label of a tape.
+    /// Label of a tape.
     Label,
 }
 
@@ -22,28 +22,28 @@ pub(super) enum HeaderType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberType {
     File,
-    /// A sparse file with its map in the header, as old GNU tar writes it.
+    /// Sparse file with its map in the header, as old GNU tar writes it.
     SparseFile,
     Link,
     Symlink,
     CharacterDevice,
     BlockDevice,
     Directory,
-    /// A directory of an incremental dump of GNU tar, followed by the list of its entries.
+    /// Directory of an incremental dump of GNU tar, followed by the list of its entries.
     DumpedDirectory,
     Fifo,
 }
 
 impl HeaderType {
-    /// Returns the type that a header's flag means.
+    /// Returns the type for a header's flag.
     ///
     /// # Errors
-    /// `Invalid` for a flag that is known and cannot be imported, and for an unknown one: nothing
-    /// says whether bytes follow it.
+    /// `Invalid` for a flag that is known and not supported, and for an unknown one, because it is
+    /// unclear whether content follows.
     pub(super) fn of(flag: u8) -> Result<HeaderType> {
         let unsupported = |what: &str| Error::invalid(format!("{what}, which is not supported"));
         Ok(HeaderType::Member(match flag {
-            // '7' is a file in one piece, which is up to the host.
+            // '7' is a contiguous file; the layout is up to the host.
             b'0' | b'\0' | b'7' => MemberType::File,
             b'1' => MemberType::Link,
             b'2' => MemberType::Symlink,
@@ -53,7 +53,7 @@ impl HeaderType {
             b'6' => MemberType::Fifo,
             b'D' => MemberType::DumpedDirectory,
             b'S' => MemberType::SparseFile,
-            // 'X' is what Solaris wrote before POSIX had chosen 'x'.
+            // 'X' is Solaris' flag from before POSIX chose 'x'.
             b'x' | b'X' => return Ok(HeaderType::Records),
             b'g' => return Ok(HeaderType::GlobalRecords),
             b'K' => return Ok(HeaderType::LongLink),
@@ -70,9 +70,9 @@ impl HeaderType {
 }
 
 impl MemberType {
-    /// Returns whether as many bytes follow the header as it states. Programs state a size for the
-    /// other types too, such as that of the file behind a link: bytes skipped there would be the
-    /// next members.
+    /// Returns whether the stated size is the number of bytes that follow. Programs also state a
+    /// size for the other types, such as that of a link's target; skipping so many bytes would lose
+    /// the next members.
     pub(super) fn has_content(self) -> bool {
         match self {
             MemberType::File | MemberType::SparseFile | MemberType::DumpedDirectory => true,
@@ -81,8 +81,8 @@ impl MemberType {
         }
     }
 
-    /// Returns the type that it has under this name: programs without a type for directories ended
-    /// their names with a slash.
+    /// Returns the type under this name: programs without a directory type ended directory names
+    /// with a slash.
     pub(super) fn named(self, name: &[u8]) -> MemberType {
         match self {
             MemberType::File if name.ends_with(b"/") => MemberType::Directory,

@@ -1,61 +1,61 @@
-//! Reads a tar stream member by member: what a member is, from its header and the records before it, then its content.
+//! Reads a tar stream member by member: metadata from the header and the extended headers before
+//! it, then the content.
 
 use std::io::Read;
 
 use lockbox_terminal::display;
 
-use super::announced::Announced;
-use super::header::{self, Checked};
+use super::header::{self, ChecksummedHeader, ExtendedHeader};
 use super::member_type::{HeaderType, MemberType};
-use super::sparse::{self, Map};
+use super::sparse::{self, SparseMap};
 use super::{BLOCK, MAX_RECORDS, pax};
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::mode;
 
 /// Longest name, in bytes.
 const MAX_LONG_NAME: u64 = 1 << 20;
-/// How many different keys global records may have.
+/// Maximum number of different keys in global records.
 const MAX_GLOBALS: usize = 100;
-/// Beginnings of what people unpack before they see a tar.
+/// Magic numbers of compressed files that users may pass instead of a tar.
 const COMPRESSED: [(&[u8], &str); 5] =
     [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"LZIP", "lzip")];
 
-/// One object of a tar.
+/// Object of a tar.
 #[derive(Debug)]
 pub(super) struct Member {
-    /// As it stands in the tar.
+    /// Name as stored in the tar.
     pub(super) name: Vec<u8>,
-    /// The names of the path, none of which leads up; empty for the top of the tree.
+    /// Components of the path, without `..`; empty for the top of the tree.
     pub(super) path: Vec<Vec<u8>>,
-    pub(super) kind: Kind,
+    pub(super) kind: MemberKind,
     pub(super) permissions: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) modified: Timestamp,
     pub(super) accessed: Option<Timestamp>,
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Access control lists that name somebody unknown, or are none.
+    /// Access control lists that are malformed, or name unknown users.
     pub(super) strange: Vec<&'static [u8]>,
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
-    File(Map),
+pub(super) enum MemberKind {
+    File(SparseMap),
     Directory,
     Symlink(Vec<u8>),
-    /// Another name of the file with this path.
+    /// Hard link to the file at this path.
     Link(Vec<Vec<u8>>),
-    /// A FIFO or device with its type bits and stored device number.
+    /// FIFO or device with its type bits and encoded device number.
     Node(u32, u32),
 }
 
-/// The members of a stream, one after the other.
+/// Reader of a stream's members.
 pub(super) struct Members<'a> {
     input: &'a mut dyn Read,
-    /// Bytes of the current member that were not read yet, and what fills its last block.
+    /// Unread bytes of the current member, including padding.
     remaining: u64,
     padding: u64,
-    /// Records that hold for all members that follow.
+    /// Records that apply to all members that follow.
     globals: pax::Records,
     begun: bool,
 }
@@ -65,13 +65,13 @@ impl<'a> Members<'a> {
         Members { input, remaining: 0, padding: 0, globals: Vec::new(), begun: false }
     }
 
-    /// The next member; None at the end mark.
+    /// Returns the next member; `None` at the end mark.
     ///
     /// # Errors
-    /// `Invalid` with a sentence about what is wrong with the stream, `Io`.
+    /// `Invalid` with a description of the malformed part, `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
-        let mut announced = Announced::default();
-        let mut taken = 0;
+        let mut announced = ExtendedHeader::default();
+        let mut consumed = 0;
         loop {
             self.skip(self.remaining + self.padding)?;
             (self.remaining, self.padding) = (0, 0);
@@ -81,10 +81,10 @@ impl<'a> Members<'a> {
             match HeaderType::of(header.flag()).map_err(named)? {
                 HeaderType::Records => {
                     let size = size()?;
-                    // Of all headers before one member together.
-                    announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS - taken)?)?);
+                    // Limit for all headers before one member together.
+                    announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS - consumed)?)?);
                     pax::bound(announced.records.len())?;
-                    taken += size;
+                    consumed += size;
                 }
                 HeaderType::GlobalRecords => self.globals(size()?)?,
                 HeaderType::LongName => announced.name = Some(without_nuls(self.body(size()?, MAX_LONG_NAME)?)),
@@ -99,7 +99,10 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Bytes of the current member's content; whoever asks for more than it has would wait for ever.
+    /// Reads content of the current member.
+    ///
+    /// # Errors
+    /// `Invalid` at the end of the content, and for a truncated stream.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         if self.remaining == 0 {
             return Err(cut_off());
@@ -116,7 +119,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    fn header(&mut self) -> Result<Option<Checked>> {
+    fn header(&mut self) -> Result<Option<ChecksummedHeader>> {
         let mut block = [0; BLOCK];
         let first = !std::mem::replace(&mut self.begun, true);
         let length = self.fill(&mut block)?;
@@ -135,7 +138,7 @@ impl<'a> Members<'a> {
             return Ok(None);
         }
         let wrong = if first { "the input is no tar" } else { "the tar is damaged: a header's checksum is wrong" };
-        Checked::new(&block).map(Some).ok_or_else(|| Error::invalid(wrong))
+        ChecksummedHeader::new(&block).map(Some).ok_or_else(|| Error::invalid(wrong))
     }
 
     fn fill(&mut self, block: &mut [u8]) -> Result<usize> {
@@ -152,14 +155,15 @@ impl<'a> Members<'a> {
     }
 
     fn begin(&mut self, size: u64) -> Result<()> {
-        // Its last block included, so that nothing below overflows.
+        // Includes the padding, so that nothing below overflows.
         let end = size.checked_next_multiple_of(BLOCK as u64).filter(|&end| i64::try_from(end).is_ok());
         let end = end.ok_or_else(|| Error::invalid("its size is impossible"))?;
         (self.remaining, self.padding) = (size, end - size);
         Ok(())
     }
 
-    /// The whole content of what is about another member. Memory grows with what comes, not with what is announced.
+    /// Reads the whole content of an extended header. Memory grows with the received bytes, not
+    /// with the stated size.
     fn body(&mut self, size: u64, most: u64) -> Result<Vec<u8>> {
         if size > most {
             return Err(Error::invalid(format!("the tar has a header of {size} bytes, more than any real one")));
@@ -204,7 +208,7 @@ impl<'a> Members<'a> {
         Ok(())
     }
 
-    fn member(&mut self, kind: MemberType, header: &Checked, announced: &Announced) -> Result<Member> {
+    fn member(&mut self, kind: MemberType, header: &ChecksummedHeader, announced: &ExtendedHeader) -> Result<Member> {
         let own_name = || announced.name.clone().unwrap_or_else(|| header.path());
         let name = announced.value("GNU.sparse.name").or_else(|| announced.value("path")).map(<[u8]>::to_vec);
         let name = name.unwrap_or_else(own_name);
@@ -218,20 +222,20 @@ impl<'a> Members<'a> {
         self.begin(size)?;
         let path = components(&name)?;
         let kind = match kind {
-            MemberType::File => Kind::File(self.map(announced, size)?),
-            MemberType::SparseFile => Kind::File(self.old_map(header)?),
-            MemberType::Link => Kind::Link(components(&link)?),
+            MemberType::File => MemberKind::File(self.map(announced, size)?),
+            MemberType::SparseFile => MemberKind::File(self.old_map(header)?),
+            MemberType::Link => MemberKind::Link(components(&link)?),
             MemberType::Symlink if link.is_empty() || link.contains(&0) => {
                 return Err(Error::invalid("a link to nothing"));
             }
-            MemberType::Symlink => Kind::Symlink(link),
-            MemberType::CharacterDevice => Kind::Node(mode::CHARACTER, announced.device(header)?),
-            MemberType::BlockDevice => Kind::Node(mode::BLOCK, announced.device(header)?),
-            // The list of a dump names what was there; each entry that was dumped is a member too.
-            MemberType::Directory | MemberType::DumpedDirectory => Kind::Directory,
-            MemberType::Fifo => Kind::Node(mode::FIFO, 0),
+            MemberType::Symlink => MemberKind::Symlink(link),
+            MemberType::CharacterDevice => MemberKind::Node(mode::CHARACTER, announced.device(header)?),
+            MemberType::BlockDevice => MemberKind::Node(mode::BLOCK, announced.device(header)?),
+            // A dump's list contains only names; each dumped entry is a member too.
+            MemberType::Directory | MemberType::DumpedDirectory => MemberKind::Directory,
+            MemberType::Fifo => MemberKind::Node(mode::FIFO, 0),
         };
-        if path.is_empty() && !matches!(kind, Kind::Directory) {
+        if path.is_empty() && !matches!(kind, MemberKind::Directory) {
             return Err(Error::invalid("it has no name"));
         }
         let (xattrs, strange) = announced.attributes();
@@ -252,17 +256,17 @@ impl<'a> Members<'a> {
         })
     }
 
-    /// Which parts of a file the content is: all, unless records say that it is sparse.
-    fn map(&mut self, announced: &Announced, size: u64) -> Result<Map> {
+    /// Returns the data ranges of a file: all of it, unless records describe a sparse file.
+    fn map(&mut self, announced: &ExtendedHeader, size: u64) -> Result<SparseMap> {
         if let Some(major) = announced.number::<u64>("GNU.sparse.major")? {
             let minor = announced.number::<u64>("GNU.sparse.minor")?;
             if (major, minor) != (1, Some(0)) {
                 return Err(Error::invalid("it is sparse in a way that is unknown"));
             }
-            let (parts, taken) = sparse::read_lines(&mut (&mut *self.input).take(size))?;
-            self.remaining -= taken;
+            let (parts, consumed) = sparse::read_lines(&mut (&mut *self.input).take(size))?;
+            self.remaining -= consumed;
             let whole = announced.number("GNU.sparse.realsize")?;
-            return Map::checked(
+            return SparseMap::checked(
                 parts,
                 whole.ok_or_else(|| Error::invalid("it is sparse without a size"))?,
                 self.remaining,
@@ -271,20 +275,20 @@ impl<'a> Members<'a> {
         if let Some(text) = announced.value("GNU.sparse.map") {
             let whole = announced.number("GNU.sparse.size")?;
             let whole = whole.ok_or_else(|| Error::invalid("it is sparse without a size"))?;
-            return Map::checked(sparse::parse_commas(text)?, whole, size);
+            return SparseMap::checked(sparse::parse_commas(text)?, whole, size);
         }
         if let Some(whole) = announced.number("GNU.sparse.size")? {
             let parts = sparse::parse_records(&announced.records)?;
             if announced.number("GNU.sparse.numblocks")? != Some(parts.len() as u64) {
                 return Err(Error::invalid("the map of a sparse file is not whole"));
             }
-            return Map::checked(parts, whole, size);
+            return SparseMap::checked(parts, whole, size);
         }
-        Ok(Map::whole(size))
+        Ok(SparseMap::whole(size))
     }
 
-    /// The map of GNU tar's own format, which goes on in blocks before the content.
-    fn old_map(&mut self, header: &Checked) -> Result<Map> {
+    /// Reads the map of GNU tar's own format, which continues in blocks before the content.
+    fn old_map(&mut self, header: &ChecksummedHeader) -> Result<SparseMap> {
         let (mut parts, mut more, size) = header.sparse()?;
         while more {
             let mut block = [0; BLOCK];
@@ -296,14 +300,14 @@ impl<'a> Members<'a> {
             sparse::bound(&parts)?;
             more = goes_on;
         }
-        Map::checked(parts, size, self.remaining)
+        SparseMap::checked(parts, size, self.remaining)
     }
 }
 
-/// The names of a path.
+/// Returns the components of a path.
 ///
 /// # Errors
-/// `Invalid` for one that leads out of the tree.
+/// `Invalid` for a path that leads out of the tree.
 fn components(path: &[u8]) -> Result<Vec<Vec<u8>>> {
     let shown = || display(path);
     if path.len() as u64 > MAX_LONG_NAME {
@@ -323,8 +327,7 @@ fn components(path: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// Removes the NUL that ends a long name, and the NULs that fill it up, as some programs write
-/// them.
+/// Removes the NUL that ends a long name, and the NUL padding that some programs write.
 fn without_nuls(mut name: Vec<u8>) -> Vec<u8> {
     name.truncate(name.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
     name
@@ -334,7 +337,7 @@ fn cut_off() -> Error {
     Error::invalid("the tar is cut off: it ends before its end mark")
 }
 
-/// Names the member that an error is about.
+/// Adds the member's name to an error.
 fn in_member(name: &[u8], error: Error) -> Error {
     match error {
         Error::Invalid(detail) if !detail.starts_with("the tar ") => {
@@ -400,7 +403,7 @@ mod tests {
         let mut found = Vec::new();
         while let Some(member) = members.next()? {
             let mut length = 0;
-            if let Kind::File(map) = &member.kind {
+            if let MemberKind::File(map) = &member.kind {
                 let stored: u64 = map.parts.iter().map(|(_, length)| length).sum();
                 let mut buffer = [0; 700];
                 while length < stored {
@@ -481,8 +484,8 @@ mod tests {
         let bytes = sparse(b"2");
         let mut input = &bytes[..];
         let found = Members::new(&mut input).next().unwrap().unwrap();
-        let Kind::File(map) = found.kind else { panic!("{found:?}") };
-        assert_eq!(map, Map { parts: vec![(0, 3), (9000, 4)], size: 9999 });
+        let MemberKind::File(map) = found.kind else { panic!("{found:?}") };
+        assert_eq!(map, SparseMap { parts: vec![(0, 3), (9000, 4)], size: 9999 });
         assert!(read(&sparse(b"3")).is_err());
     }
 

@@ -1,13 +1,14 @@
-//! Archives as tar streams: POSIX pax format out, everything that GNU tar and bsdtar write in. Directories, files with their holes, hard and
-//! symbolic links, devices, FIFOs, times in nanoseconds, extended attributes and access control lists. Headers are those of the crate `tar`;
-//! the framing is read here, because what a stream claims about sizes is not to be believed before it is bounded.
+//! Tar import and export: writes the POSIX pax format, reads everything that GNU tar and bsdtar
+//! write.
+//!
+//! Supported are directories, files with holes, hard and symbolic links, devices, FIFOs, times in
+//! nanoseconds, extended attributes and access control lists. Headers are decoded with the crate
+//! `tar`; the framing is read here, because sizes in a stream are untrusted until they are bounded.
 
 mod acl;
-mod announced;
 mod export;
 mod header;
 mod import;
-mod install;
 mod member_type;
 mod members;
 mod pack;
@@ -15,16 +16,17 @@ mod pax;
 mod sparse;
 mod unpack;
 
-pub use export::{Packed, TarExport, export_tar, export_tree};
+pub use export::{PackReport, TarExport, export_tar, export_tree};
 pub use import::{TarImport, TarImportOptions, import_tar};
 pub use pack::pack_tree;
-pub use unpack::{Unpacked, unpack_tar};
+pub use unpack::{UnpackReport, unpack_tar};
 
 /// Unit of a tar stream, in bytes.
 const BLOCK: usize = 512;
-/// Streams end at a multiple of this, as tape drives wanted it and GNU tar still writes it.
+/// Streams are padded to a multiple of this, as tape drives required and GNU tar still does.
 const RECORD: u64 = 20 * BLOCK as u64;
-/// Largest set of pax records, in bytes: all attributes of a file are in it. More than any tar of real files has; read into memory.
+/// Maximum size of a set of pax records, in bytes; it contains all attributes of a file. More than
+/// any real tar has; read into memory.
 const MAX_RECORDS: u64 = 64 << 20;
 /// Prefix of an extended attribute's record.
 const XATTR: &str = "SCHILY.xattr.";

@@ -1,4 +1,4 @@
-//! Writes a directory of the host as a tar stream for other people, as `export_tree` does one of an archive.
+//! Packs a host directory as a tar stream for sharing, like `export_tree` for an archive.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -11,29 +11,30 @@ use tar::EntryType;
 use lockbox_terminal::display;
 
 use super::BLOCK;
-use super::export::{Counted, Member, Packed};
+use super::export::{CountingWriter, PackReport, PaxMember};
 use crate::error::{Error, Result};
 use crate::exchange::host::{host_error, read_at, timestamps};
 use crate::exchange::walk::join;
 use crate::fs::{Attributes, mode};
 use crate::storage::{FileIdentity, names};
 
-/// Bytes read from the host at once.
+/// Size of one read from the host, in bytes.
 const PIECE: usize = 256 << 10;
-/// Bytes of a file that states no size at most, such as one of /proc: its size stands before its
-/// content, which is kept in memory until then.
+/// Maximum bytes of a file with unreported size, such as one of /proc: its size precedes its
+/// content, which must therefore be buffered.
 const MAX_UNSTATED: usize = 64 << 20;
 
-/// Writes `directory` with what is below it, under `name`; links in it stay links. Nothing of it may change meanwhile, or what comes out
-/// could be a mixture that never was.
+/// Writes `directory` recursively, under `name`; symbolic links are not followed. Any concurrent
+/// change is an error, because the result could be an inconsistent mixture.
 ///
 /// # Errors
-/// `InUse` naming what changed, and failures of the host. A stream that ends by an error has no end mark.
-pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<Packed> {
+/// `InUse` naming the changed object, and failures of the host. A stream that ends by an error has
+/// no end mark.
+pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<PackReport> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top =
         rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(host_error("cannot open the directory"))?;
-    let mut pack = Pack { out: Counted::new(out), report: Packed::default(), links: HashMap::new() };
+    let mut pack = Packer { out: CountingWriter::new(out), report: PackReport::default(), links: HashMap::new() };
     let mut path = name.to_vec();
     let mut levels = vec![pack.enter(top, &path)?];
     while let Some(level) = levels.last_mut() {
@@ -55,10 +56,10 @@ pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<P
     Ok(pack.report)
 }
 
-/// What changes when a file or a directory does.
-type Version = (FileIdentity, i64, [(i64, u64); 2]);
+/// Attributes that change whenever a file or directory is modified.
+type FileVersion = (FileIdentity, i64, [(i64, u64); 2]);
 
-fn version(stat: &Stat) -> Version {
+fn version(stat: &Stat) -> FileVersion {
     (FileIdentity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
 }
 
@@ -79,33 +80,33 @@ fn named(path: &[u8], error: Error) -> Error {
     }
 }
 
-/// A directory on the way down.
-struct Level {
+/// Directory on the stack.
+struct PackLevel {
     directory: OwnedFd,
     names: Vec<Vec<u8>>,
-    before: Version,
+    before: FileVersion,
     path_length: usize,
 }
 
-struct Pack<'a> {
-    out: Counted<'a>,
-    report: Packed,
-    /// A file with several names: the first of them.
+struct Packer<'a> {
+    out: CountingWriter<'a>,
+    report: PackReport,
+    /// First paths of files with several hard links.
     links: HashMap<(u64, u64), Vec<u8>>,
 }
 
-impl Pack<'_> {
-    fn enter(&mut self, directory: OwnedFd, path: &[u8]) -> Result<Level> {
+impl Packer<'_> {
+    fn enter(&mut self, directory: OwnedFd, path: &[u8]) -> Result<PackLevel> {
         let stat = stat_of(&directory)?;
         let mut names = names(&directory).map_err(host_error("cannot read the directory"))?;
-        // Taken from the end.
+        // Popped from the end.
         names.sort_by(|a, b| b.cmp(a));
-        Member::directory(path, &bare(&stat)).write(&mut self.out)?;
+        PaxMember::directory(path, &bare(&stat)).write(&mut self.out)?;
         self.report.copied.directories += 1;
-        Ok(Level { directory, names, before: version(&stat), path_length: path.len() })
+        Ok(PackLevel { directory, names, before: version(&stat), path_length: path.len() })
     }
 
-    /// Writes one object; a directory is opened and returned.
+    /// Writes one object; opens and returns a directory.
     fn entry(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<OwnedFd>> {
         let examined = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = examined.map_err(host_error("cannot examine it"))?;
@@ -119,7 +120,7 @@ impl Pack<'_> {
                 let target =
                     rustix::fs::readlinkat(at, name, Vec::new()).map_err(host_error("cannot read the link"))?;
                 self.report.copied.symlinks += 1;
-                let member = Member::new(path, EntryType::Symlink, &bare(&stat)).linked_to(target.into_bytes());
+                let member = PaxMember::new(path, EntryType::Symlink, &bare(&stat)).linked_to(target.into_bytes());
                 member.write(&mut self.out).map(|()| None)
             }
             FileType::RegularFile => self.file(at, name, path).map(|()| None),
@@ -131,7 +132,7 @@ impl Pack<'_> {
     }
 
     fn file(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<()> {
-        // What was put in its place since must not stop the program.
+        // Opening an object that replaced it must not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot open it"))?;
         let stat = stat_of(&file)?;
@@ -141,14 +142,14 @@ impl Pack<'_> {
         if stat.st_nlink > 1 {
             if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
                 self.report.copied.links += 1;
-                let member = Member::new(path, EntryType::Link, &bare(&stat)).linked_to(first.clone());
+                let member = PaxMember::new(path, EntryType::Link, &bare(&stat)).linked_to(first.clone());
                 return member.write(&mut self.out);
             }
             self.links.insert((stat.st_dev, stat.st_ino), path.to_vec());
         }
         let unstated = if stat.st_size == 0 { unstated_content(&file)? } else { Vec::new() };
         let size = u64::try_from(stat.st_size).unwrap_or_default().max(unstated.len() as u64);
-        let mut member = Member::new(path, EntryType::Regular, &bare(&stat));
+        let mut member = PaxMember::new(path, EntryType::Regular, &bare(&stat));
         member.size = size;
         member.write(&mut self.out)?;
         self.out.bytes(&unstated)?;
@@ -157,7 +158,7 @@ impl Pack<'_> {
         loop {
             let length = read_at(&file, &mut piece, at)?;
             at += length as u64;
-            // The member has as many bytes as it states, and they are all that the file has.
+            // The member must have exactly the stated size, and that of the file.
             if at > size || (length == 0 && at < size) {
                 return Err(changed(path));
             }
@@ -176,7 +177,7 @@ impl Pack<'_> {
     }
 }
 
-/// Returns the content of a file that states no size.
+/// Returns the content of a file with unreported size.
 fn unstated_content(file: &OwnedFd) -> Result<Vec<u8>> {
     let (mut content, mut piece) = (Vec::new(), [0; 4096]);
     loop {
@@ -192,7 +193,11 @@ fn unstated_content(file: &OwnedFd) -> Result<Vec<u8>> {
 
 fn bare(stat: &Stat) -> Attributes {
     let (_, mtime) = timestamps(stat);
-    Member::bare(&Attributes { mode: stat.st_mode & (mode::TYPE | mode::PERMISSIONS), mtime, ..Attributes::default() })
+    PaxMember::bare(&Attributes {
+        mode: stat.st_mode & (mode::TYPE | mode::PERMISSIONS),
+        mtime,
+        ..Attributes::default()
+    })
 }
 
 #[cfg(test)]
@@ -248,7 +253,8 @@ mod tests {
         let file = fs::File::open("/proc/version").unwrap();
         assert_eq!(file.metadata().unwrap().len(), 0);
         let mut tar = Vec::new();
-        let mut pack = Pack { out: Counted::new(&mut tar), report: Packed::default(), links: HashMap::new() };
+        let mut pack =
+            Packer { out: CountingWriter::new(&mut tar), report: PackReport::default(), links: HashMap::new() };
         let at = rustix::fs::open("/proc", OFlags::DIRECTORY, Mode::empty()).unwrap();
         pack.file(&at, b"version", b"given").unwrap();
         pack.out.end().unwrap();

@@ -1,15 +1,19 @@
-//! Records of pax headers: `LENGTH KEY=VALUE\n`, where the length counts the whole record and a value may hold any byte.
+//! Pax records: `LENGTH KEY=VALUE\n`, where the length includes the whole record and a value may
+//! contain any byte.
 
 use crate::error::{Error, Result, Timestamp};
 
-/// Records of one member at most: attributes of a file have names of 64 KiB together, and times, owners and parts of sparse files are few beside them.
+/// Maximum records of one member: a file's attributes have names of 64 KiB together; times, owners
+/// and ranges of sparse files are few in comparison.
 pub(super) const MOST: usize = 1 << 16;
 
-/// Keys and values in their order.
+/// Keys and values in stream order.
 pub(super) type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
+/// Parses a sequence of records.
+///
 /// # Errors
-/// `Invalid` for anything that is not a sequence of whole records, and for more of them than any real member has.
+/// `Invalid` for anything but complete records, and for more of them than any real member has.
 pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
     let mut records = Records::new();
     while !bytes.is_empty() {
@@ -21,8 +25,11 @@ pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
     Ok(records)
 }
 
+/// Checks the number of records.
+///
 /// # Errors
-/// `Invalid` for more records than any real member has: each is larger in memory than in the tar.
+/// `Invalid` for more records than any real member has: each takes more memory than space in the
+/// tar.
 pub(super) fn bound(records: usize) -> Result<()> {
     match records {
         0..=MOST => Ok(()),
@@ -33,7 +40,7 @@ pub(super) fn bound(records: usize) -> Result<()> {
 type Record = (Vec<u8>, Vec<u8>);
 
 fn split_record(bytes: &[u8]) -> Option<(Record, &[u8])> {
-    // A length of more digits could not be that of anything in memory.
+    // A length of more digits would exceed any buffer.
     let space = bytes.iter().take(20).position(|&byte| byte == b' ')?;
     let length = usize::try_from(decimal(&bytes[..space])?).ok()?;
     let record = bytes.get(space + 1..length)?.strip_suffix(b"\n")?;
@@ -42,7 +49,7 @@ fn split_record(bytes: &[u8]) -> Option<(Record, &[u8])> {
 }
 
 pub(super) fn push(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
-    // Space, equals sign and line end.
+    // Space, equals sign and newline.
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
     while length.to_string().len() + rest != length {
@@ -56,7 +63,7 @@ pub(super) fn push(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     out.push(b'\n');
 }
 
-/// A number of ASCII digits.
+/// Parses ASCII digits.
 pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -64,7 +71,7 @@ pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Seconds with an optional fraction; what is finer than a nanosecond is cut off.
+/// Parses seconds with an optional fraction, truncated to nanoseconds.
 pub(super) fn parse_time(text: &[u8]) -> Option<Timestamp> {
     let (negative, text) = match text.strip_prefix(b"-") {
         Some(text) => (true, text),
@@ -91,12 +98,12 @@ pub(super) fn time(time: Timestamp) -> String {
     match (seconds < 0, nanos) {
         (_, 0) => seconds.to_string(),
         (false, nanos) => format!("{seconds}.{nanos:09}"),
-        // Not the least number, which has one more than any positive one.
+        // `seconds + 1` is negated, because i64::MIN has no positive counterpart.
         (true, nanos) => format!("-{}.{:09}", -(seconds + 1), 1_000_000_000 - nanos),
     }
 }
 
-/// GNU tar's way of writing attribute names, which may hold the sign that ends a key.
+/// Escapes attribute names as GNU tar does, because they may contain the sign that ends a key.
 pub(super) fn escaped(name: &[u8]) -> Vec<u8> {
     let escape = |byte: &u8| match byte {
         b'%' => b"%25".to_vec(),

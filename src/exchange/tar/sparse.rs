@@ -1,30 +1,33 @@
-//! Maps of sparse files: which parts of a file a tar stores, checked before anything is written.
+//! Maps of sparse files: the ranges that a tar stores, validated before anything is written.
 
 use std::io::Read;
 
 use super::{BLOCK, pax};
 use crate::error::{Error, Result};
 
-/// Parts that a file may have: a map of them takes 16 MiB of memory.
+/// Maximum ranges of a file: their map takes 16 MiB of memory.
 const MAX_PARTS: usize = 1 << 20;
-/// Digits of a line of a map.
+/// Maximum digits of a line in a map.
 const MAX_DIGITS: usize = 20;
 
-/// Offsets and lengths of what is stored, in order and apart, and the size of the whole file.
+/// Offsets and lengths of the stored ranges, ascending and disjoint, and the size of the whole
+/// file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Map {
+pub(super) struct SparseMap {
     pub(super) parts: Vec<(u64, u64)>,
     pub(super) size: u64,
 }
 
-impl Map {
-    pub(super) fn whole(size: u64) -> Map {
-        Map { parts: if size > 0 { vec![(0, size)] } else { Vec::new() }, size }
+impl SparseMap {
+    pub(super) fn whole(size: u64) -> SparseMap {
+        SparseMap { parts: if size > 0 { vec![(0, size)] } else { Vec::new() }, size }
     }
 
+    /// Validates a map.
+    ///
     /// # Errors
-    /// `Invalid` for parts out of order or beyond the end, or when they do not take the `stored` bytes.
-    pub(super) fn checked(parts: Vec<(u64, u64)>, size: u64, stored: u64) -> Result<Map> {
+    /// `Invalid` for ranges out of order or beyond the end, or if their sum is not `stored`.
+    pub(super) fn checked(parts: Vec<(u64, u64)>, size: u64, stored: u64) -> Result<SparseMap> {
         let wrong = || Error::invalid("the map of a sparse file contradicts itself");
         let (mut end, mut sum) = (0u64, 0u64);
         for &(offset, length) in &parts {
@@ -37,10 +40,11 @@ impl Map {
         if sum != stored || i64::try_from(size).is_err() {
             return Err(wrong());
         }
-        Ok(Map { parts, size })
+        Ok(SparseMap { parts, size })
     }
 
-    /// The lines that stand before the data in version 1.0 of the format, filled up to whole blocks.
+    /// Encodes the map as it precedes the data in version 1.0 of the format, padded to whole
+    /// blocks.
     pub(super) fn to_lines(&self) -> Vec<u8> {
         let mut lines = format!("{}\n", self.parts.len()).into_bytes();
         for (offset, length) in &self.parts {
@@ -51,30 +55,30 @@ impl Map {
     }
 }
 
-/// Reads those lines; returns the parts and how many bytes they took.
+/// Reads such a map; returns the ranges and the number of bytes read.
 pub(super) fn read_lines(input: &mut dyn Read) -> Result<(Vec<(u64, u64)>, u64)> {
-    let mut lines = Lines { input, block: [0; BLOCK], at: BLOCK, taken: 0 };
+    let mut lines = SparseLines { input, block: [0; BLOCK], at: BLOCK, consumed: 0 };
     let count = lines.number()?;
     let count = usize::try_from(count).ok().filter(|&count| count <= MAX_PARTS).ok_or_else(too_many)?;
     let mut parts = Vec::new();
     for _ in 0..count {
         parts.push((lines.number()?, lines.number()?));
     }
-    Ok((parts, lines.taken))
+    Ok((parts, lines.consumed))
 }
 
 fn too_many() -> Error {
     Error::invalid("the map of a sparse file has more parts than any real one")
 }
 
-struct Lines<'a> {
+struct SparseLines<'a> {
     input: &'a mut dyn Read,
     block: [u8; BLOCK],
     at: usize,
-    taken: u64,
+    consumed: u64,
 }
 
-impl Lines<'_> {
+impl SparseLines<'_> {
     fn number(&mut self) -> Result<u64> {
         let mut digits = Vec::new();
         loop {
@@ -82,7 +86,7 @@ impl Lines<'_> {
                 let cut_off = |_| Error::invalid("the map of a sparse file is cut off");
                 self.input.read_exact(&mut self.block).map_err(cut_off)?;
                 self.at = 0;
-                self.taken += BLOCK as u64;
+                self.consumed += BLOCK as u64;
             }
             let byte = self.block[self.at];
             self.at += 1;
@@ -98,7 +102,7 @@ impl Lines<'_> {
     }
 }
 
-/// The map of version 0.1: numbers between commas.
+/// Parses the map of version 0.1: comma-separated numbers.
 pub(super) fn parse_commas(text: &[u8]) -> Result<Vec<(u64, u64)>> {
     let numbers: Option<Vec<u64>> =
         text.split(|&byte| byte == b',').take(2 * MAX_PARTS + 1).map(pax::decimal).collect();
@@ -110,7 +114,7 @@ pub(super) fn parse_commas(text: &[u8]) -> Result<Vec<(u64, u64)>> {
     Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
 }
 
-/// The map of version 0.0: a record for each offset, followed by one for its length.
+/// Parses the map of version 0.0: a record for each offset, followed by one for its length.
 pub(super) fn parse_records(records: &pax::Records) -> Result<Vec<(u64, u64)>> {
     let malformed = || Error::invalid("the map of a sparse file is malformed");
     let mut numbers = Vec::new();
@@ -132,7 +136,7 @@ pub(super) fn parse_records(records: &pax::Records) -> Result<Vec<(u64, u64)>> {
     Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
 }
 
-/// Refuses a map that grows without end.
+/// Refuses a map with too many ranges.
 pub(super) fn bound(parts: &[(u64, u64)]) -> Result<()> {
     if parts.len() > MAX_PARTS { Err(too_many()) } else { Ok(()) }
 }
@@ -144,11 +148,11 @@ mod tests {
     #[test]
     fn a_map_comes_back_from_its_lines() {
         let parts = (0..100).map(|n| (n * 10_000, 4096)).chain([(5_000_000, 0)]).collect();
-        let map = Map::checked(parts, 5_000_000, 100 * 4096).unwrap();
+        let map = SparseMap::checked(parts, 5_000_000, 100 * 4096).unwrap();
         let lines = map.to_lines();
         assert_eq!(lines.len() % BLOCK, 0);
-        let (parts, taken) = read_lines(&mut &lines[..]).unwrap();
-        assert_eq!((parts, taken), (map.parts, lines.len() as u64));
+        let (parts, consumed) = read_lines(&mut &lines[..]).unwrap();
+        assert_eq!((parts, consumed), (map.parts, lines.len() as u64));
         assert_eq!(parse_commas(b"0,5,10,7").unwrap(), [(0, 5), (10, 7)]);
     }
 
@@ -161,7 +165,7 @@ mod tests {
             (vec![(0, 10)], 10, 20),
             (vec![], u64::MAX, 0),
         ] {
-            assert!(Map::checked(parts.clone(), size, stored).is_err(), "{parts:?}");
+            assert!(SparseMap::checked(parts.clone(), size, stored).is_err(), "{parts:?}");
         }
         for bad in ["x\n", "9999999999\n", "111111111111111111111111111111111111", "2\n1\n2\n"] {
             assert!(read_lines(&mut bad.as_bytes()).is_err(), "{bad}");

@@ -10,7 +10,7 @@ use super::names::{Driver, assert_same};
 use super::support::{NAME_KEY, assert_sound};
 use crate::env::{seeds, variable};
 use crate::error::{Error, Result};
-use crate::exchange::{Alone, Restore};
+use crate::exchange::{OfflineNamespace, Restore};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::FileSystem;
 
@@ -163,8 +163,8 @@ fn restore(driver: &mut Driver, kept: &Kept, counts: &mut Counts) {
     let joined: Vec<Vec<u8>> = paths.iter().map(|path| path.join(&b"/"[..])).collect();
     let fs = driver.fs.clone();
     let moment = fs.open_snapshot(&kept.name).unwrap();
-    let restored =
-        Restore::prepare(&fs, &moment, &joined, None, &mut Alone(&fs)).and_then(|restore| restore.run(&mut || Ok(())));
+    let restored = Restore::prepare(&fs, &moment, &joined, None, &mut OfflineNamespace(&fs))
+        .and_then(|restore| restore.run(&mut || Ok(())));
     let modelled = Restoring { live: &mut driver.model, kept: &kept.model, fs: &fs, made: HashMap::new() }.run(&paths);
     let what = format!("restore {paths:?} of {}", String::from_utf8_lossy(&kept.name));
     match modelled {

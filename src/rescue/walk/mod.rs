@@ -1,70 +1,71 @@
-//! Walks from the root over everything that has a name, then over what has none, and writes what is whole.
+//! Walks over all named objects from the root, then over unnamed ones, and writes the complete
+//! ones.
 
-mod beside;
+mod lost_found;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
-use super::index::{LeafIndex, Version};
-use super::object::Object;
-use super::write::{self, Source};
-use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, Rescued, UNNAMED};
+use super::index::{LeafIndex, LeafSet};
+use super::object::RescuedInode;
+use super::write::{self, ObjectSource};
+use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, UNNAMED};
 use crate::error::{Error, Result};
-use crate::exchange::LeftOut;
+use crate::exchange::SkippedItems;
 use crate::exchange::attributes::{self, Phase};
 use crate::exchange::host::{apply, is_root};
-use crate::exchange::stage::{Stage, identity_of, link_again, open_again};
-use crate::exchange::walk::{self, Step};
-use crate::exchange::{Amount, Problem, Progress};
+use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, open_again};
+use crate::exchange::walk::{self, WalkStep};
+use crate::exchange::{FileTotals, Problem, Progress};
 use crate::format::values::decode_list;
 use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
 use crate::storage::FileIdentity;
-use beside::Special;
+use lost_found::LostFoundDirectory;
 
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-pub(super) struct Walk<'a> {
-    pub(super) index: LeafIndex,
-    pub(super) pager: &'a Pager,
-    pub(super) stage: &'a Stage,
-    /// Where what is not whole goes, when it is wanted at all.
-    pub(super) partial: Option<Special>,
-    item: &'a mut dyn FnMut(&Rescued<'_>) -> Result<()>,
-    pub(super) progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
+struct RescueWalk<'a> {
+    index: LeafIndex,
+    pager: &'a Pager,
+    stage: &'a StagingDir,
+    /// Directory for incomplete files, if requested.
+    partial: Option<LostFoundDirectory>,
+    item: &'a mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
+    progress: &'a mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
     report: RescueReport,
-    /// Inodes that were dealt with: 16 bytes each.
-    pub(super) seen: HashSet<u64>,
-    /// How many there are at most, to tell how far the work is.
+    /// Inodes already processed: 16 bytes each.
+    seen: HashSet<u64>,
+    /// Upper bound of the number of objects, for progress.
     objects: u64,
-    /// The first copy of a file with several names: its path, and which one it is.
+    /// First copies of files with several hard links: path and identity.
     links: HashMap<u64, (Vec<u8>, FileIdentity)>,
-    /// Names of inodes of which nothing but data is left.
-    pub(super) undescribed: BTreeMap<u64, Vec<u8>>,
-    /// Directories whose mode would keep their owner out: they get it at the end.
+    /// Names of inodes of which only data survived.
+    named_orphans: BTreeMap<u64, Vec<u8>>,
+    /// Directories with a mode that denies access to their owner; it is set at the end.
     closed: Vec<(Vec<u8>, FileIdentity, Attributes, Xattrs)>,
-    pub(super) path: Vec<u8>,
+    path: Vec<u8>,
 }
 
-/// What is left of the entries of a directory, leaf by leaf.
-struct Remains {
+/// Cursor over the surviving entries of a directory, leaf by leaf.
+struct PartialDirectory {
     ino: Ino,
-    version: Version,
-    /// The next of the version's parts.
+    version: LeafSet,
+    /// Next part of the version.
     part: usize,
     entries: VecDeque<(Vec<u8>, u8, Ino)>,
-    /// The last generation in which the entries are known to have been there.
+    /// Last generation in which the entries are known to have existed.
     known: Generation,
 }
 
-impl Remains {
-    fn of(ino: Ino, version: Version) -> Remains {
-        Remains { ino, version, part: 0, entries: VecDeque::new(), known: Generation(0) }
+impl PartialDirectory {
+    fn of(ino: Ino, version: LeafSet) -> PartialDirectory {
+        PartialDirectory { ino, version, part: 0, entries: VecDeque::new(), known: Generation(0) }
     }
 
-    /// After an error, it goes on with the next leaf.
+    /// Returns the next entry; after an error it continues with the next leaf.
     fn next(&mut self, index: &mut LeafIndex) -> Result<Option<(Vec<u8>, u8, Ino)>> {
         while self.entries.is_empty() {
             let part = self.part;
@@ -82,25 +83,26 @@ impl Remains {
     }
 }
 
-/// A directory that was made, and its own record if there is one.
-struct Directory {
+/// Created directory, and its own inode if that survived.
+struct RescuedDirectory {
     host: OwnedFd,
-    object: Option<Object>,
+    object: Option<RescuedInode>,
 }
 
-/// What was found of an inode.
-enum Outcome {
-    /// A newer version than any that is whole says that it is gone.
+/// Result of searching for an inode.
+enum FindOutcome {
+    /// A version newer than any complete one proves that the inode was deleted.
     Deleted,
     Whole {
-        object: Object,
-        version: Version,
+        object: RescuedInode,
+        version: LeafSet,
         failed: Option<String>,
     },
-    /// What is left, when there is an inode record, and why it is not whole.
+    /// Surviving parts, with the inode record if there is one, and the reason for which it is not
+    /// complete.
     Rest {
-        object: Option<Object>,
-        version: Version,
+        object: Option<RescuedInode>,
+        version: LeafSet,
         reason: String,
     },
 }
@@ -108,9 +110,9 @@ enum Outcome {
 pub(super) fn run(
     index: LeafIndex,
     pager: &Pager,
-    stage: &Stage,
+    stage: &StagingDir,
     options: &RescueOptions,
-    item: &mut dyn FnMut(&Rescued<'_>) -> Result<()>,
+    item: &mut dyn FnMut(&RescuedObject<'_>) -> Result<()>,
     progress: &mut dyn FnMut(&RescueProgress<'_>) -> Result<()>,
 ) -> Result<RescueReport> {
     let report = RescueReport {
@@ -121,71 +123,71 @@ pub(super) fn run(
         entries: index.log.entries,
         entries_lost: index.log.lost,
         later: index.later,
-        snapshots: index.kept.judge(pager)?,
-        snapshots_proved: index.kept.proved,
-        snapshots_lost: index.kept.lost.clone(),
-        left: LeftOut::extracting(options.privileges),
+        snapshots: index.known_snapshots.check_all(pager)?,
+        snapshots_proved: index.known_snapshots.proved,
+        snapshots_lost: index.known_snapshots.lost.clone(),
+        skipped: SkippedItems::extracting(options.privileges),
         ..RescueReport::default()
     };
     let objects = index.objects();
-    let mut walk = Walk {
+    let mut walk = RescueWalk {
         index,
         pager,
         stage,
-        partial: options.partial.then(|| Special::new(PARTIAL)),
+        partial: options.partial.then(|| LostFoundDirectory::new(PARTIAL)),
         item,
         progress,
         report,
         seen: HashSet::new(),
         objects,
         links: HashMap::new(),
-        undescribed: BTreeMap::new(),
+        named_orphans: BTreeMap::new(),
         closed: Vec::new(),
         path: Vec::new(),
     };
     walk.named()?;
     walk.unnamed()?;
-    walk.undescribed()?;
+    walk.write_orphan_data()?;
     walk.close_directories()?;
     Ok(walk.report)
 }
 
-impl Walk<'_> {
+impl RescueWalk<'_> {
     fn named(&mut self) -> Result<()> {
         self.seen.insert(ROOT_INO.0);
         let (version, reason) = match self
             .find(ROOT_INO, Generation(0), &mut |walk, object, version| walk.try_directory(object, version, ROOT_INO))?
         {
-            Outcome::Whole { version, failed, .. } => {
-                self.say_whole(ROOT_INO, &version, failed.as_deref())?;
+            FindOutcome::Whole { version, failed, .. } => {
+                self.report_complete(ROOT_INO, &version, failed.as_deref())?;
                 self.report.directories += 1;
                 return self.root(version);
             }
-            Outcome::Deleted => (self.index.remains(ROOT_INO), "it is missing".to_owned()),
-            Outcome::Rest { version, reason, .. } => (version, reason),
+            FindOutcome::Deleted => (self.index.newest_leaves(ROOT_INO), "it is missing".to_owned()),
+            FindOutcome::Rest { version, reason, .. } => (version, reason),
         };
-        self.say(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
+        self.report_object(RescueState::Partial, ROOT_INO, version.generation, false, &reason)?;
         self.root(version)
     }
 
-    /// Directories first, and those that another one will show not by themselves.
+    /// Writes unnamed objects: directories first, except those below another unnamed directory.
     fn unnamed(&mut self) -> Result<()> {
-        let mut special = Special::new(UNNAMED);
+        let mut special = LostFoundDirectory::new(UNNAMED);
         for pass in 0..3 {
             let inodes = std::mem::take(&mut self.index.inodes);
             for &ino in inodes.iter().filter(|ino| **ino <= crate::format::MAX_INO) {
                 if !self.seen.contains(&ino) && self.is_of_pass(pass, Ino(ino), &inodes)? {
-                    self.open_special(&mut special)?;
+                    self.open_lost_found(&mut special)?;
                     let Some(host) = &special.host else { continue };
                     let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
-                    let made = self.report.files + self.report.others + self.report.directories;
+                    let created = self.report.files + self.report.others + self.report.directories;
                     let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
                     if let Some((remains, directory)) = self.tolerate(below)? {
                         self.walk(remains, directory)?;
                     }
                     self.report.unnamed +=
-                        u64::from(self.report.files + self.report.others + self.report.directories > made);
+                        u64::from(self.report.files + self.report.others + self.report.directories > created);
                 }
             }
             self.index.inodes = inodes;
@@ -198,8 +200,8 @@ impl Walk<'_> {
             return Ok(true);
         }
         let mut directory = None;
-        for version in self.index.versions(ino).into_iter().chain([self.index.remains(ino)]) {
-            match Object::load(&mut self.index, &version, ino) {
+        for version in self.index.versions(ino).into_iter().chain([self.index.newest_leaves(ino)]) {
+            match RescuedInode::load(&mut self.index, &version, ino) {
                 Ok(Some(object)) => directory = Some(object),
                 Ok(None) | Err(Error::Damaged(_)) => {}
                 Err(error) => return Err(error),
@@ -208,28 +210,28 @@ impl Walk<'_> {
                 break;
             }
         }
-        let Some(directory) = directory.filter(Object::is_directory) else { return Ok(false) };
+        let Some(directory) = directory.filter(RescuedInode::is_directory) else { return Ok(false) };
         let parent = directory.inode.parent.0;
         let comes_later = !self.seen.contains(&parent) && inodes.binary_search(&parent).is_ok();
         Ok(pass == 1 || !comes_later)
     }
 
-    fn root(&mut self, version: Version) -> Result<()> {
+    fn root(&mut self, version: LeafSet) -> Result<()> {
         let host = self.stage.target().try_clone().map_err(|e| Error::io("cannot open the target", e))?;
-        self.walk(Remains::of(ROOT_INO, version), Directory { host, object: None })
+        self.walk(PartialDirectory::of(ROOT_INO, version), RescuedDirectory { host, object: None })
     }
 
-    fn walk(&mut self, remains: Remains, directory: Directory) -> Result<()> {
-        let mut tree = walk::Walk::new();
+    fn walk(&mut self, remains: PartialDirectory, directory: RescuedDirectory) -> Result<()> {
+        let mut tree = walk::TreeWalk::new();
         tree.enter(&self.path, remains, directory);
         while let Some(step) =
             tree.step(&mut self.path, |remains| remains.next(&mut self.index).transpose(), |(name, ..)| name)
         {
             let below = step.and_then(|step| match step {
-                Step::Entry((name, file_type, ino), directory) => {
-                    self.entry(&directory.kept.host, &name, ino, Some(file_type), directory.entries.known)
+                WalkStep::Entry((name, file_type, ino), directory) => {
+                    self.entry(&directory.state.host, &name, ino, Some(file_type), directory.entries.known)
                 }
-                Step::Leave(directory) => self.finish(directory.entries.ino, directory.kept).map(|()| None),
+                WalkStep::Leave(directory) => self.finish(directory.entries.ino, directory.state).map(|()| None),
             });
             if let Some((remains, directory)) = self.tolerate(below)? {
                 tree.enter(&self.path, remains, directory);
@@ -238,28 +240,29 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Tries the versions of an inode, the newest first; `attempt` fails with `Damaged` for one that is not whole. It is named in a leaf of
-    /// generation `named`: records from before that do not say that it was deleted.
+    /// Tries the versions of an inode, newest first; `attempt` fails with `Damaged` for an
+    /// incomplete one. The inode's name is in a leaf of generation `named`: older records without
+    /// the inode do not prove a deletion.
     fn find(
         &mut self,
         ino: Ino,
         named: Generation,
-        attempt: &mut dyn FnMut(&mut Self, &Object, &Version) -> Result<()>,
-    ) -> Result<Outcome> {
+        attempt: &mut dyn FnMut(&mut Self, &RescuedInode, &LeafSet) -> Result<()>,
+    ) -> Result<FindOutcome> {
         let mut failed: Option<String> = None;
         let mut rest = None;
         for version in self.index.versions(ino) {
-            let object = match Object::load(&mut self.index, &version, ino) {
+            let object = match RescuedInode::load(&mut self.index, &version, ino) {
                 Ok(None) => {
-                    // It did not exist yet, or no more.
+                    // The inode did not exist yet, or was deleted.
                     let younger = named > version.generation || self.index.existed_after(ino, version.generation)?;
                     if failed.is_none() && !younger {
-                        return Ok(Outcome::Deleted);
+                        return Ok(FindOutcome::Deleted);
                     }
                     failed = failed.or_else(|| Some("the records that are left are from before it was made".into()));
                     break;
                 }
-                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(Outcome::Deleted),
+                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(FindOutcome::Deleted),
                 Ok(Some(object)) => object,
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
@@ -268,7 +271,7 @@ impl Walk<'_> {
                 Err(error) => return Err(error),
             };
             match attempt(self, &object, &version) {
-                Ok(()) => return Ok(Outcome::Whole { object, version, failed }),
+                Ok(()) => return Ok(FindOutcome::Whole { object, version, failed }),
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
                     rest = rest.or(Some((object, version)));
@@ -278,15 +281,15 @@ impl Walk<'_> {
         }
         let reason = failed.unwrap_or_else(|| "not all leaves that describe it are left".into());
         if let Some((object, version)) = rest {
-            return Ok(Outcome::Rest { object: Some(object), version, reason });
+            return Ok(FindOutcome::Rest { object: Some(object), version, reason });
         }
-        let version = self.index.remains(ino);
-        let object = Object::load(&mut self.index, &version, ino).unwrap_or_default();
-        Ok(Outcome::Rest { object, version, reason })
+        let version = self.index.newest_leaves(ino);
+        let object = RescuedInode::load(&mut self.index, &version, ino).unwrap_or_default();
+        Ok(FindOutcome::Rest { object, version, reason })
     }
 
-    /// Whether all entries of a directory are there.
-    fn try_directory(&mut self, object: &Object, version: &Version, ino: Ino) -> Result<()> {
+    /// Checks that all entries of a directory are readable.
+    fn try_directory(&mut self, object: &RescuedInode, version: &LeafSet, ino: Ino) -> Result<()> {
         if !object.is_directory() {
             return Err(Error::damaged("it is no directory"));
         }
@@ -300,19 +303,19 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What is told while so many bytes of the file at a path are written.
-    fn telling(&self) -> impl Fn(&[u8], u64) -> RescueProgress<'_> + use<> {
+    /// Returns a function that builds the progress report while a file is written.
+    fn progress_callback(&self) -> impl Fn(&[u8], u64) -> RescueProgress<'_> + use<> {
         let (files, before) = (self.report.files, self.report.bytes);
-        // Names are met as well of which nothing else is left.
+        // Some names belong to inodes of which nothing else survived.
         let (passed, all) = (self.objects.min(self.seen.len() as u64), self.objects);
-        let objects = |files| Amount { files, bytes: 0 };
+        let objects = |files| FileTotals { files, bytes: 0 };
         move |path, bytes| {
             let progress = Progress { files, bytes: before + bytes, passed: objects(passed), path };
             RescueProgress::Writing(progress, objects(all))
         }
     }
 
-    /// Deals with one object; a directory is made and returned, its entries follow.
+    /// Processes one object. Returns a directory to descend into.
     fn entry(
         &mut self,
         at: &OwnedFd,
@@ -320,54 +323,57 @@ impl Walk<'_> {
         ino: Ino,
         named_type: Option<u8>,
         named: Generation,
-    ) -> Result<Option<(Remains, Directory)>> {
-        let tell = self.telling();
+    ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
+        let tell = self.progress_callback();
         (self.progress)(&tell(&self.path, 0))?;
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
-        let mut made = None;
+        let mut created = None;
         let found = self.find(ino, named, &mut |walk, object, version| {
             if object.is_directory() {
                 return walk.try_directory(object, version, ino);
             }
-            let (path, left, progress) = (&walk.path[..], &mut walk.report.left, &mut walk.progress);
+            let (path, skipped, progress) = (&walk.path[..], &mut walk.report.skipped, &mut walk.progress);
             let written = &mut |bytes| progress(&tell(path, bytes));
-            let source = Source { index: &mut walk.index, pager: walk.pager, version, ino, path, left, written };
-            made = Some(write::object(source, object, false, walk.stage, (at, name))?);
+            let source =
+                ObjectSource { index: &mut walk.index, pager: walk.pager, version, ino, path, skipped, written };
+            created = Some(write::object(source, object, false, walk.stage, (at, name))?);
             Ok(())
         })?;
         match found {
-            Outcome::Deleted => Ok(None),
-            Outcome::Whole { object, version, failed } if object.is_directory() => {
+            FindOutcome::Deleted => Ok(None),
+            FindOutcome::Whole { object, version, failed } if object.is_directory() => {
                 let host = write::directory(self.stage, at, name)?;
                 self.report.directories += 1;
-                self.say_whole(ino, &version, failed.as_deref())?;
-                Ok(Some((Remains::of(ino, version), Directory { host, object: Some(object) })))
+                self.report_complete(ino, &version, failed.as_deref())?;
+                Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object: Some(object) })))
             }
-            Outcome::Whole { object, version, failed } => {
-                // None for a device that was left out.
-                let Some((made, identity)) = made.and_then(|made| made.identity.map(|which| (made, which))) else {
+            FindOutcome::Whole { object, version, failed } => {
+                // `None` for a device that was skipped.
+                let Some((created, identity)) =
+                    created.and_then(|created| created.identity.map(|which| (created, which)))
+                else {
                     return Ok(None);
                 };
                 self.count(&object, ino, identity);
-                self.say_whole(ino, &version, failed.as_deref())?;
-                self.report.bytes += made.bytes;
-                self.note(made.metadata)?;
+                self.report_complete(ino, &version, failed.as_deref())?;
+                self.report.bytes += created.bytes;
+                self.note(created.metadata)?;
                 Ok(None)
             }
-            Outcome::Rest { object, version, reason } => {
-                let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, Object::file_type);
+            FindOutcome::Rest { object, version, reason } => {
+                let kind = object.as_ref().map_or(u32::from(named_type.unwrap_or(8)) << 12, RescuedInode::file_type);
                 if kind == mode::DIRECTORY {
-                    return self.broken_directory(at, name, ino, object, version, &reason);
+                    return self.write_incomplete_directory(at, name, ino, object, version, &reason);
                 }
-                self.broken_file(ino, object, &version, &reason)?;
+                self.write_incomplete_file(ino, object, &version, &reason)?;
                 Ok(None)
             }
         }
     }
 
-    fn count(&mut self, object: &Object, ino: Ino, identity: FileIdentity) {
+    fn count(&mut self, object: &RescuedInode, ino: Ino, identity: FileIdentity) {
         if object.file_type() == mode::REGULAR {
             self.report.files += 1;
         } else {
@@ -378,60 +384,60 @@ impl Walk<'_> {
         }
     }
 
-    /// What is left of its entries still names whole files.
-    fn broken_directory(
+    /// Creates a directory that is not complete; its surviving entries still name complete files.
+    fn write_incomplete_directory(
         &mut self,
         at: &OwnedFd,
         name: &[u8],
         ino: Ino,
-        object: Option<Object>,
-        version: Version,
+        object: Option<RescuedInode>,
+        version: LeafSet,
         reason: &str,
-    ) -> Result<Option<(Remains, Directory)>> {
+    ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
         if version.parts() == 0 {
-            self.say(RescueState::Lost, ino, Generation(0), false, reason)?;
+            self.report_object(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
         }
         let host = write::directory(self.stage, at, name)?;
-        self.say(RescueState::Partial, ino, version.generation, false, reason)?;
-        // All leaves, not only those of the version that came closest.
-        let version = self.index.remains(ino);
-        Ok(Some((Remains::of(ino, version), Directory { host, object })))
+        self.report_object(RescueState::Partial, ino, version.generation, false, reason)?;
+        // All leaves, not only those of the version that was most complete.
+        let version = self.index.newest_leaves(ino);
+        Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object })))
     }
 
-    /// A further name of a file that was made; of one that was not there is nothing to link to.
+    /// Creates a further hard link of a file, unless the file was not written.
     fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
-        let Some((first, made)) = self.links.get(&ino.0) else { return Ok(()) };
-        link_again(self.stage.target(), first, *made, at, name)?;
+        let Some((first, created)) = self.links.get(&ino.0) else { return Ok(()) };
+        link_again(self.stage.target(), first, *created, at, name)?;
         self.report.links += 1;
         Ok(())
     }
 
-    /// Times last: every entry made in a directory changes them.
-    fn finish(&mut self, ino: Ino, directory: Directory) -> Result<()> {
-        let Directory { host: made, object: Some(object) } = directory else { return Ok(()) };
+    /// Sets the times last, because every created entry changes them.
+    fn finish(&mut self, ino: Ino, directory: RescuedDirectory) -> Result<()> {
+        let RescuedDirectory { host: created, object: Some(object) } = directory else { return Ok(()) };
         let attributes = object.attributes(ino);
         let xattrs = object.xattrs;
-        let host = attributes::Object::open(&made);
-        attributes::put(&xattrs, &host, Phase::BeforeMode, &self.path, &mut self.report.left);
-        // Root gets in all the same, and the directory is at hand.
+        let host = attributes::XattrObject::open(&created);
+        attributes::set_for_phase(&xattrs, &host, Phase::BeforeMode, &self.path, &mut self.report.skipped);
+        // Root has access nevertheless, and can set the mode now.
         if attributes.mode & 0o700 != 0o700 && !is_root() {
-            self.closed.push((self.path.clone(), identity_of(&made)?, attributes, xattrs));
+            self.closed.push((self.path.clone(), identity_of(&created)?, attributes, xattrs));
             return Ok(());
         }
-        apply(&made, &attributes)?;
-        attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
+        apply(&created, &attributes)?;
+        attributes::set_for_phase(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.skipped);
         Ok(())
     }
 
     fn close_directories(&mut self) -> Result<()> {
-        for (path, made, attributes, xattrs) in std::mem::take(&mut self.closed) {
-            let opened = open_again(self.stage.target(), &path, made);
+        for (path, created, attributes, xattrs) in std::mem::take(&mut self.closed) {
+            let opened = open_again(self.stage.target(), &path, created);
             self.path = path;
             let closed = opened.and_then(|directory| {
                 apply(&directory, &attributes)?;
-                let host = attributes::Object::open(&directory);
-                attributes::put(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.left);
+                let host = attributes::XattrObject::open(&directory);
+                attributes::set_for_phase(&xattrs, &host, Phase::AfterMode, &self.path, &mut self.report.skipped);
                 Ok(())
             });
             self.note(closed)?;
@@ -439,12 +445,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn say_whole(&mut self, ino: Ino, version: &Version, failed: Option<&str>) -> Result<()> {
+    fn report_complete(&mut self, ino: Ino, version: &LeafSet, failed: Option<&str>) -> Result<()> {
         self.report.older += u64::from(failed.is_some());
-        self.say(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
+        self.report_object(RescueState::Whole, ino, version.generation, failed.is_some(), failed.unwrap_or_default())
     }
 
-    pub(super) fn say(
+    fn report_object(
         &mut self,
         state: RescueState,
         ino: Ino,
@@ -459,23 +465,24 @@ impl Walk<'_> {
         }
         let unproved = state == RescueState::Whole && !older && generation < self.index.newest; // RESCUE-3
         self.report.unproved += u64::from(unproved);
-        (self.item)(&Rescued { state, path: &self.path, ino, generation, older, unproved, reason })
+        (self.item)(&RescuedObject { state, path: &self.path, ino, generation, older, unproved, reason })
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
         self.tolerate(result.map(Some)).map(drop)
     }
 
-    /// Notes a failure that concerns one object, passes on one that ends the rescue.
-    pub(super) fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
+    /// Records a failure of one object; returns an error that ends the rescue.
+    fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::tolerate(&mut self.report.problems, &self.path, result)
     }
 }
 
-/// Names, types and inodes of the entries that one part of a version has of a directory. Names that lead out of it are refused by the decoder.
+/// Calls `f` with name, type and inode of the entries in one part of a version of a directory. The
+/// decoder refuses names that lead out of it.
 fn visit_entries(
     index: &mut LeafIndex,
-    part: (&Version, usize),
+    part: (&LeafSet, usize),
     directory: Ino,
     f: &mut dyn FnMut(&[u8], u8, Ino),
 ) -> Result<()> {

@@ -1,4 +1,5 @@
-//! The golden backup: filled once and brought up to a later moment, so that the origin, the history and pages of both are in it.
+//! The golden backup: filled once and updated to a later version, so that it contains the origin,
+//! the history and pages of both.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::format::ROOT_INO;
 use crate::fs::{FileSystem, RenameMode};
 use crate::storage::{MemoryStorage, Storage};
 
-/// What a manifest says of the commit that a file is a backup of; null of an archive.
+/// Returns the origin of a backup for the manifest; null for an archive.
 pub(super) fn origin(fs: &FileSystem) -> Value {
     fs.volume.origin().map_or(Value::Null, |origin| {
         json!({

@@ -1,5 +1,5 @@
-//! Golden archives of format version 1 (`tests/data/golden`): every later program reads them as the manifests say, and refuses the damaged
-//! variants as recorded.
+//! Golden archives of format version 1 (`tests/data/golden`): every later program reads the content
+//! in the manifests, and refuses the damaged variants as recorded.
 
 mod backup;
 mod snapshots;
@@ -41,7 +41,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What the program reads: by path in hexadecimal, since names are any bytes.
+/// Returns the content by path in hexadecimal, since names may have any bytes.
 fn listing(fs: &FileSystem) -> Result<Value> {
     let mut objects = BTreeMap::new();
     let mut pending = vec![(Vec::new(), ROOT_INO)];
@@ -77,7 +77,7 @@ fn listing(fs: &FileSystem) -> Result<Value> {
     Ok(json!(objects))
 }
 
-/// What becomes of one who opens these bytes and reads everything.
+/// Returns the result of opening these bytes and reading everything.
 fn outcome(bytes: &[u8]) -> String {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     match Header::read(&*storage).and_then(|_| open_on(storage, true)).and_then(|fs| listing(&fs)) {
@@ -86,7 +86,7 @@ fn outcome(bytes: &[u8]) -> String {
     }
 }
 
-/// The same of one who opens them for writing.
+/// Returns the result of opening for writing and reading everything.
 fn written(bytes: &[u8]) -> String {
     match open_on(Arc::new(MemoryStorage::from_contents(bytes.to_vec())), false).and_then(|fs| listing(&fs)) {
         Ok(_) => "read".into(),
@@ -100,7 +100,7 @@ fn file(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) -> Ino {
     made.ino
 }
 
-/// Every kind of object, attribute and page.
+/// Creates every kind of object, attribute and page.
 fn fill(fs: &FileSystem) {
     let below = fs.make_directory(ROOT_INO, b"directory", 0o2750, OWNER).unwrap().ino;
     let inline = file(fs, ROOT_INO, b"inline", b"a few bytes");
@@ -138,7 +138,7 @@ fn fill(fs: &FileSystem) {
     let default = list(&[(1, 7, none), (4, 5, none), (8, 7, 50), (16, 7, none), (32, 0, none)]);
     fs.set_xattr(below, b"system.posix_acl_default", &default, XattrMode::Set).unwrap();
     fs.sync().unwrap();
-    // Pages that two extents name, and one that is cut up.
+    // Pages named by two extents, and a fragmented one.
     let copy = file(fs, below, b"copy", b"");
     fs.copy_range(text, 0, copy, 0, 172_000, false).unwrap();
     fs.write(raw, 10_000, b"overwritten").unwrap();
@@ -159,7 +159,8 @@ fn objects() -> Vec<u8> {
     storage.contents()
 }
 
-/// As a kill leaves it: the last record is not closed and needed one barrier, with an orphan and a trim offset.
+/// State after a kill: the last record is not closed and needed one barrier, with an orphan and a
+/// trim offset.
 fn unclosed() -> Vec<u8> {
     let storage = Arc::new(MemoryStorage::from_contents(objects()));
     let fs = open_on(storage.clone(), false).unwrap();
@@ -173,7 +174,8 @@ fn unclosed() -> Vec<u8> {
     storage.contents()
 }
 
-/// Nodes of several levels, raw and compressed, a two-barrier record with a delta list, and a snapshot.
+/// Nodes of several levels, raw and compressed, a two-barrier record with a delta list, and a
+/// snapshot.
 fn deep() -> Vec<u8> {
     let mut forge = Forge::of(objects()).unwrap();
     forge.leaf_bytes = 1200;
@@ -188,8 +190,8 @@ fn deep() -> Vec<u8> {
     forge.build([Some(root), None, None, None])
 }
 
-/// As a kill leaves an archive with a log: the newest record says less than its entries do, which have each kind of change, and no other
-/// record contains them. Also how many there are.
+/// State after a kill of an archive with a log: the entries after the newest record contain each
+/// kind of change, and no other record includes them. Returns also their number.
 fn logged() -> (Vec<u8>, Value) {
     let storage = Arc::new(archive(&PASSPHRASES.map(|(slot, text)| (slot, text, KdfCost::TEST))));
     let fs = create_on(storage.clone(), 23).unwrap();
@@ -214,7 +216,7 @@ fn logged() -> (Vec<u8>, Value) {
         &|| fs.unlink(ROOT_INO, b"removed").unwrap(),
         &|| fs.set_xattr(below, b"user.logged", b"value", XattrMode::Set).unwrap(),
         &|| fs.write(small, 2, b"FEW").unwrap(),
-        // Over a piece of an entry before it, and another change with it.
+        // Over a piece of a previous entry, with another change.
         &|| {
             fs.write(overwritten, 10_500, b"once more").unwrap();
             fs.make_symlink(below, b"link", b"../cut", OWNER).map(|_| ()).unwrap();
@@ -231,7 +233,7 @@ fn logged() -> (Vec<u8>, Value) {
     (bytes, json!({"entries": log.entries, "objects": listing(&fs).unwrap()}))
 }
 
-/// What no entry takes packs well.
+/// Zeros the unused part of the log, so that the file compresses well.
 fn without_rest_of_log(mut bytes: Vec<u8>, used: u64) -> Vec<u8> {
     for block in LOG.0 + used / BLOCK..LOG.1 {
         let at = (block * BLOCK) as usize;
@@ -246,7 +248,7 @@ fn filler() -> Vec<u8> {
     filler
 }
 
-/// Slots of the ring that hold no record get equal random bytes, so that the file packs well.
+/// Fills unused slots of the ring with equal random bytes, so that the file compresses well.
 fn settled(mut bytes: Vec<u8>) -> Vec<u8> {
     let filler = filler();
     for slot in 0..RING_SLOTS {
@@ -259,7 +261,7 @@ fn settled(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Every kind of key, as it was made and re-wrapped; the manifest says what opens each slot.
+/// Every kind of key, as created and re-wrapped; the manifest has the secret of each slot.
 fn keys() -> (Vec<u8>, Value) {
     let word = |text: &str| Passphrase::new(text.as_bytes().to_vec());
     let file = |seed: u8| [[seed; 40], [seed + 1; 40]].concat();
@@ -385,7 +387,7 @@ fn frozen(name: &str) -> (Vec<u8>, Value) {
     (zstd::bulk::decompress(&packed, 64 << 20).unwrap(), serde_json::from_str(&manifest).unwrap())
 }
 
-/// What opens a slot, as a manifest says it.
+/// Returns the secrets that a manifest has for a slot.
 fn secrets_of(way: &Value) -> Secrets {
     let unhex = |text: &str| -> Vec<u8> {
         (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
@@ -421,7 +423,7 @@ fn every_key_of_the_golden_archive_opens_its_slot() {
     }
 }
 
-/// Offsets of bytes that are flipped, alone or together.
+/// Returns offsets of bytes that are flipped, alone or together.
 fn damages(bytes: &[u8]) -> Vec<(&'static str, Vec<usize>)> {
     let storage = Arc::new(MemoryStorage::from_contents(bytes.to_vec()));
     let fs = open_on(storage, true).unwrap();
@@ -511,7 +513,8 @@ fn golden_archives_are_read_and_refused_as_recorded() {
     }
 }
 
-/// What one who opens them for writing finds is what a reader finds, and all of it is there beside what a session adds.
+/// Opening for writing gives the same result as reading, and the content is preserved by a writing
+/// session.
 #[test]
 fn golden_archives_are_written_on() {
     for name in GOLDEN {
@@ -533,14 +536,15 @@ fn golden_archives_are_written_on() {
         snapshots::assert_shown(&fs, &manifest["snapshots"], name);
         let (_, mut findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
         if name != "deep" {
-            // Whose delta list has a page that never was.
+            // Its delta list names a page that never existed.
             findings.extend(fs.volume.check_space(true, &mut |_, _| {}).unwrap());
         }
         assert!(findings.is_empty(), "{name}: {findings:?}");
     }
 }
 
-/// An archive of before logs gets one by compaction, under a header that counts as newer: the one of before, put beside the new content, is refused.
+/// An archive without log gets one by compaction, under a header that counts as newer: the old
+/// header, substituted over the new content, is refused.
 #[test]
 fn compaction_gives_an_archive_of_before_a_log() {
     let (bytes, manifest) = frozen("objects");

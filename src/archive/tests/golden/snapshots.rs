@@ -1,4 +1,5 @@
-//! The golden archive with snapshots: what each shows, however the live tree and the log went on, and how far damage reaches.
+//! The golden archive with snapshots: the content of each, regardless of later changes of live tree
+//! and log, and the extent of damage.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -19,10 +20,10 @@ use crate::storage::MemoryStorage;
 
 const NOT_UTF8: &[u8] = b"\xff not UTF-8 \n";
 
-/// Clones of one range in a file: more than a removal takes off a dead list at once.
+/// Clones of one range in a file: more than one removal step takes off a dead list.
 const CLONES: u64 = 280;
 
-/// How a manifest tells of the snapshots that the archive can show, the oldest first, each with the listing given for it.
+/// Returns the manifest of the readable snapshots, oldest first, each with its given listing.
 fn manifest_of(fs: &FileSystem, listings: &[(&[u8], Value)]) -> Value {
     let kept = fs.volume.readable_snapshots().unwrap();
     assert_eq!(kept.len(), listings.len());
@@ -45,7 +46,7 @@ pub(super) fn assert_shown(fs: &FileSystem, manifest: &Value, archive: &str) {
     assert_eq!(manifest_of(fs, &shown), *manifest, "{archive}");
 }
 
-/// By name, what becomes of one who reads everything that the snapshots of these names show.
+/// Returns, by name, the results of reading everything in these snapshots.
 pub(super) fn outcomes<'a>(bytes: &[u8], names: impl Iterator<Item = &'a String>) -> Value {
     let read = |name: &String| -> Result<Value> {
         let fs = open_on(Arc::new(MemoryStorage::from_contents(bytes.to_vec())), true)?;
@@ -56,7 +57,8 @@ pub(super) fn outcomes<'a>(bytes: &[u8], names: impl Iterator<Item = &'a String>
     Value::Object(names.map(said).collect())
 }
 
-/// As a kill leaves it: content of every kind of fate lies in snapshots alone, one snapshot is half removed, and the log has entries.
+/// State after a kill: content of every kind is in snapshots only, one snapshot is half removed,
+/// and the log has entries.
 fn kept() -> (Vec<u8>, Value) {
     let storage = Arc::new(archive(&PASSPHRASES.map(|(slot, text)| (slot, text, KdfCost::TEST))));
     let fs = create_on(storage.clone(), 25).unwrap();
@@ -100,7 +102,8 @@ fn kept() -> (Vec<u8>, Value) {
     fs.set_xattr(below, b"user.note", &noise(75, 5_000), XattrMode::Set).unwrap();
     take(NOT_UTF8, true);
 
-    // Half of what the next one alone shows is older than the one before it, and half is not.
+    // Half of the next snapshot's exclusive data is older than the previous snapshot, and half is
+    // not.
     clone_to(cloned, clones, CLONES / 2..CLONES);
     file(&fs, ROOT_INO, b"brief", b"in one snapshot, which is being removed");
     take(b"half removed", false);
@@ -141,7 +144,7 @@ fn kept() -> (Vec<u8>, Value) {
     (bytes, json!({"entries": entries, "objects": listing(&fs).unwrap(), "snapshots": snapshots}))
 }
 
-/// The values that the tree has of one kind of an object.
+/// Returns the values of one record kind of an object.
 fn values(fs: &FileSystem, object: u64, kind: u8) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     let keep = &mut |_: Key, value: &[u8]| {
@@ -153,7 +156,7 @@ fn values(fs: &FileSystem, object: u64, kind: u8) -> Vec<Vec<u8>> {
     all
 }
 
-/// Places of bytes, each in a page that the live tree does not have.
+/// Returns offsets, each in a page that is not in the live tree.
 fn damages(fs: &FileSystem) -> Vec<(&'static str, usize)> {
     let at = |page: Pointer, byte: usize| page.run.offset() as usize + byte;
     let root = |name: &[u8]| fs.volume.snapshot_named(name).unwrap().1.root.pointer;
@@ -200,7 +203,7 @@ fn write_golden_snapshots() {
     freeze("snapshots", &bytes, &manifest);
 }
 
-/// What its name promises is in it, which a comparison of listings alone does not tell.
+/// Checks that the archive has the promised content, which comparing listings does not.
 #[test]
 fn the_golden_archive_with_snapshots_has_what_it_is_for() {
     let (bytes, manifest) = frozen("snapshots");
@@ -212,7 +215,7 @@ fn the_golden_archive_with_snapshots_has_what_it_is_for() {
     assert!(dead.iter().all(|entries| *entries > 0) && dead[1] > 100, "{dead:?}");
     let orphans = |name: &[u8]| values(&fs.open_snapshot(name).unwrap(), 0, kind::ORPHAN).len();
     assert_eq!([&b"first"[..], NOT_UTF8, b"orphan"].map(orphans), [0, 0, 1]);
-    // Each snapshot shows something that neither the live tree nor another one does.
+    // Each snapshot has content that neither the live tree nor another one has.
     let listings: Vec<&Value> = manifest["snapshots"]
         .as_array()
         .unwrap()

@@ -1,4 +1,4 @@
-//! The hostile archives, each made by one change of a sound one.
+//! Hostile archives, each created by one change of a valid one.
 
 use super::super::super::fuzzing::Forge;
 use crate::format::record::Root;
@@ -9,7 +9,7 @@ use crate::format::{Generation, Ino, Key, Pointer, Run, TreeId, kind};
 use crate::frame::{PageContent, PlainPage};
 use crate::fs::mode;
 
-/// Inodes of the sample, in the order in which it makes them.
+/// Inodes of the sample, in order of creation.
 pub(super) const ROOT: u64 = 1;
 pub(super) const DIRECTORY: u64 = 2;
 pub(super) const INLINE: u64 = 3;
@@ -20,12 +20,12 @@ pub(super) const MISSING: u64 = 40;
 
 pub(super) struct Case {
     pub(super) name: String,
-    /// Whether somebody must notice; else it only has to be borne.
+    /// The archive must be refused or reported; otherwise it only has to be tolerated.
     pub(super) refused: bool,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Of a value.
+/// Change of a value.
 type Change = fn(&mut Vec<u8>);
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Cases {
         self.of(Forge::new(), name, refused, change);
     }
 
-    /// Of another sample.
+    /// Adds a case based on another sample.
     pub(super) fn of(
         &mut self,
         mut forge: Forge,
@@ -80,7 +80,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.0
 }
 
-/// The first record of a kind.
+/// Returns the first record of a kind.
 pub(super) fn first(forge: &Forge, object: u64, kind: u8) -> Key {
     let found = forge.trees.iter().flatten().find(|(key, _)| key.kind == kind && key.object == object);
     found.unwrap_or_else(|| panic!("no record of kind {kind} of {object}")).0
@@ -120,7 +120,7 @@ fn names(cases: &mut Cases) {
     });
 }
 
-/// Values of every kind, cut, stretched, emptied, filled.
+/// Values of every kind: truncated, extended, empty, and filled.
 fn values(cases: &mut Cases) {
     let forge = Forge::new();
     let mut keys: Vec<(usize, Key)> = Vec::new();
@@ -386,7 +386,8 @@ fn trees(cases: &mut Cases) {
         Root { pointer, level: 15 }
     });
     root("a tree of shared subtrees", &|forge| {
-        // Each level names the one below 300 times: 300^15 leaves for who does not look at fences.
+        // Each level references the one below 300 times: 300^15 leaves for a reader that does not
+        // check fences.
         let mut pointer = forge.raw_node(TreeId::Live, 0, (Key::MIN, Key::MAX), &[]);
         for level in 1..=15 {
             let children: Vec<_> = (0..300).map(|n| (Key::new(n, 0, 0), pointer)).collect();
@@ -400,7 +401,7 @@ fn trees(cases: &mut Cases) {
     });
     cases.bad("records out of order", |forge| forge.live().swap(4, 9));
     cases.bad("the greatest key as a record", |forge| forge.live().push((Key::MAX, vec![1])));
-    // Readers pass by a record in a foreign place, as one of a kind that they do not know; a check tells it.
+    // Readers skip a record at a foreign position, like one of an unknown kind; a check reports it.
     let strays = [
         (TreeId::Live, Key::new(INLINE, kind::INODE, 1)),
         (TreeId::Live, Key::new(INLINE, kind::INLINE, 1)),
@@ -602,7 +603,7 @@ fn attributes(cases: &mut Cases) {
     }
 }
 
-/// Without the encoder's own checks.
+/// Encodes without the encoder's own checks.
 fn raw_xattr(entry: &XattrEntry) -> Vec<u8> {
     let head = [entry.name.len() as u8, u8::from(entry.piece != 0)];
     [&head[..], &entry.length.to_le_bytes(), &entry.piece.to_le_bytes(), &entry.name, &entry.value].concat()

@@ -1,4 +1,5 @@
-//! Logs that contradict themselves or their record: nobody writes on top of one (specification 10.4, rules 1, 5, 6 and 7).
+//! Logs that contradict themselves or their record: opening for writing is refused (specification
+//! 10.4, rules 1, 5, 6 and 7).
 
 use super::super::super::fuzzing::{Forge, open_on};
 use super::cases::{Cases, INLINE, NOISE};
@@ -9,10 +10,10 @@ use crate::format::{Generation, Key, LOG, MAX_OFFSET, kind};
 
 const MOST: &[u8] = &[0xff; 8];
 
-/// What contradicts the log of an archive, or the log itself.
+/// Contradiction of a log with the archive, or with itself.
 struct Contradiction {
     name: String,
-    /// In the sentence of the refusal.
+    /// Part of the error message.
     told: &'static str,
     change: Box<dyn FnOnce(&mut Forge)>,
 }
@@ -45,7 +46,7 @@ fn contradictions() -> Vec<Contradiction> {
     ];
     for (name, told, at, bytes) in heads {
         all.push(contradiction(name, told, move |forge| honest(forge).on_head.push((at, bytes.to_vec()))));
-        // What opens is looked at wherever it lies.
+        // An entry that opens is examined at any position.
         all.push(contradiction(&format!("{name}, at the end"), told, move |forge| {
             honest(forge);
             let last = honest(forge);
@@ -131,7 +132,7 @@ fn bodies(all: &mut Vec<Contradiction>) {
     says("a value of 3,501 bytes", |says| says.records.push((inode_key(NOISE), Some(vec![0; 3501]))));
 }
 
-/// Records that name entries which are not there.
+/// Records that name entries which do not exist.
 fn pending(all: &mut Vec<Contradiction>) {
     type Change = fn(&mut LogMark);
     let marks: [(&str, Change); 5] = [
@@ -151,11 +152,11 @@ fn pending(all: &mut Vec<Contradiction>) {
             forge.record.pending = Some(mark);
         }));
     }
-    // The chain is there and is of a commit that never was.
+    // The chain exists and belongs to a commit that never existed.
     all.push(contradiction("a commit that waits for entries of a later one", "is lost", |forge| pend(forge, 1)));
 }
 
-/// Who writes is refused, and has written nothing; who reads is refused, or told what is lost.
+/// A writer is refused and has written nothing; a reader is refused, or gets a report of the loss.
 #[test]
 fn what_contradicts_a_log_is_refused_by_name() {
     for Contradiction { name, told, change } in contradictions() {

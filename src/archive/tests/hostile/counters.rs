@@ -1,4 +1,5 @@
-//! Counters of records that the next change would follow to what is there already: nobody writes on top of one (specification 9.1, rules 13 to 16).
+//! Counters of records that would make the next change reuse existing ids: opening for writing is
+//! refused (specification 9.1, rules 13 to 16).
 
 use std::sync::Arc;
 
@@ -14,10 +15,10 @@ use crate::format::{Generation, Key, REGION_BLOCKS, ROOT_INO, Run, TreeId, kind}
 use crate::fs::{FileSystem, mode};
 use crate::txn::FindingKind;
 
-/// A counter that is wrong.
+/// Wrong counter.
 struct Wrong {
     name: &'static str,
-    /// In the sentence of the refusal, and of the finding.
+    /// Part of the error message, and of the finding.
     told: &'static str,
     forge: Forge,
 }
@@ -28,7 +29,8 @@ pub(super) fn add(cases: &mut Cases) {
     }
 }
 
-/// An archive whose snapshots 1 to 3 keep something, taken apart; the second one is being removed.
+/// Returns the contents of an archive whose snapshots 1 to 3 keep data; the second one is being
+/// removed.
 fn with_snapshots() -> Forge {
     let storage = Arc::new(with_header(FEATURE_LOG).unwrap());
     let fs = create_on(storage.clone(), 1).unwrap();
@@ -70,7 +72,7 @@ fn all() -> Vec<Wrong> {
         let extent = forge.value(first(forge, NOISE, kind::EXTENT)).clone();
         forge.put(TreeId::Live, Key::new(40, kind::EXTENT, 0), &extent);
         forge.record.next_ino = 40;
-        // Passed by, as of a kind that is not known.
+        // Skipped like a record of an unknown kind.
         forge.put(TreeId::Live, Key::new(50, 99, 0), b"for a later version");
         forge.put(TreeId::Live, Key::new(50, 0, 1), b"for a later version");
     });
@@ -156,7 +158,7 @@ fn all() -> Vec<Wrong> {
     all
 }
 
-/// What the cases are compared with.
+/// Control: correct counters permit writing.
 #[test]
 fn right_counters_are_written_on() {
     for forge in [Forge::new(), Forge::with_log(), with_snapshots()] {
@@ -170,11 +172,11 @@ fn right_counters_are_written_on() {
 fn counters_found(fs: &FileSystem) -> Vec<String> {
     let findings = check(fs, false, &mut |_| {}).unwrap().findings;
     let counters = findings.into_iter().filter(|finding| finding.kind == FindingKind::Counter);
-    // A forged map has no pages that only snapshots show.
+    // A forged space map lacks pages that only snapshots reference.
     counters.map(|finding| finding.detail).filter(|text| !text.contains("blocks in use are counted")).collect()
 }
 
-/// Who writes is refused and has written nothing; who reads goes on; a check finds it.
+/// A writer is refused and has written nothing; a reader can open it; a check reports it.
 #[test]
 fn counters_that_lead_to_what_is_there_are_refused_by_name() {
     for Wrong { name, told, forge } in all() {
@@ -186,7 +188,7 @@ fn counters_that_lead_to_what_is_there_are_refused_by_name() {
     }
 }
 
-/// What was kept by snapshots is there after changes and removals, so the archives above are ones that changes would harm.
+/// Data of snapshots exists after changes and removals, so changes would harm the archives above.
 #[test]
 fn a_dead_list_gives_no_sequence_twice() {
     let mut forge = with_snapshots();

@@ -1,4 +1,4 @@
-//! Hostile logs: entries that lie about files, pages and their own order.
+//! Hostile logs: entries with wrong files, pages or order.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::format::{BLOCK, Generation, Ino, Key, LOG, MAX_OFFSET, MIN_BLOCKS, Po
 use crate::fs::mode;
 use crate::storage::MemoryStorage;
 
-/// The inode of the fifo, the last one of the sample.
+/// Inode of the fifo, the last one of the sample.
 const FIFO: u64 = 11;
 
 pub(super) fn add(cases: &mut Cases) {
@@ -25,12 +25,12 @@ pub(super) fn add(cases: &mut Cases) {
     places(cases);
 }
 
-/// Somebody must notice.
+/// Adds a case that must be refused or reported.
 fn bad(cases: &mut Cases, name: &str, change: impl FnOnce(&mut Forge)) {
     cases.of(Forge::with_log(), format!("log: {name}"), true, change);
 }
 
-/// What it says counts for nothing, or for what it says.
+/// Adds a case that must be tolerated.
 fn borne(cases: &mut Cases, name: &str, change: impl FnOnce(&mut Forge)) {
     cases.of(Forge::with_log(), format!("log: {name}"), false, change);
 }
@@ -43,7 +43,7 @@ pub(super) fn range(ino: u64, start: u64, end: u64) -> DroppedRange {
     DroppedRange { ino: Ino(ino), start, end }
 }
 
-/// An entry with something to say.
+/// Adds a valid entry with changes.
 pub(super) fn honest(forge: &mut Forge) -> &mut ForgedEntry {
     let entry = forge.entry();
     entry.says.pieces.push(piece(NOISE, 100, b"said by the log"));
@@ -54,14 +54,14 @@ pub(super) fn inode_key(ino: u64) -> Key {
     Key::new(ino, kind::INODE, 0)
 }
 
-/// An inode of the sample, changed.
+/// Returns a modified inode of the sample.
 fn changed(forge: &mut Forge, ino: u64, change: impl FnOnce(&mut InodeValue)) -> Vec<u8> {
     let mut inode = InodeValue::decode(forge.value(inode_key(ino))).unwrap();
     change(&mut inode);
     inode.encode().to_vec()
 }
 
-/// Gives the only entry these records, in the order of their keys.
+/// Sets the records of the only entry, sorted by key.
 fn with_records(forge: &mut Forge, mut records: Vec<(Key, Option<Vec<u8>>)>) -> &mut LogEntry {
     records.sort_by_key(|(key, _)| *key);
     let says = &mut forge.entry().says;
@@ -69,7 +69,7 @@ fn with_records(forge: &mut Forge, mut records: Vec<(Key, Option<Vec<u8>>)>) -> 
     says
 }
 
-/// Numbers and places that nobody would write, and that take nothing away.
+/// Invalid numbers and positions that lose nothing.
 fn heads(cases: &mut Cases) {
     for (name, number) in [("a number twice", 1u32), ("a number that goes back", 2)] {
         borne(cases, name, |forge| {
@@ -117,12 +117,12 @@ fn heads(cases: &mut Cases) {
     });
 }
 
-/// An honest entry of a commit so many behind the newest one, for which that waits.
+/// Adds a valid entry of a commit so many before the newest one, which has it pending.
 pub(super) fn pend(forge: &mut Forge, behind: i64) {
     let generation = Generation(forge.record.generation.0.wrapping_add_signed(behind));
     let head = || (0, [&generation.0.to_le_bytes()[..], &[5; 16]].concat());
     honest(forge).on_head.push(head());
-    // Nonces come from a seed, so the tag is the same each time.
+    // Nonces are seeded, so the tag is the same each time.
     let mut other = Forge::with_log();
     honest(&mut other).on_head.push(head());
     let bytes = other.finish();
@@ -317,7 +317,7 @@ fn extents(cases: &mut Cases) {
     });
 }
 
-/// Pages where the log is, and what says so.
+/// Pages within the log, and references to them.
 fn places(cases: &mut Cases) {
     bad(cases, "a snapshot whose root is an entry", |forge| {
         honest(forge);
@@ -342,7 +342,7 @@ fn places(cases: &mut Cases) {
         honest(forge);
         forge.record.freed = vec![Run::new(LOG.0, 255), Run::new(0, 400), Run::new(LOG.1 - 1, 3)];
     });
-    // Full, with a snapshot beside: nothing of it is in what that shows.
+    // Full, with a snapshot, which does not contain any of it.
     borne(cases, "a full one beside a snapshot", |forge| {
         let root = forge.live_root();
         forge.snapshot(1, root, b"daily");
@@ -356,7 +356,7 @@ pub(super) fn storage(forge: Forge) -> Arc<MemoryStorage> {
     Arc::new(MemoryStorage::from_contents(forge.finish()))
 }
 
-/// A writer is refused with these words, and has written nothing.
+/// Checks that a writer is refused with this message, and has written nothing.
 pub(super) fn refused_unwritten(storage: &Arc<MemoryStorage>, name: &str, told: &str) {
     let before = storage.contents();
     match open_on(storage.clone(), false).map(drop) {
@@ -366,7 +366,7 @@ pub(super) fn refused_unwritten(storage: &Arc<MemoryStorage>, name: &str, told: 
     assert!(storage.contents() == before, "{name}: it was written to");
 }
 
-/// What the cases are compared with: an entry that does not lie counts, for readers and for who writes, and stays.
+/// Control: a valid entry is applied by readers and writers, and remains.
 #[test]
 fn an_honest_entry_of_a_forged_log_is_sound_and_counts() {
     let forged = |pending: bool| {
@@ -406,7 +406,8 @@ fn pieces_of_what_is_no_file_count_for_nothing() {
     nothing_is_lost(bytes, |_| {});
 }
 
-/// Damage reaches as far as the file whose record does not decode (specification 1.2 rule 3), and who would write over it is refused.
+/// Damage is limited to the file whose record does not decode (specification 1.2 rule 3); a writer
+/// that would overwrite it is refused.
 #[test]
 fn a_broken_inode_in_the_log_keeps_no_reader_from_its_neighbours() {
     let mut forge = Forge::with_log();
@@ -424,7 +425,7 @@ fn a_broken_inode_in_the_log_keeps_no_reader_from_its_neighbours() {
     assert!(matches!(open_on(storage, false).map(drop), Err(Error::Damaged(_))));
 }
 
-/// Damage of the trees reaches no further where the log has records than where it has none.
+/// Damage of the trees extends no further with log records than without.
 #[test]
 fn a_damaged_page_keeps_no_reader_from_what_the_log_has_of_others() {
     let forged = |logged: bool| {
@@ -449,7 +450,7 @@ fn a_damaged_page_keeps_no_reader_from_what_the_log_has_of_others() {
             let mut bytes = bytes.to_vec();
             bytes[(block * BLOCK) as usize + 200] ^= 1;
             let fs = open_on(Arc::new(MemoryStorage::from_contents(bytes)), true).ok()?;
-            // What is staged of a file needs more than its inode.
+            // Writing a file's dirty data needs more than its inode.
             let others = (ROOT..=FIFO).filter(|ino| *ino != NOISE);
             Some(others.map(|ino| fs.attributes(Ino(ino)).is_ok()).collect::<Vec<_>>())
         };

@@ -1,5 +1,5 @@
-//! Archives that are authentic and say what no writer would: each is refused or read as far as it makes sense, within bounds of memory and
-//! processor time, and nothing is written outside of where it was asked for.
+//! Archives that are authentic and invalid: each is refused or read as far as possible, within
+//! bounds of memory and processor time, and nothing is written outside of the target.
 
 mod cases;
 mod contradictions;
@@ -29,7 +29,7 @@ use crate::storage::MemoryStorage;
 use cases::{Case, DIRECTORY, INLINE, NOISE, cases};
 use objects::enter;
 
-/// Address space beyond what the test's process has when it begins.
+/// Address space beyond that of the test's process at its start, in bytes.
 const MEMORY: u64 = 256 << 20;
 
 fn kib(field: &str) -> u64 {
@@ -38,7 +38,7 @@ fn kib(field: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// What the cases are compared with: nothing is wrong with an archive that was only taken apart and put together.
+/// Control: an archive that was only decoded and encoded again is valid.
 #[test]
 fn an_archive_that_was_put_together_again_is_sound() {
     assert_eq!(exercise(&Forge::new().finish(), false), 0);
@@ -72,7 +72,7 @@ fn every_case_within_bounds() {
     setrlimit(Resource::RLIMIT_AS, room, room).unwrap();
     let mut wrong = Vec::new();
     for Case { name, refused, bytes } in all {
-        // The soft limit ends whatever spins; each case gets its seconds anew.
+        // The soft limit ends an endless loop; each case gets its own seconds.
         let spent = getrusage(UsageWho::RUSAGE_SELF).unwrap().user_time().num_seconds() as u64;
         setrlimit(Resource::RLIMIT_CPU, spent + 30, nix::libc::RLIM_INFINITY).unwrap();
         println!("case {name}");
@@ -91,7 +91,7 @@ fn every_case_within_bounds() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Takes that many bytes.
+/// Writer that accepts that many bytes.
 struct Bounded(usize);
 
 impl std::io::Write for Bounded {
@@ -106,7 +106,7 @@ impl std::io::Write for Bounded {
     }
 }
 
-/// What lies beside a hostile object was extracted all the same, and holes took no room.
+/// Checks that the neighbours of a hostile object were extracted, and holes took no space.
 fn healthy_neighbours(fs: &FileSystem, extracted: &Path) {
     for name in objects::NEIGHBOURS {
         let Ok(found) = fs.lookup(ROOT_INO, name.as_bytes()) else { continue };
@@ -118,7 +118,7 @@ fn healthy_neighbours(fs: &FileSystem, extracted: &Path) {
     }
 }
 
-/// Extracts and rescues into directories of a directory that has nothing else.
+/// Extracts and rescues into subdirectories of an otherwise empty directory.
 fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     let own = directory.join("own");
     // Left by a case that panicked.
@@ -137,7 +137,7 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
             privileges: true,
         };
         archive.info().unwrap();
-        // A refusal is as good as a report.
+        // A refusal is acceptable, like a report.
         let _ = exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()));
         healthy_neighbours(archive.file_system(), &options.to);
         let mut tar = Bounded(64 << 20);
@@ -158,7 +158,7 @@ fn on_the_host(directory: &std::path::Path, bytes: &[u8]) {
     fs::remove_dir_all(&own).unwrap();
 }
 
-/// Every name below the root with the content of its file.
+/// Returns every name below the root with the content of its file.
 fn contents(fs: &FileSystem) -> Vec<(Ino, Vec<u8>, Vec<u8>)> {
     let mut all = Vec::new();
     let mut pending = vec![ROOT_INO];
@@ -179,7 +179,7 @@ fn contents(fs: &FileSystem) -> Vec<(Ino, Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// Opens, changes, closes, and compares what is there with what was there.
+/// Opens, changes, closes, and compares the content with the previous one.
 fn nothing_is_lost(bytes: Vec<u8>, change: impl FnOnce(&FileSystem)) {
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
     let before = contents(&open_on(storage.clone(), true).unwrap());
@@ -194,7 +194,7 @@ fn nothing_is_lost(bytes: Vec<u8>, change: impl FnOnce(&FileSystem)) {
     assert!(contents(&open_on(storage, true).unwrap()) == before, "something went");
 }
 
-/// A record that anybody with the key can write takes nothing to pieces that has a name.
+/// A record that any holder of the key can write does not free a named file.
 #[test]
 fn what_is_named_survives_an_orphan_record() {
     let mut forge = Forge::new();
@@ -204,7 +204,8 @@ fn what_is_named_survives_an_orphan_record() {
     nothing_is_lost(forge.finish(), |_| {});
 }
 
-/// NAME-5: a name that does not agree with its inode is neither removed nor moved nor replaced, since what it names belongs elsewhere.
+/// NAME-5: a name that does not agree with its inode cannot be removed, moved or replaced, since
+/// its inode belongs to another place.
 #[test]
 fn a_false_name_is_no_way_to_what_it_names() {
     for (directory, file_type, ino) in [
@@ -230,14 +231,14 @@ fn a_false_name_is_no_way_to_what_it_names() {
                 fs.lookup(at, b"false").map(drop),
             ];
             for (number, result) in tried.into_iter().enumerate() {
-                // The wrong kind of removal may be told first.
+                // The wrong kind of removal may be reported first.
                 let told = matches!(result, Err(Error::Damaged(_)))
                     || (number < 2 && matches!(result, Err(Error::IsDirectory | Error::NotDirectory)));
                 assert!(told, "{directory} {file_type} {ino}: {number}: {result:?}");
             }
         });
     }
-    // A directory that denies its entries keeps them.
+    // A directory that does not count its entries keeps them.
     let mut forge = Forge::new();
     forge.inode(DIRECTORY, |inode| inode.size = 0);
     nothing_is_lost(forge.finish(), |fs| {
@@ -246,7 +247,8 @@ fn a_false_name_is_no_way_to_what_it_names() {
     });
 }
 
-/// A record of that kind in a foreign place is passed by, whether or not it decodes (specification 6.2).
+/// A record of that kind at a foreign position is skipped, whether or not it decodes (specification
+/// 6.2).
 #[test]
 fn a_stray_is_no_snapshot() {
     let mut forge = Forge::new();

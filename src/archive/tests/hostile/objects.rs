@@ -1,4 +1,4 @@
-//! Hostile archives whose records agree with each other, so that only what they say is wrong.
+//! Hostile archives whose records are consistent with each other and describe invalid objects.
 
 use super::super::super::fuzzing::{ARCHIVE, Forge, key};
 use super::cases::{Cases, DIRECTORY, INLINE, LINK, NOISE, ROOT};
@@ -7,7 +7,7 @@ use crate::format::values::{IndexEntry, InodeValue, ListEntry, NO_TRIM, encode_i
 use crate::format::{Ino, Key, Timestamp, TreeId, kind};
 use crate::fs::{index_key, list_key, mode};
 
-/// Puts both records of an entry, and counts it.
+/// Adds both records of an entry, and counts it.
 pub(super) fn enter(forge: &mut Forge, directory: u64, name: &[u8], ino: u64, file_type: u8) {
     let mut sequence = 0;
     forge.inode(directory, |inode| {
@@ -38,7 +38,7 @@ pub(super) fn object(forge: &mut Forge, ino: u64, file_mode: u32, change: impl F
     forge.record.inodes += 1;
 }
 
-/// Names in the root that a hostile object beside them must not take away, and what they hold.
+/// Names in the root that a hostile sibling must not remove, with their content.
 pub(super) const NEIGHBOURS: [&str; 3] = ["neighbour", "before", "after"];
 pub(super) const HEALTHY: &[u8] = b"healthy";
 
@@ -58,7 +58,7 @@ pub(super) fn add(cases: &mut Cases) {
     numbers(cases);
 }
 
-/// Directories in each other, and entries of another type than their inode.
+/// Nested directories that contain each other, and entries of another type than their inode.
 fn circles(cases: &mut Cases) {
     cases.bad("a directory that holds itself twice", |forge| {
         object(forge, 50, DIR, |_| {});
@@ -116,7 +116,7 @@ fn circles(cases: &mut Cases) {
     }
 }
 
-/// Files, links and variables that say what they do not hold.
+/// Files, links and attributes that declare content which they do not have.
 fn contents(cases: &mut Cases) {
     for (name, size) in
         [("holes that call themselves dense", 1u64 << 26), ("a file larger than any host takes", 1 << 62)]
@@ -153,7 +153,7 @@ fn contents(cases: &mut Cases) {
     cases.bad("inline data that bytes deny", |forge| forge.inode(INLINE, |inode| inode.bytes = 5000));
 }
 
-/// Names that harm, and entries that must not harm their neighbours.
+/// Harmful names, and entries that must not harm their neighbours.
 fn names(cases: &mut Cases) {
     cases.borne("names that drive terminals", |forge| {
         let names: [&[u8]; 8] = [
@@ -199,7 +199,7 @@ fn names(cases: &mut Cases) {
     });
 }
 
-/// Times, counts, owners and devices at their ends.
+/// Extreme times, counts, owners and devices.
 fn numbers(cases: &mut Cases) {
     cases.borne("times at both ends", |forge| {
         for (n, seconds) in [i64::MIN, i64::MAX, -1, 253_402_300_800, i64::MAX / 2].into_iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Key slots of every kind: each opens with its own secret only, alone and re-wrapped; order, cost, damage.
+//! Key slots of every kind: each opens with its own secret only, alone and re-wrapped; order, cost,
+//! damage.
 
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
 use crate::format::key_slot::{Description, Rewrap};
 use crate::keys::slots::{KeyKind, description, kinds, rewrap, unlock_each};
 
-/// An OpenSSH key pair made for this test.
+/// OpenSSH key pair created for this test.
 const SSH_PRIVATE: &[u8] = include_bytes!("ssh_ed25519");
 const SSH_PUBLIC: &str = include_str!("ssh_ed25519.pub");
-/// The hybrid recipient of the age crate's tests.
+/// Hybrid recipient of the age crate's tests.
 const HYBRID: &str = include_str!("hybrid_recipient");
 
 fn key_file(seed: u8) -> KeyFile {
@@ -28,7 +29,7 @@ fn prompts() -> Arc<dyn Prompts> {
     Arc::new(NoPrompts)
 }
 
-/// All kinds, in slots that are no neighbours; `identity` is the age slot's.
+/// All kinds, in slots that are not adjacent; `identity` is the age slot's.
 fn all_kinds(identity: &age::x25519::Identity) -> (MemoryStorage, [KeyKind; 6]) {
     let storage = archive(&[(1, "word", KdfCost::TEST)]);
     let recipient = Recipient::parse(&identity.to_public().to_string()).unwrap();
@@ -58,7 +59,7 @@ fn identity_secrets(content: &[u8]) -> Secrets {
     secrets
 }
 
-/// Each way in, and the slot that it opens.
+/// Returns the secrets, each with the slot that it opens.
 fn ways(identity: &age::x25519::Identity) -> Vec<(usize, Secrets)> {
     let file = |seed, word: Option<&str>| Secrets {
         key_file: Some(key_file(seed)),
@@ -88,7 +89,7 @@ fn wrong() -> Vec<Secrets> {
     ]
 }
 
-/// The slots that `secrets` open, with the key in each.
+/// Returns the slots that `secrets` open; checks the key in each.
 fn opened(storage: &dyn Storage, secrets: &Secrets, key: &SecretKey) -> Vec<usize> {
     let header = Header::read(storage).unwrap();
     match unlock_each(&header, secrets, &UnlockLimits::default()) {
@@ -136,7 +137,7 @@ fn labels_and_recipients_are_readable_with_the_volume_key_alone() {
     }
 }
 
-/// What programs before descriptions wrote: random bytes there.
+/// Programs before descriptions wrote random bytes there.
 #[test]
 fn a_slot_without_a_description_opens_and_describes_itself() {
     let storage = archive(&[(5, "word", KdfCost::TEST)]);
@@ -150,7 +151,7 @@ fn a_slot_without_a_description_opens_and_describes_itself() {
     assert_eq!(opened.own.unwrap().label, "label");
 }
 
-/// The volume key is replaced, and no secret is at hand but the old volume key.
+/// The volume key is replaced with only the old volume key, without secrets.
 #[test]
 fn every_kind_opens_again_after_it_was_rewrapped_twice() {
     let identity = age::x25519::Identity::generate();
@@ -192,7 +193,7 @@ fn any_altered_bit_of_a_slot_keeps_it_from_opening_in_silence() {
         for at in [0, 33, 44, 46, 50, 85, 110, 151, 2320, 2400, 4095] {
             let copy = MemoryStorage::from_contents(storage.contents());
             flip(&copy, start + at);
-            // The other copy is whole: without the checksum's verdict this one must fail by itself.
+            // The other copy is valid: without the checksum this one must fail on its own.
             let mut bytes = vec![0; HEADER_BYTES];
             copy.read_at(HEADER_START[0] * BLOCK, &mut bytes).unwrap();
             bytes[64..72].copy_from_slice(&99u64.to_le_bytes());
@@ -212,7 +213,8 @@ fn any_altered_bit_of_a_slot_keeps_it_from_opening_in_silence() {
     }
 }
 
-/// A slot that costs nothing is tried before one that costs, whatever their numbers, and a hostile cost is not paid.
+/// A slot without derivation is tried before one with it, regardless of their numbers, and a
+/// hostile cost is not paid.
 #[test]
 fn what_is_derived_comes_last_and_within_the_budget() {
     let storage = archive(&[(0, "word", KdfCost { memory_kib: 4096, passes: 3, lanes: 1 })]);
@@ -227,7 +229,8 @@ fn what_is_derived_comes_last_and_within_the_budget() {
     assert!(matches!(slots::unlock(&header, &given, &nothing), Err(Error::Refused(Refusal::Costly { .. }))));
 }
 
-/// A hybrid recipient is the largest that fits: nobody without hardware opens it, but it must be made, described and made again.
+/// A hybrid recipient is the largest that fits: opening it requires hardware, but it can be
+/// created, described and re-wrapped without.
 #[test]
 fn the_largest_native_recipient_fits_a_slot_with_the_longest_label() {
     let recipient = Recipient::parse(HYBRID).unwrap();

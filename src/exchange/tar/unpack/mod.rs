@@ -1,7 +1,8 @@
-//! Unpacks a tar that somebody else made into a new directory of the host, which shows when all of it is there.
+//! Extracts an untrusted tar into a new host directory, which appears when it is complete.
 //!
-//! What a stranger chooses is names, content, times and whether a file can be run. Everything belongs to the one who unpacks and is closed to
-//! others; no device or FIFO is made, and no symbolic link that leads out of the directory, so that nothing written below it lands elsewhere.
+//! The author of the tar controls names, content, times and whether a file is executable. All
+//! objects belong to the extracting user and are private to it. Devices, FIFOs and symbolic links
+//! that lead out of the directory are not created, so nothing can be written outside of it.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -13,52 +14,52 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::members::{Kind, Member, Members};
-use super::sparse::Map;
+use super::members::{Member, MemberKind, Members};
+use super::sparse::SparseMap;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result, Timestamp};
-use crate::exchange::Copied;
+use crate::exchange::CopyCounts;
 use crate::exchange::extract::write_all;
 use crate::exchange::host::host_error;
-use crate::exchange::stage::{Stage, identity_of, link_again, make_directory, make_special, open_again};
+use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use crate::fs::{Attributes, mode};
 use crate::storage::{FileIdentity, host_call};
 
-/// Bytes read from the tar and written to the host at once.
+/// Size of one read from the tar and one write to the host, in bytes.
 const PIECE: usize = 256 << 10;
-/// Directories in directories at most: each is a step down, and a name of its own.
+/// Maximum depth of directories: each level has its own descriptor and name.
 const MAX_DEPTH: usize = 1000;
-/// How many names are tried when others are taken.
+/// Maximum number of names to try.
 const MAX_NUMBER: u32 = 1000;
 
-/// What was unpacked.
+/// Result of an extraction.
 #[derive(Debug, Default)]
-pub struct Unpacked {
-    pub copied: Copied,
-    /// The name that the directory got.
+pub struct UnpackReport {
+    pub copied: CopyCounts,
+    /// Name of the new directory.
     pub name: Vec<u8>,
-    /// Devices and FIFOs, which were not made.
+    /// Skipped devices and FIFOs.
     pub special: u64,
-    /// Symbolic links that lead out of the directory, which were not made.
+    /// Skipped symbolic links that lead out of the directory.
     pub strays: u64,
 }
 
-/// Unpacks the one directory of a tar into the directory `to` of the host, under the first of the names that `called` gives for 1, 2 and so on
-/// that nothing has; None ends them. `go_on` is asked often.
+/// Extracts the single directory of a tar into the host directory `to`, under the first unused name
+/// that `called` returns for 1, 2 and so on; `None` ends the names. `go_on` is called frequently.
 ///
 /// # Errors
-/// `Invalid` for what is no whole tar of one directory, `Exists` when there is no name left, failures of the host, and that of `go_on`: nothing
-/// was made then.
+/// `Invalid` for anything but a complete tar of one directory, `Exists` when no name is left,
+/// failures of the host, and that of `go_on`: nothing was created then.
 pub fn unpack_tar(
     input: &mut dyn Read,
     to: &Path,
     called: &dyn Fn(u32) -> Option<Vec<u8>>,
     go_on: &dyn Fn() -> Result<()>,
-) -> Result<Unpacked> {
-    let stage = Stage::new(to, &SystemEnvironment)?;
-    let mut unpack = Unpack {
+) -> Result<UnpackReport> {
+    let stage = StagingDir::new(to, &SystemEnvironment)?;
+    let mut unpack = Unpacker {
         stage: &stage,
-        report: Unpacked::default(),
+        report: UnpackReport::default(),
         directories: HashMap::new(),
         files: HashMap::new(),
         piece: vec![0; PIECE],
@@ -77,7 +78,7 @@ pub fn unpack_tar(
     }
     unpack.times()?;
     let top = unpack.top()?;
-    // Durable before it has a name, and before the tar goes.
+    // Durable before it has a name, and before the tar is deleted.
     host_call::sync_file_system(stage.directory()).map_err(host_error("cannot write the directory"))?;
     (unpack.go_on)()?;
     let mut report = unpack.report;
@@ -86,7 +87,7 @@ pub fn unpack_tar(
     Ok(report)
 }
 
-fn place(stage: &Stage, top: &[u8], called: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<Vec<u8>> {
+fn place(stage: &StagingDir, top: &[u8], called: &dyn Fn(u32) -> Option<Vec<u8>>) -> Result<Vec<u8>> {
     for number in 1..MAX_NUMBER {
         let Some(name) = called(number) else { break };
         match stage.place(top, stage.target(), &name) {
@@ -98,24 +99,24 @@ fn place(stage: &Stage, top: &[u8], called: &dyn Fn(u32) -> Option<Vec<u8>>) -> 
     Err(Error::Exists)
 }
 
-/// A directory that was made, and the time that it gets when all is in it.
-struct Made {
+/// Created directory, and the time that it gets when it is complete.
+struct UnpackedDirectory {
     identity: FileIdentity,
     modified: Option<Timestamp>,
 }
 
-struct Unpack<'a> {
-    stage: &'a Stage,
-    report: Unpacked,
-    /// By their paths below the stage (EXTRACT-1).
-    directories: HashMap<Vec<u8>, Made>,
-    /// The same of files, which further names may follow of.
+struct Unpacker<'a> {
+    stage: &'a StagingDir,
+    report: UnpackReport,
+    /// Directories by their paths below the stage (EXTRACT-1).
+    directories: HashMap<Vec<u8>, UnpackedDirectory>,
+    /// Files by their paths, for later hard links to them.
     files: HashMap<Vec<u8>, FileIdentity>,
     piece: Vec<u8>,
     go_on: &'a dyn Fn() -> Result<()>,
 }
 
-impl Unpack<'_> {
+impl Unpacker<'_> {
     fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
         (self.go_on)()?;
         if member.path.len() > MAX_DEPTH {
@@ -125,58 +126,58 @@ impl Unpack<'_> {
         let Some(name) = member.path.pop() else {
             return Err(Error::invalid("it has no directory of its own"));
         };
-        if member.path.is_empty() && !matches!(member.kind, Kind::Directory) {
+        if member.path.is_empty() && !matches!(member.kind, MemberKind::Directory) {
             return Err(Error::invalid("it lies beside the directory"));
         }
-        if let Kind::Directory = member.kind {
+        if let MemberKind::Directory = member.kind {
             self.directory(&member.path.iter().chain([&name]).map(|name| &name[..]).collect::<Vec<_>>())?;
-            if let Some(made) = self.directories.get_mut(&path) {
-                made.modified = Some(member.modified);
+            if let Some(created) = self.directories.get_mut(&path) {
+                created.modified = Some(member.modified);
             }
             return Ok(());
         }
         let at = self.directory(&member.path.iter().map(|name| &name[..]).collect::<Vec<_>>())?;
         match &member.kind {
-            Kind::File(map) => {
-                let made = self.file(&at, &name, &member, map, members)?;
-                self.files.insert(path, made);
+            MemberKind::File(map) => {
+                let created = self.file(&at, &name, &member, map, members)?;
+                self.files.insert(path, created);
             }
-            Kind::Link(first) => {
+            MemberKind::Link(first) => {
                 let first = first.join(&b'/');
-                let made = self.files.get(&first).ok_or_else(|| {
+                let created = self.files.get(&first).ok_or_else(|| {
                     Error::invalid(format!("it links to '{}', which is no file before it", display(&first)))
                 })?;
-                link_again(self.stage.directory(), &first, *made, &at, &name)?;
+                link_again(self.stage.directory(), &first, *created, &at, &name)?;
                 self.report.copied.links += 1;
             }
-            Kind::Symlink(target) if leads_out(target, member.path.len()) => self.report.strays += 1,
-            Kind::Symlink(target) => {
+            MemberKind::Symlink(target) if leads_out(target, member.path.len()) => self.report.strays += 1,
+            MemberKind::Symlink(target) => {
                 let attributes = Attributes { mode: mode::SYMLINK, ..Attributes::default() };
                 make_special(&at, &name, &attributes, || Ok(target.clone()))?;
                 set_times(&at, &name, member.modified)?;
                 self.report.copied.symlinks += 1;
             }
-            Kind::Node(..) => self.report.special += 1,
-            Kind::Directory => {}
+            MemberKind::Node(..) => self.report.special += 1,
+            MemberKind::Directory => {}
         }
         Ok(())
     }
 
-    /// The directory of this path, made with those above it as far as they are missing.
+    /// Returns the directory of this path; creates missing ones.
     fn directory(&mut self, names: &[&[u8]]) -> Result<OwnedFd> {
         let root = self.stage.directory();
         let path = names.join(&b'/');
-        if let Some(made) = self.directories.get(&path) {
-            return open_again(root, &path, made.identity);
+        if let Some(created) = self.directories.get(&path) {
+            return open_again(root, &path, created.identity);
         }
         let Some((name, above)) = names.split_last() else {
             return root.try_clone().map_err(|error| Error::io("cannot open the directory", error));
         };
         let above = self.directory(above)?;
-        let made = make_directory(&above, name)?;
-        self.directories.insert(path, Made { identity: identity_of(&made)?, modified: None });
+        let created = make_directory(&above, name)?;
+        self.directories.insert(path, UnpackedDirectory { identity: identity_of(&created)?, modified: None });
         self.report.copied.directories += 1;
-        Ok(made)
+        Ok(created)
     }
 
     fn file(
@@ -184,7 +185,7 @@ impl Unpack<'_> {
         at: &OwnedFd,
         name: &[u8],
         member: &Member,
-        map: &Map,
+        map: &SparseMap,
         members: &mut Members<'_>,
     ) -> Result<FileIdentity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -210,18 +211,18 @@ impl Unpack<'_> {
         identity_of(&host)
     }
 
-    /// Each entry that was made in a directory changed its time.
+    /// Sets the times of directories, which each created entry has changed.
     fn times(&self) -> Result<()> {
-        for (path, made) in &self.directories {
-            if let Some(modified) = made.modified {
-                let directory = open_again(self.stage.directory(), path, made.identity)?;
+        for (path, created) in &self.directories {
+            if let Some(modified) = created.modified {
+                let directory = open_again(self.stage.directory(), path, created.identity)?;
                 rustix::fs::futimens(&directory, &timestamps(modified)).map_err(host_error("cannot set the times"))?;
             }
         }
         Ok(())
     }
 
-    /// The name of the one directory.
+    /// Returns the name of the single directory.
     fn top(&self) -> Result<Vec<u8>> {
         let mut tops = self.directories.keys().filter(|path| !path.contains(&b'/'));
         match (tops.next(), tops.next()) {
@@ -231,8 +232,9 @@ impl Unpack<'_> {
     }
 }
 
-/// Whether a link in a directory of this depth below the top leads out of it. `..` is followed at the beginning alone, where it means the
-/// directories that were made; behind a name it would depend on where other links lead.
+/// Returns whether a symbolic link in a directory of this depth below the top leads out of it. `..`
+/// is accepted only at the beginning, where it denotes directories of the tar; after a name its
+/// meaning would depend on other links.
 fn leads_out(target: &[u8], depth: usize) -> bool {
     let names = target.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
     let up = names.clone().take_while(|name| *name == b"..").count();

@@ -1,4 +1,5 @@
-//! What was packed comes out again, and what a stranger made of a tar stays in its directory or does not come out at all.
+//! A packed directory is extracted unchanged, and an untrusted tar stays within its directory or is
+//! refused.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -26,7 +27,7 @@ fn member(name: &str, kind: u8, link: &str, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn unpack(place: &Path, mut tar: &[u8]) -> Result<Unpacked> {
+fn unpack(place: &Path, mut tar: &[u8]) -> Result<UnpackReport> {
     unpack_tar(
         &mut tar,
         place,
@@ -39,11 +40,11 @@ fn unpack(place: &Path, mut tar: &[u8]) -> Result<Unpacked> {
     )
 }
 
-fn unpack_members(place: &Path, members: &[Vec<u8>]) -> Result<Unpacked> {
+fn unpack_members(place: &Path, members: &[Vec<u8>]) -> Result<UnpackReport> {
     unpack(place, &[members.concat(), vec![0; 2 * BLOCK]].concat())
 }
 
-/// What is in a directory, but for its own content.
+/// Returns the entries of a directory, except its own content.
 fn names(place: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -99,7 +100,7 @@ fn nothing_comes_out_of_a_tar_that_is_cut_off() {
     pack_tree(&folder, b"given", &mut tar).unwrap();
     let to = place.path().join("to");
     fs::create_dir(&to).unwrap();
-    // Zeros to the end of the record follow the end mark.
+    // Zeros up to the end of the record follow the end mark.
     let end = tar.iter().rposition(|&byte| byte != 0).unwrap().next_multiple_of(BLOCK);
     for length in (0..=end).step_by(97) {
         assert!(unpack(&to, &tar[..length]).is_err(), "{length}");
@@ -153,7 +154,7 @@ fn links_that_lead_out_are_not_made_and_bits_that_lend_rights_are_gone() {
         member("t/out", SYMLINK, "..", b""),
         member("t/root", SYMLINK, "/etc/passwd", b""),
         member("t/a/up", SYMLINK, "../..", b""),
-        // Inside as it reads; where it leads depends on another link.
+        // Inside by its text; its target depends on another link.
         member("t/a/winding", SYMLINK, "x/../y", b""),
         member("t/a/near", SYMLINK, ".././a/set", b""),
         member("t/pipe", b'6', "", b""),
@@ -174,7 +175,7 @@ fn records(records: &[(&str, &str)]) -> Vec<u8> {
     member("records", b'x', "", &body)
 }
 
-/// What costs more memory than it has bytes is bounded before it is there.
+/// An input that needs more memory than it has bytes is bounded before it is read.
 #[test]
 fn deep_paths_and_many_records_are_refused() {
     let place = tempfile::tempdir().unwrap();
@@ -199,7 +200,7 @@ fn deep_paths_and_many_records_are_refused() {
     let mut two = [records(&[("one", &value)]), records(&[("two", &value)])];
     two.iter_mut().for_each(globals);
     refused("more global records", &[two.concat(), file()]);
-    // What is deep and not too deep is there.
+    // A depth within the limit is accepted.
     let depth = 300;
     let members = [records(&[("path", &deep(depth))]), file()];
     unpack_members(place.path(), &members).unwrap();
@@ -207,7 +208,7 @@ fn deep_paths_and_many_records_are_refused() {
     assert_eq!(fs::read(at).unwrap(), b"content");
 }
 
-/// At each moment at which it is asked.
+/// At each call.
 #[test]
 fn who_is_stopped_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();

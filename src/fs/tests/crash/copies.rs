@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::super::support::{KEY, open_to_read, try_open_on};
 use super::history::{Recorder, TRACE_LIMIT};
 use super::seen::{Seen, see_tree};
-use crate::archive::{BackedUp, BackupSource, BackupStep, Backups};
+use crate::archive::{BackupReport, BackupSource, BackupStep, Backups};
 use crate::crypto::SecretKey;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
@@ -118,7 +118,7 @@ fn bring(
     file: &Arc<SimulatedStorage>,
     is_there: bool,
     watch: &mut dyn FnMut(BackupStep) -> Result<()>,
-) -> Result<BackedUp> {
+) -> Result<BackupReport> {
     let file: Arc<dyn Storage> = file.clone();
     if !is_there {
         return source.fill(&file, watch);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::seen::{Seen, beside, has_stage, is_below, part, paths, see, see_tree, whole};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
-use crate::exchange::{Alone, Names, Restore};
+use crate::exchange::{LiveNamespace, OfflineNamespace, Restore};
 use crate::format::{Generation, Ino};
 use crate::fs::FileSystem;
 use crate::storage::simulated::SimulatedStorage;
@@ -118,7 +118,7 @@ impl Wanted {
         let paths: Vec<Vec<u8>> = self.paths.iter().map(|path| path.clone().into_bytes()).collect();
         let judge = || drop(old_or_new());
         let mut names = Noting {
-            alone: Alone(fs),
+            alone: OfflineNamespace(fs),
             renamed: &|| {
                 judge();
                 renamed();
@@ -147,11 +147,11 @@ impl Wanted {
 
 /// Observes each rename.
 struct Noting<'a> {
-    alone: Alone<'a>,
+    alone: OfflineNamespace<'a>,
     renamed: &'a dyn Fn(),
 }
 
-impl Names for Noting<'_> {
+impl LiveNamespace for Noting<'_> {
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         self.alone.rename(from, to, exchange)?;
         (self.renamed)();

@@ -1,12 +1,13 @@
-//! Stages: what nobody holds goes, what somebody holds stays, and what others put in their place is left alone.
+//! Staging directories: an unlocked one is removed, a locked one remains, and a directory put in
+//! its place is not touched.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use super::*;
 use crate::env::SystemEnvironment;
 
-fn stage(target: &Path) -> Stage {
-    Stage::new(target, &SystemEnvironment).unwrap()
+fn stage(target: &Path) -> StagingDir {
+    StagingDir::new(target, &SystemEnvironment).unwrap()
 }
 
 fn entries(directory: &Path) -> Vec<String> {
@@ -16,8 +17,8 @@ fn entries(directory: &Path) -> Vec<String> {
     names
 }
 
-/// As a killed process leaves it: unlocked, with its content.
-fn abandon(stage: Stage) -> PathBuf {
+/// Leaves a stage like a killed process: unlocked, with its content.
+fn abandon(stage: StagingDir) -> PathBuf {
     let path = stage.path.clone();
     fs::write(path.join("plain"), "text").unwrap();
     fs::create_dir_all(path.join("closed/0/inside")).unwrap();
@@ -45,7 +46,8 @@ fn what_a_killed_extraction_left_goes_with_the_next_one_and_what_is_in_use_stays
     assert_eq!(entries(target.path()), [format!("{PREFIX}0123456789abcdef"), format!("{PREFIX}other")]);
 }
 
-/// Whoever can rename in the target could give the name to a directory of ours that they cannot empty.
+/// A user with the right to rename in the target could give the name to a directory of ours that
+/// they cannot empty.
 #[test]
 fn nothing_is_swept_where_others_can_rename() {
     let target = tempfile::tempdir().unwrap();
@@ -92,7 +94,7 @@ fn another_directory_in_place_of_the_new_one_is_not_taken() {
     fs::write(precious.join("file"), "precious").unwrap();
     for link in [false, true] {
         let mut made = Vec::new();
-        let stage = Stage::make(target.path(), &SystemEnvironment, &mut |name| {
+        let stage = StagingDir::make(target.path(), &SystemEnvironment, &mut |name| {
             made.push(name.to_owned());
             if made.len() == 1 {
                 let path = target.path().join(name);
@@ -155,7 +157,7 @@ fn what_was_made_is_known_again_and_nothing_else_in_its_place() {
     assert_eq!(entries(&target.path().join("away")), ["second"]);
 
     symlink("other", target.path().join("link")).unwrap();
-    hold_made(&root, b"link", FileType::Symlink).unwrap();
-    assert!(matches!(hold_made(&root, b"first", FileType::Fifo), Err(Error::InUse(_))), "a file in place of a FIFO");
+    open_created(&root, b"link", FileType::Symlink).unwrap();
+    assert!(matches!(open_created(&root, b"first", FileType::Fifo), Err(Error::InUse(_))), "a file in place of a FIFO");
     assert_eq!(fs::metadata(target.path().join("first")).unwrap().nlink(), 1);
 }

@@ -1,13 +1,17 @@
-//! The private directory beside an extraction's target, in which everything is made before it is renamed into place.
+//! Private directory in an extraction's target, in which everything is built before it is renamed
+//! into place.
 //!
 //! # Invariants
-//! EXTRACT-1  What is made is known by descriptor from then on, also where somebody else may change the directory around it. A directory that was
-//!     made is entered only while it is empty, so that no other one that was put in its place is filled, given away or changed; every path is
-//!     walked part by part without following links, of the host or of the archive; and what is looked up again later must be the very file.
-//!     The stage itself, of mode 0700, keeps everybody else out until its content is complete.
-//! EXTRACT-2  A stage is locked while it is in use. One that nobody holds was left by a process that was killed, and the next extraction into the
-//!     same directory removes it, unless others may rename there: they could give its name to another directory of ours. What is mounted
-//!     in a stage is not ours to empty: nothing is removed across a border of mounts.
+//! EXTRACT-1  A created object is identified by its descriptor from then on, even if another user
+//!     can modify the directory around it. A created directory is entered only while it is empty,
+//!     so that a directory put in its place is not filled, given away or modified. Every path is
+//!     walked component by component without following links, of the host or of the archive; and an
+//!     object that is looked up again must be the same file. The staging directory itself, of mode
+//!     0700, excludes other users until its content is complete.
+//! EXTRACT-2  A staging directory is locked while it is in use. An unlocked one was left by a
+//!     killed process, and the next extraction into the same directory removes it, unless other
+//!     users may rename there: they could give its name to another directory of ours. Mounts within
+//!     it are not emptied: nothing is removed across a mount boundary.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,35 +28,36 @@ use crate::error::{Error, Result};
 use crate::fs::Attributes;
 use crate::storage::{FileIdentity, names, rename_to_free_name};
 
-/// Opens a directory and never what a symbolic link points to.
+/// Opens a directory without following a symbolic link.
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// What the name of a stage begins with, and how many digits follow.
+/// Prefix of a staging directory's name, and number of random digits after it.
 const PREFIX: &str = ".lockbox-extract-";
 const DIGITS: usize = 16;
-/// How often another name is tried when somebody takes the new directory away.
+/// Maximum attempts with another name when another process removes the new directory.
 const ATTEMPTS: usize = 5;
 
-/// Removed with all its content when dropped.
-pub(crate) struct Stage {
+/// Staging directory, removed with its content on drop.
+pub(crate) struct StagingDir {
     target: OwnedFd,
     name: String,
     path: PathBuf,
     directory: OwnedFd,
 }
 
-impl Stage {
-    /// Makes the stage in `target`, which is made when it is missing, and removes those that killed processes left there.
-    pub(crate) fn new(target: &Path, environment: &dyn Environment) -> Result<Stage> {
+impl StagingDir {
+    /// Creates the staging directory in `target`, which is created if missing, and removes
+    /// leftovers of killed processes.
+    pub(crate) fn new(target: &Path, environment: &dyn Environment) -> Result<StagingDir> {
         let cannot = |e| Error::io(format!("cannot create {}", target.display()), e);
         fs::create_dir_all(target).map_err(cannot)?;
         sweep(target);
-        Stage::make(target, environment, &mut |_| {})
+        StagingDir::make(target, environment, &mut |_| {})
     }
 
-    /// `made` is told the name as soon as there is a directory.
-    fn make(target: &Path, environment: &dyn Environment, made: &mut dyn FnMut(&str)) -> Result<Stage> {
+    /// Calls `created` with the name as soon as the directory exists.
+    fn make(target: &Path, environment: &dyn Environment, created: &mut dyn FnMut(&str)) -> Result<StagingDir> {
         let failed = |errno: Errno| Error::io(format!("cannot write to {}", target.display()), errno.into());
-        // The target itself may well be a link: the user named it.
+        // The target itself may be a symbolic link: the user named it.
         let directory = rustix::fs::openat(CWD, target, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let directory = directory.map_err(failed)?;
         for _ in 0..ATTEMPTS {
@@ -60,25 +65,27 @@ impl Stage {
             environment.fill_random(&mut random)?;
             let name = format!("{PREFIX}{:016x}", u64::from_le_bytes(random));
             rustix::fs::mkdirat(&directory, &name, Mode::RWXU).map_err(failed)?;
-            made(&name);
+            created(&name);
             let stage = match open_empty(&directory, name.as_bytes()) {
                 Ok(Some(stage)) => stage,
                 Ok(None) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 Err(errno) => {
-                    // It is empty, if it is still there.
+                    // It is empty, if it still exists.
                     let _ = rustix::fs::unlinkat(&directory, &name, AtFlags::REMOVEDIR);
                     return Err(failed(errno));
                 }
             };
-            // Where the host knows no locks, nothing is ever swept either. Who holds this one is about to remove it.
+            // If the host does not support locks, nothing is ever swept. A process that holds this
+            // lock is about to remove the directory.
             if rustix::fs::flock(&stage, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
                 || !is_named(&directory, name.as_bytes(), &stage)
             {
                 continue;
             }
-            // Copies bring their own permissions, so nothing made here is to inherit any. Without a list there is nothing to remove.
+            // Copies set their own permissions, so objects created here must not inherit any.
+            // Without a default list there is nothing to remove.
             let _ = rustix::fs::fremovexattr(&stage, "system.posix_acl_default");
-            return Ok(Stage { target: directory, path: target.join(&name), name, directory: stage });
+            return Ok(StagingDir { target: directory, path: target.join(&name), name, directory: stage });
         }
         Err(Error::InUse(format!("somebody keeps taking away what is made in {}", target.display())))
     }
@@ -91,8 +98,8 @@ impl Stage {
         &self.target
     }
 
-    /// Whether the target has something of this name.
-    pub(crate) fn occupied(&self, name: &[u8]) -> Result<bool> {
+    /// Returns whether the target has an entry of this name.
+    pub(crate) fn has_entry(&self, name: &[u8]) -> Result<bool> {
         match rustix::fs::statat(&self.target, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
@@ -100,8 +107,8 @@ impl Stage {
         }
     }
 
-    /// Renames a finished item into the target. With `replace`, as rename(2) does: a file takes a file's place, a directory only that of
-    /// an empty one.
+    /// Renames a finished item into the target. With `replace`, rename(2) applies: a file replaces
+    /// a file, a directory only an empty one.
     pub(crate) fn install(&self, name: &[u8], replace: bool) -> Result<()> {
         let done = match replace {
             true => rustix::fs::renameat(&self.directory, name, &self.target, name),
@@ -116,13 +123,13 @@ impl Stage {
         })
     }
 
-    /// Renames a finished item to a name that nothing has.
+    /// Renames a finished item to an unused name.
     pub(crate) fn place(&self, from: &[u8], at: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
         rename_to_free_name(self.directory.as_fd(), from, at.as_fd(), name)
     }
 }
 
-impl Drop for Stage {
+impl Drop for StagingDir {
     fn drop(&mut self) {
         if let Err(errno) = remove(&self.target, self.name.as_bytes(), &self.directory) {
             tracing::warn!(%errno, path = %self.path.display(), "cannot remove the directory of the extraction");
@@ -130,7 +137,7 @@ impl Drop for Stage {
     }
 }
 
-/// Removes what killed processes left in `path` (EXTRACT-2); what cannot be looked at is left.
+/// Removes staging directories of killed processes in `path` (EXTRACT-2); unreadable ones remain.
 pub(crate) fn sweep(path: &Path) {
     let target = rustix::fs::openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let Ok(target) = target else { return };
@@ -140,31 +147,32 @@ pub(crate) fn sweep(path: &Path) {
         if !random.is_some_and(|random| random.len() == DIGITS && random.iter().all(u8::is_ascii_hexdigit)) {
             continue;
         }
-        let Ok(left) = rustix::fs::openat(&target, &name[..], DIRECTORY, Mode::empty()) else { continue };
-        if !rustix::fs::fstat(&left).is_ok_and(|stat| stat.st_uid == own)
-            || same_mount(&target, &left).is_err()
-            || rustix::fs::flock(&left, FlockOperation::NonBlockingLockExclusive).is_err()
+        let Ok(leftover) = rustix::fs::openat(&target, &name[..], DIRECTORY, Mode::empty()) else { continue };
+        if !rustix::fs::fstat(&leftover).is_ok_and(|stat| stat.st_uid == own)
+            || check_same_mount(&target, &leftover).is_err()
+            || rustix::fs::flock(&leftover, FlockOperation::NonBlockingLockExclusive).is_err()
         {
             continue;
         }
         let shown = path.join(display(&name));
         let path = shown.display();
-        if !rustix::fs::fstat(&target).is_ok_and(|stat| only_we_rename(&stat)) {
+        if !rustix::fs::fstat(&target).is_ok_and(|stat| is_rename_private(&stat)) {
             tracing::warn!(%path, "an earlier extraction may have left this; others can rename there, so remove it yourself");
-        } else if let Err(errno) = remove(&target, &name, &left) {
+        } else if let Err(errno) = remove(&target, &name, &leftover) {
             tracing::warn!(%errno, %path, "cannot remove what an earlier extraction left");
         }
     }
 }
 
-/// Whether nobody else can give the name of a directory of ours to another one (the group's bits include what access lists allow).
-fn only_we_rename(directory: &Stat) -> bool {
+/// Returns whether no other user can give the name of a directory of ours to another one (the group
+/// bits include the access control list).
+fn is_rename_private(directory: &Stat) -> bool {
     let (own, root) = (nix::unistd::geteuid().as_raw(), 0);
     let others_write = directory.st_mode & 0o022 != 0 && directory.st_mode & 0o1000 == 0;
     (directory.st_uid == own || directory.st_uid == root) && !others_write
 }
 
-/// Removes the directory with all that is in it, and its name in `at` if it still is its own.
+/// Removes the directory with its content, and its name in `at` if that still denotes it.
 fn remove(at: &OwnedFd, name: &[u8], directory: &OwnedFd) -> rustix::io::Result<()> {
     clear(directory)?;
     match is_named(at, name, directory) {
@@ -173,7 +181,8 @@ fn remove(at: &OwnedFd, name: &[u8], directory: &OwnedFd) -> rustix::io::Result<
     }
 }
 
-/// Removes everything in a directory. Directories in directories are moved up first, so that the depth of a tree does not matter.
+/// Removes the content of a directory. Nested directories are moved up first, so that the depth of
+/// a tree does not matter.
 fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
     let mut moved = 0u64;
     loop {
@@ -181,11 +190,11 @@ fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
         if top.is_empty() {
             return Ok(());
         }
-        for name in top.iter().filter_map(|name| unless_removed(directory, name).transpose()) {
+        for name in top.iter().filter_map(|name| remove_unless_directory(directory, name).transpose()) {
             let name = name?;
             let below = enter(directory, name)?;
             for child in names(&below)? {
-                let Some(child) = unless_removed(&below, &child)? else { continue };
+                let Some(child) = remove_unless_directory(&below, &child)? else { continue };
                 // To be moved, it must be writable for its owner.
                 enter(&below, child)?;
                 while rustix::fs::statat(directory, moved.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
@@ -198,8 +207,8 @@ fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// Removes what is no directory; the name of one that is.
-fn unless_removed<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result<Option<&'a [u8]>> {
+/// Removes a non-directory; returns the name of a directory.
+fn remove_unless_directory<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result<Option<&'a [u8]>> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) => Ok(None),
         Err(Errno::ISDIR) => Ok(Some(name)),
@@ -207,30 +216,31 @@ fn unless_removed<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result
     }
 }
 
-/// Opens a directory that is to be removed; it may have a mode that keeps its owner out.
+/// Opens a directory that is to be removed; its mode may deny access to its owner.
 ///
 /// # Errors
-/// `XDEV` for one on which something is mounted.
+/// `XDEV` for a mount point.
 fn enter(at: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let directory = rustix::fs::openat(at, name, DIRECTORY | OFlags::PATH, Mode::empty())?;
-    same_mount(at, &directory)?;
+    check_same_mount(at, &directory)?;
     if rustix::fs::fstat(&directory)?.st_mode & 0o700 != 0o700 {
         rustix::fs::chmod(descriptor_path(&directory), Mode::RWXU)?;
     }
     rustix::fs::openat(&directory, ".", DIRECTORY, Mode::empty())
 }
 
-/// Whether both are of one mount, which device numbers do not tell when a directory of the same file system is mounted.
-fn same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
+/// Checks that both are on one mount. Device numbers do not suffice when a directory of the same
+/// file system is mounted.
+fn check_same_mount(one: &OwnedFd, other: &OwnedFd) -> rustix::io::Result<()> {
     let mount = |of: &OwnedFd| {
         let found = rustix::fs::statx(of, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
-        // A kernel that knows no ids of mounts (before 5.8) says 0.
+        // A kernel without mount ids (before 5.8) returns 0.
         Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_mnt_id))
     };
     if mount(one)? == mount(other)? { Ok(()) } else { Err(Errno::XDEV) }
 }
 
-/// What tells a file that was made from another one in its place.
+/// Returns the identity by which a created file is recognized.
 pub(crate) fn identity_of(file: impl AsFd) -> Result<FileIdentity> {
     FileIdentity::of(file).map_err(host_error("cannot examine it"))
 }
@@ -240,7 +250,7 @@ fn is_named(at: &OwnedFd, name: &[u8], file: &OwnedFd) -> bool {
     named.is_ok_and(|named| FileIdentity::of(file).is_ok_and(|opened| opened == named))
 }
 
-/// Opens a directory that has no entries; None for one that has.
+/// Opens an empty directory; `None` for one with entries.
 fn open_empty(at: impl AsFd, name: &[u8]) -> rustix::io::Result<Option<OwnedFd>> {
     let directory = rustix::fs::openat(at, name, DIRECTORY, Mode::empty())?;
     for entry in Dir::read_from(&directory)? {
@@ -251,29 +261,29 @@ fn open_empty(at: impl AsFd, name: &[u8]) -> rustix::io::Result<Option<OwnedFd>>
     Ok(Some(directory))
 }
 
-fn exchanged() -> Error {
+fn replaced_error() -> Error {
     Error::InUse("somebody put something else in its place".into())
 }
 
-/// Makes a directory and opens it (EXTRACT-1).
+/// Creates a directory and opens it (EXTRACT-1).
 pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
-    open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(exchanged)
+    open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(replaced_error)
 }
 
-/// Takes hold of a link or special file that was just made, without opening it (EXTRACT-1).
-fn hold_made(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
+/// Opens a link or special file that was just created with `O_PATH` (EXTRACT-1).
+fn open_created(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let made =
+    let created =
         rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot look at what was made"))?;
-    let stat = rustix::fs::fstat(&made).map_err(host_error("cannot look at what was made"))?;
+    let stat = rustix::fs::fstat(&created).map_err(host_error("cannot look at what was made"))?;
     match FileType::from_raw_mode(stat.st_mode) == kind && stat.st_nlink == 1 {
-        true => Ok(made),
-        false => Err(exchanged()),
+        true => Ok(created),
+        false => Err(replaced_error()),
     }
 }
 
-/// Makes a symbolic link, whose target is asked for, or a special file, and takes hold of it.
+/// Creates a symbolic link to `target`, or a special file, and opens it with `O_PATH`.
 pub(crate) fn make_special(
     at: impl AsFd,
     name: &[u8],
@@ -289,15 +299,16 @@ pub(crate) fn make_special(
         rustix::fs::mknodat(&at, name, kind, Mode::RUSR | Mode::WUSR, device)
             .map_err(host_error("cannot make the special file"))?;
     }
-    hold_made(at, name, kind)
+    open_created(at, name, kind)
 }
 
-/// Opens the directory `name` of a directory, whichever it is.
+/// Opens the directory `name` without an identity check.
 pub(crate) fn open_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     rustix::fs::openat(at, name, DIRECTORY, Mode::empty()).map_err(host_error("cannot open the directory"))
 }
 
-/// Opens the directory at the end of `path`, part by part: EXTRACT-1 for each, and a path of any length.
+/// Opens the directory at the end of `path`, component by component: EXTRACT-1 for each, and no
+/// limit of the path's length.
 fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     let mut at = root.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
     for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
@@ -306,14 +317,14 @@ fn open_below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd> {
     Ok(at)
 }
 
-/// Opens a directory that was made before, again (EXTRACT-1).
-pub(crate) fn open_again(root: &OwnedFd, path: &[u8], made: FileIdentity) -> Result<OwnedFd> {
+/// Reopens a directory that was created before (EXTRACT-1).
+pub(crate) fn open_again(root: &OwnedFd, path: &[u8], created: FileIdentity) -> Result<OwnedFd> {
     let directory = open_below(root, path)?;
-    if identity_of(&directory)? == made { Ok(directory) } else { Err(exchanged()) }
+    if identity_of(&directory)? == created { Ok(directory) } else { Err(replaced_error()) }
 }
 
-/// Gives a file that was made before a further name (EXTRACT-1).
-pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: FileIdentity, at: &OwnedFd, name: &[u8]) -> Result<()> {
+/// Creates a further hard link of a file that was created before (EXTRACT-1).
+pub(crate) fn link_again(root: &OwnedFd, path: &[u8], created: FileIdentity, at: &OwnedFd, name: &[u8]) -> Result<()> {
     let failed = host_error("cannot link");
     let (directory, file) = match path.iter().rposition(|&b| b == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -322,8 +333,8 @@ pub(crate) fn link_again(root: &OwnedFd, path: &[u8], made: FileIdentity, at: &O
     let directory = open_below(root, directory)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, file, flags, Mode::empty()).map_err(&failed)?;
-    if identity_of(&file)? != made {
-        return Err(exchanged());
+    if identity_of(&file)? != created {
+        return Err(replaced_error());
     }
     rustix::fs::linkat(CWD, descriptor_path(&file), at, name, AtFlags::SYMLINK_FOLLOW).map_err(failed)
 }

@@ -1,16 +1,16 @@
-//! What was left out of a copy: attributes that were refused where they were to go, and what would lend somebody's rights.
+//! Metadata that a copy omits: attributes that the target refused, and anything that grants
+//! privileges.
 //!
-//! An archive names any owner and any mode, whoever wrote it. A program with its set-user-ID bit, a
-//! device or a file with capabilities gives the process that runs or opens it the rights that the
-//! archive names: those of any user when root makes it, those of the user when an ordinary user
-//! does, to everybody who reaches the file. The archive cannot tell whether its author is to be
-//! trusted with that; its file may belong to root only because root received it. So nobody makes
-//! these unless told to, as with tar(1). Not even then does an ordinary user get set-ID bits on
-//! files that the archive gives to somebody else (`host::apply`), and the kernel refuses devices
-//! and most of the attributes.
+//! An archive can contain any owner and any mode, regardless of its author. A set-user-ID program,
+//! a device or a file with capabilities grants the process that runs or opens it the privileges
+//! that the archive names: any user's when root extracts it, otherwise the extracting user's, to
+//! every user with access to the file. The archive does not show whether its author is trusted; its
+//! file may belong to root only because root received it. These objects are therefore created only
+//! on request, as by tar(1). Even then an ordinary user does not set set-ID bits on files of
+//! another owner (`host::apply`), and the kernel refuses devices and most of the attributes.
 //!
-//! Directories keep their bits: set-group-ID and set-user-ID lend nothing there, and without the
-//! sticky bit everybody could remove what others put into a directory that is open to all.
+//! Directories keep their bits: set-group-ID and set-user-ID grant nothing there, and without the
+//! sticky bit every user could remove the files of others in a directory that is writable for all.
 
 use std::fmt::Write;
 
@@ -18,19 +18,19 @@ use lockbox_terminal::display;
 
 use crate::fs::{Attributes, mode};
 
-/// Attributes by which the kernel gives rights begin with these.
+/// Prefixes of attributes by which the kernel grants privileges.
 pub(super) const TRUSTED: &[u8] = b"trusted.";
 pub(super) const SECURITY: &[u8] = b"security.";
 
-/// How many things of one kind were left out.
+/// Number of skipped items of one kind.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct SkippedCount {
     pub count: u64,
-    /// The first one and why, for people.
+    /// First item with the reason, for messages.
     pub first: String,
 }
 
-impl Left {
+impl SkippedCount {
     pub(crate) fn add(&mut self, path: &[u8], name: &[u8], reason: &dyn std::fmt::Display) {
         self.say(path, format_args!("{}: {reason}", display(name)));
     }
@@ -44,29 +44,29 @@ impl Left {
     }
 }
 
-/// What was left out of a copy.
+/// Items that a copy skipped.
 #[derive(Debug, Default)]
-pub struct LeftOut {
+pub struct SkippedItems {
     /// Extended attributes that were refused.
-    pub attributes: Left,
-    /// Set-ID and sticky bits of all but directories, devices, and attributes by which the kernel
-    /// gives rights.
-    pub privileges: Left,
-    /// Whether privileges are left out.
+    pub attributes: SkippedCount,
+    /// Set-ID and sticky bits of non-directories, devices, and attributes by which the kernel
+    /// grants privileges.
+    pub privileges: SkippedCount,
+    /// Privileges are skipped.
     withholds: bool,
 }
 
-impl LeftOut {
-    /// For a copy out of an archive, with what lends rights or without.
-    pub(crate) fn extracting(privileges: bool) -> LeftOut {
-        LeftOut { withholds: !privileges, ..LeftOut::default() }
+impl SkippedItems {
+    /// Creates the record of an extraction, with or without privileges.
+    pub(crate) fn extracting(privileges: bool) -> SkippedItems {
+        SkippedItems { withholds: !privileges, ..SkippedItems::default() }
     }
 
     /// Returns the attributes that a copy gets.
     pub(crate) fn granted(&mut self, path: &[u8], attributes: &Attributes) -> Attributes {
         let mut granted = *attributes;
         let bits = attributes.mode & (mode::SET_UID | mode::SET_GID | mode::STICKY);
-        // The mode of a symbolic link means nothing.
+        // The mode of a symbolic link has no effect.
         let has_mode = !attributes.is_directory() && attributes.mode & mode::TYPE != mode::SYMLINK;
         if self.withholds && bits != 0 && has_mode {
             granted.mode &= !bits;

@@ -1,82 +1,93 @@
-//! Brings objects of a snapshot back into the live tree.
+//! Restores objects of a snapshot into the live tree.
 //!
 //! # Order
-//! Each object is built with all that is below it within a directory of its own at the root, the stage, which only its maker can enter, and then takes the place
-//! of what is in its way by one rename: exchanged with that where there is something. What was exchanged lies in the stage then and is deleted.
-//! Every commit is one moment of this order (STAGE-3), so after a crash each path has what it had before or all that the snapshot shows, and
-//! what else there is lies in the stage. The next restore finds that by name and mark and deletes it before anything else. No node of the
-//! snapshot's tree becomes one of the live tree's: all inodes and entries are new, and data pages are shared as COPY-4 says.
 //!
-//! # Beside users of the archive
-//! Whoever serves the archive to others believes what they know of its names and objects ([`Names`]). So names that they may know change by `Names` alone; what
-//! is being built lies in a directory of the stage into which nobody can look until it is whole; and each object of the stage has a number of its own for a name.
-//! Files that somebody has open stay what they were, as after any unlink(2).
+//! Each object is built with its descendants in a directory of its own at the root, the stage,
+//! which only its creator can enter. One rename then moves it to its path, exchanging it with an
+//! existing object, which is in the stage afterwards and is deleted. Every commit is one state of
+//! this sequence (STAGE-3). After a crash, each path therefore has its previous object or the
+//! complete restored one, and everything else is in the stage. The next restore finds the stage by
+//! name and mark and deletes it first. Nodes of the snapshot's tree never become nodes of the live
+//! tree: all inodes and entries are new, and data pages are shared according to COPY-4.
+//!
+//! # Concurrent users of the archive
+//!
+//! The server of a mount caches names and objects ([`LiveNamespace`]). Names that clients may have
+//! cached are therefore changed through `LiveNamespace` only; objects are built in a hidden
+//! directory of the stage; and each object in the stage has a unique number as its name. Open files
+//! remain valid, as after any unlink(2).
 //!
 //! # The stage
-//! It is a directory at the root with a name that nothing has which a restore touches: neither the live root nor that of the snapshot has it, and the
-//! directory that takes what is restored is not below it. So no object that is restored has the stage in its way, nor lies in it when that is deleted.
-//! It has its mark from its first moment on, in the operation that makes it, so every commit tells a stage from a directory of the user's with such
-//! a name. A snapshot that was taken of an archive with a leftover shows a stage too: that is nobody's, and is not brought back.
+//!
+//! The stage is a directory at the root with a name that the restore does not use otherwise: it
+//! exists neither in the live root nor in that of the snapshot, and the target directory is not
+//! below it. No restored object therefore conflicts with the stage, or is in it when it is deleted.
+//! The operation that creates it also sets its mark, so in every commit a stage can be
+//! distinguished from a user's directory of such a name. A snapshot of an archive with a leftover
+//! contains a stage too; that belongs to no restore in progress, and is not restored.
 
 use std::collections::BTreeSet;
 
 use super::build::Builder;
 use crate::error::{Error, Result};
 use crate::exchange::deletion::delete_beside_users;
-use crate::exchange::path::{components, if_there, resolve};
+use crate::exchange::path_ops::{components, none_if_missing, resolve};
 use crate::exchange::walk::join;
-use crate::exchange::{Copied, Entries};
+use crate::exchange::{CopyCounts, Entries};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
 use lockbox_terminal::display;
 
-/// With what the stage's name at the root of the archive begins; a number follows.
+/// Prefix of the stage's name at the root of the archive; a number follows.
 const STAGE: &[u8] = b".lockbox-restore-";
-/// Only a stage has this attribute. A directory of such a name without it is one of the user's.
+/// Extended attribute that marks a stage. A directory of such a name without it belongs to a user.
 const MARK: &[u8] = b"trusted.lockbox.restore";
-/// The directory of the stage in which objects are built.
+/// Directory of the stage in which objects are built.
 const BUILDING: &[u8] = b"building";
-/// Whose the stage and directories above a target are, when the snapshot says nothing of them.
+/// Owner of the stage, and of directories created above a target that the snapshot does not
+/// contain.
 const MAKER: Creator = Creator { uid: 0, gid: 0, umask: None };
 
-/// How names change that others may know, and what they are told of the rest.
-pub trait Names {
-    /// Who renames out of the stage.
+/// Namespace of the live tree as its users see it: renames through it, and cache invalidations.
+pub trait LiveNamespace {
+    /// Returns the user that renames out of the stage.
     fn maker(&self) -> Creator {
         MAKER
     }
 
-    /// Gives an object of the live tree another path from the root: one that nothing has or, with `exchange`, that of an object which gets its path.
+    /// Moves an object of the live tree to another path, relative to the root: to an unused one or,
+    /// with `exchange`, exchanging it with the object there.
     ///
     /// # Errors
     /// As [`FileSystem::rename`].
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()>;
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
     /// As [`FileSystem::make_directory`].
     fn make_directory(&mut self, path: &[u8]) -> Result<()>;
 
-    /// A number for the stage that no earlier one had, where somebody may still be about to use the name of an earlier one.
+    /// Returns a number for the stage that no earlier one had, in case the name of an earlier one
+    /// may still be used.
     fn number(&mut self) -> u64 {
         1
     }
 
-    /// From now on nobody looks into this directory.
+    /// Hides the content of this directory from users.
     fn hide(&mut self, directory: Ino);
 
-    /// A name that nobody else uses has come or gone in a directory.
+    /// Invalidates a name in a directory that only the restore uses.
     fn changed_name(&mut self, directory: Ino, name: &[u8]);
 
-    /// Attributes of an object have changed.
+    /// Invalidates the attributes of an object.
     fn changed(&mut self, ino: Ino);
 }
 
-/// Of an archive that nobody else uses.
-pub struct Alone<'a>(pub &'a FileSystem);
+/// Namespace of an archive that has no other users.
+pub struct OfflineNamespace<'a>(pub &'a FileSystem);
 
-impl Names for Alone<'_> {
+impl LiveNamespace for OfflineNamespace<'_> {
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         let ((from, name), (to, new_name)) = (parent(self.0, from)?, parent(self.0, to)?);
         let mode = if exchange { RenameMode::Exchange } else { RenameMode::NoReplace };
@@ -95,71 +106,73 @@ impl Names for Alone<'_> {
     fn changed(&mut self, _: Ino) {}
 }
 
-/// The directory of a path, and its name there.
+/// Returns the directory of a path, and its name there.
 fn parent<'p>(fs: &FileSystem, path: &'p [u8]) -> Result<(Ino, &'p [u8])> {
     let slash = path.iter().rposition(|&byte| byte == b'/');
     let (directory, name) = slash.map_or((&path[..0], path), |at| (&path[..at], &path[at + 1..]));
     Ok((resolve(fs, directory)?.ino, name))
 }
 
-/// A restore that was checked, and has changed nothing yet but what an interrupted one left.
+/// Restore after its arguments were checked. Nothing was changed yet, except that leftovers of an
+/// interrupted restore were removed.
 pub struct Restore<'a> {
     live: &'a FileSystem,
     moment: &'a FileSystem,
-    names: &'a mut dyn Names,
-    tops: Vec<Top>,
-    /// Directory of the live tree that takes them; what it has is not replaced.
+    names: &'a mut dyn LiveNamespace,
+    tops: Vec<RestoreItem>,
+    /// Target directory of the live tree; its entries are not replaced.
     to: Option<Vec<u8>>,
-    /// The live tree is to have nothing else.
+    /// All other objects of the live tree are deleted.
     whole: bool,
 }
 
-/// An object that takes one place.
-struct Top {
-    /// In the snapshot.
+/// Object that is restored to one path.
+struct RestoreItem {
+    /// Path in the snapshot.
     path: Vec<Vec<u8>>,
 }
 
-/// Where objects wait for their places.
-struct Stage {
+/// Staging directory of a restore.
+struct RestoreStage {
     ino: Ino,
     name: Vec<u8>,
     building: Ino,
-    /// How many names in it were given.
-    given: u64,
+    /// Number of names assigned in it.
+    names_used: u64,
 }
 
-impl Stage {
-    /// A name in the stage that nothing had, and its path from the root.
+impl RestoreStage {
+    /// Returns an unused name in the stage, and its path from the root.
     fn next(&mut self) -> (Vec<u8>, Vec<u8>) {
-        self.given += 1;
-        let name = self.given.to_string().into_bytes();
+        self.names_used += 1;
+        let name = self.names_used.to_string().into_bytes();
         let path = [&self.name[..], b"/", &name].concat();
         (name, path)
     }
 }
 
-/// What a restore did.
+/// Result of a restore.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RestoreReport {
-    pub copied: Copied,
-    /// Objects that were deleted: what the restored ones replaced, with everything below.
+    pub copied: CopyCounts,
+    /// Deleted objects: those replaced by restored ones, including descendants.
     pub deleted: u64,
 }
 
 impl<'a> Restore<'a> {
-    /// Checks that all paths are in the snapshot that `moment` shows and, with `to`, that nothing is in their way in that directory. Without paths it is
-    /// the whole tree, and the live tree is to have nothing else afterwards, unless there is a `to`. Deletes what an interrupted restore left.
+    /// Checks that all paths exist in the snapshot `moment` and, with `to`, that their names do not
+    /// exist in that directory. Without paths the whole tree is restored and, unless `to` is given,
+    /// all other objects of the live tree are deleted. Deletes leftovers of an interrupted restore.
     ///
     /// # Errors
-    /// `Invalid` for a path that the snapshot does not have or that an interrupted restore had left in it, and for what is in the way; what reading and
-    /// deleting meet.
+    /// `Invalid` for a path that does not exist in the snapshot, for one that is a leftover of an
+    /// interrupted restore in it, and for an existing target; errors of reading and deleting.
     pub fn prepare(
         live: &'a FileSystem,
         moment: &'a FileSystem,
         paths: &[Vec<u8>],
         to: Option<&[u8]>,
-        names: &'a mut dyn Names,
+        names: &'a mut dyn LiveNamespace,
     ) -> Result<Restore<'a>> {
         let mut tops = BTreeSet::new();
         for path in paths {
@@ -185,9 +198,9 @@ impl<'a> Restore<'a> {
         if whole {
             tops = Restore::entries(moment)?.into_iter().map(|name| vec![name]).collect();
         }
-        // What lies below another one comes with it.
+        // Descendants of another path are restored with it.
         let is_below = |path: &Vec<Vec<u8>>| (1..path.len()).any(|length| tops.contains(&path[..length]));
-        let tops = tops.iter().filter(|path| !is_below(path)).map(|path| Top { path: path.clone() }).collect();
+        let tops = tops.iter().filter(|path| !is_below(path)).map(|path| RestoreItem { path: path.clone() }).collect();
         let to = to.map(|to| Ok(components(to)?.join(&b"/"[..]))).transpose()?;
         let mut restore = Restore { live, moment, names, tops, whole: whole && to.is_none(), to };
         restore.refuse_what_is_in_the_way()?;
@@ -195,7 +208,7 @@ impl<'a> Restore<'a> {
         Ok(restore)
     }
 
-    /// The names at a root but for a stage.
+    /// Returns the names at the root except for stages.
     fn entries(fs: &FileSystem) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         for entry in Entries::new(fs, ROOT_INO)? {
@@ -209,14 +222,14 @@ impl<'a> Restore<'a> {
 
     fn refuse_what_is_in_the_way(&self) -> Result<()> {
         let mut names = BTreeSet::new();
-        let target = self.to.as_ref().map(|to| if_there(resolve(self.live, to))).transpose()?.flatten();
+        let target = self.to.as_ref().map(|to| none_if_missing(resolve(self.live, to))).transpose()?.flatten();
         for top in &self.tops {
             let name = top.name()?;
             if self.to.is_some() && !names.insert(name) {
                 return Err(Error::invalid(format!("two of the paths would get the name {}", display(name))));
             }
             if let Some(target) = &target
-                && if_there(self.live.lookup(target.ino, name))?.is_some()
+                && none_if_missing(self.live.lookup(target.ino, name))?.is_some()
             {
                 return Err(Error::invalid(format!(
                     "{} is there already, and nothing is replaced in another directory",
@@ -227,12 +240,13 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    /// Brings everything back; `go_on` is asked before each object, and now and then within it. When it ends this, or something fails, each path has what it
-    /// had or all of what the snapshot shows, and doing it again completes it.
+    /// Restores everything; `go_on` is called before each object, and periodically within it. On
+    /// failure each path has its previous object or the complete restored one; running the restore
+    /// again completes it.
     ///
     /// # Errors
-    /// `NotDirectory` for a path whose way leads through something else in the live tree; what reading, writing and renaming meet; `Invalid` when the archive
-    /// is being closed.
+    /// `NotDirectory` for a path below a non-directory of the live tree; errors of reading, writing
+    /// and renaming; `Invalid` when the archive is being closed.
     pub fn run(mut self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<RestoreReport> {
         let live = self.live;
         let report = {
@@ -242,9 +256,10 @@ impl<'a> Restore<'a> {
             let mut report = RestoreReport::default();
             let restored = self.all(&mut stage, go_on, &mut report);
             if restored.is_err() {
-                self.withdraw(&stage)?;
+                self.withdraw_rename(&stage)?;
             }
-            // Also when its client is gone. Who closes the archive does not wait for it: the next restore finds the stage.
+            // Also when the client has disconnected. Closing the archive does not wait for the
+            // removal: the next restore finds the stage.
             let removed = self.delete(ROOT_INO, &stage.name, &mut || live.check_closing());
             self.names.changed_name(ROOT_INO, &stage.name);
             restored?;
@@ -261,9 +276,10 @@ impl<'a> Restore<'a> {
         Ok(report)
     }
 
-    /// Takes back what somebody was told to rename and may rename at any time: it is where he finds nothing, or in its place already.
-    fn withdraw(&mut self, stage: &Stage) -> Result<()> {
-        let last = stage.given.to_string().into_bytes();
+    /// Withdraws the last rename request, which the client may still execute: moves the object to a
+    /// directory where the client does not find it, unless it was moved already.
+    fn withdraw_rename(&mut self, stage: &RestoreStage) -> Result<()> {
+        let last = stage.names_used.to_string().into_bytes();
         match self.live.rename(stage.ino, &last, stage.building, &last, RenameMode::NoReplace) {
             Err(Error::NotFound | Error::Exists) => Ok(()),
             withdrawn => withdrawn.map(|()| self.names.changed_name(stage.ino, &last)),
@@ -272,7 +288,7 @@ impl<'a> Restore<'a> {
 
     fn all(
         &mut self,
-        stage: &mut Stage,
+        stage: &mut RestoreStage,
         go_on: &mut dyn FnMut() -> Result<()>,
         report: &mut RestoreReport,
     ) -> Result<()> {
@@ -289,9 +305,9 @@ impl<'a> Restore<'a> {
             result?;
         }
         if self.whole {
-            let kept: BTreeSet<Vec<u8>> = Restore::entries(self.moment)?.into_iter().collect();
+            let source: BTreeSet<Vec<u8>> = Restore::entries(self.moment)?.into_iter().collect();
             for name in Restore::entries(self.live)? {
-                if !kept.contains(&name) {
+                if !source.contains(&name) {
                     (builder.go_on)()?;
                     let (old, path) = stage.next();
                     match self.names.rename(&name, &path, false) {
@@ -305,21 +321,27 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    /// Beside what `directory` has.
-    fn top_into(&mut self, builder: &mut Builder<'_>, stage: &mut Stage, top: &Top, directory: &[u8]) -> Result<()> {
+    /// Restores into `directory`, without replacing anything.
+    fn top_into(
+        &mut self,
+        builder: &mut Builder<'_>,
+        stage: &mut RestoreStage,
+        top: &RestoreItem,
+        directory: &[u8],
+    ) -> Result<()> {
         let (_, built) = self.build(builder, stage, top, top.path.len())?;
         let mut path = directory.to_vec();
         join(&mut path, top.name()?);
         self.names.rename(&built, &path, false)
     }
 
-    /// Where the snapshot has it; answers how many objects were deleted for it.
-    fn top_in_place(&mut self, builder: &mut Builder<'_>, stage: &mut Stage, top: &Top) -> Result<u64> {
-        // How much of the way there is in the live tree; what is not is built with it.
+    /// Restores to the path in the snapshot; returns the number of deleted objects.
+    fn top_in_place(&mut self, builder: &mut Builder<'_>, stage: &mut RestoreStage, top: &RestoreItem) -> Result<u64> {
+        // Length of the path that exists in the live tree; the rest is built with the object.
         let (mut directory, mut there) = (ROOT_INO, 0);
         let mut existing = None;
         for name in &top.path {
-            existing = if_there(self.live.lookup(directory, name))?;
+            existing = none_if_missing(self.live.lookup(directory, name))?;
             match &existing {
                 Some(found) if there + 1 < top.path.len() => {
                     if !found.is_directory() {
@@ -334,82 +356,82 @@ impl<'a> Restore<'a> {
             }
         }
         let (name, built) = self.build(builder, stage, top, there + 1)?;
-        // Building took its time.
+        // The target may have changed while the object was built.
         let exchange = match &top.path[there..] {
-            [last] => if_there(self.live.lookup(directory, last))?.is_some(),
+            [last] => none_if_missing(self.live.lookup(directory, last))?.is_some(),
             _ => existing.is_some(),
         };
         self.names.rename(&built, &top.path[..=there].join(&b"/"[..]), exchange)?;
         if exchange { self.delete(stage.ino, &name, builder.go_on) } else { Ok(0) }
     }
 
-    /// Builds the object at `length` names of the path: with all below it, or with the rest of the path alone when that goes on. It is in the stage then, under
-    /// the name and the path that are answered.
+    /// Builds the object at the first `length` components of the path: with its descendants, or
+    /// with only the rest of the path. Returns its name in the stage and its path.
     fn build(
         &mut self,
         builder: &mut Builder<'_>,
-        stage: &mut Stage,
-        top: &Top,
+        stage: &mut RestoreStage,
+        top: &RestoreItem,
         length: usize,
     ) -> Result<(Vec<u8>, Vec<u8>)> {
         let (built, path) = stage.next();
         let (mut parent, mut name) = (stage.building, &built);
         let mut above = Vec::new();
         for end in length..top.path.len() {
-            let kept = self.kept(&top.path[..end])?;
-            let made = builder.object(&kept, parent, name)?;
-            above.push((kept.ino, made));
-            (parent, name) = (made, &top.path[end]);
+            let source = self.snapshot_object(&top.path[..end])?;
+            let copy = builder.object(&source, parent, name)?;
+            above.push((source.ino, copy));
+            (parent, name) = (copy, &top.path[end]);
         }
-        builder.tree(&self.kept(&top.path)?, parent, name)?;
-        above.into_iter().rev().try_for_each(|(kept, made)| self.live.restore_inode(self.moment, kept, made))?;
+        builder.tree(&self.snapshot_object(&top.path)?, parent, name)?;
+        above.into_iter().rev().try_for_each(|(source, copy)| self.live.restore_inode(self.moment, source, copy))?;
         self.live.rename(stage.building, &built, stage.ino, &built, RenameMode::NoReplace)?;
         self.names.changed_name(stage.ino, &built);
         Ok((built, path))
     }
 
-    fn kept(&self, path: &[Vec<u8>]) -> Result<Attributes> {
+    fn snapshot_object(&self, path: &[Vec<u8>]) -> Result<Attributes> {
         resolve(self.moment, &path.join(&b"/"[..]))
     }
 
-    /// Under the first name that is free everywhere: see above.
-    fn make_stage(&mut self) -> Result<Stage> {
+    /// Creates the stage under the first name that is unused everywhere, see the module.
+    fn make_stage(&mut self) -> Result<RestoreStage> {
         let to = self.to.as_ref().map(|to| components(to)).transpose()?.unwrap_or_default();
         for number in self.names.number().. {
             let name = [STAGE, number.to_string().as_bytes()].concat();
-            let is_free = if_there(self.live.lookup(ROOT_INO, &name))?.is_none()
-                && if_there(self.moment.lookup(ROOT_INO, &name))?.is_none()
+            let is_free = none_if_missing(self.live.lookup(ROOT_INO, &name))?.is_none()
+                && none_if_missing(self.moment.lookup(ROOT_INO, &name))?.is_none()
                 && to.first().is_none_or(|first| *first != &name[..]);
             if is_free {
                 let maker = self.names.maker();
-                let made = self.live.make_marked_directory(ROOT_INO, &name, 0o700, maker, (MARK, b"1"))?;
-                let building = self.live.make_directory(made.ino, BUILDING, 0o700, maker)?;
+                let copy = self.live.make_marked_directory(ROOT_INO, &name, 0o700, maker, (MARK, b"1"))?;
+                let building = self.live.make_directory(copy.ino, BUILDING, 0o700, maker)?;
                 self.names.hide(building.ino);
                 self.names.changed_name(ROOT_INO, &name);
-                return Ok(Stage { ino: made.ino, name, building: building.ino, given: 0 });
+                return Ok(RestoreStage { ino: copy.ino, name, building: building.ino, names_used: 0 });
             }
         }
         Err(Error::Exists)
     }
 
-    /// Deletes what restores left, if there is something.
+    /// Deletes leftover stages.
     fn remove_stages(&mut self) -> Result<()> {
         let _work = self.live.hold_open()?;
-        let mut left = Vec::new();
+        let mut leftovers = Vec::new();
         for entry in Entries::new(self.live, ROOT_INO)? {
             let entry = entry?;
             if is_stage(self.live, &entry.name, &entry.attributes)? {
-                left.push(entry.name);
+                leftovers.push(entry.name);
             }
         }
-        left.iter().try_for_each(|name| {
+        leftovers.iter().try_for_each(|name| {
             self.delete(ROOT_INO, name, &mut || self.live.check_closing())?;
             self.names.changed_name(ROOT_INO, name);
             Ok(())
         })
     }
 
-    /// What others keep from being deleted stays for the next restore.
+    /// Deletes a tree; objects that other users keep changing remain for the next restore.
     fn delete(&mut self, parent: Ino, name: &[u8], go_on: &mut dyn FnMut() -> Result<()>) -> Result<u64> {
         let found = self.live.lookup(parent, name)?;
         let names = &mut *self.names;
@@ -417,7 +439,7 @@ impl<'a> Restore<'a> {
     }
 }
 
-impl Top {
+impl RestoreItem {
     fn name(&self) -> Result<&[u8]> {
         self.path.last().map(Vec::as_slice).ok_or_else(|| Error::invalid("the root has no name"))
     }
@@ -434,7 +456,7 @@ fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
     }
 }
 
-/// Whether a name that was to be changed is not there.
+/// Returns whether the name to be changed does not exist.
 fn is_gone(error: &Error) -> bool {
     match error {
         Error::NotFound => true,
@@ -443,12 +465,12 @@ fn is_gone(error: &Error) -> bool {
     }
 }
 
-/// Makes what is missing of the way to a directory.
-fn make_directories(live: &FileSystem, names: &mut dyn Names, path: &[u8]) -> Result<()> {
+/// Creates the missing directories of a path.
+fn make_directories(live: &FileSystem, names: &mut dyn LiveNamespace, path: &[u8]) -> Result<()> {
     let parts = components(path)?;
     for length in 1..=parts.len() {
         let path = parts[..length].join(&b"/"[..]);
-        match if_there(resolve(live, &path))? {
+        match none_if_missing(resolve(live, &path))? {
             None => names.make_directory(&path)?,
             Some(found) if found.is_directory() => {}
             Some(_) => return Err(Error::NotDirectory),

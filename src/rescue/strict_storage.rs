@@ -1,4 +1,5 @@
-//! The bytes of an archive that is elsewhere: that a request failed says nothing of what is there, so the rescue ends with it, and takes nothing for lost.
+//! Storage wrapper for remote archives: aborts the rescue on the first transport error instead of
+//! treating it as damage.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -6,28 +7,28 @@ use std::sync::{Arc, OnceLock};
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 
-/// See above.
-pub(super) struct Asked {
+/// Storage that remembers the first failed request.
+pub(super) struct StrictStorage {
     storage: Arc<dyn Storage>,
     failed: OnceLock<Error>,
 }
 
-impl Asked {
-    pub(super) fn of(storage: Arc<dyn Storage>) -> Asked {
-        Asked { storage, failed: OnceLock::new() }
+impl StrictStorage {
+    pub(super) fn of(storage: Arc<dyn Storage>) -> StrictStorage {
+        StrictStorage { storage, failed: OnceLock::new() }
     }
 
-    /// Whatever became of the rest, when a request failed.
+    /// Returns the first failed request, regardless of later results.
     ///
     /// # Errors
-    /// That of the first request that failed.
+    /// That of the first failed request.
     pub(super) fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// No failure of a medium, which would be damage of one place.
-    fn told<T>(&self, asked: Result<T>) -> Result<T> {
-        asked.map_err(|error| match error {
+    /// Records an I/O error and returns `Stale`, so that it is not treated as local damage.
+    fn record_failure<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| match error {
             Error::Io { .. } => {
                 let _ = self.failed.set(error);
                 Error::Stale
@@ -37,14 +38,14 @@ impl Asked {
     }
 }
 
-impl Storage for Asked {
+impl Storage for StrictStorage {
     fn len(&self) -> Result<u64> {
-        self.told(self.storage.len())
+        self.record_failure(self.storage.len())
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.check().map_err(|_| Error::Stale)?;
-        self.told(self.storage.read_at(offset, out))
+        self.record_failure(self.storage.read_at(offset, out))
     }
 
     fn will_need(&self, offset: u64, length: u64) {
@@ -76,7 +77,7 @@ impl Storage for Asked {
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        self.told(self.storage.next_data(offset))
+        self.record_failure(self.storage.next_data(offset))
     }
 
     fn read_only(&self) -> bool {

@@ -1,56 +1,58 @@
-//! Copies what changed since the moment that a backup shows (BACKUP-4), and publishes it in one commit (BACKUP-3).
+//! Incremental backup: copies the changes since the version in the file (BACKUP-4), and publishes
+//! them in one commit (BACKUP-3).
 
 use std::collections::HashSet;
 
 use super::{BackupStep, BackupWatch, batch, extent, in_backup};
-use crate::archive::compact::pages::Pages;
+use crate::archive::compact::pages::PageCopier;
 use crate::error::{Error, Result};
 use crate::format::record::BackupOrigin;
 use crate::format::values::Extent;
 use crate::format::{Generation, Key, Pointer, kind};
 use crate::txn::{Pinned, Volume};
 
-/// Records that one operation changes at most: with their values and the nodes that they dirty some 100 MiB.
+/// Maximum records changed by one operation: with their values and dirty nodes some 100 MiB.
 const MOST_RECORDS: usize = 100_000;
-/// Pages that it brings in at most, as of any transaction.
+/// Maximum pages added by it, as by any transaction.
 const MOST_PAGES: usize = 16_384;
-/// Bytes of values that are held for it at most.
+/// Maximum bytes of its values in memory.
 const MOST_BYTES: usize = 64 << 20;
-/// Ranges that are compared one after the other, and whose nodes are asked for together.
+/// Ranges that are compared in sequence, with a common prefetch of their nodes.
 const RANGES: usize = 64;
-/// Records read at once.
+/// Records per read.
 const BATCH: usize = 4096;
 
-/// What one operation will do; its pages are written.
+/// Prepared operation; its pages are already written.
 #[derive(Default)]
-pub(super) struct Prepared {
+pub(super) struct PreparedUpdate {
     adopted: Vec<(Pointer, u32)>,
-    changes: Vec<Change>,
+    changes: Vec<RecordChange>,
     bytes: usize,
     copied: u64,
 }
 
-struct Change {
+struct RecordChange {
     key: Key,
-    /// The extent that the backup has there.
+    /// Extent in the backup.
     old: Option<Extent>,
-    /// None when the record goes.
+    /// `None` for a removed record.
     new: Option<Vec<u8>>,
 }
 
-/// None when it is too much for one commit.
+/// Returns `None` if there are too many changes for one commit.
 pub(super) fn prepare(
     from: &Volume,
     pinned: &Pinned,
     base: &BackupOrigin,
     backup: &Volume,
     watch: &mut BackupWatch<'_>,
-) -> Result<Option<Prepared>> {
+) -> Result<Option<PreparedUpdate>> {
     let (state, shown) = (pinned.state(), backup.state());
     let (ours, theirs) = (from.view(state), backup.view(&shown));
-    let mut prepared = Prepared::default();
+    let mut prepared = PreparedUpdate::default();
     let mut fits = true;
-    // Every extent is judged by its birth, which is a number of the line; nodes that have others are all looked at.
+    // Extents are compared by birth, a generation of this history. Nodes with another history are
+    // all read.
     let since = if pinned.counts_on_since(base)? { base.generation } else { Generation(0) };
     let mut compare = |ranges: &[(Key, Key)]| {
         if !fits {
@@ -58,9 +60,9 @@ pub(super) fn prepare(
         }
         theirs.prefetch(ranges).map_err(in_backup)?;
         for (lower, upper) in ranges {
-            let mut walk = Pair { at: *lower, upper: *upper, ours: &ours, theirs: &theirs };
+            let mut walk = PairedRanges { at: *lower, upper: *upper, ours: &ours, theirs: &theirs };
             while fits && let Some((new, old)) = walk.next()? {
-                // What is behind this part of a long one.
+                // The rest of a long range.
                 if walk.at < walk.upper {
                     theirs.prefetch(&[(walk.at, walk.upper)]).map_err(in_backup)?;
                 }
@@ -80,13 +82,13 @@ pub(super) fn prepare(
     if !fits {
         return Ok(None);
     }
-    let placed = prepared.place(&mut Pages::new(from, state, backup, in_backup), watch)?;
+    let placed = prepared.place(&mut PageCopier::new(from, state, backup, in_backup), watch)?;
     Ok(placed.then_some(prepared))
 }
 
-impl Prepared {
-    /// `new` is what the moment has in a range of keys, `old` what the backup has there.
-    fn compare(&mut self, new: Records, old: Records, base: Generation) -> Result<()> {
+impl PreparedUpdate {
+    /// Compares the records of a key range: `new` in the source, `old` in the backup.
+    fn compare(&mut self, new: RecordList, old: RecordList, base: Generation) -> Result<()> {
         let (mut new, mut old) = (new.into_iter().peekable(), old.into_iter().peekable());
         loop {
             let order = match (new.peek(), old.peek()) {
@@ -119,15 +121,15 @@ impl Prepared {
         };
         if !same {
             self.bytes += new.as_ref().map_or(0, Vec::len);
-            self.changes.push(Change { key, old: there, new });
+            self.changes.push(RecordChange { key, old: there, new });
         }
         Ok(())
     }
 
-    /// Writes the pages of new extents; false when they are too many.
-    fn place(&mut self, pages: &mut Pages<'_>, watch: &mut BackupWatch<'_>) -> Result<bool> {
+    /// Writes the pages of new extents; returns false if there are too many.
+    fn place(&mut self, pages: &mut PageCopier<'_>, watch: &mut BackupWatch<'_>) -> Result<bool> {
         let (mut total, mut named) = (0, HashSet::new());
-        for Change { key, new, .. } in &self.changes {
+        for RecordChange { key, new, .. } in &self.changes {
             if let Some(new) = new
                 && let Some(extent) = extent(*key, new)?
             {
@@ -139,7 +141,7 @@ impl Prepared {
         if named.len() > MOST_PAGES {
             return Ok(false);
         }
-        for Change { key, new, .. } in &mut self.changes {
+        for RecordChange { key, new, .. } in &mut self.changes {
             let Some(new) = new.as_mut().filter(|_| key.kind == kind::EXTENT) else { continue };
             self.copied += pages.carry(*key, new, &mut self.adopted)?;
             watch(BackupStep::Copying { done: self.copied, total: Some(total) })?;
@@ -147,11 +149,11 @@ impl Prepared {
         Ok(true)
     }
 
-    /// Answers how many bytes of file data were copied.
+    /// Commits the prepared changes; returns the number of bytes of file data copied.
     pub(super) fn publish(self, backup: &Volume, pinned: &Pinned) -> Result<u64> {
         let changed = backup.operate_on_backup(|op| {
             self.adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
-            for Change { key, old, new } in &self.changes {
+            for RecordChange { key, old, new } in &self.changes {
                 match new {
                     Some(new) => drop(op.insert(*key, new)?),
                     None => drop(op.remove(*key)?),
@@ -168,19 +170,19 @@ impl Prepared {
     }
 }
 
-type Records = Vec<(Key, Vec<u8>)>;
+type RecordList = Vec<(Key, Vec<u8>)>;
 
-/// Goes through a range of keys of both trees, part by part.
-struct Pair<'a> {
+/// Iterator over a range of keys in both trees, part by part.
+struct PairedRanges<'a> {
     at: Key,
     upper: Key,
     ours: &'a crate::txn::View<'a>,
     theirs: &'a crate::txn::View<'a>,
 }
 
-impl Pair<'_> {
-    /// What both have in the next part; None at the end.
-    fn next(&mut self) -> Result<Option<(Records, Records)>> {
+impl PairedRanges<'_> {
+    /// Returns the records of both in the next part; `None` at the end.
+    fn next(&mut self) -> Result<Option<(RecordList, RecordList)>> {
         if self.at >= self.upper {
             return Ok(None);
         }
@@ -188,7 +190,7 @@ impl Pair<'_> {
         let (mut to, mut other) = (from, from);
         let mut ours = batch(self.ours, &mut to, self.upper, BATCH)?;
         let mut theirs = batch(self.theirs, &mut other, self.upper, BATCH).map_err(in_backup)?;
-        // The part ends where the shorter one does.
+        // The part ends at the end of the shorter batch.
         self.at = to.min(other);
         ours.retain(|(key, _)| *key < self.at);
         theirs.retain(|(key, _)| *key < self.at);

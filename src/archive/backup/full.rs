@@ -1,33 +1,33 @@
-//! Copies all of a moment into a new file (BACKUP-2).
+//! Full backup: copies everything into a new file (BACKUP-2).
 
 use std::ops::ControlFlow;
 
 use super::{BackupStep, BackupWatch, batch, extent, in_backup};
-use crate::archive::compact::pages::Pages;
+use crate::archive::compact::pages::PageCopier;
 use crate::archive::relay::relay;
 use crate::error::Result;
 use crate::format::{Key, Pointer, kind};
 use crate::txn::{Pinned, View, Volume};
 
-/// Records handed on at once; their values are 3,500 bytes at most.
+/// Records per batch; their values are at most 3,500 bytes long.
 const BATCH: usize = 512;
-/// Records looked at before the watch is told.
+/// Records scanned between two progress reports.
 const ANNOUNCED: u32 = 65_536;
 
-/// What one operation takes over; its pages are written.
-type Part = (Vec<(Key, Vec<u8>)>, Vec<(Pointer, u32)>);
+/// Records and adopted pages of one operation; the pages are already written.
+type RecordBatch = (Vec<(Key, Vec<u8>)>, Vec<(Pointer, u32)>);
 
-/// Answers how many bytes of file data were copied.
+/// Returns the number of bytes of file data copied.
 pub(super) fn copy(from: &Volume, pinned: &Pinned, to: &Volume, watch: &mut BackupWatch<'_>) -> Result<u64> {
     let view = from.view(pinned.state());
-    let mut pages = Pages::new(from, pinned.state(), to, in_backup);
+    let mut pages = PageCopier::new(from, pinned.state(), to, in_backup);
     let (mut at, mut total) = (Key::MIN, 0);
     while let Some(next) = announce(&view, at, &mut pages, &mut total)? {
         at = next;
         watch(BackupStep::Copying { done: 0, total: Some(total) })?;
     }
     let (mut next, mut done) = (Key::MIN, 0);
-    let read = |hand_on: &mut dyn FnMut(Part) -> Result<()>| {
+    let read = |hand_on: &mut dyn FnMut(RecordBatch) -> Result<()>| {
         loop {
             let mut records = batch(&view, &mut next, Key::MAX, BATCH)?;
             if records.is_empty() {
@@ -41,8 +41,8 @@ pub(super) fn copy(from: &Volume, pinned: &Pinned, to: &Volume, watch: &mut Back
             hand_on((records, adopted))?;
         }
     };
-    relay(read, |(records, adopted): Part| {
-        // A reference count above 1 changes three records at most.
+    relay(read, |(records, adopted): RecordBatch| {
+        // A reference count above 1 changes at most three records.
         let count = records.len() as u64 + 3 * adopted.len() as u64;
         let inserted = to.operate(count, false, |op| {
             adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
@@ -55,8 +55,9 @@ pub(super) fn copy(from: &Volume, pinned: &Pinned, to: &Volume, watch: &mut Back
     Ok(done)
 }
 
-/// Announces the extents among the next records; answers where to go on, None at the end.
-fn announce(view: &View<'_>, from: Key, pages: &mut Pages<'_>, total: &mut u64) -> Result<Option<Key>> {
+/// Announces the extents among the next records; returns the key to continue with, `None` at the
+/// end.
+fn announce(view: &View<'_>, from: Key, pages: &mut PageCopier<'_>, total: &mut u64) -> Result<Option<Key>> {
     let (mut seen, mut next) = (0, None);
     view.scan(from, Key::MAX, &mut |key, value| {
         if let Some(extent) = extent(key, value)? {

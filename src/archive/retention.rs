@@ -1,11 +1,14 @@
-//! Chooses which snapshots of a series are kept: the newest ones, and one for each of the last hours, days, weeks, months and years.
+//! Retention policy: selects the snapshots of a series to keep, namely the newest ones, and one for
+//! each of the last hours, days, weeks, months and years.
 //!
-//! A period is one of UTC; a week is one of ISO 8601, from Monday on. Per rule, the newest snapshot of each of the last N periods that have any is kept, and
-//! what any rule keeps is kept. So a period without a snapshot takes nothing away, and the clock of today is not asked: a series that nobody goes on with
-//! loses nothing more.
+//! Periods are in UTC; weeks are ISO 8601 weeks, beginning on Monday. Per rule, the newest snapshot
+//! of each of the last N periods that have any is kept, and a snapshot kept by any rule is kept. A
+//! period without a snapshot thus removes nothing, and the current time is not used: a series that
+//! is not continued loses nothing more.
 //!
-//! Newer is what was taken later, whatever the clock showed then, and later is the period that something newer lies in. So a clock that was ahead for a
-//! while costs no snapshot that is taken after it was put right; the newest one is kept by every rule.
+//! Newer means created later, regardless of the clock, and a later period is one that contains a
+//! newer snapshot. A clock that was ahead for a while therefore costs no snapshot that is created
+//! after it was corrected; the newest one is kept by every rule.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +20,10 @@ use crate::error::Timestamp;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// What a snapshot is kept for.
+/// Rule for which a snapshot is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum KeepRule {
+pub enum RetentionRule {
     /// It is among the newest.
     Last,
     /// It is the newest one of its period.
@@ -31,55 +34,63 @@ pub enum KeepRule {
     Yearly,
 }
 
-impl KeepRule {
-    /// The shortest period first.
-    pub const ALL: [KeepRule; 6] =
-        [KeepRule::Last, KeepRule::Hourly, KeepRule::Daily, KeepRule::Weekly, KeepRule::Monthly, KeepRule::Yearly];
+impl RetentionRule {
+    /// All rules, shortest period first.
+    pub const ALL: [RetentionRule; 6] = [
+        RetentionRule::Last,
+        RetentionRule::Hourly,
+        RetentionRule::Daily,
+        RetentionRule::Weekly,
+        RetentionRule::Monthly,
+        RetentionRule::Yearly,
+    ];
 
-    /// `last`, `hourly` and so on.
+    /// Returns the name of the rule: `last`, `hourly` and so on.
     pub fn word(self) -> &'static str {
         match self {
-            KeepRule::Last => "last",
-            KeepRule::Hourly => "hourly",
-            KeepRule::Daily => "daily",
-            KeepRule::Weekly => "weekly",
-            KeepRule::Monthly => "monthly",
-            KeepRule::Yearly => "yearly",
+            RetentionRule::Last => "last",
+            RetentionRule::Hourly => "hourly",
+            RetentionRule::Daily => "daily",
+            RetentionRule::Weekly => "weekly",
+            RetentionRule::Monthly => "monthly",
+            RetentionRule::Yearly => "yearly",
         }
     }
 
-    /// The number of the period that this moment lies in; for the newest ones each second is one.
+    /// Returns the number of the period that contains this time; for [`RetentionRule::Last`] each
+    /// second is a period.
     pub fn period_of(self, time: Timestamp) -> i64 {
         let seconds = time.seconds;
         match self {
-            KeepRule::Last => seconds,
-            KeepRule::Hourly => seconds.div_euclid(HOUR),
-            KeepRule::Daily => seconds.div_euclid(DAY),
+            RetentionRule::Last => seconds,
+            RetentionRule::Hourly => seconds.div_euclid(HOUR),
+            RetentionRule::Daily => seconds.div_euclid(DAY),
             // 1970 began on a Thursday, three days into its week.
-            KeepRule::Weekly => (seconds.div_euclid(DAY) + 3).div_euclid(7),
-            KeepRule::Monthly => {
+            RetentionRule::Weekly => (seconds.div_euclid(DAY) + 3).div_euclid(7),
+            RetentionRule::Monthly => {
                 let (year, month, _) = civil(seconds.div_euclid(DAY));
                 12 * year + month - 1
             }
-            KeepRule::Yearly => civil(seconds.div_euclid(DAY)).0,
+            RetentionRule::Yearly => civil(seconds.div_euclid(DAY)).0,
         }
     }
 
-    /// When that period begins.
+    /// Returns the beginning of the period.
     pub fn beginning_of(self, period: i64) -> Timestamp {
         let seconds = match self {
-            KeepRule::Last => period,
-            KeepRule::Hourly => period.saturating_mul(HOUR),
-            KeepRule::Daily => period.saturating_mul(DAY),
-            KeepRule::Weekly => period.saturating_mul(7).saturating_sub(3).saturating_mul(DAY),
-            KeepRule::Monthly => first_day(period.div_euclid(12), period.rem_euclid(12) + 1).saturating_mul(DAY),
-            KeepRule::Yearly => first_day(period, 1).saturating_mul(DAY),
+            RetentionRule::Last => period,
+            RetentionRule::Hourly => period.saturating_mul(HOUR),
+            RetentionRule::Daily => period.saturating_mul(DAY),
+            RetentionRule::Weekly => period.saturating_mul(7).saturating_sub(3).saturating_mul(DAY),
+            RetentionRule::Monthly => first_day(period.div_euclid(12), period.rem_euclid(12) + 1).saturating_mul(DAY),
+            RetentionRule::Yearly => first_day(period, 1).saturating_mul(DAY),
         };
         Timestamp { seconds, nanos: 0 }
     }
 }
 
-/// Days from 1970 to the first of a month of the Gregorian calendar. A year is counted from March on: so the day that is there now and then is its last.
+/// Returns the days from 1970 to the first of a month of the Gregorian calendar. Years are counted
+/// from March, so that the leap day is the last day.
 fn first_day(year: i64, month: i64) -> i64 {
     let (year, months) = if month > 2 { (year, month - 3) } else { (year.saturating_sub(1), month + 9) };
     let leaps = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
@@ -87,35 +98,36 @@ fn first_day(year: i64, month: i64) -> i64 {
     year.saturating_mul(365).saturating_add(leaps + (153 * months + 2) / 5 - 719_468)
 }
 
-/// How many snapshots each rule keeps; 0 for a rule that there is not.
+/// Number of snapshots that each rule keeps; 0 for an unused rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keep([u32; 6]);
+pub struct RetentionPolicy([u32; 6]);
 
-impl Keep {
-    /// With this rule as well.
+impl RetentionPolicy {
+    /// Adds a rule.
     #[must_use]
-    pub fn with(mut self, rule: KeepRule, count: u32) -> Keep {
+    pub fn with(mut self, rule: RetentionRule, count: u32) -> RetentionPolicy {
         self.0[rule as usize] = count;
         self
     }
 
-    pub fn count(&self, rule: KeepRule) -> u32 {
+    pub fn count(&self, rule: RetentionRule) -> u32 {
         self.0[rule as usize]
     }
 
-    /// The rules that there are, the shortest period first.
-    pub fn rules(&self) -> impl Iterator<Item = (KeepRule, u32)> {
-        KeepRule::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
+    /// Returns the rules in use, shortest period first.
+    pub fn rules(&self) -> impl Iterator<Item = (RetentionRule, u32)> {
+        RetentionRule::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
     }
 
-    /// For each snapshot, by the times of all in the order in which they were taken, which rules keep it: none for those that are to be removed.
-    pub fn kept_by(&self, times: &[Timestamp]) -> Vec<Vec<KeepRule>> {
+    /// Returns the rules that keep each snapshot, for the times of all in order of creation.
+    /// Snapshots without a rule are to be removed.
+    pub fn kept_by(&self, times: &[Timestamp]) -> Vec<Vec<RetentionRule>> {
         let mut kept = vec![Vec::new(); times.len()];
         for (rule, count) in self.rules() {
-            let (mut left, mut periods) = (count, BTreeSet::new());
+            let (mut remaining, mut periods) = (count, BTreeSet::new());
             for (time, kept) in times.iter().zip(&mut kept).rev() {
-                if left > 0 && (periods.insert(rule.period_of(*time)) || rule == KeepRule::Last) {
-                    left -= 1;
+                if remaining > 0 && (periods.insert(rule.period_of(*time)) || rule == RetentionRule::Last) {
+                    remaining -= 1;
                     kept.push(rule);
                 }
             }
@@ -143,7 +155,7 @@ mod tests {
             (at(1969, 12, 31, 23), "1969-12-31 23:00:00"),
         ] {
             assert_eq!(time.utc(), text);
-            for rule in KeepRule::ALL {
+            for rule in RetentionRule::ALL {
                 let period = rule.period_of(time);
                 let (begins, ends) = (rule.beginning_of(period), rule.beginning_of(period + 1));
                 assert!(begins <= time && time < ends, "{rule:?} {text}");
@@ -153,7 +165,7 @@ mod tests {
             }
         }
         // ISO 8601: the week of 2026-12-31 has the first days of 2027, and ends on a Sunday.
-        let week = |time| KeepRule::Weekly.period_of(time);
+        let week = |time| RetentionRule::Weekly.period_of(time);
         assert_eq!(week(at(2026, 12, 28, 0)), week(at(2027, 1, 3, 23)));
         assert_eq!(week(at(2027, 1, 3, 23)) + 1, week(at(2027, 1, 4, 0)));
         for day in (-800_000..800_000).step_by(53) {
@@ -161,7 +173,7 @@ mod tests {
             let (next_year, next) = if month == 12 { (year + 1, 1) } else { (year, month + 1) };
             assert!(first_day(year, month) <= day && day < first_day(next_year, next), "{day}");
         }
-        for rule in KeepRule::ALL {
+        for rule in RetentionRule::ALL {
             for seconds in [i64::MIN, i64::MAX] {
                 assert!(rule.beginning_of(rule.period_of(Timestamp { seconds, nanos: 0 })).seconds <= seconds);
             }
@@ -181,15 +193,15 @@ mod tests {
             (at(2026, 11, 23, 6), ["hourly,daily", "weekly,monthly,yearly", "last,hourly"]),
         ];
         let times: Vec<_> = series.iter().map(|(time, _)| *time).collect();
-        let none = Keep::default();
+        let none = RetentionPolicy::default();
         let sets = [
-            none.with(KeepRule::Hourly, 2).with(KeepRule::Daily, 3),
-            none.with(KeepRule::Weekly, 2).with(KeepRule::Monthly, 2).with(KeepRule::Yearly, 9),
-            none.with(KeepRule::Last, 2).with(KeepRule::Hourly, 1),
+            none.with(RetentionRule::Hourly, 2).with(RetentionRule::Daily, 3),
+            none.with(RetentionRule::Weekly, 2).with(RetentionRule::Monthly, 2).with(RetentionRule::Yearly, 9),
+            none.with(RetentionRule::Last, 2).with(RetentionRule::Hourly, 1),
         ];
         for (number, keep) in sets.iter().enumerate() {
             let kept = keep.kept_by(&times);
-            let words = |rules: &Vec<KeepRule>| rules.iter().map(|rule| rule.word()).collect::<Vec<_>>().join(",");
+            let words = |rules: &Vec<RetentionRule>| rules.iter().map(|rule| rule.word()).collect::<Vec<_>>().join(",");
             let expected: Vec<_> = series.iter().map(|(_, expected)| expected[number]).collect();
             assert_eq!(kept.iter().map(words).collect::<Vec<_>>(), expected, "{number}");
         }
@@ -200,15 +212,15 @@ mod tests {
             let kept = none.with(rule, count).kept_by(&back);
             kept.iter().map(|rules| !rules.is_empty()).collect::<Vec<_>>()
         };
-        assert_eq!(kept(KeepRule::Daily, 1), [false, false, false, true]);
-        assert_eq!(kept(KeepRule::Daily, 2), [false, true, false, true]);
-        assert_eq!(kept(KeepRule::Last, 2), [false, false, true, true]);
+        assert_eq!(kept(RetentionRule::Daily, 1), [false, false, false, true]);
+        assert_eq!(kept(RetentionRule::Daily, 2), [false, true, false, true]);
+        assert_eq!(kept(RetentionRule::Last, 2), [false, false, true, true]);
     }
 
     /// The same said otherwise: by counting, for each snapshot alone.
-    fn is_kept(rule: KeepRule, count: u32, times: &[Timestamp], at: usize) -> bool {
+    fn is_kept(rule: RetentionRule, count: u32, times: &[Timestamp], at: usize) -> bool {
         let newer = times[at + 1..].iter().map(|time| rule.period_of(*time));
-        if rule == KeepRule::Last {
+        if rule == RetentionRule::Last {
             return newer.count() < count as usize;
         }
         let newer: BTreeSet<i64> = newer.collect();
@@ -232,8 +244,8 @@ mod tests {
             if below(4) > 0 {
                 all.sort_unstable();
             }
-            let mut keep = Keep::default();
-            for rule in KeepRule::ALL {
+            let mut keep = RetentionPolicy::default();
+            for rule in RetentionRule::ALL {
                 keep = keep.with(rule, (below(9) as u32).saturating_sub(3));
             }
             for (at, rules) in keep.kept_by(&all).into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Compares two trees by content, each of an archive or of the host: what only one has, and what differs.
+//! Compares two trees by content, each in an archive or on the host.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -11,77 +11,81 @@ use std::vec;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::attributes::{self, Object};
+use super::attributes::{self, XattrObject};
 use super::host::{device_number, host_error, timestamps};
-use super::moments::{Bytes, Seen, bytes_differ, kind, xattrs};
-use super::path::resolve_given;
-use super::walk::{Step, Walk};
+use super::path_ops::resolve_argument;
+use super::snapshot::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
+use super::walk::{TreeWalk, WalkStep};
 use super::{Entries, Problem};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 use crate::storage;
 
-/// The top of a tree. On the host a symbolic link there is followed.
+/// Root of a compared tree. On the host a symbolic link is followed there.
 #[derive(Clone, Copy)]
-pub enum Top<'a> {
+pub enum DiffRoot<'a> {
     Archive(&'a FileSystem, &'a [u8]),
     Host(&'a Path),
 }
 
-/// What is told of one place, with the types of the objects as in [`Attributes::mode`].
+/// Difference at one path, with the types of the objects as in [`Attributes::mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unlike {
-    /// Only the first tree has it, with everything below.
+pub enum TreeDifference {
+    /// Exists only in the first tree, with all its descendants.
     First,
     Second,
     Types(u32, u32),
-    /// The bytes of two files, the targets of two links, or the numbers of two devices.
+    /// Bytes of two files, targets of two links, or numbers of two devices.
     Content(u32),
-    Metadata(UnlikeMetadata),
+    Metadata(MetadataDifference),
 }
 
-/// What differs of two objects beside their content.
+/// Metadata in which two objects differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnlikeMetadata {
+pub struct MetadataDifference {
     pub mode: bool,
     pub owner: bool,
     pub modified: bool,
     pub attributes: bool,
 }
 
-/// Calls `found` with the path below the tops of each object that is not alike, in the order of names, a directory before what is in it; with `metadata` also for
-/// permissions, owners, attributes, and times of modification but those of directories, which tell only that an entry came or went. It ends when `found` breaks.
-/// What could not be compared is the answer.
+/// Calls `found` with the path below the roots of each differing object, sorted by name, a
+/// directory before its entries. With `metadata`, permissions, owners, attributes, and modification
+/// times are compared too, except the times of directories, which show only that an entry was added
+/// or removed. Ends when `found` breaks. Returns the objects that could not be compared.
 ///
 /// # Errors
-/// A top that is not there or cannot be read.
+/// A root that does not exist or cannot be read.
 pub fn compare_trees(
-    first: Top<'_>,
-    second: Top<'_>,
+    first: DiffRoot<'_>,
+    second: DiffRoot<'_>,
     metadata: bool,
-    found: &mut dyn FnMut(&[u8], Unlike) -> ControlFlow<()>,
+    found: &mut dyn FnMut(&[u8], TreeDifference) -> ControlFlow<()>,
 ) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     let mut comparison = Comparison { metadata, found, ended: false, path: Vec::new() };
     let tops = ((first.place(), first.object()?), (second.place(), second.object()?));
     let names = (first.name(), second.name());
-    let mut walk = Walk::new();
+    let mut walk = TreeWalk::new();
     if let Some((below, places)) = comparison.pair((&tops.0.0, names.0, &tops.0.1), (&tops.1.0, names.1, &tops.1.1))? {
         walk.enter(b"", below, places);
     }
     while !comparison.ended
-        && let Some(step) =
-            walk.step(&mut comparison.path, |below: &mut vec::IntoIter<Entry>| below.next().map(Ok), |entry| &entry.0)
+        && let Some(step) = walk.step(
+            &mut comparison.path,
+            |below: &mut vec::IntoIter<EntryPair>| below.next().map(Ok),
+            |entry| &entry.0,
+        )
     {
-        let Step::Entry((name, first, second), directory) = step? else { continue };
+        let WalkStep::Entry((name, first, second), directory) = step? else { continue };
         let below = match (first, second) {
             (Some(first), Some(second)) => {
-                let (one, other) = &directory.kept;
+                let (one, other) = &directory.state;
                 comparison.pair((one, &name, &first), (other, &name, &second))
             }
-            (Some(_), None) => comparison.tell(Unlike::First),
-            (None, _) => comparison.tell(Unlike::Second),
+            (Some(_), None) => comparison.tell(TreeDifference::First),
+            (None, _) => comparison.tell(TreeDifference::Second),
         };
         if let Some((below, places)) = Problem::tolerate(&mut problems, &comparison.path, below)? {
             walk.enter(&comparison.path, below, places);
@@ -90,61 +94,61 @@ pub fn compare_trees(
     Ok(problems)
 }
 
-impl<'a> Top<'a> {
-    fn place(&self) -> Place<'a> {
+impl<'a> DiffRoot<'a> {
+    fn place(&self) -> TreeLocation<'a> {
         match self {
-            Top::Archive(fs, _) => Place::Archive(fs),
-            Top::Host(_) => Place::Here,
+            DiffRoot::Archive(fs, _) => TreeLocation::Archive(fs),
+            DiffRoot::Host(_) => TreeLocation::Here,
         }
     }
 
     fn object(&self) -> Result<Attributes> {
         match self {
-            Top::Archive(fs, path) => resolve_given(fs, path),
-            Top::Host(path) => looked_at(CWD, path.as_os_str().as_bytes(), true)
+            DiffRoot::Archive(fs, path) => resolve_argument(fs, path),
+            DiffRoot::Host(path) => stat_object(CWD, path.as_os_str().as_bytes(), true)
                 .map_err(|errno| Error::io(format!("cannot read {}", path.display()), errno.into())),
         }
     }
 
     fn name(&self) -> &'a [u8] {
         match self {
-            Top::Archive(_, path) => path,
-            Top::Host(path) => path.as_os_str().as_bytes(),
+            DiffRoot::Archive(_, path) => path,
+            DiffRoot::Host(path) => path.as_os_str().as_bytes(),
         }
     }
 }
 
-/// Where an object is: its inode finds it in an archive, its name in a directory of the host.
-enum Place<'a> {
+/// Location of an object: identified by its inode in an archive, by its name in a host directory.
+enum TreeLocation<'a> {
     Archive(&'a FileSystem),
-    /// The working directory, for the path of a top.
+    /// Working directory, for the path of a root.
     Here,
     Directory(OwnedFd),
 }
 
-impl Place<'_> {
-    /// The directory of the host.
+impl TreeLocation<'_> {
+    /// Returns the host directory.
     fn host(&self) -> BorrowedFd<'_> {
         match self {
-            Place::Directory(directory) => directory.as_fd(),
-            Place::Here | Place::Archive(_) => CWD,
+            TreeLocation::Directory(directory) => directory.as_fd(),
+            TreeLocation::Here | TreeLocation::Archive(_) => CWD,
         }
     }
 
     fn follows(&self) -> bool {
-        matches!(self, Place::Here)
+        matches!(self, TreeLocation::Here)
     }
 
     fn open(&self, name: &[u8], kind: OFlags) -> Result<OwnedFd> {
         let follow = if self.follows() { OFlags::empty() } else { OFlags::NOFOLLOW };
-        // A FIFO that took the file's place must not block the open.
+        // Opening a FIFO that replaced the file must not block.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | follow | kind;
         rustix::fs::openat(self.host(), name, flags, Mode::empty()).map_err(host_error("cannot open"))
     }
 }
 
-/// An object of the host; which one it is says its name.
-fn looked_at(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::io::Result<Attributes> {
+/// Returns the attributes of a host object, without inode number: its name identifies it.
+fn stat_object(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::io::Result<Attributes> {
     let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let stat = rustix::fs::statat(directory, name, flags)?;
     let (atime, mtime) = timestamps(&stat);
@@ -160,44 +164,48 @@ fn looked_at(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::io
     })
 }
 
-/// A name and what each of the two trees has of it.
-type Entry = (Vec<u8>, Option<Attributes>, Option<Attributes>);
-/// What is in two directories, and both of them.
-type Below<'a> = (vec::IntoIter<Entry>, (Place<'a>, Place<'a>));
-/// An object with its place and its name there.
-type There<'t, 'a> = (&'t Place<'a>, &'t [u8], &'t Attributes);
+/// Name, and the object of that name in each of the two trees.
+type EntryPair = (Vec<u8>, Option<Attributes>, Option<Attributes>);
+/// Entries of two directories, and the directories.
+type DirectoryPair<'a> = (vec::IntoIter<EntryPair>, (TreeLocation<'a>, TreeLocation<'a>));
+/// Object with its location and name.
+type LocatedObject<'t, 'a> = (&'t TreeLocation<'a>, &'t [u8], &'t Attributes);
 
 struct Comparison<'f> {
     metadata: bool,
-    found: &'f mut dyn FnMut(&[u8], Unlike) -> ControlFlow<()>,
-    /// Nobody wants to hear more.
+    found: &'f mut dyn FnMut(&[u8], TreeDifference) -> ControlFlow<()>,
+    /// The callback has ended the comparison.
     ended: bool,
-    /// Below the tops.
+    /// Path below the roots.
     path: Vec<u8>,
 }
 
 impl Comparison<'_> {
-    fn tell<'a>(&mut self, unlike: Unlike) -> Result<Option<Below<'a>>> {
+    fn tell<'a>(&mut self, unlike: TreeDifference) -> Result<Option<DirectoryPair<'a>>> {
         self.ended |= (self.found)(&self.path, unlike).is_break();
         Ok(None)
     }
 
-    /// Compares two objects; of two directories what is in them follows.
-    fn pair<'a>(&mut self, one: There<'_, 'a>, other: There<'_, 'a>) -> Result<Option<Below<'a>>> {
+    /// Compares two objects; returns the entries if both are directories.
+    fn pair<'a>(
+        &mut self,
+        one: LocatedObject<'_, 'a>,
+        other: LocatedObject<'_, 'a>,
+    ) -> Result<Option<DirectoryPair<'a>>> {
         let (first, second) = (one.2, other.2);
         if kind(first) != kind(second) {
-            return self.tell(Unlike::Types(first.mode, second.mode));
+            return self.tell(TreeDifference::Types(first.mode, second.mode));
         }
         if self.metadata {
-            let unlike = UnlikeMetadata {
-                // A link has no mode of its own.
+            let unlike = MetadataDifference {
+                // A symbolic link has no mode.
                 mode: kind(first) != mode::SYMLINK && (first.mode ^ second.mode) & mode::PERMISSIONS != 0,
                 owner: (first.uid, first.gid) != (second.uid, second.gid),
                 modified: !first.is_directory() && first.mtime != second.mtime,
                 attributes: attributes_differ(one, other)?,
             };
-            if unlike != UnlikeMetadata::default() {
-                self.ended |= (self.found)(&self.path, Unlike::Metadata(unlike)).is_break();
+            if unlike != MetadataDifference::default() {
+                self.ended |= (self.found)(&self.path, TreeDifference::Metadata(unlike)).is_break();
             }
         }
         let differs = match kind(first) {
@@ -207,90 +215,95 @@ impl Comparison<'_> {
             mode::BLOCK | mode::CHARACTER => first.rdev != second.rdev,
             _ => false,
         };
-        if differs { self.tell(Unlike::Content(first.mode)) } else { Ok(None) }
+        if differs { self.tell(TreeDifference::Content(first.mode)) } else { Ok(None) }
     }
 }
 
-/// What is in two directories, by name.
-fn both<'a>(one: There<'_, 'a>, other: There<'_, 'a>) -> Result<Below<'a>> {
+/// Merges the entries of two directories by name.
+fn both<'a>(one: LocatedObject<'_, 'a>, other: LocatedObject<'_, 'a>) -> Result<DirectoryPair<'a>> {
     let mut entries: BTreeMap<Vec<u8>, (Option<Attributes>, Option<Attributes>)> = BTreeMap::new();
     let first = list(one, |name, object| entries.entry(name).or_default().0 = Some(object))?;
     let second = list(other, |name, object| entries.entry(name).or_default().1 = Some(object))?;
-    let entries: Vec<Entry> = entries.into_iter().map(|(name, (one, other))| (name, one, other)).collect();
+    let entries: Vec<EntryPair> = entries.into_iter().map(|(name, (one, other))| (name, one, other)).collect();
     Ok((entries.into_iter(), (first, second)))
 }
 
-fn list<'a>((place, name, object): There<'_, 'a>, mut each: impl FnMut(Vec<u8>, Attributes)) -> Result<Place<'a>> {
-    if let Place::Archive(fs) = place {
+fn list<'a>(
+    (place, name, object): LocatedObject<'_, 'a>,
+    mut each: impl FnMut(Vec<u8>, Attributes),
+) -> Result<TreeLocation<'a>> {
+    if let TreeLocation::Archive(fs) = place {
         for entry in Entries::new(fs, object.ino)? {
             let entry = entry?;
             each(entry.name, entry.attributes);
         }
-        return Ok(Place::Archive(fs));
+        return Ok(TreeLocation::Archive(fs));
     }
     let directory = place.open(name, OFlags::DIRECTORY)?;
     for name in storage::names(&directory).map_err(host_error("cannot read the directory"))? {
-        match looked_at(directory.as_fd(), &name, false) {
+        match stat_object(directory.as_fd(), &name, false) {
             Ok(object) => each(name, object),
-            // It went meanwhile.
+            // Deleted meanwhile.
             Err(Errno::NOENT) => {}
             Err(errno) => return Err(host_error("cannot read")(errno)),
         }
     }
-    Ok(Place::Directory(directory))
+    Ok(TreeLocation::Directory(directory))
 }
 
-fn content_differs(one: There<'_, '_>, other: There<'_, '_>) -> Result<bool> {
-    // Files of /proc and documents of unknown length state 0 and have content.
-    let is_unstated = |(place, _, object): There<'_, '_>| object.size == 0 && !matches!(place, Place::Archive(_));
+fn content_differs(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -> Result<bool> {
+    // Files of /proc and documents of unknown length report size 0 and have content.
+    let is_unstated =
+        |(place, _, object): LocatedObject<'_, '_>| object.size == 0 && !matches!(place, TreeLocation::Archive(_));
     let size = one.2.size.max(other.2.size);
     if !is_unstated(one) && !is_unstated(other) {
         return Ok(one.2.size != other.2.size || bytes_differ(&mut *bytes(one)?, &mut *bytes(other)?, size)?);
     }
-    // With the byte that the longer one of them has.
+    // Includes the additional byte of a longer file.
     bytes_differ(&mut *bytes(one)?, &mut *bytes(other)?, size.saturating_add(1))
 }
 
-fn bytes<'t>((place, name, attributes): There<'t, '_>) -> Result<Box<dyn Bytes + 't>> {
+fn bytes<'t>((place, name, attributes): LocatedObject<'t, '_>) -> Result<Box<dyn ContentReader + 't>> {
     Ok(match place {
-        Place::Archive(fs) => Box::new(Seen { fs, attributes }),
+        TreeLocation::Archive(fs) => Box::new(SnapshotObject { fs, attributes }),
         host => Box::new(HostFile(host.open(name, OFlags::empty())?)),
     })
 }
 
-fn target((place, name, object): There<'_, '_>) -> Result<Vec<u8>> {
+fn target((place, name, object): LocatedObject<'_, '_>) -> Result<Vec<u8>> {
     match place {
-        Place::Archive(fs) => fs.read_link(object.ino),
+        TreeLocation::Archive(fs) => fs.read_link(object.ino),
         host => rustix::fs::readlinkat(host.host(), name, Vec::new())
             .map(CString::into_bytes)
             .map_err(host_error("cannot read the link")),
     }
 }
 
-fn attributes_differ(one: There<'_, '_>, other: There<'_, '_>) -> Result<bool> {
-    let same = |fs: &FileSystem, ino: Ino, (place, name, _): There<'_, '_>| {
-        attributes::same(&Object::Named { directory: place.host(), name, follow: place.follows() }, fs, ino)
+fn attributes_differ(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -> Result<bool> {
+    let same = |fs: &FileSystem, ino: Ino, (place, name, _): LocatedObject<'_, '_>| {
+        attributes::is_equal(&XattrObject::Named { directory: place.host(), name, follow: place.follows() }, fs, ino)
     };
     match (one.0, other.0) {
-        (Place::Archive(first), Place::Archive(second)) => {
-            let (first, second) = (Seen { fs: first, attributes: one.2 }, Seen { fs: second, attributes: other.2 });
+        (TreeLocation::Archive(first), TreeLocation::Archive(second)) => {
+            let (first, second) =
+                (SnapshotObject { fs: first, attributes: one.2 }, SnapshotObject { fs: second, attributes: other.2 });
             Ok(xattrs(first)? != xattrs(second)?)
         }
-        (Place::Archive(fs), _) => same(fs, one.2.ino, other).map(|same| !same),
-        (_, Place::Archive(fs)) => same(fs, other.2.ino, one).map(|same| !same),
+        (TreeLocation::Archive(fs), _) => same(fs, one.2.ino, other).map(|same| !same),
+        (_, TreeLocation::Archive(fs)) => same(fs, other.2.ino, one).map(|same| !same),
         _ => Err(Error::invalid("neither of the two is in an archive")),
     }
 }
 
-/// A regular file of the host.
+/// Regular file of the host.
 struct HostFile(OwnedFd);
 
-impl Bytes for HostFile {
+impl ContentReader for HostFile {
     fn next_data(&mut self, at: u64) -> Result<Option<u64>> {
         match rustix::fs::seek(&self.0, SeekFrom::Data(at)) {
             Ok(data) => Ok(Some(data)),
             Err(Errno::NXIO) => Ok(None),
-            // A host file system without the notion.
+            // The host file system does not support SEEK_DATA.
             Err(Errno::INVAL) => Ok(Some(at)),
             Err(errno) => Err(host_error("cannot read")(errno)),
         }

@@ -1,0 +1,235 @@
+//! Resolves paths within an archive, and removes, creates and moves objects by path. All arguments
+//! are checked before the first change, so a refused command changes nothing.
+
+use std::collections::HashSet;
+
+use lockbox_terminal::display;
+
+use super::deletion::delete_tree;
+use crate::error::{Error, Refusal, Result};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
+
+/// Returns the object at `path`, relative to the root. Empty components and `.` are skipped; `..`
+/// and symbolic links are not followed.
+///
+/// # Errors
+/// `NotFound`, `NotDirectory`, `Invalid` for a path with `..`.
+pub fn resolve(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
+    let mut at = fs.attributes(ROOT_INO)?;
+    for name in components(path)? {
+        if !at.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        at = fs.lookup(at.ino, name)?;
+    }
+    Ok(at)
+}
+
+/// Resolves a path from the command line; a missing one is reported as `Invalid` with its name.
+pub(super) fn resolve_argument(fs: &FileSystem, path: &[u8]) -> Result<Attributes> {
+    resolve(fs, path).map_err(|error| match error {
+        Error::NotFound | Error::NotDirectory => Error::invalid(format!("the archive has no {}", display(path))),
+        error => error,
+    })
+}
+
+/// Converts `NotFound` to `None`.
+pub(super) fn none_if_missing<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(Error::NotFound) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Returns the components of a path within the archive.
+///
+/// # Errors
+/// `Invalid` for a path with `..`.
+pub fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
+    let names: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+    if names.contains(&&b".."[..]) {
+        return Err(Error::invalid("a path within the archive must not contain '..'"));
+    }
+    Ok(names)
+}
+
+/// Returns the directory at `path`; creates missing directories with `make`.
+pub(super) fn resolve_or_create(
+    fs: &FileSystem,
+    path: &[u8],
+    mut make: impl FnMut(Ino, &[u8]) -> Result<Attributes>,
+) -> Result<Ino> {
+    let mut directory = ROOT_INO;
+    for name in components(path)? {
+        let found = none_if_missing(fs.lookup(directory, name))?.map_or_else(|| make(directory, name), Ok)?;
+        if !found.is_directory() {
+            return Err(Error::NotDirectory);
+        }
+        directory = found.ino;
+    }
+    Ok(directory)
+}
+
+/// Mode of a directory that is created by path.
+const DIRECTORY_MODE: u32 = 0o755;
+
+/// Target of a move or copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyDestination {
+    /// Path of an existing directory.
+    pub directory: Vec<u8>,
+    /// New name of a single object in it; `None` to keep the names.
+    pub name: Option<Vec<u8>>,
+}
+
+impl CopyDestination {
+    /// Interprets `target`: an existing directory takes the objects, otherwise it is the new path
+    /// of a single object. A symbolic link is not followed.
+    ///
+    /// # Errors
+    /// `Invalid` when several objects cannot be placed there, or the parent directory does not
+    /// exist.
+    pub fn of(fs: &FileSystem, target: &[u8], several: bool) -> Result<CopyDestination> {
+        let missing = |path: &[u8]| Error::invalid(format!("the archive has no {}", display(path)));
+        let no_directory = |path: &[u8]| Error::invalid(format!("{} is no directory", display(path)));
+        match none_if_missing(resolve(fs, target)) {
+            Ok(Some(found)) if found.is_directory() => {
+                return Ok(CopyDestination { directory: target.to_vec(), name: None });
+            }
+            Ok(Some(_)) if several || target.ends_with(b"/") => return Err(no_directory(target)),
+            Ok(None) if several || target.ends_with(b"/") => return Err(missing(target)),
+            Ok(_) => {}
+            Err(Error::NotDirectory) => return Err(no_directory(parent_of(target)?.0.as_slice())),
+            Err(error) => return Err(error),
+        }
+        let (directory, name) = parent_of(target)?;
+        match none_if_missing(resolve(fs, &directory))? {
+            None => Err(missing(&directory)),
+            Some(found) if !found.is_directory() => Err(no_directory(&directory)),
+            Some(_) => Ok(CopyDestination { directory, name: Some(name) }),
+        }
+    }
+}
+
+/// Splits a path into its parent directory and name.
+fn parent_of(path: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    let mut names = components(path)?;
+    let Some(name) = names.pop() else { return Err(Error::invalid("the root of an archive stays where it is")) };
+    Ok((names.join(&b"/"[..]), name.to_vec()))
+}
+
+/// Object by parent directory and name.
+struct EntryPosition {
+    parent: Ino,
+    name: Vec<u8>,
+    attributes: Attributes,
+}
+
+impl EntryPosition {
+    fn at(fs: &FileSystem, path: &[u8]) -> Result<EntryPosition> {
+        let (directory, name) = parent_of(path)?;
+        let attributes = resolve_argument(fs, path)?;
+        Ok(EntryPosition { parent: resolve(fs, &directory)?.ino, name, attributes })
+    }
+}
+
+/// Removes each of the paths recursively; returns the number of removed objects.
+///
+/// # Errors
+/// `Invalid` for a missing path and for the root, with nothing removed. Other errors leave the
+/// operation incomplete.
+pub fn remove(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<u64> {
+    let doomed = paths.iter().map(|path| EntryPosition::at(fs, path)).collect::<Result<Vec<_>>>()?;
+    doomed.iter().try_fold(0, |count, EntryPosition { parent, name, .. }| {
+        // One of the paths may be below another one, or equal to it.
+        let found = match fs.lookup(*parent, name) {
+            Err(Error::NotFound | Error::Stale) => return Ok(count),
+            found => found?,
+        };
+        Ok(count + delete_tree(fs, *parent, name, &found)?)
+    })
+}
+
+/// Creates a directory at each of the paths; with `parents` also missing parents, and existing
+/// directories are accepted.
+///
+/// # Errors
+/// `Invalid` for existing objects and missing parents. Directories created before remain.
+pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creator: Creator) -> Result<()> {
+    let mut make = |parent, name: &[u8]| fs.make_directory(parent, name, DIRECTORY_MODE, creator);
+    paths.iter().try_for_each(|path| {
+        let told = |error| match error {
+            Error::Exists => Error::invalid(format!("{} is there already", display(path))),
+            Error::NotDirectory => Error::invalid(format!("{} leads through what is no directory", display(path))),
+            error => error,
+        };
+        if parents {
+            return resolve_or_create(fs, path, &mut make).map(drop).map_err(told);
+        }
+        // The root exists.
+        let (above, name) = parent_of(path).map_err(|_| told(Error::Exists))?;
+        make(resolve_argument(fs, &above)?.ino, &name).map(drop).map_err(told)
+    })
+}
+
+/// Moves each object to the destination.
+///
+/// # Errors
+/// `Invalid` or `Refused`, with nothing moved, for a missing path, the root, a directory into
+/// itself, two objects of one name, and an existing target (with `replace` only directories are
+/// refused). Other errors leave the operation incomplete.
+pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &CopyDestination, replace: bool) -> Result<()> {
+    let directory = resolve_argument(fs, &to.directory)?.ino;
+    let mut names = HashSet::new();
+    let mut moves = Vec::new();
+    for path in paths {
+        let from = EntryPosition::at(fs, path)?;
+        let name = to.name.clone().unwrap_or_else(|| from.name.clone());
+        if !names.insert(name.clone()) {
+            return Err(Error::invalid(format!("two objects would get the name {}", display(&name))));
+        }
+        if from.attributes.is_directory() {
+            refuse_below(path, &to.directory)?;
+        }
+        if let Some(existing) = none_if_missing(fs.lookup(directory, &name))? {
+            if existing.ino == from.attributes.ino {
+                return Err(Error::invalid(format!("{} is that already", display(path))));
+            }
+            refuse_in_the_way(&name, &existing, replace)?;
+        }
+        moves.push((from, name));
+    }
+    let mode = if replace { RenameMode::Replace } else { RenameMode::NoReplace };
+    moves.iter().try_for_each(|(from, name)| fs.rename(from.parent, &from.name, directory, name, mode))
+}
+
+/// Refuses a directory into itself. Links are not followed and directories have one name, so paths
+/// are sufficient.
+pub(super) fn refuse_below(path: &[u8], directory: &[u8]) -> Result<()> {
+    match components(directory)?.starts_with(&components(path)?) {
+        true => Err(Error::invalid(format!("{} would come to lie below itself", display(path)))),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn refuse_in_the_way(name: &[u8], existing: &Attributes, replace: bool) -> Result<()> {
+    let name = display(name);
+    match existing.is_directory() {
+        true => Err(Error::invalid(format!("{name} is a directory there, and those are not replaced"))),
+        false if replace => Ok(()),
+        false => Err(Error::Refused(Refusal::InTheWay { what: format!("{name} exists already there") })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_split_and_never_climbs() {
+        assert_eq!(components(b"/a//./b/").unwrap(), [b"a", b"b"]);
+        assert!(components(b"/").unwrap().is_empty());
+        assert!(components(b"a/../b").is_err());
+    }
+}
