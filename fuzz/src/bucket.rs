@@ -11,14 +11,14 @@ mod layout;
 #[path = "../../remote/src/bucket/map.rs"]
 mod map;
 #[allow(dead_code)]
-#[path = "../../remote/src/bucket/place.rs"]
-mod place;
+#[path = "../../remote/src/bucket/object_ref.rs"]
+mod object_ref;
 
 use sha2::{Digest, Sha256};
 
 use layout::{BLOCK, Dead, Kind, LONGEST, MARKER_BYTES, Owner, Said, TRAILER_BYTES, Trailer};
 use map::Map;
-use place::{Entry, Hash, Id, Place};
+use object_ref::{Entry, Hash, Id, Place};
 
 const INCARNATION: [u8; 16] = [0x11; 16];
 

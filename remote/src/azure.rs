@@ -17,9 +17,9 @@ use crate::Options;
 use crate::address::check_scheme;
 use crate::broker::{Broker, GivenAccount};
 use crate::credentials::{Credentials, File, Variable, section, variable};
+use crate::range_source::Trouble;
 use crate::settings_file;
 use crate::signing::{Header, encoded, mac};
-use crate::source::Trouble;
 
 /// Of the interface: old enough for the stores that imitate Azure's, and of 2021, so that names which XML cannot have are listed all the same.
 const VERSION: &str = "2021-12-02";

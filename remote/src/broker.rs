@@ -22,8 +22,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use crate::descriptors::send;
-use crate::source::Trouble;
+use crate::fd_passing::send;
+use crate::range_source::Trouble;
 
 /// Longest answer: credentials, or the addresses of a host.
 const MAX_ANSWER: u64 = 256 << 10;

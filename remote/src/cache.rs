@@ -27,10 +27,10 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::credentials::home;
-use crate::digits::hex;
+use crate::hex::hex;
+use crate::range_source::Label;
 use crate::settings_file::is_of_root;
-use crate::shelf::SLOT;
-use crate::source::Label;
+use crate::slot_cache::SLOT;
 
 const MAGIC: [u8; 8] = *b"lbxcache";
 const VERSION: u32 = 3;

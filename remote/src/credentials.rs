@@ -21,8 +21,8 @@ use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use crate::broker::{Broker, GivenKeys, GivenPlace};
+use crate::range_source::Trouble;
 use crate::settings_file;
-use crate::source::Trouble;
 
 /// Where a store is, and whose words are signed there.
 struct Place {

@@ -24,9 +24,9 @@ use crate::Options;
 use crate::address::Address;
 use crate::broker::Broker;
 use crate::bucket::{Follower, Living};
-use crate::descriptors::{MOST_SOCKETS, pairs, receive, send};
+use crate::fd_passing::{MOST_SOCKETS, pairs, receive, send};
 use crate::fetcher_reach::FetcherReach;
-use crate::traffic::Traffic;
+use crate::metrics::Traffic;
 
 /// Readers that are served at once: as many event loops as a mount for many programs is told to have, and what else asks. Who waits for a store that is away keeps one.
 const LENT: usize = 40;

@@ -25,9 +25,9 @@ use crate::address::{Address, Cloud, check_scheme};
 use crate::azure::{Container, Request};
 use crate::broker::Broker;
 use crate::provenance::{self, Asked};
+use crate::range_source::{Source, Trouble, Version};
 use crate::s3::{self, Signer};
 use crate::signing::Header;
-use crate::source::{Source, Trouble, Version};
 
 const CONNECT: Duration = Duration::from_secs(10);
 /// A whole request takes at most this, and longer by what the slowest link that is served needs for its body.

@@ -13,31 +13,31 @@
 //! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
 
 mod address;
-mod answering;
 mod azure;
 mod broker;
+mod broker_server;
 mod bucket;
 mod cache;
+mod cache_admin;
 mod credentials;
-mod descriptors;
-mod digits;
+mod diagnostics;
+mod fd_passing;
 mod fetcher;
 mod fetcher_reach;
-mod file;
-mod finding;
 mod google;
+mod hex;
 mod http;
-mod kept;
+mod metrics;
 mod probe;
 mod provenance;
+mod range_source;
+mod remote_file;
 mod s3;
 mod settings_file;
-mod shelf;
 mod signing;
-mod source;
+mod slot_cache;
 #[cfg(test)]
 mod tests;
-mod traffic;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,17 +48,17 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::{Address, Cloud};
-pub use answering::answer;
 pub use broker::Broker;
+pub use broker_server::answer;
 pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored, Unsent};
 use bucket::{Azure, Directory, Follower, Living, Objects, S3};
+pub use cache_admin::{Kept, kept, remove_kept};
+pub use diagnostics::Finding;
 pub use fetcher::{Access, Apart, Asking, News, open_apart, serve};
 pub use fetcher_reach::FetcherReach;
-use file::RemoteFile;
-pub use finding::Finding;
-pub use kept::{Kept, kept, remove_kept};
+pub use metrics::Traffic;
 pub use probe::probe;
-pub use traffic::Traffic;
+use remote_file::RemoteFile;
 
 /// How archives of other machines are read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,10 +8,10 @@ use lockbox::Result;
 use crate::address::{Address, Cloud};
 use crate::azure;
 use crate::bucket;
-use crate::finding::{Finding, remedy};
+use crate::diagnostics::{Finding, remedy};
 use crate::http::{Answer, Http};
+use crate::range_source::{Trouble, Version};
 use crate::s3;
-use crate::source::{Trouble, Version};
 use crate::{Options, objects};
 
 /// Bytes that a web server is asked for.

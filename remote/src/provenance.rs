@@ -50,8 +50,8 @@ use base64::engine::general_purpose::STANDARD;
 use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 
-use crate::digits::hex;
-use crate::source::Trouble;
+use crate::hex::hex;
+use crate::range_source::Trouble;
 
 /// Bytes of a document in which its first element and the code of an error stand.
 const LOOKED_AT: u64 = 16 << 10;

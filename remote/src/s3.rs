@@ -23,8 +23,8 @@ use crate::broker::Broker;
 use crate::credentials::{self, Credentials, variable};
 use crate::google;
 use crate::provenance::{self, Asked};
+use crate::range_source::Trouble;
 use crate::signing::{self, Header, Unsigned};
-use crate::source::Trouble;
 
 /// A bucket, and who asks it.
 pub(crate) struct Signer {

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 use zeroize::Zeroizing;
 
-use crate::digits::hex;
+use crate::hex::hex;
 
 /// A header of a request.
 pub(crate) type Header = (&'static str, String);

@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use crate::Options;
 use crate::address::{Address, Cloud};
 use crate::credentials::Credentials;
-use crate::file::RemoteFile;
 use crate::http::Http;
+use crate::range_source::{Source, Trouble, Version};
+use crate::remote_file::RemoteFile;
 use crate::s3::Signer;
-use crate::shelf::SLOT;
-use crate::source::{Source, Trouble, Version};
+use crate::slot_cache::SLOT;
 
 /// What the simulated server has, and what it does with the next requests.
 #[derive(Default)]

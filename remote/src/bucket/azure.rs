@@ -13,13 +13,13 @@ use parking_lot::Mutex;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::answers::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
 use super::objects::{Created, LISTED, Listed, Objects, Part};
+use super::response::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
 use crate::Options;
 use crate::azure::{Asker, Container, Request};
 use crate::http;
 use crate::provenance::{self, Asked};
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 /// Lists on the way to a name: as many as anybody looks through.
 const MOST_SKIPPED: usize = 4000;
@@ -106,7 +106,7 @@ impl Azure {
         let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
         let response = provenance::azure(Asked::Create(hash), response)?;
         match (response.status(), code(&response)) {
-            (StatusCode::CREATED, _) => Ok(Created::Made(answers::date(&response))),
+            (StatusCode::CREATED, _) => Ok(Created::Made(response::date(&response))),
             (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => Ok(Created::Exists),
             // What becomes of another request, or of the container, is not known.
             (StatusCode::CONFLICT, code) => {
@@ -131,7 +131,7 @@ impl Azure {
         let headers = [("range", range), ("accept-encoding", "identity".to_owned())];
         let response = self.call(asker.request("GET", &self.key(name), &[], &headers, 0), most)?;
         let refused = refusal(&response);
-        answers::part(response, part, most).unwrap_or(Err(refused))
+        response::part(response, part, most).unwrap_or(Err(refused))
     }
 
     fn last_as(&self, asker: &Asker<'_>, name: &str, most: u64) -> Answer<Vec<u8>> {
@@ -217,7 +217,7 @@ impl Azure {
             StatusCode::NOT_FOUND => return Err(Trouble::Gone),
             _ => return Err(refusal(&response)),
         }
-        listed(&answers::list(response)?, &self.prefix)
+        listed(&response::list(response)?, &self.prefix)
     }
 
     fn remove_as(&self, asker: &Asker<'_>, name: &str) -> Answer<()> {
@@ -264,24 +264,24 @@ fn refusal(response: &Response<Body>) -> Trouble {
         (StatusCode::CONFLICT | StatusCode::BAD_REQUEST, code) if !code.is_empty() => {
             Trouble::Unusable(format!("it answers with status {} {code}", status.as_u16()))
         }
-        _ => answers::refusal(status),
+        _ => response::refusal(status),
     }
 }
 
 /// The objects of a list below `prefix`, and the marker of what follows.
 fn listed(text: &str, prefix: &str) -> Answer<(Vec<Listed>, Option<String>)> {
     let results: EnumerationResults =
-        instant_xml::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| answers::no_list())?;
+        instant_xml::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| response::no_list())?;
     let mut listed = Vec::new();
     for entry in results.listed.entries {
         // Accounts with directories list those too.
         if entry.properties.kind.as_deref() == Some("directory") {
             continue;
         }
-        let name = entry.name.name().ok_or_else(answers::no_list)?;
+        let name = entry.name.name().ok_or_else(response::no_list)?;
         listed.push(Listed {
-            name: name.strip_prefix(prefix).map(str::to_owned).ok_or_else(answers::no_list)?,
-            bytes: entry.properties.length.ok_or_else(answers::no_list)?,
+            name: name.strip_prefix(prefix).map(str::to_owned).ok_or_else(response::no_list)?,
+            bytes: entry.properties.length.ok_or_else(response::no_list)?,
             time: entry.properties.modified.as_deref().and_then(http::date),
         });
     }

@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::beside::by_many;
 use super::layout::{BLOCK, Incarnation};
-use super::place::{Entry, Place};
+use super::object_ref::{Entry, Place};
+use super::parallel::by_many;
 use super::store::Store;
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 /// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
 const AT_ONCE: usize = 16;

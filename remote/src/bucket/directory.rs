@@ -14,11 +14,11 @@ use lockbox::{Error, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::names::hex;
+use super::object_names::hex;
 use super::objects::{Barred, Created, Listed, Objects, Part};
 use crate::Names;
 use crate::http::plain;
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 type Answer<T> = std::result::Result<T, Trouble>;
 
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn what_the_host_says_is_told_as_that() {
         for full in [Errno::NOSPC, Errno::DQUOT] {
-            assert!(matches!(crate::file::told("file:///a", trouble(full)), Error::NoSpace(_)));
+            assert!(matches!(crate::remote_file::told("file:///a", trouble(full)), Error::NoSpace(_)));
         }
         // Who may not read the marker is not told that there is none; here, where no one else is root, a link in its place is refused.
         let place = tempfile::tempdir().unwrap();

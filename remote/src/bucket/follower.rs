@@ -19,10 +19,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::layout::{Said, Trailer};
 use super::map::Map;
-use super::moment::{Moment, Reading};
-use super::place::{Entry, Hash};
+use super::object_ref::{Entry, Hash};
 use super::store::Store;
-use crate::file::{RemoteFile, told_later};
+use super::version::{Moment, Reading};
+use crate::remote_file::{RemoteFile, told_later};
 
 /// After this time without a list one is asked for.
 const LIST_AGAIN: Duration = Duration::from_secs(3600);

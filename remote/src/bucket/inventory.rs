@@ -9,13 +9,13 @@ use rangemap::RangeSet;
 use sha2::{Digest, Sha256};
 
 use super::layout::{self, BLOCK, Dead, Incarnation, Kind, TRAILER_BYTES, Trailer};
-use super::moment::Moment;
-use super::names::{hex, id_of, path, what};
+use super::object_names::{hex, id_of, path, what};
+use super::object_ref::Id;
 use super::objects::{Barred, Created, Listed, Objects, Part};
-use super::place::Id;
 use super::store::{MARKER, Store};
+use super::version::Moment;
 use crate::Options;
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 /// Times that an examination begins anew because the writer went on while it looked.
 const TRIES: usize = 8;

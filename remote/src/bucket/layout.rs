@@ -8,7 +8,7 @@ use std::ops::Range;
 use lockbox::{Error, Result};
 use sha2::{Digest, Sha256};
 
-use super::place::{Entry, Hash, Id, Place};
+use super::object_ref::{Entry, Hash, Id, Place};
 
 /// Bytes of a block, the unit of the map (specification of the archive, 2).
 pub(crate) const BLOCK: u64 = 4096;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rangemap::{RangeMap, RangeSet};
 
-use super::place::{Entry, Id, Place};
+use super::object_ref::{Entry, Id, Place};
 
 /// Of an object that the map names.
 #[derive(Clone, Copy, Debug)]

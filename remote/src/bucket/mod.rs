@@ -12,33 +12,33 @@
 //! BUCKET-5  What comes from the store has bounds, and is compared with the hash that names it before it is believed to be whole; whether it is authentic is for the tags of
 //!     the archive.
 
-mod answers;
 mod azure;
-mod beside;
+mod block_cache;
 mod blocks;
-mod counted;
 mod directory;
 mod follower;
 mod inventory;
 mod layout;
-mod living;
 mod map;
-mod moment;
-mod names;
-mod near;
+mod metered;
+mod object_names;
+mod object_ref;
 mod objects;
 mod owner;
-mod place;
+mod parallel;
+mod partial_reader;
 mod probe;
-mod resend;
+mod response;
 mod s3;
-mod salvage;
 mod session;
 mod spool;
-mod staged;
+mod spool_replay;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upload;
+mod version;
+mod writable;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -52,22 +52,22 @@ pub(crate) use self::follower::Follower;
 pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
 pub(crate) use self::inventory::{archives, compare, examine};
 use self::layout::Owner;
-pub(crate) use self::living::Living;
-use self::moment::{Moment, Reading};
 pub(crate) use self::objects::Objects;
+use self::partial_reader::Salvage;
 pub(crate) use self::probe::probe;
 pub(crate) use self::s3::S3;
-use self::salvage::Salvage;
 use self::session::Session;
 pub use self::spool::Unsent;
 use self::spool::{Spool, Spooled};
 pub(crate) use self::spool::{forget, unsent};
-use self::staged::Staged;
 use self::store::Store;
+use self::upload::Staged;
+use self::version::{Moment, Reading};
+pub(crate) use self::writable::Living;
 use crate::Options;
-use crate::file::RemoteFile;
-use crate::source::Trouble;
-use crate::traffic::{Counted, Counts};
+use crate::metrics::{Counted, Counts};
+use crate::range_source::Trouble;
+use crate::remote_file::RemoteFile;
 
 /// How long somebody who leaves without a backup waits for the removal of what went up.
 const RETREAT: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 //! What an object store is asked for: four calls, and the names below an archive's prefix.
 
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 /// The most names that one answer of a list has.
 pub(crate) const LISTED: usize = 1000;

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Result;
 
-use super::names::{hex, random};
+use super::object_names::{hex, random};
 use super::objects::{Created, LISTED, Listed, Objects, Part};
-use crate::file::patiently;
-use crate::finding::{Finding, remedy};
-use crate::source::Trouble;
+use crate::diagnostics::{Finding, remedy};
+use crate::range_source::Trouble;
+use crate::remote_file::patiently;
 
 /// Who make one object at once.
 const RACERS: u8 = 8;

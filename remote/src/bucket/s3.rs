@@ -11,14 +11,14 @@ use rusty_s3::actions::ListObjectsV2;
 use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
 
-use super::answers::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
 use super::objects::{Created, LISTED, Listed, Objects, Part};
+use super::response::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
 use crate::Options;
 use crate::address::Cloud;
 use crate::http;
 use crate::provenance::Asked;
+use crate::range_source::Trouble;
 use crate::s3::{self, Asker, Signer};
-use crate::source::Trouble;
 
 pub(crate) struct S3 {
     agent: Agent,
@@ -81,7 +81,7 @@ impl S3 {
         let response = asker.own(Asked::Create(hash), response)?;
         match response.status() {
             StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
-                Ok(Created::Made(answers::date(&response)))
+                Ok(Created::Made(response::date(&response)))
             }
             StatusCode::PRECONDITION_FAILED => Ok(Created::Exists),
             // Another request for the name is under way: what becomes of it is not known.
@@ -108,7 +108,7 @@ impl S3 {
         match response.status() {
             StatusCode::BAD_REQUEST => Err(refusal(response)),
             status => {
-                answers::part(response, part, most).unwrap_or_else(|| Err(refused(status))).map(|(bytes, _)| bytes)
+                response::part(response, part, most).unwrap_or_else(|| Err(refused(status))).map(|(bytes, _)| bytes)
             }
         }
     }
@@ -137,12 +137,12 @@ impl S3 {
                 StatusCode::NOT_FOUND => return Err(Trouble::Gone),
                 _ => return Err(refusal(response)),
             }
-            let text = as_amazons(answers::list(response)?);
-            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| answers::no_list())?;
+            let text = as_amazons(response::list(response)?);
+            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| response::no_list())?;
             for object in parsed.contents.into_iter().take(most - listed.len()) {
-                let name = object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(answers::no_list)?;
+                let name = object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(response::no_list)?;
                 let time = object.last_modified.as_deref().and_then(http::list_date);
-                listed.push(Listed { name, bytes: object.size.ok_or_else(answers::no_list)?, time });
+                listed.push(Listed { name, bytes: object.size.ok_or_else(response::no_list)?, time });
             }
             token = parsed.next_continuation_token.filter(|_| listed.len() < most);
             if token.is_none() {
@@ -186,7 +186,7 @@ fn refused(status: StatusCode) -> Trouble {
     if status.is_redirection() {
         return Trouble::Refused("the bucket is in another region; AWS_REGION names the one to ask".into());
     }
-    answers::refusal(status)
+    response::refusal(status)
 }
 
 /// A list with Amazon's name for what its elements mean: Google's store has an older one.

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use super::inventory::Collected;
 use super::layout::{self, Dead, Incarnation, Kind, MAX_BLOCKS, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
 use super::map::Map;
-use super::moment::Moment;
-use super::names::{hex, path, random, unhex};
+use super::object_names::{hex, path, random, unhex};
+use super::object_ref::{Entry, Hash, Id, Place};
 use super::objects::LISTED;
-use super::place::{Entry, Hash, Id, Place};
-use super::resend::{self, Resent};
 use super::spool::Spool;
+use super::spool_replay::{self, Resent};
 use super::store::{MARKER, Outcome, Store};
-use crate::source::Trouble;
+use super::version::Moment;
+use crate::range_source::Trouble;
 
 /// Seconds for which what a newer record needs no more stays: a reader of the moment before may be at it.
 pub(crate) const GRACE: u64 = 24 * 3600;
@@ -105,7 +105,7 @@ impl Session {
         // Harmless where the store carries it out: the same bytes.
         store.probe(MARKER, &layout::encode_marker(&incarnation))?;
         store.open_spool(&incarnation)?;
-        let resent = store.spool().map(|spool| resend::resend(&store, spool, &incarnation)).transpose()?;
+        let resent = store.spool().map(|spool| spool_replay::resend(&store, spool, &incarnation)).transpose()?;
         let notice = (resent == Some(Resent::Refused)).then(|| refused(&store.name));
         match Session::come_in_turn(&store, incarnation, &owner, take_over) {
             Ok(session) => Ok(Session { notice, ..session }),

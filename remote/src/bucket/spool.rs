@@ -33,11 +33,11 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
-use super::names::{hex, id_of, random};
+use super::object_names::{hex, id_of, random};
+use super::object_ref::Id;
 use super::objects::{Barred, Created, Listed, Objects, Part};
-use super::place::Id;
 use crate::cache::{is_own, make, own, private, unseen};
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 const MAGIC: &[u8; 8] = b"LBXSPOOL";
 const VERSION: u32 = 1;

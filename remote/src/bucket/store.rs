@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::beside::{all, both, by_many};
 use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
 use super::map::Map;
-use super::names::{hex, id_of, path, what};
+use super::object_names::{hex, id_of, path, what};
+use super::object_ref::{Hash, Id, Place};
 use super::objects::{Barred, Created, LISTED, Listed, Objects, Part};
-use super::place::{Hash, Id, Place};
+use super::parallel::{all, both, by_many};
 use super::spool::{Spool, Spooled};
-use crate::file::{patiently, told};
-use crate::source::Trouble;
+use crate::range_source::Trouble;
+use crate::remote_file::{patiently, told};
 
 pub(super) const MARKER: &str = "lockbox";
 /// Bytes of a record's end that come with the first request for it, and with that of who opens: what the writer who went left for who comes (less than what two round

@@ -22,9 +22,9 @@ use crate::bucket::objects::{Created, LISTED, Objects, Part};
 use crate::bucket::store::Store;
 use crate::bucket::{Azure, S3, probe};
 use crate::credentials::Credentials;
-use crate::digits::hex;
+use crate::hex::hex;
+use crate::range_source::Trouble;
 use crate::s3::Signer;
-use crate::source::Trouble;
 
 /// A store in memory that speaks what one cloud does, as far as it is asked.
 pub(super) struct Server {

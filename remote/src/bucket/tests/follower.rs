@@ -10,17 +10,17 @@ use lockbox::storage::Storage;
 use super::super::follower::now;
 use super::super::session::GRACE;
 use super::super::{Follower, Living, open};
-use super::counting::{How, counting};
-use super::living::{self, NAME, published, whole};
+use super::nth_request::{How, counting};
 use super::simulated::{Dice, World};
+use super::writable::{self, NAME, published, whole};
 use super::{Compared, options, seed};
 use crate::Options;
-use crate::file::RemoteFile;
+use crate::remote_file::RemoteFile;
 
 const MIB: u64 = 1 << 20;
 
 fn living(world: &Arc<World>) -> Living {
-    living::living(world, 1).unwrap()
+    writable::living(world, 1).unwrap()
 }
 
 fn follower(world: &Arc<World>, options: &Options) -> Follower {

@@ -10,8 +10,8 @@ use lockbox::storage::Storage;
 
 use super::super::directory::Directory;
 use super::super::layout::{self, BLOCK, Kind};
-use super::super::names::random;
-use super::super::place::{Entry, Id, Place};
+use super::super::object_names::random;
+use super::super::object_ref::{Entry, Id, Place};
 use super::super::session::{Inline, Session};
 use super::super::store::Store;
 use super::super::{examine, open};

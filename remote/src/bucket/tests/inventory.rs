@@ -6,7 +6,7 @@ use lockbox::{Error, Result};
 
 use super::super::inventory::{Amount, Below, Collected, Examined, Stored};
 use super::super::layout::{BLOCK, Kind};
-use super::super::names::hex;
+use super::super::object_names::hex;
 use super::super::objects::{LISTED, Objects};
 use super::super::session::{GRACE, Session};
 use super::super::store::{MARKER, Store};

@@ -1,24 +1,24 @@
 //! The bucket's invariants on a simulated store.
 
+mod captive_portal;
 mod clouds;
-mod counting;
-mod figures;
 mod follower;
 mod golden;
-mod hooked;
+mod interleavings;
 mod inventory;
-mod leaving;
-mod living;
-mod portal;
+mod long_sessions;
+mod nth_request;
+mod orphans;
+mod partial_reader;
 mod probe;
-mod salvaged;
+mod replacement;
+mod request_counts;
 mod schedules;
 mod simulated;
-mod spooled;
-mod staged;
-mod staying;
-mod succeeded;
+mod spool;
+mod upload;
 mod vectors;
+mod writable;
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::objects::{Created, Listed, Objects, Part};
 use super::super::probe::probe;
 use super::simulated::World;
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 type Answer<T> = Result<T, Trouble>;
 

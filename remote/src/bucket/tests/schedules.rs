@@ -11,16 +11,16 @@ use parking_lot::Mutex;
 use super::super::blocks::Blocks;
 use super::super::follower::{Follower, now};
 use super::super::layout::{BLOCK, Kind, encode_segment};
-use super::super::moment::{Moment, Reading};
-use super::super::names::random;
+use super::super::object_names::random;
+use super::super::object_ref::{Entry, Id, Place};
 use super::super::open;
-use super::super::place::{Entry, Id, Place};
 use super::super::session::{GRACE, Inline, Session};
 use super::super::spool::{Spool, unsent};
 use super::super::store::Store;
+use super::super::version::{Moment, Reading};
 use super::simulated::{Dice, World};
 use super::{options, seed, somebody, store, store_of};
-use crate::source::{Source, Trouble};
+use crate::range_source::{Source, Trouble};
 
 const BLOCKS: u64 = 12;
 

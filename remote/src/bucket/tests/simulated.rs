@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::beside::ORDER;
 use super::super::objects::{Created, Listed, Objects, Part};
+use super::super::parallel::ORDER;
 use super::super::session::GRACE;
-use crate::source::Trouble;
+use crate::range_source::Trouble;
 
 /// Chance, the same for a seed.
 pub(super) struct Dice(u64);

@@ -8,8 +8,8 @@ use super::super::layout::{
     self, Dead, Kind, MAX_BLOCKS, Owner, Said, TRAILER_BYTES, Trailer, decode_checkpoint, decode_marker, decode_said,
     encode_checkpoint, encode_marker, encode_record, encode_segment,
 };
-use super::super::names::hex;
-use super::super::place::{Entry, Id, Place};
+use super::super::object_names::hex;
+use super::super::object_ref::{Entry, Id, Place};
 use super::seed;
 use super::simulated::Dice;
 
