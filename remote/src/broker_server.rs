@@ -1,4 +1,4 @@
-//! The process that answers the questions of a [`Broker`](crate::broker::Broker).
+//! Server process of a [`Broker`](crate::broker::Broker).
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::ToSocketAddrs;
@@ -11,36 +11,36 @@ use zeroize::Zeroizing;
 
 use crate::address::Cloud;
 use crate::azure;
-use crate::broker::Question;
+use crate::broker::BrokerRequest;
 use crate::credentials;
 use crate::fd_passing::receive;
 use crate::s3;
 
-/// Longest question: a name of a host has 253 bytes.
-const MAX_QUESTION: u64 = 4096;
-/// Questions that are answered at once; more are not answered.
-const AT_ONCE: usize = 64;
+/// Maximum request length in bytes: a host name has at most 253.
+const MAX_REQUEST: u64 = 4096;
+/// Maximum concurrent requests; more are dropped.
+const MAX_CONCURRENT: usize = 64;
 
-/// The other process: answers until the fetcher is gone.
+/// Serves requests until the fetcher exits.
 ///
 /// # Errors
 /// The errors of starting a thread.
-pub fn answer(control: UnixStream) -> io::Result<()> {
-    let at_work = Arc::new(AtomicUsize::new(0));
+pub fn serve_broker(control: UnixStream) -> io::Result<()> {
+    let active = Arc::new(AtomicUsize::new(0));
     while let Ok((_, mut sockets)) = receive(&control, 1) {
         // The rest of the line.
-        if BufReader::with_capacity(1, &control).take(MAX_QUESTION).read_until(b'\n', &mut Vec::new()).is_err() {
+        if BufReader::with_capacity(1, &control).take(MAX_REQUEST).read_until(b'\n', &mut Vec::new()).is_err() {
             break;
         }
         let Some(socket) = sockets.pop() else { continue };
-        if at_work.fetch_add(1, Ordering::SeqCst) >= AT_ONCE {
-            at_work.fetch_sub(1, Ordering::SeqCst);
+        if active.fetch_add(1, Ordering::SeqCst) >= MAX_CONCURRENT {
+            active.fetch_sub(1, Ordering::SeqCst);
             continue;
         }
-        let count = Arc::clone(&at_work);
+        let count = Arc::clone(&active);
         let work = move || {
-            // Whoever asked may be gone.
-            let _ = answer_one(&socket);
+            // The client may have exited.
+            let _ = answer_request(&socket);
             count.fetch_sub(1, Ordering::SeqCst);
         };
         thread::Builder::new().name("question".into()).spawn(work)?;
@@ -48,21 +48,23 @@ pub fn answer(control: UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-fn answer_one(mut socket: &UnixStream) -> io::Result<()> {
+fn answer_request(mut socket: &UnixStream) -> io::Result<()> {
     let mut question = Vec::new();
-    socket.take(MAX_QUESTION).read_to_end(&mut question)?;
+    socket.take(MAX_REQUEST).read_to_end(&mut question)?;
     let answer = match serde_json::from_slice(&question)? {
-        Question::Addresses { host, port } => {
+        BrokerRequest::Addresses { host, port } => {
             let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
             serde_json::to_vec(&found.map_err(|error| error.to_string()))
         }
-        Question::Place => serde_json::to_vec(&credentials::place(None).map_err(|error| error.to_string())),
-        Question::Keys { google } => {
-            let cloud = if google { Cloud::Google } else { Cloud::S3 };
-            let found = s3::looked_for(cloud, None)().map(|keys| keys.as_ref().map(credentials::given));
-            serde_json::to_vec(&found.map_err(|trouble| trouble.words()))
+        BrokerRequest::Place => {
+            serde_json::to_vec(&credentials::region_endpoint(None).map_err(|error| error.to_string()))
         }
-        Question::Account => serde_json::to_vec(&azure::given().map_err(|error| error.to_string())),
+        BrokerRequest::Keys { google } => {
+            let cloud = if google { Cloud::Google } else { Cloud::S3 };
+            let found = s3::credential_lookup(cloud, None)().map(|keys| keys.as_ref().map(credentials::to_key_pair));
+            serde_json::to_vec(&found.map_err(|error| error.message()))
+        }
+        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(|error| error.to_string())),
     }?;
     socket.write_all(&Zeroizing::new(answer))
 }
@@ -77,14 +79,14 @@ mod tests {
     #[test]
     fn what_is_asked_is_what_this_process_finds() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let answering = thread::spawn(move || answer(theirs));
-        let broker = Broker::over(ours);
+        let answering = thread::spawn(move || serve_broker(theirs));
+        let broker = Broker::new(ours);
         let limit = Some(Duration::from_secs(60));
         let found = broker.addresses("127.0.0.1", 80, limit).unwrap();
         assert_eq!(found, ["127.0.0.1:80".parse().unwrap()]);
         assert!(broker.addresses("no host has spaces", 80, limit).is_err());
-        let place = credentials::place(None).unwrap();
-        assert_eq!(credentials::place(Some(&broker)).unwrap(), place);
+        let place = credentials::region_endpoint(None).unwrap();
+        assert_eq!(credentials::region_endpoint(Some(&broker)).unwrap(), place);
         // Many at once, each with its own answer.
         thread::scope(|scope| {
             for port in 1..20 {
@@ -102,11 +104,11 @@ mod tests {
     #[test]
     fn a_broker_that_is_gone_or_hangs_is_an_error() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let broker = Broker::over(ours);
+        let broker = Broker::new(ours);
         let waited = broker.addresses("127.0.0.1", 80, Some(Duration::from_millis(1)));
         assert_eq!(waited.unwrap_err().kind(), io::ErrorKind::WouldBlock, "nobody answers");
         drop(theirs);
         assert!(broker.addresses("127.0.0.1", 80, None).is_err());
-        assert!(s3::looked_for(Cloud::S3, Some(broker))().is_err());
+        assert!(s3::credential_lookup(Cloud::S3, Some(broker))().is_err());
     }
 }

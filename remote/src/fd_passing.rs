@@ -1,4 +1,4 @@
-//! Lines between two processes, and sockets that come with them.
+//! JSON lines between two processes, with sockets attached (SCM_RIGHTS).
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -11,20 +11,20 @@ use rustix::net::{
 };
 use serde::Serialize;
 
-/// Sockets that come with a line at most.
-pub(crate) const MOST_SOCKETS: usize = 41;
+/// Maximum sockets attached to a line.
+pub(crate) const MAX_SOCKETS: usize = 41;
 
-pub(crate) fn pairs(count: usize) -> io::Result<(Vec<UnixStream>, Vec<UnixStream>)> {
+pub(crate) fn socket_pairs(count: usize) -> io::Result<(Vec<UnixStream>, Vec<UnixStream>)> {
     let pairs: Vec<_> = (0..count).map(|_| UnixStream::pair()).collect::<io::Result<_>>()?;
     Ok(pairs.into_iter().unzip())
 }
 
-/// Sends a line, with sockets for the other side.
-pub(crate) fn send(stream: &UnixStream, told: &impl Serialize, sockets: &[UnixStream]) -> io::Result<()> {
-    let mut line = serde_json::to_vec(told)?;
+/// Sends a line with sockets attached.
+pub(crate) fn send(stream: &UnixStream, message: &impl Serialize, sockets: &[UnixStream]) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SOCKETS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
     let mut parts = SendAncillaryBuffer::new(&mut space);
     if !sockets.is_empty() && !parts.push(SendAncillaryMessage::ScmRights(&sockets)) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -34,10 +34,10 @@ pub(crate) fn send(stream: &UnixStream, told: &impl Serialize, sockets: &[UnixSt
     (&*stream).write_all(&line[1..])
 }
 
-/// The first byte of a line, and the sockets that came with it: so many, or none.
+/// Receives the first byte of a line and its sockets: exactly `count`, or none.
 pub(crate) fn receive(stream: &UnixStream, count: usize) -> io::Result<(u8, Vec<UnixStream>)> {
     let mut first = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SOCKETS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
     let mut parts = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(stream, &mut [IoSliceMut::new(&mut first)], &mut parts, RecvFlags::CMSG_CLOEXEC)?;
     let mut sockets = Vec::new();

@@ -1,8 +1,7 @@
-//! Names of Google's store: an HMAC key signs a request as Amazon's do (`signing.rs`), with other
-//! words.
+//! Constants of Google Cloud Storage. HMAC signing is Amazon's with other names (`signing.rs`).
 
 pub(crate) const ENDPOINT: &str = "https://storage.googleapis.com";
-/// Any is taken; this is what Google's libraries say.
+/// Location in signatures: any is accepted; Google's libraries send this one.
 pub(crate) const LOCATION: &str = "auto";
-/// With 0: on the condition that there is no object of the name.
+/// Header that, with 0, makes a request conditional on the absence of the object.
 pub(crate) const IF_GENERATION: &str = "x-goog-if-generation-match";

@@ -1,6 +1,6 @@
-//! Bytes as names of files and objects, and signatures, have them.
+//! Hexadecimal encoding of bytes in names and signatures.
 
-/// Two digits each, in small letters.
+/// Encodes bytes as lower-case digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

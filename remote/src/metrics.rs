@@ -1,4 +1,4 @@
-//! What was asked of a server so far, and whether it answers: for those who want to know what a mount costs, and why it waits.
+//! Request metrics of one server: the cost of a mount, and whether the server responds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,48 +7,46 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::range_source::{Label, Source, Trouble, Version};
+use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult};
 
-type Answer<T> = Result<T, Trouble>;
-
-/// What was asked since the opening.
+/// Request statistics since the open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
-    /// Requests for parts of files and objects, those that failed as well.
+pub struct RequestStats {
+    /// Requests for parts of files and objects, including failed ones.
     pub reads: u64,
     /// Requests for lists of objects.
     pub lists: u64,
-    /// Bytes of files and objects that came.
+    /// Received bytes of files and objects.
     pub bytes: u64,
-    /// Pieces of 64 KiB that were in memory or on disk when they were wanted.
+    /// 64 KiB slots served from memory and from disk.
     pub memory_hits: u64,
     pub disk_hits: u64,
-    /// Since when no request was answered, in seconds since 1970; None when the last one was.
+    /// Time since which no request succeeded, in seconds since 1970; None if the last one did.
     pub offline_since: Option<u64>,
-    /// Bytes that are kept on this host because the store did not take them.
+    /// Bytes spooled on this host because the store did not take them.
     pub unsent: u64,
 }
 
-/// The same while it grows.
+/// Live counters behind [`RequestStats`].
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct RequestMetrics {
     reads: AtomicU64,
     lists: AtomicU64,
     bytes: AtomicU64,
     memory_hits: AtomicU64,
-    /// 0 while the server answers.
+    /// Start of the outage in seconds since 1970; 0 while the server responds.
     offline: AtomicU64,
 }
 
-impl Counts {
-    pub(crate) fn hit(&self) {
+impl RequestMetrics {
+    pub(crate) fn count_hit(&self) {
         self.memory_hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn traffic(&self, disk_hits: u64) -> Traffic {
+    pub(crate) fn stats(&self, disk_hits: u64) -> RequestStats {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let offline = of(&self.offline);
-        Traffic {
+        RequestStats {
             reads: of(&self.reads),
             lists: of(&self.lists),
             bytes: of(&self.bytes),
@@ -59,24 +57,24 @@ impl Counts {
         }
     }
 
-    /// A request for a part of a file or an object, which had so many bytes.
-    pub(crate) fn read<T>(&self, answer: Answer<T>, bytes: impl FnOnce(&T) -> usize) -> Answer<T> {
+    /// Counts a read request and its bytes.
+    pub(crate) fn count_read<T>(&self, answer: RemoteResult<T>, bytes: impl FnOnce(&T) -> usize) -> RemoteResult<T> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         if let Ok(answer) = &answer {
             self.bytes.fetch_add(bytes(answer) as u64, Ordering::Relaxed);
         }
-        self.answered(answer)
+        self.record_outcome(answer)
     }
 
-    /// A request for a list of objects.
-    pub(crate) fn list<T>(&self, answer: Answer<T>) -> Answer<T> {
+    /// Counts a list request.
+    pub(crate) fn count_list<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
         self.lists.fetch_add(1, Ordering::Relaxed);
-        self.answered(answer)
+        self.record_outcome(answer)
     }
 
-    /// Any other request.
-    pub(crate) fn answered<T>(&self, answer: Answer<T>) -> Answer<T> {
-        if matches!(answer, Err(Trouble::Passing(_))) {
+    /// Records whether the server responded.
+    pub(crate) fn record_outcome<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
+        if matches!(answer, Err(RemoteError::Transient(_))) {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1);
             let _ = self.offline.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         } else {
@@ -86,34 +84,34 @@ impl Counts {
     }
 }
 
-/// Who is asked, and counts it.
-pub(crate) struct Counted<T: ?Sized> {
-    pub(crate) counts: Arc<Counts>,
+/// Source or store that counts its requests.
+pub(crate) struct Metered<T: ?Sized> {
+    pub(crate) metrics: Arc<RequestMetrics>,
     pub(crate) inner: Box<T>,
 }
 
-impl<T: Source + ?Sized> Source for Counted<T> {
-    fn first(&self, count: u64) -> Answer<(Version, Vec<u8>)> {
-        self.counts.read(self.inner.first(count), |(_, bytes)| bytes.len())
+impl<T: RangeSource + ?Sized> RangeSource for Metered<T> {
+    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+        self.metrics.count_read(self.inner.read_start(count), |(_, bytes)| bytes.len())
     }
 
-    fn whole(&self) -> bool {
-        self.inner.whole()
+    fn is_atomic(&self) -> bool {
+        self.inner.is_atomic()
     }
 
-    fn lineage(&self) -> Option<&[u8]> {
-        self.inner.lineage()
+    fn cache_scope(&self) -> Option<&[u8]> {
+        self.inner.cache_scope()
     }
 
-    fn label(&self, range: Range<u64>) -> Label {
-        self.inner.label(range)
+    fn cache_key(&self, range: Range<u64>) -> RangeKey {
+        self.inner.cache_key(range)
     }
 
-    fn has(&self, offset: u64, out: &mut [u8]) -> bool {
-        self.inner.has(offset, out)
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
+        self.inner.read_cached(offset, out)
     }
 
-    fn range(&self, version: &Version, range: Range<u64>) -> Answer<Vec<u8>> {
-        self.counts.read(self.inner.range(version, range), Vec::len)
+    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        self.metrics.count_read(self.inner.read_range(version, range), Vec::len)
     }
 }

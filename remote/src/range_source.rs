@@ -1,104 +1,149 @@
-//! What a server is asked for, and what it may answer.
+//! Range-read interface of remote files, and its errors.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One version of a file, as its server told.
+use lockbox::Error;
+
+/// Version of a file as reported by its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
+pub(crate) struct FileVersion {
     /// Length in bytes.
     pub(crate) length: u64,
-    /// The strong entity tag with its quotes, where the server has one.
+    /// Strong entity tag with its quotes, if the server sends one.
     pub(crate) tag: Option<String>,
-    /// When it was changed, in the server's words.
+    /// Modification time as the server formats it.
     pub(crate) modified: Option<String>,
 }
 
-/// Why there are no bytes.
+/// Error of a request to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
-    /// May end by itself: no connection, no answer, a cut one, an overloaded server.
-    Passing(String),
-    /// Another version took the file's place.
+pub(crate) enum RemoteError {
+    /// Temporary failure: no connection, no response, a truncated one, an overloaded server.
+    Transient(String),
+    /// The file was replaced by another version.
     Changed,
-    /// What is there cannot be what was put there: a sentence about it.
+    /// The content cannot be the content that was written: a sentence about it.
     Damaged(String),
-    /// There is no such file.
-    Gone,
-    /// There is no room for what is to be put there.
-    Full(String),
-    /// The server does not let this user read it.
-    Refused(String),
-    /// The answer is none that can be used, and the next one will be as this one.
-    Unusable(String),
+    /// The file does not exist.
+    NotFound,
+    /// The store has no space.
+    NoSpace(String),
+    /// The server denies access.
+    Denied(String),
+    /// The response is unusable, and a retry will not help.
+    Unsupported(String),
 }
 
-impl Trouble {
-    /// Said of the server.
-    pub(crate) fn words(&self) -> String {
+impl RemoteError {
+    /// Returns a description with the server as its subject.
+    pub(crate) fn message(&self) -> String {
         match self {
-            Trouble::Passing(why) => format!("it does not answer: {why}"),
-            Trouble::Changed => "the file was changed meanwhile".into(),
-            Trouble::Gone => "there is nothing of this name".into(),
-            Trouble::Damaged(why) | Trouble::Full(why) | Trouble::Refused(why) | Trouble::Unusable(why) => why.clone(),
+            RemoteError::Transient(why) => format!("it does not answer: {why}"),
+            RemoteError::Changed => "the file was changed meanwhile".into(),
+            RemoteError::NotFound => "there is nothing of this name".into(),
+            RemoteError::Damaged(why)
+            | RemoteError::NoSpace(why)
+            | RemoteError::Denied(why)
+            | RemoteError::Unsupported(why) => why.clone(),
+        }
+    }
+
+    /// Converts an error of an open: a missing file is `NotFound`.
+    pub(crate) fn into_error(self, name: &str) -> Error {
+        match self {
+            RemoteError::NotFound => Error::request(format!("cannot open {name}"), io::ErrorKind::NotFound),
+            other => other.into_deferred_error(name),
+        }
+    }
+
+    pub(crate) fn into_deferred_error(self, name: &str) -> Error {
+        // A directory has none.
+        let server = if name.starts_with("file:") { name.to_owned() } else { format!("the server of {name}") };
+        match self {
+            RemoteError::Transient(why) => {
+                Error::request(format!("{server} does not answer: {why}"), io::ErrorKind::TimedOut)
+            }
+            RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
+            RemoteError::Denied(why) => {
+                Error::request(format!("{server} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
+            }
+            RemoteError::Unsupported(why) => {
+                Error::request(format!("{server} cannot be used: {why}"), io::ErrorKind::Unsupported)
+            }
+            RemoteError::Damaged(why) => Error::damaged(format!("{name}: {why}")),
+            RemoteError::Changed => stale(format!(
+                "{name} was changed on its server while it was read; what is there now has to be opened anew"
+            )),
+            RemoteError::NotFound => stale(format!("{name} was removed from its server")),
         }
     }
 }
 
-/// Names the bytes of a part of a file: equal labels of equal ranges mean equal bytes.
-pub(crate) type Label = [u8; 32];
+fn stale(context: String) -> Error {
+    Error::request(context, io::ErrorKind::StaleNetworkFileHandle)
+}
 
-/// A file of a server.
-pub(crate) trait Source: Send + Sync {
-    /// The first `count` bytes, or all of a shorter file, of whatever version is there now.
-    fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble>;
+/// Result of a request to a server.
+pub(crate) type RemoteResult<T> = Result<T, RemoteError>;
 
-    /// Whether each version was made at once, as a whole: of what its newest record names nothing can be missing but by damage.
-    fn whole(&self) -> bool {
+/// Identifies the content of a range: equal keys of equal ranges mean equal bytes.
+pub(crate) type RangeKey = [u8; 32];
+
+/// Remote file that is read by ranges.
+pub(crate) trait RangeSource: Send + Sync {
+    /// Reads the first `count` bytes, or all of a shorter file, of the current version.
+    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)>;
+
+    /// Returns whether each version was created atomically: then missing parts mean damage.
+    fn is_atomic(&self) -> bool {
         false
     }
 
-    /// What all versions of the file have in common whose labels may be compared. None for a file of which nothing is known to be the same in two versions: it has one label.
-    fn lineage(&self) -> Option<&[u8]> {
+    /// Returns the scope in which cache keys of different versions can be compared. None if no
+    /// content is known to be shared between versions: then all keys are equal.
+    fn cache_scope(&self) -> Option<&[u8]> {
         None
     }
 
-    /// The label of a range.
-    fn label(&self, _range: Range<u64>) -> Label {
-        Label::default()
+    /// Returns the cache key of a range.
+    fn cache_key(&self, _range: Range<u64>) -> RangeKey {
+        RangeKey::default()
     }
 
-    /// Fills `out` with what it has of the file's bytes from `offset` on without asking for anything; false, and anything in `out`, when it has not all of them.
-    fn has(&self, _offset: u64, _out: &mut [u8]) -> bool {
+    /// Fills `out` with bytes in memory from `offset` on, without a request. Returns false if any
+    /// byte is missing; `out` is undefined then.
+    fn read_cached(&self, _offset: u64, _out: &mut [u8]) -> bool {
         false
     }
 
-    /// The bytes of a range inside of the file, all of them, when it still has this version.
-    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble>;
+    /// Reads exactly a range inside of the file, if the file still has this version.
+    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>>;
 }
 
-impl<S: Source + ?Sized> Source for Arc<S> {
-    fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble> {
-        (**self).first(count)
+impl<S: RangeSource + ?Sized> RangeSource for Arc<S> {
+    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+        (**self).read_start(count)
     }
 
-    fn whole(&self) -> bool {
-        (**self).whole()
+    fn is_atomic(&self) -> bool {
+        (**self).is_atomic()
     }
 
-    fn lineage(&self) -> Option<&[u8]> {
-        (**self).lineage()
+    fn cache_scope(&self) -> Option<&[u8]> {
+        (**self).cache_scope()
     }
 
-    fn label(&self, range: Range<u64>) -> Label {
-        (**self).label(range)
+    fn cache_key(&self, range: Range<u64>) -> RangeKey {
+        (**self).cache_key(range)
     }
 
-    fn has(&self, offset: u64, out: &mut [u8]) -> bool {
-        (**self).has(offset, out)
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
+        (**self).read_cached(offset, out)
     }
 
-    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble> {
-        (**self).range(version, range)
+    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        (**self).read_range(version, range)
     }
 }

@@ -1,4 +1,4 @@
-//! What of a file is in memory: slots of 64 KiB, the least used ones dropped, and which are on their way.
+//! In-memory cache of 64 KiB slots: LRU eviction, slots in flight, and readahead detection.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -7,88 +7,89 @@ use std::sync::Arc;
 
 use lru::LruCache;
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 pub(crate) const SLOT: u64 = 64 << 10;
-/// Slots in memory: 48 MiB, twice what is fetched ahead.
-pub(crate) const KEPT: NonZeroUsize = NonZeroUsize::new(768).unwrap();
-/// Least and most slots that are fetched ahead of somebody who reads one after the other: 24 MiB are under way for a tenth of a second at
-/// two gigabits.
-const LEAST_AHEAD: u64 = 4;
-const MOST_AHEAD: u64 = 384;
-/// Slots that a page of file data lies in at most.
-const OF_A_PAGE: u64 = 4;
-/// Slots of one request ahead: 1 MiB, so that a connection's start costs little and many are under way side by side.
-pub(crate) const PART: u64 = 16;
-/// How many are watched for reading one after the other.
-const STREAMS: usize = 16;
+/// Capacity in slots: 48 MiB, twice the readahead maximum.
+pub(crate) const CAPACITY: NonZeroUsize = NonZeroUsize::new(768).unwrap();
+/// Minimum and maximum readahead window in slots: 24 MiB are in flight on a link of two gigabits
+/// with a round trip of a tenth of a second.
+const MIN_WINDOW: u64 = 4;
+const MAX_WINDOW: u64 = 384;
+/// Maximum number of slots that a page of file data spans.
+const PAGE_SLOTS: u64 = 4;
+/// Slots of one readahead request: 1 MiB, so that connection setup costs little and many requests
+/// run concurrently.
+pub(crate) const REQUEST_SLOTS: u64 = 16;
+/// Number of sequential streams that are tracked.
+const MAX_STREAMS: usize = 16;
 
-pub(crate) type Slot = Arc<[u8]>;
+pub(crate) type CacheSlot = Arc<[u8]>;
 
-/// What is in memory and under way, under one lock.
-pub(crate) struct Shelf {
-    slots: LruCache<u64, Slot>,
-    coming: HashSet<u64>,
-    streams: Vec<Stream>,
+/// Slots in memory and in flight, under one lock.
+pub(crate) struct SlotCache {
+    slots: LruCache<u64, CacheSlot>,
+    in_flight: HashSet<u64>,
+    streams: Vec<ReadStream>,
 }
 
-/// Somebody who reads one slot after the other.
-struct Stream {
-    /// Where it began, and behind the last slot that was read.
+/// Sequential read stream.
+struct ReadStream {
+    /// First slot of the stream, and the slot after the last read.
     began: u64,
     next: u64,
-    /// Behind the last slot that was asked for ahead.
+    /// Slot after the last readahead request.
     ahead: u64,
     window: u64,
 }
 
-impl Shelf {
-    pub(crate) fn new() -> Shelf {
-        Shelf { slots: LruCache::new(KEPT), coming: HashSet::new(), streams: Vec::new() }
+impl SlotCache {
+    pub(crate) fn new() -> SlotCache {
+        SlotCache { slots: LruCache::new(CAPACITY), in_flight: HashSet::new(), streams: Vec::new() }
     }
 
-    /// A shelf with those slots that `keeps` says are the same there.
-    pub(crate) fn kept(&self, keeps: impl Fn(u64) -> bool) -> Shelf {
-        let mut kept = Shelf::new();
-        // The one that was used last is put last.
+    /// Copies the cache with the slots for which `keeps` returns true.
+    pub(crate) fn retain_copy(&self, keeps: impl Fn(u64) -> bool) -> SlotCache {
+        let mut copy = SlotCache::new();
+        // Inserting in LRU order preserves the order.
         for (slot, bytes) in self.slots.iter().rev().filter(|(slot, _)| keeps(**slot)) {
-            kept.slots.put(*slot, Arc::clone(bytes));
+            copy.slots.put(*slot, Arc::clone(bytes));
         }
-        kept
+        copy
     }
 
-    pub(crate) fn get(&mut self, slot: u64) -> Option<Slot> {
+    pub(crate) fn get(&mut self, slot: u64) -> Option<CacheSlot> {
         self.slots.get(&slot).cloned()
     }
 
-    pub(crate) fn is_coming(&self, slot: u64) -> bool {
-        self.coming.contains(&slot)
+    pub(crate) fn is_in_flight(&self, slot: u64) -> bool {
+        self.in_flight.contains(&slot)
     }
 
     #[cfg(test)]
-    pub(crate) fn coming(&self) -> usize {
-        self.coming.len()
+    pub(crate) fn in_flight_count(&self) -> usize {
+        self.in_flight.len()
     }
 
-    /// Whether any of them is neither here nor under way.
-    pub(crate) fn lacks(&self, slots: &Range<u64>) -> bool {
-        slots.clone().any(|slot| !self.slots.contains(&slot) && !self.coming.contains(&slot))
+    /// Returns whether any slot is neither in memory nor in flight.
+    pub(crate) fn has_missing(&self, slots: &Range<u64>) -> bool {
+        slots.clone().any(|slot| !self.slots.contains(&slot) && !self.in_flight.contains(&slot))
     }
 
-    /// Notes that the slots at the start of `wanted` which are neither here nor under way are under way now, and gives them: neighbours.
-    pub(crate) fn claim(&mut self, wanted: Range<u64>) -> Range<u64> {
-        let is_missing = |slot: &u64| self.lacks(&(*slot..slot + 1));
+    /// Marks the first run of missing slots of `wanted` as in flight and returns it.
+    pub(crate) fn claim_missing(&mut self, wanted: Range<u64>) -> Range<u64> {
+        let is_missing = |slot: &u64| self.has_missing(&(*slot..slot + 1));
         let start = wanted.clone().find(is_missing).unwrap_or(wanted.end);
         let end = (start..wanted.end).find(|slot| !is_missing(slot)).unwrap_or(wanted.end);
-        self.coming.extend(start..end);
+        self.in_flight.extend(start..end);
         start..end
     }
 
-    /// What was under way is here, or is not to be had.
-    pub(crate) fn arrived(&mut self, claimed: Range<u64>, slots: &[Slot]) {
+    /// Ends a claim: stores its slots, fewer of them after a failure.
+    pub(crate) fn complete(&mut self, claimed: Range<u64>, slots: &[CacheSlot]) {
         for (slot, bytes) in claimed.clone().zip(slots) {
             self.slots.put(slot, Arc::clone(bytes));
         }
-        self.coming.retain(|slot| !claimed.contains(slot));
+        self.in_flight.retain(|slot| !claimed.contains(slot));
     }
 
     pub(crate) fn forget(&mut self, slots: Range<u64>) {
@@ -97,32 +98,34 @@ impl Shelf {
         gone.iter().for_each(|slot| drop(self.slots.pop(slot)));
     }
 
-    /// What to fetch because these slots are read now: ranges, each one request. `end` is behind the file's last slot.
-    pub(crate) fn ahead(&mut self, read: Range<u64>, end: u64) -> Vec<Range<u64>> {
-        let follows = |stream: &Stream| (stream.next.saturating_sub(1)..=stream.next + 1).contains(&read.start);
-        // Of two that met, the one that is further ahead.
+    /// Returns the ranges to prefetch after a read of these slots, each one request. `end` is the
+    /// slot after the last one of the file.
+    pub(crate) fn plan_readahead(&mut self, read: Range<u64>, end: u64) -> Vec<Range<u64>> {
+        let follows = |stream: &ReadStream| (stream.next.saturating_sub(1)..=stream.next + 1).contains(&read.start);
+        // Of two streams that met, the one with more readahead continues.
         let following = self.streams.iter().enumerate().filter(|(_, stream)| follows(stream));
         let Some((at, _)) = following.max_by_key(|(_, stream)| stream.ahead) else {
-            if self.streams.len() == STREAMS {
+            if self.streams.len() == MAX_STREAMS {
                 self.streams.remove(0);
             }
-            self.streams.push(Stream { began: read.start, next: read.end, ahead: read.end, window: LEAST_AHEAD });
+            self.streams.push(ReadStream { began: read.start, next: read.end, ahead: read.end, window: MIN_WINDOW });
             return Vec::new();
         };
-        // The one that was read last is dropped last.
+        // The list is in the order of use: the first is evicted first.
         let mut stream = self.streams.remove(at);
         let mut parts = Vec::new();
         if read.end > stream.next {
             stream.next = read.end;
             stream.ahead = stream.ahead.max(read.end);
             let until = (read.end + stream.window).min(end);
-            // Head and cells of one page are no stream. Not slot by slot: a request costs a round trip.
+            // Head and cells of one page are no stream. Not slot by slot: a request costs a round
+            // trip.
             let is_due = stream.ahead + stream.window / 2 <= until || (until == end && stream.ahead < end);
-            if is_due && stream.next - stream.began > OF_A_PAGE {
-                stream.window = (stream.window * 2).min(MOST_AHEAD);
+            if is_due && stream.next - stream.began > PAGE_SLOTS {
+                stream.window = (stream.window * 2).min(MAX_WINDOW);
                 let until = (read.end + stream.window).min(end);
                 while stream.ahead < until {
-                    let part = stream.ahead..(stream.ahead + PART).min(until);
+                    let part = stream.ahead..(stream.ahead + REQUEST_SLOTS).min(until);
                     stream.ahead = part.end;
                     parts.push(part);
                 }
@@ -139,51 +142,51 @@ mod tests {
 
     #[test]
     fn who_reads_on_is_read_ahead_of_and_who_jumps_is_not() {
-        let mut shelf = Shelf::new();
+        let mut cache = SlotCache::new();
         for slot in [500, 3, 900, 77] {
-            assert_eq!(shelf.ahead(slot..slot + 1, 1000), Vec::new());
+            assert_eq!(cache.plan_readahead(slot..slot + 1, 1000), Vec::new());
         }
         // Head and cells of a page.
         for read in [300..301, 300..302, 302..304] {
-            assert_eq!(shelf.ahead(read, 1000), Vec::new());
+            assert_eq!(cache.plan_readahead(read, 1000), Vec::new());
         }
         let mut asked = HashSet::new();
         for slot in 4..600 {
-            for part in shelf.ahead(slot..slot + 1, 1000) {
-                assert!(part.end - part.start <= PART && part.end <= 1000);
+            for part in cache.plan_readahead(slot..slot + 1, 1000) {
+                assert!(part.end - part.start <= REQUEST_SLOTS && part.end <= 1000);
                 part.for_each(|ahead| assert!(asked.insert(ahead), "{ahead} is asked for once"));
             }
             let most = asked.iter().max().copied().unwrap_or_default();
-            assert!(most < slot + 1 + MOST_AHEAD + PART);
+            assert!(most < slot + 1 + MAX_WINDOW + REQUEST_SLOTS);
         }
         assert!((610..780).all(|slot| asked.contains(&slot)));
     }
 
     #[test]
     fn what_is_kept_is_dropped_in_the_order_of_its_use() {
-        let mut shelf = Shelf::new();
-        let slot: Slot = vec![0; 4].into();
-        let all = 0..KEPT.get() as u64;
-        assert_eq!(shelf.claim(all.clone()), all);
-        shelf.arrived(all.clone(), &vec![slot.clone(); KEPT.get()]);
-        assert!(shelf.get(0).is_some());
-        let mut kept = shelf.kept(|slot| slot != 7);
-        assert!(kept.get(7).is_none() && kept.claim(7..8) == (7..8));
+        let mut cache = SlotCache::new();
+        let slot: CacheSlot = vec![0; 4].into();
+        let all = 0..CAPACITY.get() as u64;
+        assert_eq!(cache.claim_missing(all.clone()), all);
+        cache.complete(all.clone(), &vec![slot.clone(); CAPACITY.get()]);
+        assert!(cache.get(0).is_some());
+        let mut copy = cache.retain_copy(|slot| slot != 7);
+        assert!(copy.get(7).is_none() && copy.claim_missing(7..8) == (7..8));
         // One takes the place of the one that is not kept, the next one that of the least used.
-        kept.arrived(7..8, std::slice::from_ref(&slot));
-        kept.arrived(2000..2001, &[slot]);
-        assert!(kept.get(0).is_some() && kept.get(1).is_none() && kept.get(2).is_some());
+        copy.complete(7..8, std::slice::from_ref(&slot));
+        copy.complete(2000..2001, &[slot]);
+        assert!(copy.get(0).is_some() && copy.get(1).is_none() && copy.get(2).is_some());
     }
 
     #[test]
     fn a_slot_is_fetched_by_one_at_a_time() {
-        let mut shelf = Shelf::new();
-        assert_eq!(shelf.claim(3..8), 3..8);
-        assert_eq!(shelf.claim(1..6), 1..3);
-        assert_eq!(shelf.claim(3..8), 8..8);
-        let slot: Slot = vec![0; 4].into();
-        shelf.arrived(3..8, &[slot]);
-        assert!(shelf.get(3).is_some() && !shelf.is_coming(4));
-        assert_eq!(shelf.claim(3..8), 4..8);
+        let mut cache = SlotCache::new();
+        assert_eq!(cache.claim_missing(3..8), 3..8);
+        assert_eq!(cache.claim_missing(1..6), 1..3);
+        assert_eq!(cache.claim_missing(3..8), 8..8);
+        let slot: CacheSlot = vec![0; 4].into();
+        cache.complete(3..8, &[slot]);
+        assert!(cache.get(3).is_some() && !cache.is_in_flight(4));
+        assert_eq!(cache.claim_missing(3..8), 4..8);
     }
 }

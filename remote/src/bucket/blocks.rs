@@ -1,4 +1,5 @@
-//! Blocks of an archive are brought from its objects: neighbours together, and several requests under way at once.
+//! Fetches blocks of an archive from its objects: adjacent blocks together, several requests
+//! concurrently.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,57 +7,58 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::layout::{BLOCK, Incarnation};
-use super::object_ref::{Entry, Place};
-use super::parallel::by_many;
-use super::store::Store;
-use crate::range_source::Trouble;
+use super::object_ref::{MapEntry, ObjectRef};
+use super::parallel::run_on_threads;
+use super::store::BucketStore;
+use crate::range_source::RemoteResult;
 
-/// Objects that are asked for at once by one read: the start of an archive that is written to lies in many.
-const AT_ONCE: usize = 16;
-/// Blocks between two parts of an object that are fetched along rather than asked for apart.
-const GAP: u64 = 32;
+/// Maximum objects requested concurrently by one read: the start of a written archive spans many.
+const MAX_CONCURRENT: usize = 16;
+/// Maximum gap, in blocks, between two parts of an object that are fetched with one request.
+const MAX_GAP: u64 = 32;
 
-/// Where the blocks of an archive come from, whatever the moment.
+/// Fetches blocks of an archive, independent of its version.
 #[derive(Clone)]
-pub(super) struct Blocks {
-    pub(super) store: Arc<Store>,
+pub(super) struct BlockFetcher {
+    pub(super) store: Arc<BucketStore>,
     pub(super) incarnation: Incarnation,
-    /// The number of the newest record of who reads, which needs them: that of the moment, or a later one of a writer who looks back at its beginning.
+    /// Sequence of the newest record that the reader depends on: that of its version, or a later
+    /// one of a writer that still reads its base.
     pub(super) sequence: Arc<AtomicU64>,
 }
 
-impl Blocks {
-    /// So many bytes of one object, from a place on.
-    pub(super) fn of(&self, place: &Place, length: u64) -> Result<Vec<u8>, Trouble> {
-        self.store.blocks(&self.incarnation, &self.sequence, place, length)
+impl BlockFetcher {
+    /// Fetches `length` bytes from an object.
+    pub(super) fn fetch(&self, place: &ObjectRef, length: u64) -> RemoteResult<Vec<u8>> {
+        self.store.read_blocks(&self.incarnation, &self.sequence, place, length)
     }
 
-    /// The bytes of a range, whose blocks lie where `parts` says; zeros where it names nothing.
-    pub(super) fn fill(&self, parts: &[Entry], range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
+    /// Fills `out` with a range from the locations in `parts`; unmapped blocks are zeros.
+    pub(super) fn fill(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
         out.fill(0);
-        self.lay(parts, range, out)
+        self.overlay(parts, range, out)
     }
 
-    /// The same over what `out` has: that stays where `parts` names nothing.
-    pub(super) fn lay(&self, parts: &[Entry], range: Range<u64>, out: &mut [u8]) -> Result<(), Trouble> {
-        let fetches = fetches(parts);
-        let brought = self.fetched(&fetches)?;
-        put(&fetches, brought, &range, out);
+    /// Like [`Self::fill`], but keeps the bytes of unmapped blocks.
+    pub(super) fn overlay(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
+        let fetches = plan_fetches(parts);
+        let fetched = self.fetch_all(&fetches)?;
+        scatter(&fetches, fetched, &range, out);
         Ok(())
     }
 
-    /// What each of them brings, several under way at once.
-    fn fetched(&self, fetches: &[Fetch]) -> Result<Vec<Vec<u8>>, Trouble> {
-        let fetch = |fetch: &Fetch| self.of(&fetch.place, fetch.blocks * BLOCK);
+    /// Runs all fetches concurrently.
+    fn fetch_all(&self, fetches: &[BlockFetch]) -> RemoteResult<Vec<Vec<u8>>> {
+        let fetch = |fetch: &BlockFetch| self.fetch(&fetch.place, fetch.blocks * BLOCK);
         if let [one] = fetches {
             return Ok(vec![fetch(one)?]);
         }
-        let brought: Vec<OnceLock<_>> = fetches.iter().map(|_| OnceLock::new()).collect();
+        let fetched: Vec<OnceLock<_>> = fetches.iter().map(|_| OnceLock::new()).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some((fetch_of, place)) = {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                fetches.get(number).zip(brought.get(number))
+                fetches.get(number).zip(fetched.get(number))
             } {
                 let answer = fetch(fetch_of);
                 // The others are asked for in vain.
@@ -67,15 +69,15 @@ impl Blocks {
                 }
             }
         };
-        by_many("fetch", fetches.len().min(AT_ONCE), work);
-        // One that was not asked for is there only beside one that failed.
-        brought.into_iter().filter_map(OnceLock::into_inner).collect()
+        run_on_threads("fetch", fetches.len().min(MAX_CONCURRENT), work);
+        // A fetch is skipped only after another one failed.
+        fetched.into_iter().filter_map(OnceLock::into_inner).collect()
     }
 }
 
-/// Lays what was brought where it belongs in the bytes of a range.
-fn put(fetches: &[Fetch], brought: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [u8]) {
-    for (fetch, bytes) in fetches.iter().zip(brought) {
+/// Copies the fetched bytes to their places in the range.
+fn scatter(fetches: &[BlockFetch], fetched: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [u8]) {
+    for (fetch, bytes) in fetches.iter().zip(fetched) {
         for (blocks, at) in &fetch.parts {
             let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
             let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);
@@ -87,34 +89,35 @@ fn put(fetches: &[Fetch], brought: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [
     }
 }
 
-/// One request: so many blocks of an object from a place on, and which blocks of the archive are among them at which of the object's.
-pub(super) struct Fetch {
-    pub(super) place: Place,
+/// One request: a run of blocks of an object, and the archive blocks among them with their
+/// positions in the object.
+pub(super) struct BlockFetch {
+    pub(super) place: ObjectRef,
     pub(super) blocks: u64,
     pub(super) parts: Vec<(Range<u64>, u32)>,
 }
 
-/// The requests for these parts: neighbours in an object are asked for together.
-pub(super) fn fetches(parts: &[Entry]) -> Vec<Fetch> {
-    let mut by_object: BTreeMap<_, Vec<(Place, Range<u64>)>> = BTreeMap::new();
-    for Entry { blocks, place } in parts {
+/// Groups parts into requests: neighbours in an object share one.
+pub(super) fn plan_fetches(parts: &[MapEntry]) -> Vec<BlockFetch> {
+    let mut by_object: BTreeMap<_, Vec<(ObjectRef, Range<u64>)>> = BTreeMap::new();
+    for MapEntry { blocks, place } in parts {
         if let Some(place) = place {
             by_object.entry(place.id).or_default().push((*place, blocks.clone()));
         }
     }
-    let mut fetches: Vec<Fetch> = Vec::new();
+    let mut fetches: Vec<BlockFetch> = Vec::new();
     for mut parts in by_object.into_values() {
         parts.sort_unstable_by_key(|(place, _)| place.at);
-        let mut last: Option<Fetch> = None;
+        let mut last: Option<BlockFetch> = None;
         for (place, blocks) in parts {
             let count = blocks.end - blocks.start;
             match &mut last {
-                Some(fetch) if u64::from(place.at) <= u64::from(fetch.place.at) + fetch.blocks + GAP => {
+                Some(fetch) if u64::from(place.at) <= u64::from(fetch.place.at) + fetch.blocks + MAX_GAP => {
                     fetch.blocks = fetch.blocks.max(u64::from(place.at - fetch.place.at) + count);
                     fetch.parts.push((blocks, place.at));
                 }
                 _ => {
-                    let next = Fetch { place, blocks: count, parts: vec![(blocks, place.at)] };
+                    let next = BlockFetch { place, blocks: count, parts: vec![(blocks, place.at)] };
                     fetches.extend(last.replace(next));
                 }
             }

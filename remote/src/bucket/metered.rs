@@ -1,37 +1,41 @@
-//! Objects whose requests are counted.
+//! Object store that counts its requests.
 
-use super::objects::{Barred, Created, Listed, Objects, Part};
-use crate::metrics::Counted;
-use crate::range_source::Trouble;
+use super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore, UnreadableDir};
+use crate::metrics::Metered;
+use crate::range_source::RemoteResult;
 
-type Answer<T> = Result<T, Trouble>;
-
-impl Objects for Counted<dyn Objects> {
-    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
-        self.counts.answered(self.inner.create(name, bytes))
+impl ObjectStore for Metered<dyn ObjectStore> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+        self.metrics.record_outcome(self.inner.create(name, bytes))
     }
 
-    fn hides(&self) -> bool {
-        self.inner.hides()
+    fn can_hide_missing(&self) -> bool {
+        self.inner.can_hide_missing()
     }
 
-    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
-        self.counts.read(self.inner.get(name, part), Vec::len)
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        self.metrics.count_read(self.inner.get(name, part), Vec::len)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        self.counts.list(self.inner.list(prefix, after, most))
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        self.metrics.count_list(self.inner.list(prefix, after, most))
     }
 
-    fn list_what_can_be(&self, prefix: &str, after: &str, most: usize, barred: &mut Barred<'_>) -> Answer<Vec<Listed>> {
-        self.counts.list(self.inner.list_what_can_be(prefix, after, most, barred))
+    fn list_tolerant(
+        &self,
+        prefix: &str,
+        after: &str,
+        most: usize,
+        on_unreadable: &mut UnreadableDir<'_>,
+    ) -> RemoteResult<Vec<ListedObject>> {
+        self.metrics.count_list(self.inner.list_tolerant(prefix, after, most, on_unreadable))
     }
 
-    fn sweep(&self, above: &str) -> Answer<()> {
+    fn sweep(&self, above: &str) -> RemoteResult<()> {
         self.inner.sweep(above)
     }
 
-    fn remove(&self, name: &str) -> Answer<()> {
-        self.counts.answered(self.inner.remove(name))
+    fn remove(&self, name: &str) -> RemoteResult<()> {
+        self.metrics.record_outcome(self.inner.remove(name))
     }
 }

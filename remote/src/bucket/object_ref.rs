@@ -1,32 +1,32 @@
-//! What objects are named by, and where in one a run of an archive's blocks is.
+//! Object ids, and references from blocks of an archive to objects.
 
 use std::ops::Range;
 
 pub(crate) type Hash = [u8; 32];
 
-/// What an object is named by.
+/// Id of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Id {
-    /// A record of the log, by its number.
+pub(crate) enum ObjectId {
+    /// Log record, by its number.
     Log(u64),
-    /// By the hash of its content.
+    /// Segment, by the hash of its content.
     Segment(Hash),
     Checkpoint(Hash),
 }
 
-/// Where a run of blocks begins.
+/// Position of a run of blocks in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) id: Id,
-    /// Blocks of pages that the object has.
+pub(crate) struct ObjectRef {
+    pub(crate) id: ObjectId,
+    /// Size of the object in blocks of pages.
     pub(crate) blocks: u32,
-    /// The block in the object.
+    /// First block in the object.
     pub(crate) at: u32,
 }
 
-/// Blocks of the archive, and where they are; None for blocks of zeros.
+/// Run of blocks of the archive and its location; None for zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct MapEntry {
     pub(crate) blocks: Range<u64>,
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<ObjectRef>,
 }

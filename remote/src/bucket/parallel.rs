@@ -1,4 +1,4 @@
-//! Requests that need not wait for each other, several of them under way at once.
+//! Runs independent requests concurrently.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,12 +6,13 @@ use std::thread;
 
 #[cfg(test)]
 thread_local! {
-    /// Where all requests have one order, and this thread makes one after the other: says of each two that could be under way at once whether the other one is the first.
+    /// Deterministic mode of tests: requests run one after the other on this thread, and the
+    /// function decides the order of each pair that could run concurrently.
     pub(super) static ORDER: std::cell::RefCell<Option<Box<dyn FnMut() -> bool>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Has so many threads do the same, the caller's among them. Without the others it takes longer.
-pub(super) fn by_many(name: &str, threads: usize, work: impl Fn() + Sync) {
+/// Runs `work` on several threads, including the caller's; on fewer if threads cannot be started.
+pub(super) fn run_on_threads(name: &str, threads: usize, work: impl Fn() + Sync) {
     #[cfg(test)]
     let threads = ORDER.with_borrow(|order| if order.is_some() { 1 } else { threads });
     thread::scope(|scope| {
@@ -22,8 +23,8 @@ pub(super) fn by_many(name: &str, threads: usize, work: impl Fn() + Sync) {
     });
 }
 
-/// Does both. Nothing comes of the other one where no thread can be started for it.
-pub(super) fn both<A, B: Send>(
+/// Runs both concurrently. The second result is None if no thread could be started.
+pub(super) fn run_both<A, B: Send>(
     one: impl FnOnce() -> A,
     name: &str,
     other: impl FnOnce() -> B + Send,
@@ -44,14 +45,14 @@ pub(super) fn both<A, B: Send>(
     })
 }
 
-/// What so many answer, all of them asked at once.
-pub(super) fn all<T: Send + Sync>(name: &str, count: usize, ask: impl Fn(usize) -> T + Sync) -> Vec<T> {
+/// Calls `ask` with each number below `count` concurrently and collects the results.
+pub(super) fn collect_all<T: Send + Sync>(name: &str, count: usize, ask: impl Fn(usize) -> T + Sync) -> Vec<T> {
     #[cfg(test)]
     let is_last_first = ORDER.with_borrow_mut(|order| order.as_mut().is_some_and(|order| order()));
     #[cfg(not(test))]
     let is_last_first = false;
     let (answers, next): (Vec<OnceLock<T>>, _) = ((0..count).map(|_| OnceLock::new()).collect(), AtomicUsize::new(0));
-    by_many(name, count, || {
+    run_on_threads(name, count, || {
         while let Some(behind) = count.checked_sub(next.fetch_add(1, Ordering::Relaxed) + 1) {
             let number = if is_last_first { behind } else { count - 1 - behind };
             let _ = answers[number].set(ask(number));

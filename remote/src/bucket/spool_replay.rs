@@ -1,100 +1,102 @@
-//! Sends what an earlier writer of this host made and the store did not take (SPOOL-3).
+//! Spool replay: sends the spooled objects of an earlier writer of this host (SPOOL-3).
 
 use std::sync::Arc;
 
 use lockbox::{Error, Result};
 
-use super::layout::{Incarnation, Kind, TRAILER_BYTES, Trailer};
-use super::object_ref::Id;
-use super::spool::Spool;
-use super::store::{Outcome, Store};
+use super::layout::{Incarnation, RecordKind, TRAILER_BYTES, Trailer};
+use super::object_ref::ObjectId;
+use super::spool::UploadSpool;
+use super::store::{BucketStore, CreateOutcome};
 
-/// What became of what was kept.
+/// Result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Resent {
+pub(super) enum ReplayOutcome {
     Nothing,
-    /// The store has all of it.
+    /// The store has all objects.
     All,
-    /// Another writer came first, or what is there is not what it followed upon.
+    /// Another writer was first, or the store's newest record is not the predecessor.
     Refused,
 }
 
-/// Sends what was kept, before anybody comes as a writer (SPOOL-3).
+/// Replays the spool before a writer acquires the archive (SPOOL-3).
 ///
 /// # Errors
-/// Those of requests: then all is kept as it is.
-pub(super) fn resend(store: &Store, spool: &Spool, incarnation: &Incarnation) -> Result<Resent> {
-    let objects = spool.whole(incarnation);
+/// Errors of requests: then the spool is unchanged.
+pub(super) fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<ReplayOutcome> {
+    let objects = spool.replayable_objects(incarnation);
     if objects.is_empty() {
         spool.clear()?;
-        return Ok(Resent::Nothing);
+        return Ok(ReplayOutcome::Nothing);
     }
     let Some(first) = first_refused(store, spool, incarnation, &objects)? else {
         spool.clear()?;
-        return Ok(Resent::All);
+        return Ok(ReplayOutcome::All);
     };
-    // That its writer had gone says nothing that another one does not say by coming, and has nothing that no record before has.
-    let is_last_word = |(name, id): &(String, Id)| match id {
-        Id::Log(_) => Ok(trailer(&object(spool, name)?, incarnation)?.kind == Kind::Close),
-        Id::Segment(_) | Id::Checkpoint(_) => Ok(true),
+    // That its writer had gone says nothing that another one does not say by coming, and has
+    // nothing that no record before has.
+    let is_last_word = |(name, id): &(String, ObjectId)| match id {
+        ObjectId::Log(_) => Ok(decode_trailer(&read_object(spool, name)?, incarnation)?.kind == RecordKind::Close),
+        ObjectId::Segment(_) | ObjectId::Checkpoint(_) => Ok(true),
     };
     if objects[first..].iter().map(is_last_word).collect::<Result<Vec<bool>>>()?.into_iter().all(|is_so| is_so) {
         spool.clear()?;
-        return Ok(Resent::Nothing);
+        return Ok(ReplayOutcome::Nothing);
     }
-    spool.refuse()?;
-    Ok(Resent::Refused)
+    spool.mark_refused()?;
+    Ok(ReplayOutcome::Refused)
 }
 
-fn object(spool: &Spool, name: &str) -> Result<Vec<u8>> {
+fn read_object(spool: &UploadSpool, name: &str) -> Result<Vec<u8>> {
     match spool.object(name) {
         Some(object) => object.map_err(|error| Error::io("cannot read what was kept", error)),
         None => Err(Error::damaged("what was kept is not there any more")),
     }
 }
 
-fn trailer(record: &[u8], incarnation: &Incarnation) -> Result<Trailer> {
+fn decode_trailer(record: &[u8], incarnation: &Incarnation) -> Result<Trailer> {
     Trailer::decode(&record[record.len().saturating_sub(TRAILER_BYTES)..], incarnation)
 }
 
-/// Sends what follows upon what is there. Which record is the first that does not.
+/// Sends the objects that follow the store's newest record. Returns the index of the first refused
+/// one.
 fn first_refused(
-    store: &Store,
-    spool: &Spool,
+    store: &BucketStore,
+    spool: &UploadSpool,
     incarnation: &Incarnation,
-    objects: &[(String, Id)],
+    objects: &[(String, ObjectId)],
 ) -> Result<Option<usize>> {
-    let mut newest = store.newest(incarnation)?.unwrap_or(0);
+    let mut newest = store.newest_sequence(incarnation)?.unwrap_or(0);
     // The record that the next one has to follow upon.
     let mut before = None;
     // Segments and checkpoints of the next record.
     let mut parts = Vec::new();
     for (at, (name, id)) in objects.iter().enumerate() {
-        let Id::Log(sequence) = *id else {
+        let ObjectId::Log(sequence) = *id else {
             parts.push(name);
             continue;
         };
-        let bytes = Arc::new(object(spool, name)?);
-        let trailer = trailer(&bytes, incarnation)?;
-        let there = if sequence <= newest { store.record(incarnation, sequence)? } else { None };
+        let bytes = Arc::new(read_object(spool, name)?);
+        let trailer = decode_trailer(&bytes, incarnation)?;
+        let there = if sequence <= newest { store.read_record(incarnation, sequence)? } else { None };
         let is_there = there.is_some_and(|(there, _)| there.hash == trailer.hash);
         if !is_there {
             if newest + 1 != sequence {
                 return Ok(Some(at));
             }
             let follows = match before {
-                Some(hash) => hash == trailer.before,
-                None => store.record(incarnation, newest)?.is_some_and(|(last, _)| last.hash == trailer.before),
+                Some(hash) => hash == trailer.previous,
+                None => store.read_record(incarnation, newest)?.is_some_and(|(last, _)| last.hash == trailer.previous),
             };
             if !follows {
                 return Ok(Some(at));
             }
             for part in &parts {
-                if store.create(part, &Arc::new(object(spool, part)?))? == Outcome::Taken {
+                if store.create(part, &Arc::new(read_object(spool, part)?))? == CreateOutcome::Conflict {
                     return Ok(Some(at));
                 }
             }
-            if store.create(name, &bytes)? == Outcome::Taken {
+            if store.create(name, &bytes)? == CreateOutcome::Conflict {
                 return Ok(Some(at));
             }
             newest = sequence;

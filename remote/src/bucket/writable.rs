@@ -1,20 +1,28 @@
-//! An archive that lives in a bucket, open for writing: each barrier is one record.
+//! Bucket writer: an archive in a bucket, open for writing, in which each barrier is one record.
 //!
 //! # Invariants
-//! LIVING-1  A barrier succeeds when the store has said that its record is there, and never else. What the record says is then found by whoever looks, from anywhere
-//!     and with nothing but the bucket.
-//! LIVING-2  A barrier that fails leaves the archive as the last one made it, or as this one was to make it. The second can only be when the store did not say what
-//!     became of the record, which the same bytes were sent for as long as there was time: that is told. In either case nothing is written from then on, so no later
-//!     record can build upon one that nobody knows of. For who insists (a mount) there is no such end: the barrier waits with the frozen record until the store has said
-//!     what became of it, or until this process goes, and then the record lies on this host.
-//! LIVING-3  Once another writer came no barrier succeeds, and the archive is the other one's: it can still be read as it was.
-//! LIVING-4  Who goes takes back what no record names, and says in a last record that nobody writes here any more. That nobody heard it costs nothing but a question:
-//!     the next writer on another machine has to say that it takes over.
-//! LIVING-5  What is to take the place of all that is there goes up unnamed, and one record names it, with the last word of its writer (STORAGE-5): before that record it
-//!     is garbage, and what was there is needed; from then on what was there is dead, and stays for its day for whoever reads it.
-//! LIVING-6  Whoever leaves (a mount that nobody uses any more) waits for the store once more. What that does not take then lies on this host, in the order in which the next
-//!     writer sends it (SPOOL-1 to 3), and the barrier returns: nobody is left who could tell others that it is durable. What is remembered of the archive does not have
-//!     it ([`Storage::kept_back`]).
+//! LIVING-1  A barrier succeeds only when the store has confirmed its record. Any reader then finds
+//!     its content, from anywhere and with nothing but the bucket.
+//! LIVING-2  A failed barrier leaves the archive as of the last barrier, or as of this one. The
+//!     second is possible only if the store did not confirm or reject the record while the same
+//!     bytes were sent repeatedly until the timeout; the error says so. In both cases nothing is
+//!     written from then on, so no later record builds on an unknown one. In the mode
+//!     `retry_forever` (a mount) there is no such end: the barrier waits with the frozen record
+//!     until the store has decided, or until this process ends, and then the record is spooled on
+//!     this host.
+//! LIVING-3  After another writer acquired the archive no barrier succeeds; the old content can
+//!     still be read.
+//! LIVING-4  Closing removes objects that no record names, and commits a final record that releases
+//!     the archive. If that is lost, the next writer on another machine only has to confirm the
+//!     takeover.
+//! LIVING-5  A replacement of the whole content is uploaded unnamed, and one record names it and
+//!     closes the writer (STORAGE-5): before that record the uploads are garbage and the old
+//!     objects are needed; from then on the old ones are dead and stay for the grace period of
+//!     their readers.
+//! LIVING-6  After `spool_on_timeout` (a mount that ends) a barrier waits for the store once more.
+//!     Objects that the store does not take are then spooled in replay order (SPOOL-1 to 3), and
+//!     the barrier succeeds: no caller is left that could report them as durable to others. The
+//!     rollback state does not count them ([`Storage::kept_back`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,100 +32,111 @@ use lockbox::storage::{Storage, Successor};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::layout::{Kind, Owner};
-use super::object_ref::Id;
-use super::objects::Objects;
-use super::session::Session;
-use super::spool::Spool;
-use super::store::Store;
-use super::upload::Staged;
-use super::{RETREAT, for_writing};
-use crate::Options;
-use crate::metrics::{Counted, Counts, Traffic};
+use super::layout::{RecordKind, WriterIdentity};
+use super::object_ref::ObjectId;
+use super::objects::ObjectStore;
+use super::session::WriterSession;
+use super::spool::UploadSpool;
+use super::store::BucketStore;
+use super::upload::UploadBuffer;
+use super::{CLEANUP_TIMEOUT, open_store};
+use crate::RemoteOptions;
+use crate::metrics::{Metered, RequestMetrics, RequestStats};
 
-/// How often a writer removes what has been dead for a day, and how much then: more than one makes dead that commits each second.
-const CLEANED: Duration = Duration::from_secs(20);
-const CLEANED_AT_ONCE: usize = 32;
+/// Interval of removing expired objects, and the maximum at a time: more than a writer makes dead
+/// that commits each second.
+const CLEAN_INTERVAL: Duration = Duration::from_secs(20);
+const MAX_REMOVED: usize = 32;
 
-/// Blocks that who goes writes anew because little of their objects is needed, beside as many as it wrote: 64 MiB.
-const GATHERED: u64 = 64 << 8;
+/// Maximum blocks of sparse objects rewritten at close, in addition to as many as were written: 64
+/// MiB.
+const REPACK_BLOCKS: u64 = 64 << 8;
 
-/// See above.
-pub(crate) struct Living {
-    pub(super) staged: Staged,
-    options: Options,
-    store: Arc<Store>,
-    session: Mutex<Session>,
-    /// What was to take the place of this and did not: what went up of it, and what was being sent.
-    given_up: Mutex<(Vec<Id>, Vec<Id>)>,
-    /// When dead objects were looked for last.
-    pub(super) cleaned: Mutex<Instant>,
-    counts: Arc<Counts>,
+/// Archive in a bucket, open for writing.
+pub(crate) struct BucketWriter {
+    pub(super) staged: UploadBuffer,
+    options: RemoteOptions,
+    store: Arc<BucketStore>,
+    session: Mutex<WriterSession>,
+    /// Objects of an abandoned replacement: uploaded ones, and those in flight.
+    abandoned: Mutex<(Vec<ObjectId>, Vec<ObjectId>)>,
+    /// Time of the last removal of expired objects.
+    pub(super) last_cleaned: Mutex<Instant>,
+    metrics: Arc<RequestMetrics>,
 }
 
-impl Living {
-    /// Comes as a writer to the archive there.
+impl BucketWriter {
+    /// Acquires the archive as its writer.
     ///
     /// # Errors
-    /// As of [`crate::change`].
-    pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Living> {
-        let counts = Arc::new(Counts::default());
-        let objects = Counted { counts: counts.clone(), inner: objects };
-        let store = for_writing(Box::new(objects), name, options);
-        let mut session = Session::open_known(store.clone(), Owner::here(), take_over)?;
+    /// As of [`crate::open_writable`].
+    pub(crate) fn open(
+        objects: Box<dyn ObjectStore>,
+        name: String,
+        options: &RemoteOptions,
+        take_over: bool,
+    ) -> Result<BucketWriter> {
+        let metrics = Arc::new(RequestMetrics::default());
+        let objects = Metered { metrics: metrics.clone(), inner: objects };
+        let store = open_store(Box::new(objects), name, options);
+        let mut session = WriterSession::open_existing(store.clone(), WriterIdentity::current(), take_over)?;
         if session.length() == 0 {
             session.close()?;
             let name = &store.name;
             return Err(Error::NotArchive(format!("{name}: a writer came and has not committed anything yet")));
         }
-        session.clean();
-        Living::of(session, options, counts)
+        session.remove_expired();
+        BucketWriter::from_session(session, options, metrics)
     }
 
-    pub(super) fn of(session: Session, options: &Options, counts: Arc<Counts>) -> Result<Living> {
-        let staged = Staged::new(&session, options, false)?;
-        let (store, cleaned) = (session.store.clone(), Mutex::new(Instant::now()));
-        Ok(Living {
+    pub(super) fn from_session(
+        session: WriterSession,
+        options: &RemoteOptions,
+        metrics: Arc<RequestMetrics>,
+    ) -> Result<BucketWriter> {
+        let staged = UploadBuffer::new(&session, options, false)?;
+        let (store, last_cleaned) = (session.store.clone(), Mutex::new(Instant::now()));
+        Ok(BucketWriter {
             staged,
             options: options.clone(),
             store,
             session: Mutex::new(session),
-            given_up: Mutex::default(),
-            cleaned,
-            counts,
+            abandoned: Mutex::default(),
+            last_cleaned,
+            metrics,
         })
     }
 
-    /// From now on a barrier waits for as long as the store does not answer, and what was written with it: nobody is told that it failed who could be told later that it
-    /// succeeded. Reads go on.
-    pub(crate) fn insist(&self) {
-        self.store.insist();
+    /// Makes barriers, and writes, wait until the store responds: a failure that is reported could
+    /// turn into a success later. Reads are not affected.
+    pub(crate) fn retry_forever(&self) {
+        self.store.retry_forever();
     }
 
-    /// From now on a barrier waits for the store once more. What it does not take is kept on this host, and the barrier has done what it can: nobody is there any more to
-    /// whom durable means more than that. The next writer here sends it (SPOOL-2).
-    pub(crate) fn leave(&self) {
-        self.store.leave();
+    /// Makes barriers wait for the store once more and then spool on this host: no caller is left
+    /// to which durable means more. The next writer on this host sends the objects (SPOOL-2).
+    pub(crate) fn spool_on_timeout(&self) {
+        self.store.spool_on_timeout();
     }
 
-    /// What its user should know about its coming.
+    /// Returns a message for the user about the acquisition.
     pub(crate) fn notice(&self) -> Option<String> {
         self.session.lock().notice().map(str::to_owned)
     }
 
-    /// What was asked of the store.
-    pub(crate) fn traffic(&self) -> Traffic {
-        Traffic { unsent: self.unsent(), ..self.counts.traffic(0) }
+    /// Returns the request statistics of the store.
+    pub(crate) fn stats(&self) -> RequestStats {
+        RequestStats { unsent: self.spooled_bytes(), ..self.metrics.stats(0) }
     }
 
-    fn unsent(&self) -> u64 {
-        self.store.spool().map_or(0, Spool::bytes)
+    fn spooled_bytes(&self) -> u64 {
+        self.store.spool().map_or(0, UploadSpool::bytes)
     }
 
-    /// LIVING-2: what is known after a failure.
-    fn told(session: &Session, error: Error) -> Error {
+    /// Adds the state of the archive after a failure to the error (LIVING-2).
+    fn explain_failure(session: &WriterSession, error: Error) -> Error {
         match error {
-            Error::Io { context, source } if session.is_undecided() => {
+            Error::Io { context, source } if session.is_in_doubt() => {
                 let known = "whether the last change is in the archive is not known; all before it is";
                 Error::Io { context: format!("{context}; {known}"), source }
             }
@@ -125,27 +144,27 @@ impl Living {
         }
     }
 
-    /// LIVING-4. A barrier that waits for the store makes its last attempts.
-    pub(crate) fn go(&self) {
-        self.store.hurry();
+    /// Closes the archive (LIVING-4). A waiting barrier makes its last attempts.
+    pub(crate) fn close(&self) {
+        self.store.retry_once();
         let session = &mut *self.session.lock();
-        // Whoever sends what is kept here says the last word, too.
-        if self.store.spool().is_some_and(Spool::holds_back) {
+        // The replay of the spool commits the final record, too.
+        if self.store.spool().is_some_and(UploadSpool::is_spooling) {
             return;
         }
-        // A record whose fate is not known may name what went up last.
-        if session.is_undecided() {
+        // A record in doubt may name the last uploads.
+        if session.is_in_doubt() {
             return;
         }
-        let (made, sending) = std::mem::take(&mut *self.given_up.lock());
-        if !session.take_back(made, sending, Instant::now() + RETREAT) || session.is_over() {
+        let (uploaded, sending) = std::mem::take(&mut *self.abandoned.lock());
+        if !session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT) || session.is_over() {
             return;
         }
         if self.staged.is_committed() {
-            let most = GATHERED + self.staged.written();
-            let gathered = self.staged.gather_sparse(session.most_runs(), most);
-            let gathered = gathered.and_then(|()| self.staged.gather_first());
-            let closed = gathered.and_then(|()| self.staged.commit(session, Kind::Close));
+            let most = REPACK_BLOCKS + self.staged.written();
+            let repacked = self.staged.repack_sparse(session.most_runs(), most);
+            let repacked = repacked.and_then(|()| self.staged.repack_start());
+            let closed = repacked.and_then(|()| self.staged.commit(session, RecordKind::Close));
             if closed.is_ok() || session.is_over() {
                 return;
             }
@@ -153,56 +172,56 @@ impl Living {
                 tracing::info!("{}: it is left as it was last written: {error}", self.store.name);
             }
         }
-        let (made, sending) = self.staged.abandon();
-        if session.take_back(made, sending, Instant::now() + RETREAT) {
+        let (uploaded, sending) = self.staged.abandon();
+        if session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT) {
             let _ = session.close();
         }
     }
 }
 
-impl Drop for Living {
+impl Drop for BucketWriter {
     fn drop(&mut self) {
-        self.go();
+        self.close();
     }
 }
 
-/// LIVING-5
-struct Next<'a> {
-    living: &'a Living,
-    staged: Arc<Staged>,
-    /// Whether a record may name what went up.
-    named: bool,
+/// Replacement of the whole content (LIVING-5).
+struct BucketReplacement<'a> {
+    writer: &'a BucketWriter,
+    staged: Arc<UploadBuffer>,
+    /// Whether a record may name the uploads.
+    is_published: bool,
 }
 
-impl Successor for Next<'_> {
+impl Successor for BucketReplacement<'_> {
     fn storage(&self) -> Arc<dyn Storage> {
         self.staged.clone()
     }
 
     fn publish(mut self: Box<Self>) -> Result<()> {
-        let living = self.living;
-        let mut session = living.session.lock();
+        let writer = self.writer;
+        let mut session = writer.session.lock();
         let done = self.staged.publish(&mut session);
-        self.named = done.is_ok() || session.is_undecided();
-        if self.named {
-            living.staged.end();
+        self.is_published = done.is_ok() || session.is_in_doubt();
+        if self.is_published {
+            writer.staged.end();
         }
-        done.map_err(|error| Living::told(&session, error))
+        done.map_err(|error| BucketWriter::explain_failure(&session, error))
     }
 }
 
-impl Drop for Next<'_> {
+impl Drop for BucketReplacement<'_> {
     fn drop(&mut self) {
-        if !self.named {
-            let (mut made, mut sending) = self.staged.abandon();
-            let given_up = &mut *self.living.given_up.lock();
-            given_up.0.append(&mut made);
-            given_up.1.append(&mut sending);
+        if !self.is_published {
+            let (mut uploaded, mut sending) = self.staged.abandon();
+            let abandoned = &mut *self.writer.abandoned.lock();
+            abandoned.0.append(&mut uploaded);
+            abandoned.1.append(&mut sending);
         }
     }
 }
 
-impl Storage for Living {
+impl Storage for BucketWriter {
     fn len(&self) -> Result<u64> {
         self.staged.len()
     }
@@ -240,17 +259,17 @@ impl Storage for Living {
         let mut session = self.session.lock();
         // A map that no reader takes would be durable.
         if self.staged.is_scattered(session.most_runs()) {
-            self.staged.gather_sparse(session.most_runs(), u64::MAX)?;
+            self.staged.repack_sparse(session.most_runs(), u64::MAX)?;
         }
-        let done = self.staged.commit(&mut session, Kind::Commit);
-        done.map_err(|error| Living::told(&session, error))?;
-        let mut cleaned = self.cleaned.lock();
-        if cleaned.elapsed() >= CLEANED && !self.store.spool().is_some_and(Spool::holds_back) {
-            *cleaned = Instant::now();
-            let due = session.due(CLEANED_AT_ONCE);
-            // What is in the way is met by the next one.
-            if self.staged.lets_go_of(&due) {
-                let _ = session.remove_dead(&due);
+        let done = self.staged.commit(&mut session, RecordKind::Commit);
+        done.map_err(|error| BucketWriter::explain_failure(&session, error))?;
+        let mut last_cleaned = self.last_cleaned.lock();
+        if last_cleaned.elapsed() >= CLEAN_INTERVAL && !self.store.spool().is_some_and(UploadSpool::is_spooling) {
+            *last_cleaned = Instant::now();
+            let expired = session.expired(MAX_REMOVED);
+            // The next removal meets the same error.
+            if self.staged.release_objects(&expired) {
+                let _ = session.remove_objects(&expired);
             }
         }
         Ok(())
@@ -261,7 +280,7 @@ impl Storage for Living {
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
-        // What is on its way cannot be read from the store yet.
+        // Objects in flight cannot be read from the store yet.
         let _session = self.session.lock();
         self.staged.evict(offset, length)
     }
@@ -275,16 +294,16 @@ impl Storage for Living {
     }
 
     fn kept_back(&self) -> Result<u64> {
-        Ok(self.unsent())
+        Ok(self.spooled_bytes())
     }
 
     /// LIVING-5
     fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
-        // What was written here goes with what is here, and not as what nobody names.
+        // Pending writes are committed as part of the old content, or they would become orphans.
         self.barrier()?;
         let session = self.session.lock();
-        let staged = Arc::new(Staged::new(&session, &self.options, true)?);
-        Ok(Box::new(Next { living: self, staged, named: false }))
+        let staged = Arc::new(UploadBuffer::new(&session, &self.options, true)?);
+        Ok(Box::new(BucketReplacement { writer: self, staged, is_published: false }))
     }
 
     fn read_only(&self) -> bool {

@@ -11,10 +11,10 @@ use url::Url;
 
 use super::super::parallel::ORDER;
 use super::super::session::GRACE;
-use super::super::{Bucket, Living, collect, examine, open};
+use super::super::{Bucket, BucketWriter, check_objects, collect_garbage, open};
 use super::clouds::{CLOUDS, Server, objects};
 use super::writable::whole;
-use crate::Options;
+use crate::RemoteOptions;
 use crate::address::Cloud;
 
 const NAME: &str = "s3://b/p";
@@ -23,12 +23,12 @@ const BLOCK: usize = 4096;
 const BLOCKS: u8 = 20;
 const WORDS: &str = "not an answer of this store";
 
-fn options(timeout: Duration) -> Options {
-    Options { timeout: Some(timeout), cache_directory: None, cache_bytes: Some(0), ..Options::default() }
+fn options(timeout: Duration) -> RemoteOptions {
+    RemoteOptions { timeout: Some(timeout), cache_directory: None, cache_bytes: Some(0), ..RemoteOptions::default() }
 }
 
 /// For more than one answer of a portal.
-fn patient() -> Options {
+fn patient() -> RemoteOptions {
     options(Duration::from_secs(60))
 }
 
@@ -51,10 +51,10 @@ impl Prepared {
         let mut prepared = Prepared { cloud, server, endpoint, objects: BTreeMap::new(), bytes: Vec::new() };
         let mut bucket = Bucket::open(prepared.store(), NAME.into(), &patient(), true).unwrap();
         prepared.bytes = (1..=BLOCKS).flat_map(|number| [number; BLOCK]).collect();
-        bucket.fresh().unwrap().write_at(0, &prepared.bytes).unwrap();
+        bucket.create_empty().unwrap().write_at(0, &prepared.bytes).unwrap();
         bucket.publish().unwrap();
         for number in 1..=2 {
-            let living = prepared.come().unwrap();
+            let living = prepared.acquire().unwrap();
             living.write_at(0, &[number; BLOCK]).unwrap();
             living.barrier().unwrap();
             prepared.bytes[..BLOCK].fill(number);
@@ -64,12 +64,12 @@ impl Prepared {
         prepared
     }
 
-    fn store(&self) -> Box<dyn super::super::Objects> {
+    fn store(&self) -> Box<dyn super::super::ObjectStore> {
         objects(self.cloud, &self.endpoint)
     }
 
-    fn come(&self) -> Result<Living> {
-        Living::open(self.store(), NAME.into(), &patient(), true)
+    fn acquire(&self) -> Result<BucketWriter> {
+        BucketWriter::open(self.store(), NAME.into(), &patient(), true)
     }
 
     /// The bytes that somebody finds who has nothing but the store, which nothing stands before.
@@ -80,7 +80,8 @@ impl Prepared {
         bytes
     }
 
-    /// Does `work` with what was prepared, each time with a portal's answer to another one of its requests, and with each status.
+    /// Does `work` with what was prepared, each time with a portal's answer to another one of its
+    /// requests, and with each status.
     fn at_each_request(&self, work: impl Fn(&str)) {
         let mut met = 0;
         for status in STATUSES {
@@ -111,7 +112,7 @@ fn nothing_that_was_acknowledged_is_lost_to_a_portals_answer_and_its_writer_goes
     for store in stores() {
         store.at_each_request(|when| {
             let mut now = store.bytes.clone();
-            let living = store.come().unwrap_or_else(|error| panic!("{when}: {error}"));
+            let living = store.acquire().unwrap_or_else(|error| panic!("{when}: {error}"));
             for number in 100..102 {
                 let offset = usize::from(number - 100) * BLOCK;
                 living.write_at(offset as u64, &[number; BLOCK]).unwrap();
@@ -122,7 +123,7 @@ fn nothing_that_was_acknowledged_is_lost_to_a_portals_answer_and_its_writer_goes
             drop(living);
             assert!(store.found() == now, "{when}: the writer went");
             let portal = store.server.portal.lock().take();
-            let examined = examine(store.store(), NAME.into(), &patient(), true, &mut |_, _| Ok(())).unwrap();
+            let examined = check_objects(store.store(), NAME.into(), &patient(), true, &mut |_, _| Ok(())).unwrap();
             assert_eq!(examined.faults, [""; 0], "{when}");
             *store.server.portal.lock() = portal;
         });
@@ -166,7 +167,7 @@ fn who_has_no_patience_is_told_that_a_portals_answer_is_none_of_the_store() {
 fn what_a_portal_says_is_gone_is_removed_by_the_next_collection() {
     for store in stores() {
         let remaining = || store.server.objects.lock().keys().filter(|name| store.objects.contains_key(*name)).count();
-        let clean = || collect(store.store(), NAME.into(), &patient(), true);
+        let clean = || collect_garbage(store.store(), NAME.into(), &patient(), true);
         clean().unwrap();
         let (kept, all) = (remaining(), store.objects.len());
         assert!(kept < all, "nothing was dead: {kept} of {all}");

@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use lockbox::storage::Storage;
 
-use super::super::Living;
+use super::super::BucketWriter;
 use super::super::session::GRACE;
 use super::Compared;
 use super::simulated::World;
 use super::writable::{living, made, published, spent, whole};
 
-/// The base of what a writer reads has pieces of many objects: what of them it wrote anew dies, and is removed while it stays.
+/// The base of what a writer reads has pieces of many objects: what of them it wrote anew dies, and
+/// is removed while it stays.
 #[test]
 fn a_writer_that_stays_for_days_reads_what_lies_beside_what_was_removed() {
     let world = World::new(1, 0);
     // More than the start that is in memory, and than a record has itself.
     let mut now = vec![7; 1200 * 4096];
     published(&world, &now);
-    let commit = |storage: &Living, now: &mut Vec<u8>, byte: u8| {
+    let commit = |storage: &BucketWriter, now: &mut Vec<u8>, byte: u8| {
         for block in (450..650_u64).step_by(2) {
             Compared { storage, now: &mut *now }.write(block * 4096, &[byte; 4096]).unwrap();
         }
@@ -33,12 +34,12 @@ fn a_writer_that_stays_for_days_reads_what_lies_beside_what_was_removed() {
     commit(&storage, &mut now, 0xB0);
     world.with(|state| state.clock += GRACE + 60);
     for byte in 0xC0..0xC4 {
-        *storage.cleaned.get_mut() -= Duration::from_secs(61);
+        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
         commit(&storage, &mut now, byte);
     }
     world.with(|state| state.clock += GRACE + 60);
     for byte in 0xD0..0xD4 {
-        *storage.cleaned.get_mut() -= Duration::from_secs(61);
+        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
         commit(&storage, &mut now, byte);
     }
     let after = records(&world);
@@ -63,7 +64,7 @@ fn what_did_not_go_up_is_still_read_by_who_wrote_it() {
     let _ = storage.write_at(4096, &vec![9; 9 << 20]);
     now.truncate(4096);
     now.resize(4096 + (9 << 20), 9);
-    assert!(storage.staged.settle(false).is_err());
+    assert!(storage.staged.wait_uploads(false).is_err());
     world.with(|state| state.away = false);
     assert!(storage.barrier().is_err());
     assert!(whole(&storage) == now);

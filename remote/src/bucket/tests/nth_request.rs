@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::super::objects::{Created, Listed, Objects, Part};
+use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
 use super::simulated::World;
-use crate::range_source::Trouble;
+use crate::range_source::{RemoteError, RemoteResult};
 
-/// A store that carries out so many requests and no more, the last of them perhaps without an answer; or on which something happens before one of them.
+/// A store that carries out so many requests and no more, the last of them perhaps without an
+/// answer; or on which something happens before one of them.
 struct Counting {
-    objects: Box<dyn Objects>,
+    objects: Box<dyn ObjectStore>,
     asked: Arc<AtomicU64>,
     end: u64,
     how: How,
@@ -29,9 +30,9 @@ pub(super) enum How {
 }
 
 impl Counting {
-    fn ask<T>(&self, ask: impl Fn(&dyn Objects) -> std::result::Result<T, Trouble>) -> std::result::Result<T, Trouble> {
+    fn ask<T>(&self, ask: impl Fn(&dyn ObjectStore) -> RemoteResult<T>) -> RemoteResult<T> {
         let number = self.asked.fetch_add(1, Ordering::Relaxed);
-        let killed = || Err(Trouble::Refused("it was killed".into()));
+        let killed = || Err(RemoteError::Denied("it was killed".into()));
         match &self.how {
             How::Dies if number >= self.end => killed(),
             How::Silent if number > self.end => killed(),
@@ -48,32 +49,32 @@ impl Counting {
                 if *carried_out {
                     let _ = ask(&*self.objects);
                 }
-                Err(Trouble::Passing("no answer".into()))
+                Err(RemoteError::Transient("no answer".into()))
             }
             _ => ask(&*self.objects),
         }
     }
 }
 
-impl Objects for Counting {
-    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+impl ObjectStore for Counting {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         self.ask(|objects| objects.create(name, bytes))
     }
 
-    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         self.ask(|objects| objects.get(name, part))
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         self.ask(|objects| objects.list(prefix, after, most))
     }
 
-    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.ask(|objects| objects.remove(name))
     }
 }
 
-pub(super) fn counting(world: &Arc<World>, end: u64, how: How) -> (Box<dyn Objects>, Arc<AtomicU64>) {
+pub(super) fn counting(world: &Arc<World>, end: u64, how: How) -> (Box<dyn ObjectStore>, Arc<AtomicU64>) {
     let asked = Arc::new(AtomicU64::new(0));
     (Box::new(Counting { objects: world.store(2), asked: asked.clone(), end, how }), asked)
 }

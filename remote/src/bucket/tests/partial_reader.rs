@@ -12,7 +12,7 @@ use super::writable::{NAME, living, published, spent, whole};
 use crate::remote_file::RemoteFile;
 
 fn salvaged(world: &Arc<World>) -> Result<RemoteFile> {
-    super::super::salvage(world.store(9), NAME.into(), &options()).map(Option::unwrap)
+    super::super::open_partial(world.store(9), NAME.into(), &options()).map(Option::unwrap)
 }
 
 /// An archive of several segments, with records that have pages in between.
@@ -69,8 +69,8 @@ fn a_request_that_fails_is_no_object_that_is_gone() {
     made(&world);
     let left = salvaged(&world).unwrap();
     world.with(|state| state.away = true);
-    let told = left.read_at(20 << 20, &mut [0; 4096]).unwrap_err();
-    assert!(matches!(told, Error::Io { .. }), "{told:?}");
+    let message = left.read_at(20 << 20, &mut [0; 4096]).unwrap_err();
+    assert!(matches!(message, Error::Io { .. }), "{message:?}");
     world.with(|state| state.away = false);
     left.read_at(20 << 20, &mut [0; 4096]).unwrap();
 }

@@ -1,4 +1,5 @@
-//! What takes the place of a whole archive: the old one or the new one is there, whoever dies or comes between any two requests, and nothing of either stays for ever.
+//! What takes the place of a whole archive: the old one or the new one is there, whoever dies or
+//! comes between any two requests, and nothing of either stays for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,15 +8,15 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
 use super::super::session::GRACE;
-use super::super::writable::Living;
-use super::super::{Examined, examine, open};
+use super::super::writable::BucketWriter;
+use super::super::{ObjectCheck, check_objects, open};
 use super::nth_request::{How, counting};
 use super::options;
 use super::simulated::World;
 use super::writable::{NAME, found, living, made, overtaken, spent, whole};
 
-fn examined(world: &Arc<World>) -> Examined {
-    let examined = examine(world.store(9), NAME.into(), &options(), true, &mut |_, _| Ok(())).unwrap();
+fn examined(world: &Arc<World>) -> ObjectCheck {
+    let examined = check_objects(world.store(9), NAME.into(), &options(), true, &mut |_, _| Ok(())).unwrap();
     assert_eq!(examined.faults, Vec::<String>::new());
     examined
 }
@@ -27,7 +28,8 @@ fn new_bytes() -> Vec<u8> {
     bytes
 }
 
-/// Writes the archive anew, reads that back from the store, and puts it in the place of what is there.
+/// Writes the archive anew, reads that back from the store, and puts it in the place of what is
+/// there.
 fn renew(storage: &dyn Storage) -> Result<()> {
     let (next, bytes) = (storage.succeed()?, new_bytes());
     let fresh = next.storage();
@@ -53,7 +55,7 @@ fn undisturbed() -> u64 {
     let world = World::new(1, 0);
     made(&world, 3);
     let (objects, asked) = counting(&world, u64::MAX, How::Dies);
-    let storage = Living::open(objects, NAME.into(), &options(), true).unwrap();
+    let storage = BucketWriter::open(objects, NAME.into(), &options(), true).unwrap();
     renew(&storage).unwrap();
     drop(storage);
     asked.load(Ordering::Relaxed)
@@ -82,7 +84,7 @@ fn what_takes_the_place_of_all_is_one_commit_and_what_was_there_stays_for_a_day(
     assert!(whole(&**reader.file()) == old);
     assert!(examined(&world).dead.objects > 0);
     // Nobody is in the way of the next one.
-    drop(Living::open(world.store(5), NAME.into(), &options(), false).unwrap());
+    drop(BucketWriter::open(world.store(5), NAME.into(), &options(), false).unwrap());
     (0..3).for_each(|_| a_day_later(&world));
     assert!(found(&world) == new_bytes());
     assert_eq!(examined(&world).unnamed.objects, 0);
@@ -99,7 +101,7 @@ fn who_dies_between_any_two_requests_leaves_the_archive_or_what_takes_its_place(
             let world = World::new(1, 0);
             let base = made(&world, 3);
             let (objects, _) = counting(&world, end, how);
-            let opened = Living::open(objects, NAME.into(), &options(), true);
+            let opened = BucketWriter::open(objects, NAME.into(), &options(), true);
             let done = opened.as_ref().map_err(Error::clone).and_then(|storage| renew(storage));
             let there = found(&world);
             assert!(there == base || there == new_bytes(), "request {end} of {all}");
@@ -129,7 +131,7 @@ fn who_was_taken_over_from_replaces_nothing_and_takes_back_what_went_up() {
         made(&world, 3);
         let (theirs, how) = overtaken(&world);
         let (objects, _) = counting(&world, end, how);
-        let opened = Living::open(objects, NAME.into(), &options(), true);
+        let opened = BucketWriter::open(objects, NAME.into(), &options(), true);
         let done = opened.as_ref().map_err(Error::clone).and_then(|storage| renew(storage));
         drop(opened);
         if let (Err(error), Some(theirs)) = (done, theirs.lock().clone()) {
@@ -177,7 +179,7 @@ fn when_nobody_answers_the_last_request_that_is_told_and_nothing_of_the_new_is_t
         let world = World::new(1, 0);
         let old = made(&world, 3);
         let (objects, asked) = counting(&world, u64::MAX, How::Dies);
-        let storage = Living::open(objects, NAME.into(), &options(), true).unwrap();
+        let storage = BucketWriter::open(objects, NAME.into(), &options(), true).unwrap();
         renew(&storage).unwrap();
         let last = asked.load(Ordering::Relaxed) - 1;
         drop(storage);
@@ -187,9 +189,9 @@ fn when_nobody_answers_the_last_request_that_is_told_and_nothing_of_the_new_is_t
         };
         made(&world, 3);
         let (objects, _): (_, Arc<AtomicU64>) = counting(&world, last, How::Away(1, carried_out));
-        let storage = Living::open(objects, NAME.into(), &options(), true).unwrap();
-        let told = renew(&storage).unwrap_err();
-        assert!(told.to_string().contains("whether the last change is in the archive is not known"), "{told}");
+        let storage = BucketWriter::open(objects, NAME.into(), &options(), true).unwrap();
+        let message = renew(&storage).unwrap_err();
+        assert!(message.to_string().contains("whether the last change is in the archive is not known"), "{message}");
         drop(storage);
         assert!(found(&world) == if carried_out { new_bytes() } else { old });
         assert_eq!(examined(&world).faults.len(), 0);

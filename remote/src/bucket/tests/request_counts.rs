@@ -1,4 +1,5 @@
-//! What an archive in a store costs, as far as it is exact: requests and bytes. `bench/remote.sh` measures the rest beside it.
+//! What an archive in a store costs, as far as it is exact: requests and bytes. `bench/remote.sh`
+//! measures the rest beside it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
 use lockbox::storage::Storage;
 use parking_lot::{Condvar, Mutex};
 
-use super::super::objects::{Created, Listed, Objects, Part};
-use super::super::session::Session;
-use super::super::writable::Living;
+use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::session::WriterSession;
+use super::super::writable::BucketWriter;
 use super::super::{Bucket, open};
 use super::simulated::{Dice, World};
 use super::writable::{NAME, published};
 use super::{options, somebody, store};
-use crate::range_source::{Source, Trouble, Version};
+use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::remote_file::RemoteFile;
 
 /// Of a page of file data: a head and 128 KiB.
@@ -47,7 +48,7 @@ fn reader(world: &Arc<World>) -> Arc<dyn Storage> {
 }
 
 fn writer(world: &Arc<World>) -> Arc<dyn Storage> {
-    Arc::new(Living::open(world.store(1), NAME.into(), &options(), true).unwrap())
+    Arc::new(BucketWriter::open(world.store(1), NAME.into(), &options(), true).unwrap())
 }
 
 /// Requests by their first word, and bytes to the store and from it, since the last call.
@@ -77,9 +78,10 @@ fn spent(world: &World) -> Spent {
     })
 }
 
-/// A store that answers requests for some objects when so many are there together: whoever asks for one after the other is not answered.
+/// A store that answers requests for some objects when so many are there together: whoever asks for
+/// one after the other is not answered.
 struct Together {
-    objects: Box<dyn Objects>,
+    objects: Box<dyn ObjectStore>,
     /// Whose answers wait, by name; a list by what the names begin with.
     which: Box<dyn Fn(&str) -> bool + Send + Sync>,
     gate: Arc<Gate>,
@@ -104,14 +106,14 @@ impl Gate {
 
 impl Together {
     fn these(
-        objects: Box<dyn Objects>,
+        objects: Box<dyn ObjectStore>,
         which: impl Fn(&str) -> bool + Send + Sync + 'static,
         gate: Arc<Gate>,
-    ) -> Box<dyn Objects> {
+    ) -> Box<dyn ObjectStore> {
         Box::new(Together { objects, which: Box::new(which), gate })
     }
 
-    fn wait(&self, name: &str) -> Result<(), Trouble> {
+    fn wait(&self, name: &str) -> RemoteResult<()> {
         let mut missing = self.gate.missing.lock();
         if !(self.which)(name) || *missing == 0 {
             return Ok(());
@@ -120,28 +122,28 @@ impl Together {
         self.gate.come.notify_all();
         let is_closed = |missing: &mut usize| *missing > 0;
         match self.gate.come.wait_while_for(&mut missing, is_closed, Duration::from_secs(20)).timed_out() {
-            true => Err(Trouble::Refused("the others did not come".into())),
+            true => Err(RemoteError::Denied("the others did not come".into())),
             false => Ok(()),
         }
     }
 }
 
-impl Objects for Together {
-    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble> {
+impl ObjectStore for Together {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         self.objects.create(name, bytes)
     }
 
-    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         self.wait(name)?;
         self.objects.get(name, part)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         self.wait(prefix)?;
         self.objects.list(prefix, after, most)
     }
 
-    fn remove(&self, name: &str) -> Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.objects.remove(name)
     }
 }
@@ -149,7 +151,7 @@ impl Objects for Together {
 /// An archive in the store with one file of noise.
 fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    let storage = bucket.fresh().unwrap();
+    let storage = bucket.create_empty().unwrap();
     Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator: CREATOR }).unwrap();
     drop(storage);
     bucket.publish().unwrap();
@@ -169,7 +171,8 @@ fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     key
 }
 
-/// Goals: 5 requests at most and 4 round trips to open it, 4 for a page of a tree that nobody knows, one for a page of a tree that is known.
+/// Goals: 5 requests at most and 4 round trips to open it, 4 for a page of a tree that nobody
+/// knows, one for a page of a tree that is known.
 #[test]
 fn an_archive_in_a_store_is_opened_in_five_requests_and_a_page_costs_one() {
     let world = World::new(1, 0);
@@ -192,13 +195,15 @@ fn an_archive_in_a_store_is_opened_in_five_requests_and_a_page_costs_one() {
     };
     let unknown = page(20 << 20);
     assert!(unknown.reads <= 4, "{unknown:?}");
-    // 64 MiB lie in eight segments and some records: a page that ends in another one than it begins in needs two requests, side by side.
+    // 64 MiB lie in eight segments and some records: a page that ends in another one than it begins
+    // in needs two requests, side by side.
     let known: Vec<usize> = [50, 3, 40, 11, 33, 58, 27].into_iter().map(|at| page(at << 20).reads).collect();
     assert!(
         known.iter().filter(|reads| **reads > 1).count() <= 2 && known.iter().all(|reads| *reads <= 3),
         "{known:?}"
     );
-    // After one writer, after one with many commits, and after one that leaves more to be gathered than a record has.
+    // After one writer, after one with many commits, and after one that leaves more to be gathered
+    // than a record has.
     for (commits, size) in [(0, 0), (70, 4096), (30, 1 << 20)] {
         let storage = writer(&world);
         let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
@@ -213,8 +218,9 @@ fn an_archive_in_a_store_is_opened_in_five_requests_and_a_page_costs_one() {
         archive.close().unwrap();
         drop(storage);
         spent(&world);
-        // The marker beside a list, the newest record, and the object in which most of the file's start lies with the rest of that record, when it is long. Then what of
-        // the tree the record has not.
+        // The marker beside a list, the newest record, and the object in which most of the file's
+        // start lies with the rest of that record, when it is long. Then what of the tree the
+        // record has not.
         let store = Together::these(world.store(9), |name| !name.contains('/'), Gate::of(2));
         let storage: Arc<dyn Storage> = open(store, NAME.into(), &options()).unwrap().unwrap().file().clone();
         let (opening, rest, ..) = opened(&storage);
@@ -223,7 +229,8 @@ fn an_archive_in_a_store_is_opened_in_five_requests_and_a_page_costs_one() {
     }
 }
 
-/// What a writer who goes brings together (the start of the archive, of which each of its records has some) is asked for at once, not one after the other.
+/// What a writer who goes brings together (the start of the archive, of which each of its records
+/// has some) is asked for at once, not one after the other.
 #[test]
 fn who_goes_asks_for_all_of_the_start_at_once() {
     let gone = |count: usize| {
@@ -232,7 +239,7 @@ fn who_goes_asks_for_all_of_the_start_at_once() {
         published(&world, &wanted);
         let gate = Gate::of(0);
         let store = Together::these(world.store(1), |_| true, gate.clone());
-        let storage = Living::open(store, NAME.into(), &options(), true).unwrap();
+        let storage = BucketWriter::open(store, NAME.into(), &options(), true).unwrap();
         for number in 0..20_usize {
             storage.write_at(number as u64 * 4096 * 2, &[number as u8 + 2; 4096]).unwrap();
             wanted[number * 8192..number * 8192 + 4096].fill(number as u8 + 2);
@@ -277,13 +284,13 @@ fn who_goes_asks_for_all_of_the_start_at_once() {
 #[test]
 fn an_archive_that_is_one_file_is_opened_with_few_requests() {
     struct Plain(Vec<u8>);
-    impl Source for Plain {
-        fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble> {
-            let version = Version { length: self.0.len() as u64, tag: None, modified: None };
+    impl RangeSource for Plain {
+        fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+            let version = FileVersion { length: self.0.len() as u64, tag: None, modified: None };
             Ok((version, self.0[..self.0.len().min(count as usize)].to_vec()))
         }
 
-        fn range(&self, _: &Version, range: std::ops::Range<u64>) -> Result<Vec<u8>, Trouble> {
+        fn read_range(&self, _: &FileVersion, range: std::ops::Range<u64>) -> RemoteResult<Vec<u8>> {
             Ok(self.0[range.start as usize..range.end as usize].to_vec())
         }
     }
@@ -292,13 +299,14 @@ fn an_archive_that_is_one_file_is_opened_with_few_requests() {
     let storage = reader(&world);
     let mut bytes = vec![0; storage.len().unwrap() as usize];
     storage.read_at(0, &mut bytes).unwrap();
-    let file = Arc::new(RemoteFile::counting(Box::new(Plain(bytes)), "https://host/a.lbx".into(), &options()).unwrap());
-    assert_eq!(file.traffic().reads, 1);
+    let file =
+        Arc::new(RemoteFile::open_metered(Box::new(Plain(bytes)), "https://host/a.lbx".into(), &options()).unwrap());
+    assert_eq!(file.stats().reads, 1);
     let storage: Arc<dyn Storage> = file.clone();
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open(&storage, &key, &reading).unwrap();
     resolve(archive.file_system(), b"large").unwrap();
-    let opened = file.traffic().reads;
+    let opened = file.stats().reads;
     // The start of the file, and what of the tree lies side by side.
     assert!(opened <= 3, "{opened}");
 }
@@ -327,11 +335,12 @@ fn a_sync_of_an_archive_is_one_request() {
     assert_eq!(spent(&world), Spent::default());
 }
 
-/// Goal: two round trips at most. A page of which pieces were written again and again is written as a whole some time, and what writes begin or end within is read: by then
-/// these pieces lie in as many records, and all of them are asked for together, beside what lies as it was.
+/// Goal: two round trips at most. A page of which pieces were written again and again is written as
+/// a whole some time, and what writes begin or end within is read: by then these pieces lie in as
+/// many records, and all of them are asked for together, beside what lies as it was.
 #[test]
 fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
-    let pieces = |counts: &[usize]| {
+    let pieces = |metrics: &[usize]| {
         let world = World::new(1, 0);
         let key = archive(&world, 8 << 20);
         let gate = Gate::of(0);
@@ -339,7 +348,7 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
         let known: HashSet<String> = world.with(|state| state.objects.keys().cloned().collect());
         let is_own = move |name: &str| !known.contains(name);
         let store = Together::these(world.store(1), is_own.clone(), gate.clone());
-        let storage: Arc<dyn Storage> = Arc::new(Living::open(store, NAME.into(), &options(), true).unwrap());
+        let storage: Arc<dyn Storage> = Arc::new(BucketWriter::open(store, NAME.into(), &options(), true).unwrap());
         let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
         let fs = archive.file_system();
         let ino = resolve(fs, b"large").unwrap().ino;
@@ -347,7 +356,8 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
         let mut content = noise(&mut Dice::of(1), 1 << 20);
         let mut asked = Vec::new();
         for round in 0..40 {
-            // So many pieces of two pages, of which no two begin or end where one of the cells does.
+            // So many pieces of two pages, of which no two begin or end where one of the cells
+            // does.
             for page in [0, 3 << 17] {
                 let at = page + (dice.below(31) << 12) + 1000;
                 let piece = noise(&mut dice, 3000);
@@ -355,7 +365,7 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
                 fs.write(ino, at, &piece).unwrap();
             }
             spent(&world);
-            gate.close(counts.get(round).copied().unwrap_or(0));
+            gate.close(metrics.get(round).copied().unwrap_or(0));
             fs.sync().unwrap();
             gate.close(0);
             let own = |line: &&String| line.split(" get ").nth(1).is_some_and(&is_own);
@@ -400,7 +410,8 @@ fn what_is_written_goes_up_once_and_with_little_beside_it() {
     assert_eq!((written.creations, written.reads, written.lists, written.others), (9, 0, 0, 0));
 }
 
-/// Goal for random overwrites, what goes up when writers go included: at most 2.2 times what was written. Of what stays at least half is needed.
+/// Goal for random overwrites, what goes up when writers go included: at most 2.2 times what was
+/// written. Of what stays at least half is needed.
 #[test]
 fn random_overwrites_send_little_more_than_twice_what_was_written() {
     let world = World::new(1, 0);
@@ -424,9 +435,9 @@ fn random_overwrites_send_little_more_than_twice_what_was_written() {
         }
         storage.barrier().unwrap();
         drop(storage);
-        let session = Session::open(store(&world, 7), somebody(), true).unwrap();
-        let needed: u64 = session.map().sized().map(|(_, blocks)| u64::from(blocks)).sum();
-        assert!(needed <= session.map().live() * 2, "{needed} blocks for {}", session.map().live());
+        let session = WriterSession::open(store(&world, 7), somebody(), true).unwrap();
+        let needed: u64 = session.map().objects_with_sizes().map(|(_, blocks)| u64::from(blocks)).sum();
+        assert!(needed <= session.map().live_blocks() * 2, "{needed} blocks for {}", session.map().live_blocks());
     }
     let sent = world.with(|state| state.sent);
     assert!(sent * 10 <= written * 22, "{sent} bytes for {written}");

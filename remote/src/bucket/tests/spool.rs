@@ -1,4 +1,5 @@
-//! What a store did not take: it is kept, sent before anything else, or kept for whoever wrote it, and never lost or sent out of its order.
+//! What a store did not take: it is kept, sent before anything else, or kept for whoever wrote it,
+//! and never lost or sent out of its order.
 
 use std::fs;
 use std::path::Path;
@@ -10,28 +11,28 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::super::layout::Incarnation;
-use super::super::objects::{Created, Listed, Objects, Part};
+use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
 use super::super::session::GRACE;
-use super::super::spool::{Spool, Unsent, forget, unsent};
-use super::super::writable::Living;
-use super::super::{Bucket, collect, open_unsent};
+use super::super::spool::{PendingUpload, UploadSpool, discard, pending_uploads};
+use super::super::writable::BucketWriter;
+use super::super::{Bucket, collect_garbage, open_pending_upload};
 use super::nth_request::{How, counting};
 use super::simulated::World;
 use super::writable::{NAME, found, living, made, whole};
 use super::{Compared, options};
-use crate::Options;
-use crate::range_source::Trouble;
+use crate::RemoteOptions;
+use crate::range_source::{RemoteError, RemoteResult};
 
 const HERE: Incarnation = [7; 16];
 
-fn at(place: &Path) -> Options {
-    Options { spool_directory: Some(place.to_owned()), ..options() }
+fn at(place: &Path) -> RemoteOptions {
+    RemoteOptions { spool_directory: Some(place.to_owned()), ..options() }
 }
 
 /// A mount's writer of this host.
-fn mounted(world: &Arc<World>, place: &Path) -> Result<Living> {
-    let living = Living::open(world.store(2), NAME.into(), &at(place), true)?;
-    living.insist();
+fn mounted(world: &Arc<World>, place: &Path) -> Result<BucketWriter> {
+    let living = BucketWriter::open(world.store(2), NAME.into(), &at(place), true)?;
+    living.retry_forever();
     Ok(living)
 }
 
@@ -41,21 +42,22 @@ fn is_away(world: &World, away: bool) {
 
 /// What this host alone has.
 fn read(world: &Arc<World>, place: &Path) -> Result<Vec<u8>> {
-    open_unsent(world.store(9), NAME.into(), &at(place)).map(|file| whole(&file))
+    open_pending_upload(world.store(9), NAME.into(), &at(place)).map(|file| whole(&file))
 }
 
-fn kept(place: &Path) -> Vec<Unsent> {
-    unsent(place).unwrap()
+fn kept(place: &Path) -> Vec<PendingUpload> {
+    pending_uploads(place).unwrap()
 }
 
-/// Two commits of a mount that leaves while its store is away: within a record, and with segments. Gives what the archive is to be.
+/// Two commits of a mount that leaves while its store is away: within a record, and with segments.
+/// Gives what the archive is to be.
 fn leave(world: &Arc<World>, place: &Path, base: &[u8]) -> Vec<u8> {
     let mut now = base.to_vec();
     let living = mounted(world, place).unwrap();
     living.write_at(4096, &[0xB1; 4096]).unwrap();
     now[4096..8192].fill(0xB1);
     is_away(world, true);
-    living.leave();
+    living.spool_on_timeout();
     living.barrier().unwrap();
     living.write_at(8192, &vec![0xB2; 10 << 20]).unwrap();
     now.resize(8192 + (10 << 20), 0);
@@ -107,7 +109,7 @@ fn sending_may_end_at_any_request_and_nothing_of_it_is_lost() {
         leave(&world, place.path(), &made(&world, 3));
         is_away(&world, false);
         let (objects, asked) = counting(&world, u64::MAX, How::Dies);
-        drop(Living::open(objects, NAME.into(), &at(place.path()), true).unwrap());
+        drop(BucketWriter::open(objects, NAME.into(), &at(place.path()), true).unwrap());
         asked.load(Ordering::Relaxed)
     };
     assert!(all > 10, "{all}");
@@ -118,7 +120,7 @@ fn sending_may_end_at_any_request_and_nothing_of_it_is_lost() {
             let now = leave(&world, place.path(), &made(&world, 3));
             is_away(&world, false);
             let (objects, _) = counting(&world, end, how);
-            drop(Living::open(objects, NAME.into(), &at(place.path()), true));
+            drop(BucketWriter::open(objects, NAME.into(), &at(place.path()), true));
             let next = mounted(&world, place.path()).unwrap();
             assert!(next.notice().is_none(), "request {end} of {all}");
             assert!(found(&world) == now, "request {end} of {all}");
@@ -151,7 +153,7 @@ fn who_comes_first_is_never_overtaken_by_what_was_kept() {
             drop(living);
         };
         let (objects, _) = counting(&world, end, How::Meets(Mutex::new(Some(Box::new(meet)))));
-        let next = Living::open(objects, NAME.into(), &at(place.path()), true);
+        let next = BucketWriter::open(objects, NAME.into(), &at(place.path()), true);
         let there = found(&world);
         assert!(there[..4096] == [12; 4096] || there == now, "request {end}: a commit that was acknowledged is gone");
         let is_sent = there[4096..] == now[4096..];
@@ -182,8 +184,8 @@ fn what_another_writer_came_before_is_kept_for_who_wrote_it() {
     now[8192..].fill(0xC2);
     drop(living(&world, 3).unwrap());
     let there = found(&world);
-    let told = overtaken.barrier().unwrap_err();
-    assert!(matches!(&told, Error::InUse(why) if why.contains("lockbox remote unsent")), "{told}");
+    let message = overtaken.barrier().unwrap_err();
+    assert!(matches!(&message, Error::InUse(why) if why.contains("lockbox remote unsent")), "{message}");
     assert!(overtaken.kept_back().unwrap() > 0);
     drop(overtaken);
     assert!(found(&world) == there);
@@ -194,8 +196,8 @@ fn what_another_writer_came_before_is_kept_for_who_wrote_it() {
     is_away(&world, false);
     drop(mounted(&world, place.path()).unwrap());
     assert!(found(&world) == again);
-    assert_eq!(forget(place.path(), "s3://b/other").unwrap(), []);
-    assert_eq!(forget(place.path(), NAME).unwrap().len(), 1);
+    assert_eq!(discard(place.path(), "s3://b/other").unwrap(), []);
+    assert_eq!(discard(place.path(), NAME).unwrap().len(), 1);
     assert_eq!(kept(place.path()), []);
 }
 
@@ -210,8 +212,8 @@ fn who_only_collects_is_told_too_that_another_writer_came_before_what_was_kept()
     Compared { storage: &other, now: &mut now }.write(0, &[0xD1; 4096]).unwrap();
     other.barrier().unwrap();
     drop(other);
-    let told = collect(world.store(2), NAME.into(), &at(place.path()), false).unwrap().notice;
-    assert!(told.as_ref().is_some_and(|told| told.contains("lockbox remote unsent")), "{told:?}");
+    let message = collect_garbage(world.store(2), NAME.into(), &at(place.path()), false).unwrap().notice;
+    assert!(message.as_ref().is_some_and(|message| message.contains("lockbox remote unsent")), "{message:?}");
     assert!(found(&world) == now);
 }
 
@@ -223,7 +225,7 @@ fn whatever_comes_after_what_is_held_back_is_held_back_too() {
     let living = mounted(&world, place.path()).unwrap();
     living.write_at(0, &[1; 4096]).unwrap();
     is_away(&world, true);
-    living.leave();
+    living.spool_on_timeout();
     living.barrier().unwrap();
     is_away(&world, false);
     living.write_at(4096, &[2; 4096]).unwrap();
@@ -270,13 +272,13 @@ fn a_commit_that_waits_for_the_store_survives_the_machine() {
             std::thread::yield_now();
         }
         let copy = copied(place.path());
-        assert!(matches!(forget(place.path(), NAME), Err(Error::InUse(_))), "it may still be sent");
+        assert!(matches!(discard(place.path(), NAME), Err(Error::InUse(_))), "it may still be sent");
         assert_eq!(living.kept_back().unwrap(), 0, "the barrier has not said so");
         is_away(&world, false);
         waiting.join().unwrap().unwrap();
         assert!(found(&world) == now);
         // Whoever was told nothing sends what is there already.
-        drop(Living::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap());
+        drop(BucketWriter::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap());
         assert!(found(&world) == now);
         assert_eq!(kept(copy.path()), []);
     });
@@ -288,9 +290,9 @@ fn who_waits_without_end_keeps_nothing_back() {
     let place = tempfile::tempdir().unwrap();
     let world = World::new(1, 0);
     made(&world, 3);
-    let hard = Options { timeout: None, ..at(place.path()) };
-    let living = Living::open(world.store(2), NAME.into(), &hard, true).unwrap();
-    living.leave();
+    let hard = RemoteOptions { timeout: None, ..at(place.path()) };
+    let living = BucketWriter::open(world.store(2), NAME.into(), &hard, true).unwrap();
+    living.spool_on_timeout();
     living.write_at(0, &[1; 4096]).unwrap();
     living.barrier().unwrap();
     assert_eq!(living.kept_back().unwrap(), 0);
@@ -351,10 +353,10 @@ fn what_waits_for_one_archive_is_not_sent_to_another_one_of_its_address() {
 #[test]
 fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole() {
     let place = tempfile::tempdir().unwrap();
-    let spool = Spool::open(place.path(), NAME, &HERE).unwrap().unwrap();
+    let spool = UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
     let objects: Vec<(String, Vec<u8>)> = (1..4u8).map(|number| (format!("name-{number}"), vec![number; 40])).collect();
     for (name, object) in &objects {
-        spool.keep(name, object, true).unwrap();
+        spool.append(name, object, true).unwrap();
     }
     drop(spool);
     let path = fs::read_dir(place.path()).unwrap().next().unwrap().unwrap().path();
@@ -363,7 +365,7 @@ fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole()
     assert_eq!(bytes.len(), head + 3 * entry);
     let whole = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let spool = Spool::open(place.path(), NAME, &HERE).unwrap().unwrap();
+        let spool = UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
         let names = spool.names();
         // Nothing of what was there is read as something else.
         assert!(names.iter().zip(&objects).all(|(name, (wanted, _))| name == wanted));
@@ -382,7 +384,7 @@ fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole()
         if (8..12).contains(&at) {
             // Of another version.
             fs::write(&path, &altered).unwrap();
-            assert!(Spool::open(place.path(), NAME, &HERE).is_err());
+            assert!(UploadSpool::open(place.path(), NAME, &HERE).is_err());
             continue;
         }
         let wanted = if at < head { 0 } else { (at - head) / entry };
@@ -396,39 +398,39 @@ fn what_others_can_write_to_is_not_used() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().join("unsent");
-    drop(Spool::open(&directory, NAME, &HERE).unwrap().unwrap());
+    drop(UploadSpool::open(&directory, NAME, &HERE).unwrap().unwrap());
     // Two writers of one archive: the second goes without.
-    let first = Spool::open(&directory, NAME, &HERE).unwrap().unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).unwrap().is_none());
-    assert!(Spool::open(&directory, "s3://b/other", &HERE).unwrap().is_some());
+    let first = UploadSpool::open(&directory, NAME, &HERE).unwrap().unwrap();
+    assert!(UploadSpool::open(&directory, NAME, &HERE).unwrap().is_none());
+    assert!(UploadSpool::open(&directory, "s3://b/other", &HERE).unwrap().is_some());
     drop(first);
     fs::write(place.path().join("precious"), b"precious").unwrap();
     let name = fs::read_dir(&directory).unwrap().next();
     assert!(name.is_none(), "empty files go");
-    let spool = Spool::open(&directory, NAME, &HERE).unwrap().unwrap();
+    let spool = UploadSpool::open(&directory, NAME, &HERE).unwrap().unwrap();
     let name = fs::read_dir(&directory).unwrap().next().unwrap().unwrap().path();
     drop(spool);
     symlink(place.path().join("precious"), &name).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).unwrap().is_none());
+    assert!(UploadSpool::open(&directory, NAME, &HERE).unwrap().is_none());
     fs::remove_file(&name).unwrap();
     fs::hard_link(place.path().join("precious"), &name).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).is_err(), "it may be what waits");
+    assert!(UploadSpool::open(&directory, NAME, &HERE).is_err(), "it may be what waits");
     assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"precious");
     fs::remove_file(&name).unwrap();
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
-    assert!(Spool::open(&directory, NAME, &HERE).unwrap().is_none());
-    assert!(unsent(&directory).is_err() && forget(&directory, NAME).is_err());
+    assert!(UploadSpool::open(&directory, NAME, &HERE).unwrap().is_none());
+    assert!(pending_uploads(&directory).is_err() && discard(&directory, NAME).is_err());
 }
 
 /// A store that answers nothing and does not end it either, until it is let go.
 struct Silent {
-    inner: Box<dyn Objects>,
+    inner: Box<dyn ObjectStore>,
     silent: Arc<Mutex<bool>>,
     goes_on: Arc<Condvar>,
 }
 
-impl Objects for Silent {
-    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+impl ObjectStore for Silent {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         let mut silent = self.silent.lock();
         while *silent {
             self.goes_on.wait(&mut silent);
@@ -436,15 +438,15 @@ impl Objects for Silent {
         self.inner.create(name, bytes)
     }
 
-    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         self.inner.get(name, part)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         self.inner.list(prefix, after, most)
     }
 
-    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.inner.remove(name)
     }
 }
@@ -456,13 +458,13 @@ fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
     let base = made(&world, 3);
     let (silent, goes_on) = (Arc::new(Mutex::new(false)), Arc::new(Condvar::new()));
     let objects = Silent { inner: world.store(2), silent: silent.clone(), goes_on: goes_on.clone() };
-    let living = Living::open(Box::new(objects), NAME.into(), &at(place.path()), true).unwrap();
-    living.insist();
+    let living = BucketWriter::open(Box::new(objects), NAME.into(), &at(place.path()), true).unwrap();
+    living.retry_forever();
     living.write_at(0, &[0xE1; 4096]).unwrap();
     *silent.lock() = true;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| living.barrier());
-        living.leave();
+        living.spool_on_timeout();
         waiting.join().unwrap().unwrap();
     });
     assert!(living.kept_back().unwrap() > 0);
@@ -473,12 +475,12 @@ fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
         let copy = copied(place.path());
         let now = [&[0xE1; 4096], &base[4096..]].concat();
         if is_late {
-            drop(Living::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap());
+            drop(BucketWriter::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap());
             assert!(found(&world) == now);
             *silent.lock() = false;
             goes_on.notify_all();
         } else {
-            let next = Living::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap();
+            let next = BucketWriter::open(world.store(4), NAME.into(), &at(copy.path()), true).unwrap();
             assert!(next.notice().is_none());
         }
         assert!(found(&world) == now);
@@ -486,20 +488,21 @@ fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
     }
 }
 
-/// What is done in place of a creation, and of a request for an object, as long as there is something.
-type Instead = Arc<Mutex<Vec<Trouble>>>;
+/// What is done in place of a creation, and of a request for an object, as long as there is
+/// something.
+type Instead = Arc<Mutex<Vec<RemoteError>>>;
 
 /// A store whose next answers are no answers.
 struct Answering {
-    inner: Box<dyn Objects>,
+    inner: Box<dyn ObjectStore>,
     creations: Instead,
     reads: Instead,
     /// Whether creations are carried out all the same.
     is_done: bool,
 }
 
-impl Objects for Answering {
-    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+impl ObjectStore for Answering {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         let instead = self.creations.lock().pop();
         if self.is_done || instead.is_none() {
             let created = self.inner.create(name, bytes)?;
@@ -508,34 +511,35 @@ impl Objects for Answering {
         instead.map_or_else(|| self.inner.create(name, bytes), Err)
     }
 
-    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         self.reads.lock().pop().map_or_else(|| self.inner.get(name, part), Err)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         self.inner.list(prefix, after, most)
     }
 
-    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.inner.remove(name)
     }
 }
 
-fn answers(how: impl Fn() -> Trouble, count: usize) -> Vec<Trouble> {
+fn answers(how: impl Fn() -> RemoteError, count: usize) -> Vec<RemoteError> {
     (0..count).map(|_| how()).collect()
 }
 
 #[test]
 fn a_commit_waits_whatever_the_store_says_that_decides_nothing() {
-    // Amazon's says 400 of a token that expired and of a connection that was slow, and a proxy says anything.
-    let troubles: [fn() -> Trouble; 5] = [
-        || Trouble::Passing("status 503".into()),
-        || Trouble::Refused("status 403".into()),
-        || Trouble::Unusable("status 400".into()),
-        || Trouble::Full("no space left".into()),
-        || Trouble::Gone,
+    // Amazon's says 400 of a token that expired and of a connection that was slow, and a proxy says
+    // anything.
+    let errors: [fn() -> RemoteError; 5] = [
+        || RemoteError::Transient("status 503".into()),
+        || RemoteError::Denied("status 403".into()),
+        || RemoteError::Unsupported("status 400".into()),
+        || RemoteError::NoSpace("no space left".into()),
+        || RemoteError::NotFound,
     ];
-    for (number, trouble) in troubles.into_iter().enumerate() {
+    for (number, error) in errors.into_iter().enumerate() {
         for (is_done, reads) in [(false, 0), (true, 0), (true, 3)] {
             let place = tempfile::tempdir().unwrap();
             let world = World::new(1, 0);
@@ -543,18 +547,18 @@ fn a_commit_waits_whatever_the_store_says_that_decides_nothing() {
             let (creations, read) = (Instead::default(), Instead::default());
             let (inner, reading) = (world.store(2), read.clone());
             let objects = Answering { inner, creations: creations.clone(), reads: reading, is_done };
-            let living = Living::open(Box::new(objects), NAME.into(), &at(place.path()), true).unwrap();
-            living.insist();
+            let living = BucketWriter::open(Box::new(objects), NAME.into(), &at(place.path()), true).unwrap();
+            living.retry_forever();
             living.write_at(0, &[0xF1; 4096]).unwrap();
-            *creations.lock() = answers(trouble, 3);
-            *read.lock() = answers(trouble, reads);
+            *creations.lock() = answers(error, 3);
+            *read.lock() = answers(error, reads);
             let done = living.barrier();
             assert!(done.is_ok(), "trouble {number}, done {is_done}, then {reads}: {}", done.unwrap_err());
             assert!(found(&world) == [&[0xF1; 4096], &base[4096..]].concat());
             // Of whoever leaves it is kept.
             living.write_at(4096, &[0xF2; 4096]).unwrap();
-            *creations.lock() = answers(trouble, 1000);
-            living.leave();
+            *creations.lock() = answers(error, 1000);
+            living.spool_on_timeout();
             living.barrier().unwrap();
             drop(living);
             creations.lock().clear();
@@ -575,8 +579,8 @@ fn that_another_writer_came_first_is_told_by_whatever_comes_of_it() {
     other.write_at(0, &[9; 4096]).unwrap();
     other.barrier().unwrap();
     // The other one is there still.
-    let refused = Living::open(world.store(2), NAME.into(), &at(place.path()), false).err().unwrap();
-    let is_told = |told: &str| told.contains("lockbox remote unsent");
+    let refused = BucketWriter::open(world.store(2), NAME.into(), &at(place.path()), false).err().unwrap();
+    let is_told = |message: &str| message.contains("lockbox remote unsent");
     assert!(matches!(&refused, Error::InUse(why) if is_told(why)), "{refused}");
     drop(other);
 }
@@ -601,8 +605,8 @@ fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
         }
         let before = fs::read(&file).unwrap();
         let requests = world.with(|state| state.objects.len());
-        let told = mounted(&world, &directory).err().map(|error| error.to_string());
-        assert!(told.as_ref().is_some_and(|told| told.contains("was not sent")), "{case}: {told:?}");
+        let message = mounted(&world, &directory).err().map(|error| error.to_string());
+        assert!(message.as_ref().is_some_and(|message| message.contains("was not sent")), "{case}: {message:?}");
         assert_eq!(world.with(|state| state.objects.len()), requests, "{case}: a writer came");
         assert!(fs::read(&file).unwrap() == before, "{case}");
         match case {
@@ -624,7 +628,7 @@ fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
     let living = mounted(&world, place.path()).unwrap();
     living.write_at(0, &[1; 4096]).unwrap();
     living.barrier().unwrap();
-    living.leave();
+    living.spool_on_timeout();
     assert_eq!(living.kept_back().unwrap(), 0);
     is_away(&world, true);
     drop(living);
@@ -641,9 +645,9 @@ fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
 #[test]
 fn what_is_thrown_away_is_nothing_that_a_writer_has_taken_up() {
     let place = tempfile::tempdir().unwrap();
-    let open = || Spool::open(place.path(), NAME, &HERE).unwrap();
+    let open = || UploadSpool::open(place.path(), NAME, &HERE).unwrap();
     let count = || fs::read_dir(place.path()).unwrap().count();
-    open().unwrap().keep("earlier", &[1; 40], true).unwrap();
+    open().unwrap().append("earlier", &[1; 40], true).unwrap();
     let file = fs::read_dir(place.path()).unwrap().next().unwrap().unwrap().path();
     let stem = file.file_name().unwrap().to_str().unwrap().strip_suffix(".unsent").unwrap().to_owned();
     let content = fs::read(&file).unwrap();
@@ -652,7 +656,7 @@ fn what_is_thrown_away_is_nothing_that_a_writer_has_taken_up() {
     fs::write(&file, &content).unwrap();
     let all = count();
     std::thread::scope(|scope| {
-        let thrown = scope.spawn(|| forget(place.path(), NAME).unwrap().len());
+        let thrown = scope.spawn(|| discard(place.path(), NAME).unwrap().len());
         while count() == all {
             std::thread::yield_now();
         }
@@ -660,7 +664,7 @@ fn what_is_thrown_away_is_nothing_that_a_writer_has_taken_up() {
         assert_eq!(thrown.join().unwrap(), all);
         // It may have been in the way for long.
         let writer = writer.or_else(open).unwrap();
-        writer.keep("later", &[2; 40], true).unwrap();
+        writer.append("later", &[2; 40], true).unwrap();
         drop(writer);
         assert_eq!(open().unwrap().names(), ["later"]);
     });

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-use super::super::layout::Owner;
-use super::super::session::{GRACE, Session};
+use super::super::layout::WriterIdentity;
+use super::super::session::{GRACE, WriterSession};
 use super::super::{Bucket, open};
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed, somebody, store};
@@ -34,9 +34,9 @@ fn a_bucket_has_the_bytes_that_were_written() {
         let mut model: Vec<u8> = Vec::new();
         for _ in 0..4 {
             let mut bucket = bucket(&world);
-            let staged = match bucket.existing().unwrap() {
+            let staged = match bucket.open_existing().unwrap() {
                 Some(staged) if !dice.one_in(4) => staged,
-                _ => bucket.fresh().unwrap(),
+                _ => bucket.create_empty().unwrap(),
             };
             let mut now = whole(&*staged);
             assert!(now.is_empty() || now == model, "seed {seed}");
@@ -90,7 +90,7 @@ fn change(dice: &mut Dice, staged: &dyn Storage, now: &mut Vec<u8>) {
 }
 
 /// The names of objects, by what they are.
-fn counts(world: &World) -> (usize, usize) {
+fn metrics(world: &World) -> (usize, usize) {
     world.with(|state| {
         let count = |part: &str| state.objects.keys().filter(|name| name.contains(part)).count();
         (count("/log/"), count("/seg/"))
@@ -101,7 +101,7 @@ fn counts(world: &World) -> (usize, usize) {
 fn what_is_dead_goes_after_a_day_and_what_is_sparse_is_written_anew() {
     let world = World::new(1, 0);
     let fill = |bucket: &mut Bucket, byte: u8, blocks: std::ops::Range<u64>| {
-        let staged = bucket.existing().unwrap().unwrap_or_else(|| bucket.fresh().unwrap());
+        let staged = bucket.open_existing().unwrap().unwrap_or_else(|| bucket.create_empty().unwrap());
         for number in blocks {
             staged.write_at(number * 4096, &[byte; 4096]).unwrap();
         }
@@ -109,12 +109,12 @@ fn what_is_dead_goes_after_a_day_and_what_is_sparse_is_written_anew() {
     let mut one = bucket(&world);
     fill(&mut one, 1, 0..2048);
     one.publish().unwrap();
-    assert_eq!(counts(&world), (2, 1));
+    assert_eq!(metrics(&world), (2, 1));
     // Most of the segment is written again: the rest of it moves along.
     let mut two = bucket(&world);
     fill(&mut two, 2, 0..1500);
     two.publish().unwrap();
-    assert_eq!(counts(&world), (4, 2));
+    assert_eq!(metrics(&world), (4, 2));
     let mut wanted = vec![2; 1500 * 4096];
     wanted.resize(2048 * 4096, 1);
     assert!(published(&world) == wanted);
@@ -123,7 +123,7 @@ fn what_is_dead_goes_after_a_day_and_what_is_sparse_is_written_anew() {
         world.with(|state| state.clock += GRACE + 60);
         drop(bucket(&world));
     }
-    let (records, segments) = counts(&world);
+    let (records, segments) = metrics(&world);
     assert_eq!(segments, 1, "the first segment was dead for a day");
     // The records of those who came stay.
     assert_eq!(records, 4 + 2, "{:?}", world.with(|state| state.requests.split_off(0)));
@@ -134,14 +134,14 @@ fn what_is_dead_goes_after_a_day_and_what_is_sparse_is_written_anew() {
 fn what_a_killed_writer_left_goes_and_what_is_needed_stays() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    one.fresh().unwrap().write_at(0, &vec![1; 9 << 20]).unwrap();
+    one.create_empty().unwrap().write_at(0, &vec![1; 9 << 20]).unwrap();
     one.publish().unwrap();
     let wanted = published(&world);
-    let needed = counts(&world).1;
+    let needed = metrics(&world).1;
     let mut two = bucket(&world);
-    two.fresh().unwrap().write_at(0, &vec![2; 40 << 20]).unwrap();
-    two.settled();
-    assert!(counts(&world).1 > needed, "nothing went up");
+    two.create_empty().unwrap().write_at(0, &vec![2; 40 << 20]).unwrap();
+    two.wait_settled();
+    assert!(metrics(&world).1 > needed, "nothing went up");
     // As if it were killed: nothing is taken back.
     std::mem::forget(two);
     for _ in 0..2 {
@@ -150,7 +150,7 @@ fn what_a_killed_writer_left_goes_and_what_is_needed_stays() {
         assert!(published(&world) == wanted);
     }
     drop(bucket(&world));
-    assert_eq!(counts(&world).1, needed);
+    assert_eq!(metrics(&world).1, needed);
     assert!(published(&world) == wanted);
 }
 
@@ -158,18 +158,18 @@ fn what_a_killed_writer_left_goes_and_what_is_needed_stays() {
 fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_and_the_one_before_stays() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    one.fresh().unwrap().write_at(0, &vec![1; 100 * 4096]).unwrap();
+    one.create_empty().unwrap().write_at(0, &vec![1; 100 * 4096]).unwrap();
     one.publish().unwrap();
     let mut wanted = vec![1; 100 * 4096];
     let runs = |world: &Arc<World>| {
-        let session = Session::open(store(world, 7), somebody(), true).unwrap();
+        let session = WriterSession::open(store(world, 7), somebody(), true).unwrap();
         session.map().runs()
     };
     // Every other block comes from another object.
     let scatter = |most: u64, byte: u8, wanted: &mut [u8]| {
         let mut next = bucket(&world);
         (next.session.most_checkpoint, next.session.least_changes) = (most, 0);
-        let staged = next.existing().unwrap().unwrap();
+        let staged = next.open_existing().unwrap().unwrap();
         for block in (0..80_usize).step_by(2) {
             staged.write_at(block as u64 * 4096, &[byte; 4096]).unwrap();
             wanted[block * 4096..(block + 1) * 4096].fill(byte);
@@ -183,8 +183,8 @@ fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_
     // Not even that fits.
     let before = wanted.clone();
     let made = world.with(|state| state.objects.keys().filter(|name| name.contains("/map/")).count());
-    let told = scatter(100, 4, &mut wanted).unwrap_err();
-    assert!(matches!(&told, Error::Invalid(why) if why.contains("pieces")), "{told}");
+    let message = scatter(100, 4, &mut wanted).unwrap_err();
+    assert!(matches!(&message, Error::Invalid(why) if why.contains("pieces")), "{message}");
     assert_eq!(world.with(|state| state.objects.keys().filter(|name| name.contains("/map/")).count()), made);
     assert!(published(&world) == before);
 }
@@ -193,7 +193,7 @@ fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_
 fn no_length_that_readers_refuse_is_made_durable() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    let staged = one.fresh().unwrap();
+    let staged = one.create_empty().unwrap();
     staged.write_at(0, &[7; 5000]).unwrap();
     let longest = i64::MAX as u64 / 4096 * 4096;
     for length in [u64::MAX, 1 << 63, i64::MAX as u64, longest + 1] {
@@ -209,9 +209,9 @@ fn no_length_that_readers_refuse_is_made_durable() {
     let mut last = [0];
     file.read_at(longest - 1, &mut last).unwrap();
     assert_eq!((file.len().unwrap(), last), (longest, [1]));
-    let mut session = Session::open(store(&world, 1), somebody(), true).unwrap();
+    let mut session = WriterSession::open(store(&world, 1), somebody(), true).unwrap();
     let map = session.map().clone();
-    assert!(session.commit(map, Vec::new(), 1 << 63, super::super::layout::Kind::Close).is_err());
+    assert!(session.commit(map, Vec::new(), 1 << 63, super::super::layout::RecordKind::Close).is_err());
     assert!(open(world.store(1), "s3://b/p".into(), &options()).is_ok());
 }
 
@@ -220,7 +220,7 @@ fn requests_are_counted() {
     let world = World::new(1, 0);
     let spent = |world: &World| world.with(|state| std::mem::take(&mut state.requests));
     let mut one = bucket(&world);
-    let staged = one.fresh().unwrap();
+    let staged = one.create_empty().unwrap();
     staged.write_at(0, &vec![7; 2 << 20]).unwrap();
     let coming = spent(&world);
     // Marker looked for and made, probed; the newest looked for, the record, the newest again.
@@ -237,35 +237,35 @@ fn requests_are_counted() {
 #[test]
 fn another_writer_is_told_of_and_can_be_taken_over_from() {
     let world = World::new(1, 0);
-    let mut one = Session::open(store(&world, 1), somebody(), false).unwrap();
-    let told = Session::open(store(&world, 2), somebody(), false).err().unwrap();
-    assert!(matches!(&told, Error::InUse(why) if why.contains("host")), "{told}");
-    let mut two = Session::open(store(&world, 2), somebody(), true).unwrap();
-    let commit = |session: &mut Session| -> Result<()> {
+    let mut one = WriterSession::open(store(&world, 1), somebody(), false).unwrap();
+    let message = WriterSession::open(store(&world, 2), somebody(), false).err().unwrap();
+    assert!(matches!(&message, Error::InUse(why) if why.contains("host")), "{message}");
+    let mut two = WriterSession::open(store(&world, 2), somebody(), true).unwrap();
+    let commit = |session: &mut WriterSession| -> Result<()> {
         let map = session.map().clone();
-        session.commit(map, Vec::new(), 4096, super::super::layout::Kind::Close)
+        session.commit(map, Vec::new(), 4096, super::super::layout::RecordKind::Close)
     };
     assert!(matches!(commit(&mut one), Err(Error::InUse(_))));
     assert!(matches!(commit(&mut one), Err(Error::InUse(_))), "for ever");
     commit(&mut two).unwrap();
-    Session::open(store(&world, 3), somebody(), false).unwrap();
+    WriterSession::open(store(&world, 3), somebody(), false).unwrap();
 }
 
 #[test]
 fn a_writer_that_was_killed_is_followed_on_its_own_machine() {
     let world = World::new(1, 0);
-    let gone = Owner { machine: [1; 16], boot: [2; 16], started: 1, process: u32::MAX, ..somebody() };
-    drop(Session::open(store(&world, 1), gone, false).unwrap());
-    let here = Owner { machine: [1; 16], boot: [2; 16], ..Owner::here() };
-    Session::open(store(&world, 2), here, false).unwrap();
+    let gone = WriterIdentity { machine: [1; 16], boot: [2; 16], started: 1, process: u32::MAX, ..somebody() };
+    drop(WriterSession::open(store(&world, 1), gone, false).unwrap());
+    let here = WriterIdentity { machine: [1; 16], boot: [2; 16], ..WriterIdentity::current() };
+    WriterSession::open(store(&world, 2), here, false).unwrap();
 }
 
 #[test]
 fn a_store_that_overwrites_is_refused_before_anything_is_written() {
     let world = World::new(1, 0);
     world.with(|state| state.overwrites = true);
-    let told = Session::open(store(&world, 1), somebody(), true).err().unwrap();
-    assert!(matches!(told, Error::Unsupported(_)), "{told}");
+    let message = WriterSession::open(store(&world, 1), somebody(), true).err().unwrap();
+    assert!(matches!(message, Error::Unsupported(_)), "{message}");
     assert_eq!(world.with(|state| state.objects.len()), 1, "the marker alone");
 }
 
@@ -273,7 +273,7 @@ fn a_store_that_overwrites_is_refused_before_anything_is_written() {
 fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    let staged = one.fresh().unwrap();
+    let staged = one.create_empty().unwrap();
     staged.write_at(0, &vec![7; 12 << 20]).unwrap();
     one.publish().unwrap();
     let names: Vec<String> = world.with(|state| state.objects.keys().cloned().collect());
@@ -304,9 +304,12 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
             others += 1;
         }
         if let Some((_, hash)) = name.split_once("/seg/") {
-            for (told, how) in [(&read, "shorter"), (&missing, "missing")] {
-                let told = format!("{told:?}");
-                assert!(told.contains("Damaged") && told.contains(hash) && told.contains(how), "{name} {told}");
+            for (message, how) in [(&read, "shorter"), (&missing, "missing")] {
+                let message = format!("{message:?}");
+                assert!(
+                    message.contains("Damaged") && message.contains(hash) && message.contains(how),
+                    "{name} {message}"
+                );
                 segments += 1;
             }
         }
@@ -320,7 +323,7 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
 fn what_lies_beside_a_missing_object_is_read() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    one.fresh().unwrap().write_at(0, &vec![7; 1200 * 4096]).unwrap();
+    one.create_empty().unwrap().write_at(0, &vec![7; 1200 * 4096]).unwrap();
     one.publish().unwrap();
     let living = super::writable::living(&world, 1).unwrap();
     (450..650).step_by(2).for_each(|block| living.write_at(block * 4096, &[8; 4096]).unwrap());
@@ -333,8 +336,8 @@ fn what_lies_beside_a_missing_object_is_read() {
     let mut block = [0; 4096];
     file.read_at(501 * 4096, &mut block).unwrap();
     assert_eq!(block, [7; 4096]);
-    let told = file.read_at(500 * 4096, &mut block).unwrap_err().to_string();
-    assert!(told.contains("record 4 is missing"), "{told}");
+    let message = file.read_at(500 * 4096, &mut block).unwrap_err().to_string();
+    assert!(message.contains("record 4 is missing"), "{message}");
     let mut part = [0; 5000];
     file.read_at(501 * 4096, &mut part).unwrap_err();
     file.read_at(501 * 4096 + 1, &mut part[..4095]).unwrap();
@@ -354,7 +357,7 @@ fn oldest(names: &[String]) -> &str {
 fn a_record_of_another_incarnation_is_damage() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    let staged = one.fresh().unwrap();
+    let staged = one.create_empty().unwrap();
     staged.write_at(0, &[7; 4096]).unwrap();
     one.publish().unwrap();
     let other = World::new(2, 0);

@@ -1,15 +1,20 @@
-//! An archive in a bucket as a storage for writing, none of which anybody sees before a record names it.
+//! Upload buffer: writable storage over an archive in a bucket; readers see nothing before a record
+//! names it.
 //!
-//! What is written gathers in memory and goes up in segments while more comes, which nothing names yet: garbage until a record does. One record makes everything
-//! visible and durable at once, or nothing ever does (STORAGE-4). Who writes here decides when that is: with each barrier ([`super::writable`]), or once at the end
-//! ([`Staged::publish`]). Then a barrier has nothing to do, and whoever writes owes its user no answer before the end.
+//! Writes are buffered in memory and uploaded in segments, which are garbage until a record names
+//! them. One record makes all of them visible and durable, or none (STORAGE-4). The owner decides
+//! when: with each barrier ([`super::writable`]), or once at the end ([`UploadBuffer::publish`]).
+//! In the second case barriers do nothing: the writer owes its user no durability before the end.
 //!
 //! # Invariants
-//! STAGED-1  A record names what was written before it was cut off from what came later, all of it: segments that it names are up before it is sent, and what it has
-//!     itself is no longer counted as written.
-//! STAGED-2  Of a block the newest bytes are read, wherever they are: not sent, in the last record, on their way, in the store, or as they were at the beginning.
-//!     The base, which has it as it was at the beginning, is asked for pieces with many blocks: so it names no object that this writer removes, needed or not.
-//! STAGED-3  After a failure nothing is sent any more: who writes on has lost what was to go with it. It is read all the same.
+//! STAGED-1  A record names exactly the writes before its batch was taken: its segments are
+//!     uploaded before it is sent, and its inline pages are no longer dirty.
+//! STAGED-2  A read returns the newest bytes of a block, wherever they are: dirty, in the last
+//!     record, in flight, in the store, or in the base. The base, which has the state at its
+//!     creation, reads long ranges: so it must name no object that this writer removes, needed or
+//!     not.
+//! STAGED-3  After a failure nothing is sent any more: writes since the last record are lost, but
+//!     can be read.
 
 mod read;
 mod repack;
@@ -24,74 +29,76 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use self::state::State;
-use super::block_cache::{Block, Near};
-use super::blocks::Blocks;
-use super::layout::{BLOCK, LONGEST};
-use super::object_ref::Entry;
-use super::session::Session;
-use crate::Options;
+use self::state::UploadState;
+use super::block_cache::{BlockBytes, BlockCache};
+use super::blocks::BlockFetcher;
+use super::layout::{BLOCK, MAX_ARCHIVE_BYTES};
+use super::object_ref::MapEntry;
+use super::session::WriterSession;
+use crate::RemoteOptions;
 
-/// Blocks that gather before they go up: 8 MiB.
-const SEGMENT: usize = 8 << 8;
-/// Blocks that are written before what is read ahead is that, too: 256 MiB.
-const SINCE_BASE: u64 = 256 << 8;
+/// Dirty blocks that trigger an upload: 8 MiB.
+const SEGMENT_BLOCKS: usize = 8 << 8;
+/// Written blocks after which a commit refreshes the base, for readahead of them: 256 MiB.
+const REBASE_BLOCKS: u64 = 256 << 8;
 
-/// See above.
-pub(crate) struct Staged {
+/// Writable storage over an archive in a bucket.
+pub(crate) struct UploadBuffer {
     shared: Arc<Shared>,
-    options: Options,
-    /// One after the other: a block of which a part is written is read before, and nothing goes up while the base is made anew.
+    options: RemoteOptions,
+    /// Serializes writes: a partial write reads its block first, and no upload may run while the
+    /// base is replaced.
     writing: Mutex<()>,
-    /// Blocks that are written before the base is made anew.
-    pub(super) most_since_base: u64,
+    /// Written blocks after which the base is refreshed.
+    pub(super) rebase_after: u64,
 }
 
 struct Shared {
-    /// As of this writer's newest record.
-    blocks: Blocks,
-    state: Mutex<State>,
+    /// Fetches blocks as of this writer's newest record.
+    blocks: BlockFetcher,
+    state: Mutex<UploadState>,
     sent: Condvar,
-    near: Arc<Near>,
+    cache: Arc<BlockCache>,
 }
 
-impl Staged {
-    /// What the session's newest record names, or nothing at all.
+impl UploadBuffer {
+    /// Creates a buffer over the session's newest record, or over an empty archive.
     ///
     /// # Errors
-    /// Those of requests.
-    pub(super) fn new(session: &Session, options: &Options, empty: bool) -> Result<Staged> {
+    /// Errors of requests.
+    pub(super) fn new(session: &WriterSession, options: &RemoteOptions, empty: bool) -> Result<UploadBuffer> {
         let (map, length) = if empty {
-            // What lies there now ends with the record that names what comes in its place.
+            // The old content ends with the record that names the new one.
             let mut map = session.map().clone();
-            map.lay(&Entry { blocks: 0..map.end(), place: None });
+            map.assign(&MapEntry { blocks: 0..map.end(), place: None });
             (map, 0)
         } else {
             (session.map().clone(), session.length())
         };
-        let blocks = Blocks {
+        let blocks = BlockFetcher {
             store: session.store.clone(),
             incarnation: session.incarnation,
             sequence: Arc::new(AtomicU64::new(session.sequence())),
         };
         let shared = Arc::new(Shared {
-            near: Arc::new(Near::new(blocks.clone())),
+            cache: Arc::new(BlockCache::new(blocks.clone())),
             blocks,
-            state: Mutex::new(State::new(map, length, empty)),
+            state: Mutex::new(UploadState::new(map, length, empty)),
             sent: Condvar::new(),
         });
-        let staged = Staged { shared, options: options.clone(), writing: Mutex::new(()), most_since_base: SINCE_BASE };
+        let staged =
+            UploadBuffer { shared, options: options.clone(), writing: Mutex::new(()), rebase_after: REBASE_BLOCKS };
         staged.rebase()?;
         Ok(staged)
     }
 
-    /// Whether all that was written is in a record.
+    /// Returns whether a record has all writes.
     pub(super) fn is_committed(&self) -> bool {
         let state = self.shared.state.lock();
         !state.touched && state.failed.is_none()
     }
 
-    /// Blocks that were written since the writer came.
+    /// Returns the number of blocks written since the acquisition.
     pub(super) fn written(&self) -> u64 {
         self.shared.state.lock().written
     }
@@ -100,14 +107,14 @@ impl Staged {
         self.shared.state.lock().is_scattered(most_runs)
     }
 
-    /// Something else has taken its place: it is only read (STAGED-3).
+    /// Makes the buffer read-only after its content was replaced (STAGED-3).
     pub(super) fn end(&self) {
         let ended = || Error::ReadOnly("the archive was written anew, and this is how it was before".into());
         self.shared.state.lock().failed.get_or_insert_with(ended);
     }
 
-    /// Zeros in a range.
-    fn clear(&self, range: Range<u64>) -> Result<()> {
+    /// Zeroes a range.
+    fn zero_range(&self, range: Range<u64>) -> Result<()> {
         let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
         if first > last {
             return self.write_part(range.start, &vec![0; (range.end - range.start) as usize]);
@@ -116,7 +123,7 @@ impl Staged {
         self.write_part(range.start, &vec![0; (first * BLOCK - range.start) as usize])?;
         self.write_part(last * BLOCK, &vec![0; (range.end - last * BLOCK) as usize])?;
         let mut state = self.shared.state.lock();
-        state.forget(first..last);
+        state.zero_blocks(first..last);
         Ok(())
     }
 
@@ -139,13 +146,14 @@ impl Staged {
     }
 }
 
-/// Whoever writes may be another user's daemon: a length that no reader takes would be durable.
-fn end_of(offset: u64, length: u64) -> Result<u64> {
-    let end = offset.checked_add(length).filter(|end| *end <= LONGEST);
+/// Returns the end of a range, if a reader accepts that length. The caller may be the daemon of
+/// another user, and an excessive length would be durable.
+fn checked_end(offset: u64, length: u64) -> Result<u64> {
+    let end = offset.checked_add(length).filter(|end| *end <= MAX_ARCHIVE_BYTES);
     end.ok_or_else(|| Error::invalid(format!("range beyond the largest archive: offset={offset} length={length}")))
 }
 
-impl Storage for Staged {
+impl Storage for UploadBuffer {
     fn len(&self) -> Result<u64> {
         Ok(self.shared.state.lock().length)
     }
@@ -159,11 +167,11 @@ impl Storage for Staged {
     }
 
     fn will_need(&self, offset: u64, length: u64) {
-        self.expect(offset, length);
+        self.prefetch(offset, length);
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let end = end_of(offset, data.len() as u64)?;
+        let end = checked_end(offset, data.len() as u64)?;
         let _writing = self.writing.lock();
         let mut at = offset;
         while at < end {
@@ -172,24 +180,24 @@ impl Storage for Staged {
             let part = &data[(at - offset) as usize..(next - offset) as usize];
             match part.try_into() {
                 Ok(block) => {
-                    let block: &Block = block;
+                    let block: &BlockBytes = block;
                     self.shared.state.lock().put(number, Box::new(*block));
                 }
                 Err(_) => self.write_part(at, part)?,
             }
-            self.shared.state.lock().is_written(number);
+            self.shared.state.lock().note_write(number);
             at = next;
         }
         let mut state = self.shared.state.lock();
         state.length = state.length.max(end);
-        let is_full = state.dirty.len() >= SEGMENT;
+        let is_full = state.dirty.len() >= SEGMENT_BLOCKS;
         drop(state);
-        if is_full { self.send() } else { Ok(()) }
+        if is_full { self.send_dirty() } else { Ok(()) }
     }
 
-    /// Room is not scarce there: nothing is sent.
+    /// Extends the length; a store needs no allocation.
     fn allocate(&self, offset: u64, length: u64) -> Result<()> {
-        let end = end_of(offset, length)?;
+        let end = checked_end(offset, length)?;
         let mut state = self.shared.state.lock();
         state.touched |= end > state.length;
         state.length = state.length.max(end);
@@ -199,26 +207,26 @@ impl Storage for Staged {
     fn punch(&self, offset: u64, length: u64) -> Result<()> {
         let _writing = self.writing.lock();
         let end = offset.saturating_add(length).min(self.len()?);
-        if offset < end { self.clear(offset..end) } else { Ok(()) }
+        if offset < end { self.zero_range(offset..end) } else { Ok(()) }
     }
 
     fn set_len(&self, length: u64) -> Result<()> {
-        end_of(0, length)?;
+        checked_end(0, length)?;
         let _writing = self.writing.lock();
         let now = self.len()?;
         if length < now {
-            self.clear(length..now)?;
+            self.zero_range(length..now)?;
         }
         let mut state = self.shared.state.lock();
         if length < now {
-            state.forget(length.div_ceil(BLOCK)..now.div_ceil(BLOCK));
+            state.zero_blocks(length.div_ceil(BLOCK)..now.div_ceil(BLOCK));
         }
         state.touched |= length != now;
         state.length = length;
         Ok(())
     }
 
-    /// Nothing is on the medium before [`Staged::publish`], and nothing is promised before.
+    /// Reports an earlier failure. Nothing is durable before a commit.
     fn barrier(&self) -> Result<()> {
         self.shared.state.lock().failed.clone().map_or(Ok(()), Err)
     }
@@ -227,7 +235,9 @@ impl Storage for Staged {
         true
     }
 
-    /// Of all of it: from here on the store is read. Parts are not dropped: what the store gave was asked for by the hash in its name or is checked by whoever reads.
+    /// Refreshes the base if the range covers the whole archive: later reads go to the store.
+    /// Smaller ranges are ignored: bytes from the store are checked by the hash in the object's
+    /// name, or by the caller.
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
         let _writing = self.writing.lock();
         if offset == 0 && length >= self.len()? { self.rebase() } else { Ok(()) }
@@ -247,7 +257,7 @@ impl Storage for Staged {
 
     fn allocated(&self) -> Result<u64> {
         let state = self.shared.state.lock();
-        Ok((state.map.live() + state.dirty.len() as u64) * BLOCK)
+        Ok((state.map.live_blocks() + state.dirty.len() as u64) * BLOCK)
     }
 
     fn read_only(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What was written goes up: segments while more comes, and the records that name them.
+//! Uploads: segments in the background, and the records that name them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -9,89 +9,91 @@ use std::thread;
 use lockbox::{Error, Result};
 use rangemap::RangeSet;
 
-use super::super::block_cache::Block;
-use super::super::layout::{self, BLOCK, Kind, MAX_BLOCKS};
-use super::super::map::Map;
-use super::super::object_names::random;
-use super::super::object_ref::{Entry, Id, Place};
-use super::super::session::{Inline, Session, placed};
-use super::Staged;
+use super::super::block_cache::BlockBytes;
+use super::super::layout::{self, BLOCK, MAX_BLOCKS, RecordKind};
+use super::super::map::BlockMap;
+use super::super::object_names::random_bytes;
+use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::session::{InlinePages, WriterSession, inline_entries};
+use super::UploadBuffer;
 
-/// Segments under way at once; each is in memory.
-const SENDING: usize = 4;
-/// Most blocks that a record itself has: 4 MiB.
-pub(super) const INLINE: usize = 4 << 8;
+/// Maximum segments in flight; each is in memory.
+const MAX_UPLOADS: usize = 4;
+/// Maximum inline blocks of a record: 4 MiB.
+pub(super) const MAX_INLINE_BLOCKS: usize = 4 << 8;
 
-/// What goes with one record.
-struct Cut {
-    map: Map,
-    inline: Vec<Inline>,
+/// Content of one commit.
+struct CommitBatch {
+    map: BlockMap,
+    inline: Vec<InlinePages>,
     length: u64,
-    /// Segments that have to be up before it.
-    sending: Vec<Id>,
-    /// Those that are named from then on, or dead.
-    made: HashSet<Id>,
+    /// Segments that must be uploaded before the record.
+    in_flight: Vec<ObjectId>,
+    /// Segments that the record names or declares dead.
+    uploaded: HashSet<ObjectId>,
 }
 
-impl Staged {
-    /// Waits until what is under way is up; with `all`, what gathers goes up first.
-    pub(in super::super) fn settle(&self, all: bool) -> Result<()> {
+impl UploadBuffer {
+    /// Waits for uploads in flight; with `all`, uploads dirty blocks first.
+    pub(in super::super) fn wait_uploads(&self, all: bool) -> Result<()> {
         if all {
-            self.send()?;
+            self.send_dirty()?;
         }
         let mut state = self.shared.state.lock();
-        while !state.sending.is_empty() {
+        while !state.in_flight.is_empty() {
             self.shared.sent.wait(&mut state);
         }
         state.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Has what gathered go up as segments.
-    pub(super) fn send(&self) -> Result<()> {
+    /// Uploads the dirty blocks as segments in the background.
+    pub(super) fn send_dirty(&self) -> Result<()> {
         loop {
             let mut state = self.shared.state.lock();
-            while state.sending.len() >= SENDING {
+            while state.in_flight.len() >= MAX_UPLOADS {
                 self.shared.sent.wait(&mut state);
             }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            let mut gathered = std::mem::take(&mut state.dirty);
-            if let Some(rest) = gathered.keys().nth(MAX_BLOCKS as usize).copied() {
-                state.dirty = gathered.split_off(&rest);
+            let mut dirty = std::mem::take(&mut state.dirty);
+            if let Some(rest) = dirty.keys().nth(MAX_BLOCKS as usize).copied() {
+                state.dirty = dirty.split_off(&rest);
             }
-            if gathered.is_empty() {
+            if dirty.is_empty() {
                 return Ok(());
             }
-            let runs = runs(&gathered);
-            let blocks: Vec<Range<u64>> = runs.iter().map(Inline::blocks).collect();
+            let runs = runs(&dirty);
+            let blocks: Vec<Range<u64>> = runs.iter().map(InlinePages::blocks).collect();
             let pages: Vec<u8> = runs.into_iter().flat_map(|run| run.pages).collect();
-            let (bytes, hash) = layout::encode_segment(&self.shared.blocks.incarnation, &random()?, &blocks, &pages);
-            let id = Id::Segment(hash);
+            let (bytes, hash) =
+                layout::encode_segment(&self.shared.blocks.incarnation, &random_bytes()?, &blocks, &pages);
+            let id = ObjectId::Segment(hash);
             let (count, mut at) = ((pages.len() as u64 / BLOCK) as u32, 0);
             for run in blocks {
                 let length = (run.end - run.start) as u32;
-                state.lay(&Entry { blocks: run, place: Some(Place { id, blocks: count, at }) });
+                state.assign(&MapEntry { blocks: run, place: Some(ObjectRef { id, blocks: count, at }) });
                 at += length;
             }
             drop(pages);
             let bytes = Arc::new(bytes);
-            state.sending.insert(id, bytes.clone());
+            state.in_flight.insert(id, bytes.clone());
             let shared = self.shared.clone();
             let sent = thread::Builder::new().name("send".into()).spawn(move || {
-                let made = Session::make_segment(&shared.blocks.store, &shared.blocks.incarnation, &id, &bytes);
+                let uploaded =
+                    WriterSession::create_segment(&shared.blocks.store, &shared.blocks.incarnation, &id, &bytes);
                 let mut state = shared.state.lock();
-                state.sending.remove(&id);
-                state.made.push(id);
-                if let Err(error) = made {
-                    state.lost.insert(id, bytes);
+                state.in_flight.remove(&id);
+                state.uploaded.push(id);
+                if let Err(error) = uploaded {
+                    state.failed_uploads.insert(id, bytes);
                     state.failed.get_or_insert(error);
                 }
                 shared.sent.notify_all();
             });
             if let Err(error) = sent {
-                let bytes = state.sending.remove(&id);
-                state.lost.extend(bytes.map(|bytes| (id, bytes)));
+                let bytes = state.in_flight.remove(&id);
+                state.failed_uploads.extend(bytes.map(|bytes| (id, bytes)));
                 let error = Error::io("cannot start a thread that sends", error);
                 state.failed = Some(error.clone());
                 return Err(error);
@@ -99,107 +101,111 @@ impl Staged {
         }
     }
 
-    /// Makes the archive what was written here: durable when this returns, all of it or nothing. The writer is gone then.
+    /// Commits all writes and closes the session; atomic, and durable on return.
     ///
     /// # Errors
-    /// `InUse` when another writer took over; those of requests.
-    pub(in super::super) fn publish(&self, session: &mut Session) -> Result<()> {
-        self.gather_sparse(session.most_runs(), u64::MAX)?;
-        self.commit(session, Kind::Close)
+    /// `InUse` when another writer took over; errors of requests.
+    pub(in super::super) fn publish(&self, session: &mut WriterSession) -> Result<()> {
+        self.repack_sparse(session.most_runs(), u64::MAX)?;
+        self.commit(session, RecordKind::Close)
     }
 
-    /// Makes what was written before the call durable with one record, all of it or nothing. Without anything new no record is made, but the last one.
+    /// Commits all writes before the call with one record, atomically. Without writes, only a
+    /// closing record is made.
     ///
     /// # Errors
-    /// As of [`Session::commit`]; what kept a segment from going up. Nothing is sent any more then.
-    pub(in super::super) fn commit(&self, session: &mut Session, kind: Kind) -> Result<()> {
-        let Some(cut) = self.cut(session.sequence() + 1, kind)? else { return Ok(()) };
+    /// As of [`WriterSession::commit`]; the error of a segment's upload. Nothing is sent after an
+    /// error.
+    pub(in super::super) fn commit(&self, session: &mut WriterSession, kind: RecordKind) -> Result<()> {
+        let Some(batch) = self.take_batch(session.sequence() + 1, kind)? else { return Ok(()) };
         let checkpoint = session.checkpoint();
-        let sent = self.await_sent(&cut.sending);
-        let done = sent.and_then(|()| session.commit(cut.map, cut.inline, cut.length, kind));
+        let sent = self.wait_for(&batch.in_flight);
+        let done = sent.and_then(|()| session.commit(batch.map, batch.inline, batch.length, kind));
         let mut state = self.shared.state.lock();
-        let late = state.late.take().unwrap_or_default();
+        let late = state.changed_since_cut.take().unwrap_or_default();
         if let Err(error) = done {
             state.failed.get_or_insert(error.clone());
             return Err(error);
         }
         if session.checkpoint() != checkpoint {
-            state.map.checkpointed_but(late);
+            state.map.reset_changes_to(late);
         }
-        state.made.retain(|id| !cut.made.contains(id));
+        state.uploaded.retain(|id| !batch.uploaded.contains(id));
         self.shared.blocks.sequence.store(session.sequence(), Ordering::Release);
-        let is_old = state.written - state.based >= self.most_since_base && kind == Kind::Commit;
+        let is_rebase_due = state.written - state.written_at_rebase >= self.rebase_after && kind == RecordKind::Commit;
         drop(state);
-        if is_old {
-            self.look_ahead_again();
+        if is_rebase_due {
+            self.refresh_base();
         }
         Ok(())
     }
 
-    /// STAGED-1
-    fn cut(&self, sequence: u64, kind: Kind) -> Result<Option<Cut>> {
+    /// Takes the dirty blocks as a batch for one record (STAGED-1).
+    fn take_batch(&self, sequence: u64, kind: RecordKind) -> Result<Option<CommitBatch>> {
         let _writing = self.writing.lock();
-        if self.shared.state.lock().dirty.len() > INLINE {
-            self.send()?;
+        if self.shared.state.lock().dirty.len() > MAX_INLINE_BLOCKS {
+            self.send_dirty()?;
         }
         let mut state = self.shared.state.lock();
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        if !state.touched && kind == Kind::Commit {
+        if !state.touched && kind == RecordKind::Commit {
             return Ok(None);
         }
         state.touched = false;
         let dirty = std::mem::take(&mut state.dirty);
         let mut inline = runs(&dirty);
-        // What comes with a record's end is what stands last in it.
-        let is_first = |run: &Inline| state.first.overlaps(&run.blocks());
+        // The end of a record, which an open reads first, has its last blocks.
+        let is_first = |run: &InlinePages| state.read_first.overlaps(&run.blocks());
         inline.sort_by_key(is_first);
-        placed(&inline, sequence).iter().for_each(|entry| state.lay(entry));
-        // What the record before has is up, and may be wanted again where nothing newer is.
-        for (number, block) in std::mem::replace(&mut state.last, dirty) {
+        inline_entries(&inline, sequence).iter().for_each(|entry| state.assign(entry));
+        // The inline blocks of the previous record are uploaded, and may be read again where no
+        // newer ones exist.
+        for (number, block) in std::mem::replace(&mut state.last_inline, dirty) {
             if let Some(place) = state.map.parts(number..number + 1).first().and_then(|part| part.place) {
-                self.shared.near.keep(&place, &block);
+                self.shared.cache.insert(&place, &block);
             }
         }
         let map = state.map.clone();
         // The record says that they are dead.
-        state.map.forget_dead();
-        state.late = Some(RangeSet::new());
-        let sending: Vec<Id> = state.sending.keys().copied().collect();
-        let made = state.made.iter().chain(&sending).copied().collect();
-        Ok(Some(Cut { map, inline, length: state.length, sending, made }))
+        state.map.take_unreferenced();
+        state.changed_since_cut = Some(RangeSet::new());
+        let in_flight: Vec<ObjectId> = state.in_flight.keys().copied().collect();
+        let uploaded = state.uploaded.iter().chain(&in_flight).copied().collect();
+        Ok(Some(CommitBatch { map, inline, length: state.length, in_flight, uploaded }))
     }
 
-    /// Waits until these segments are up.
-    fn await_sent(&self, ids: &[Id]) -> Result<()> {
+    /// Waits for the upload of these segments.
+    fn wait_for(&self, ids: &[ObjectId]) -> Result<()> {
         let mut state = self.shared.state.lock();
-        while ids.iter().any(|id| state.sending.contains_key(id)) {
+        while ids.iter().any(|id| state.in_flight.contains_key(id)) {
             self.shared.sent.wait(&mut state);
         }
         state.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Nothing of it is to be named: what went up, and what is on its way, which nobody waits for.
-    pub(in super::super) fn abandon(&self) -> (Vec<Id>, Vec<Id>) {
+    /// Abandons all uploads: returns the uploaded segments, and those in flight, for which it does
+    /// not wait.
+    pub(in super::super) fn abandon(&self) -> (Vec<ObjectId>, Vec<ObjectId>) {
         let mut state = self.shared.state.lock();
-        (std::mem::take(&mut state.made), state.sending.keys().copied().collect())
+        (std::mem::take(&mut state.uploaded), state.in_flight.keys().copied().collect())
     }
 }
 
-impl Inline {
+impl InlinePages {
     fn blocks(&self) -> Range<u64> {
         self.block..self.block + self.pages.len() as u64 / BLOCK
     }
 }
 
-/// Neighbours together.
-fn runs(blocks: &BTreeMap<u64, Box<Block>>) -> Vec<Inline> {
-    let mut runs: Vec<Inline> = Vec::new();
+/// Groups adjacent blocks.
+fn runs(blocks: &BTreeMap<u64, Box<BlockBytes>>) -> Vec<InlinePages> {
+    let mut runs: Vec<InlinePages> = Vec::new();
     for (number, block) in blocks {
         match runs.last_mut() {
             Some(run) if run.blocks().end == *number => run.pages.extend_from_slice(&**block),
-            _ => runs.push(Inline { block: *number, pages: block.to_vec() }),
+            _ => runs.push(InlinePages { block: *number, pages: block.to_vec() }),
         }
     }
     runs

@@ -1,4 +1,5 @@
-//! What is staged, and where the newest bytes of each block are: no request is made here.
+//! State of an upload buffer: dirty blocks and the location of each block's newest bytes. Makes no
+//! requests.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -7,89 +8,91 @@ use std::sync::Arc;
 use lockbox::Error;
 use rangemap::RangeSet;
 
-use super::super::block_cache::Block;
+use super::super::block_cache::BlockBytes;
 use super::super::layout::BLOCK;
-use super::super::map::Map;
-use super::super::object_ref::{Entry, Id};
-use super::super::version::Reading;
+use super::super::map::BlockMap;
+use super::super::object_ref::{MapEntry, ObjectId};
+use super::super::version::VersionReader;
 use crate::remote_file::RemoteFile;
 
-/// Blocks that the record with which a writer goes has again because they were written last, and as many because the writer before left them so: some nodes.
-pub(super) const LITTLE: usize = 48;
+/// Blocks repeated in the closing record because they were written last, and as many because the
+/// previous writer left them so: some tree nodes.
+pub(super) const RECENT_BLOCKS: usize = 48;
 
-/// All of it, which changes under one lock.
-pub(super) struct State {
-    /// What has not gone up.
-    pub(super) dirty: BTreeMap<u64, Box<Block>>,
-    /// What the last record has itself, sent or on its way, where nothing else has come since.
-    pub(super) last: BTreeMap<u64, Box<Block>>,
-    /// Whether anything was changed that no record has.
+/// State under one lock.
+pub(super) struct UploadState {
+    /// Blocks not uploaded yet.
+    pub(super) dirty: BTreeMap<u64, Box<BlockBytes>>,
+    /// Inline blocks of the last record, sent or in flight, unless overwritten since.
+    pub(super) last_inline: BTreeMap<u64, Box<BlockBytes>>,
+    /// Whether there are changes that no record has.
     pub(super) touched: bool,
-    /// What who comes next reads first.
-    pub(super) first: RangeSet<u64>,
-    /// The blocks that were written last, in their order.
+    /// Blocks that the next open reads first.
+    pub(super) read_first: RangeSet<u64>,
+    /// Last written blocks, in order.
     pub(super) latest: VecDeque<u64>,
-    /// Blocks that were written since the writer came, and how many of them the base has.
+    /// Blocks written since the acquisition, and their number at the last rebase.
     pub(super) written: u64,
-    pub(super) based: u64,
-    /// What was laid into the map while a record was on its way.
-    pub(super) late: Option<RangeSet<u64>>,
-    /// What is going up: segments, which begin with their pages.
-    pub(super) sending: HashMap<Id, Arc<Vec<u8>>>,
-    /// The same that did not get there: no more than was sent at once, for then nothing is.
-    pub(super) lost: HashMap<Id, Arc<Vec<u8>>>,
-    /// What went up, or may have, and no record names yet.
-    pub(super) made: Vec<Id>,
+    pub(super) written_at_rebase: u64,
+    /// Blocks assigned while a record is in flight.
+    pub(super) changed_since_cut: Option<RangeSet<u64>>,
+    /// Segments in flight; their bytes begin with the pages.
+    pub(super) in_flight: HashMap<ObjectId, Arc<Vec<u8>>>,
+    /// Segments with a failed upload: at most those in flight at the time, since nothing is sent
+    /// after.
+    pub(super) failed_uploads: HashMap<ObjectId, Arc<Vec<u8>>>,
+    /// Segments that are uploaded, or may be, and that no record names yet.
+    pub(super) uploaded: Vec<ObjectId>,
     pub(super) failed: Option<Error>,
-    /// Where all is but what is dirty.
-    pub(super) map: Map,
+    /// Locations of all blocks that are not dirty.
+    pub(super) map: BlockMap,
     pub(super) length: u64,
-    /// For what is as it was there, and where that has it from.
+    /// Source of unchanged blocks, and its reader.
     pub(super) base: Option<Arc<RemoteFile>>,
-    pub(super) based_on: Option<Arc<Reading>>,
-    /// What is not.
+    pub(super) base_reader: Option<Arc<VersionReader>>,
+    /// Blocks changed since the base.
     pub(super) changed: RangeSet<u64>,
 }
 
-/// What a range of blocks is, as far as is known without a request (STAGED-2).
-pub(super) struct Seen {
-    /// As the base has it.
-    pub(super) old: Vec<Range<u64>>,
+/// Sources of a range of blocks, determined without a request (STAGED-2).
+pub(super) struct ReadPlan {
+    /// Runs to read from the base.
+    pub(super) unchanged: Vec<Range<u64>>,
     pub(super) base: Option<Arc<RemoteFile>>,
-    /// What lies in the store.
-    pub(super) far: Vec<Entry>,
-    /// What is in memory, from these blocks on; the later one of two is the newer one.
+    /// Runs to fetch from the store.
+    pub(super) remote: Vec<MapEntry>,
+    /// Bytes in memory with their first block; a later piece overrides an earlier one.
     pub(super) pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)>,
 }
 
-impl State {
-    /// Nothing is written yet. What is there has to go with a record if it is `touched`.
-    pub(super) fn new(map: Map, length: u64, touched: bool) -> State {
-        State {
+impl UploadState {
+    /// Creates a state without writes. With `touched`, the next record must be written.
+    pub(super) fn new(map: BlockMap, length: u64, touched: bool) -> UploadState {
+        UploadState {
             dirty: BTreeMap::new(),
-            last: BTreeMap::new(),
+            last_inline: BTreeMap::new(),
             touched,
-            first: RangeSet::new(),
+            read_first: RangeSet::new(),
             latest: VecDeque::new(),
             written: 0,
-            based: 0,
-            late: None,
-            sending: HashMap::new(),
-            lost: HashMap::new(),
-            made: Vec::new(),
+            written_at_rebase: 0,
+            changed_since_cut: None,
+            in_flight: HashMap::new(),
+            failed_uploads: HashMap::new(),
+            uploaded: Vec::new(),
             failed: None,
             map,
             length,
             base: None,
-            based_on: None,
+            base_reader: None,
             changed: RangeSet::new(),
         }
     }
 
-    pub(super) fn put(&mut self, number: u64, block: Box<Block>) {
+    pub(super) fn put(&mut self, number: u64, block: Box<BlockBytes>) {
         // Zeros need no place.
         if block.iter().all(|byte| *byte == 0) {
-            return self.forget(number..number + 1);
+            return self.zero_blocks(number..number + 1);
         }
         self.dirty.insert(number, block);
         self.changed.insert(number..number + 1);
@@ -97,35 +100,35 @@ impl State {
         self.written += 1;
     }
 
-    /// What is not in the store, or not yet.
-    pub(super) fn object(&self, id: &Id) -> Option<&Arc<Vec<u8>>> {
-        self.sending.get(id).or_else(|| self.lost.get(id))
+    /// Returns the bytes of a segment if they are in memory.
+    pub(super) fn local_object(&self, id: &ObjectId) -> Option<&Arc<Vec<u8>>> {
+        self.in_flight.get(id).or_else(|| self.failed_uploads.get(id))
     }
 
-    pub(super) fn is_written(&mut self, number: u64) {
-        if self.latest.len() == LITTLE {
+    pub(super) fn note_write(&mut self, number: u64) {
+        if self.latest.len() == RECENT_BLOCKS {
             self.latest.pop_front();
         }
         self.latest.push_back(number);
     }
 
-    pub(super) fn forget(&mut self, blocks: Range<u64>) {
+    pub(super) fn zero_blocks(&mut self, blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
         }
         let gone: Vec<u64> = self.dirty.range(blocks.clone()).map(|(number, _)| *number).collect();
         gone.iter().for_each(|number| drop(self.dirty.remove(number)));
-        // Erasing what is erased already is no change.
+        // Erasing zeros is not a change.
         self.touched |= !gone.is_empty() || self.map.has(&blocks);
-        self.lay(&Entry { blocks: blocks.clone(), place: None });
+        self.assign(&MapEntry { blocks: blocks.clone(), place: None });
         self.changed.insert(blocks);
     }
 
-    pub(super) fn lay(&mut self, entry: &Entry) {
-        let gone: Vec<u64> = self.last.range(entry.blocks.clone()).map(|(number, _)| *number).collect();
-        gone.iter().for_each(|number| drop(self.last.remove(number)));
-        self.map.lay(entry);
-        if let Some(late) = self.late.as_mut().filter(|_| !entry.blocks.is_empty()) {
+    pub(super) fn assign(&mut self, entry: &MapEntry) {
+        let gone: Vec<u64> = self.last_inline.range(entry.blocks.clone()).map(|(number, _)| *number).collect();
+        gone.iter().for_each(|number| drop(self.last_inline.remove(number)));
+        self.map.assign(entry);
+        if let Some(late) = self.changed_since_cut.as_mut().filter(|_| !entry.blocks.is_empty()) {
             late.insert(entry.blocks.clone());
         }
     }
@@ -134,25 +137,25 @@ impl State {
         self.map.runs() + self.dirty.len() > most_runs
     }
 
-    /// Where the newest bytes of each of these blocks are.
-    pub(super) fn see(&self, blocks: Range<u64>) -> Seen {
+    /// Determines the source of the newest bytes of each block.
+    pub(super) fn plan_read(&self, blocks: Range<u64>) -> ReadPlan {
         let mut rest = RangeSet::from_iter([blocks.clone()]);
-        // Those of the last record first: newer ones are laid over them.
-        let near = self.last.range(blocks.clone()).chain(self.dirty.range(blocks.clone()));
-        let dirty: Vec<(u64, Box<Block>)> = near.map(|(number, block)| (*number, block.clone())).collect();
+        // Blocks of the last record first: dirty ones override them.
+        let local = self.last_inline.range(blocks.clone()).chain(self.dirty.range(blocks.clone()));
+        let dirty: Vec<(u64, Box<BlockBytes>)> = local.map(|(number, block)| (*number, block.clone())).collect();
         dirty.iter().for_each(|(number, _)| rest.remove(*number..number + 1));
-        let (mut old, mut new): (Vec<Range<u64>>, Vec<Entry>) = (Vec::new(), Vec::new());
+        let (mut unchanged, mut new): (Vec<Range<u64>>, Vec<MapEntry>) = (Vec::new(), Vec::new());
         for run in rest.iter() {
-            old.extend(self.changed.gaps(run));
+            unchanged.extend(self.changed.gaps(run));
             let changed = self.changed.overlapping(run);
             new.extend(changed.flat_map(|other| self.map.parts(run.start.max(other.start)..run.end.min(other.end))));
         }
-        let (near, far): (Vec<Entry>, Vec<Entry>) =
-            new.into_iter().partition(|part| part.place.is_none_or(|place| self.object(&place.id).is_some()));
+        let (local, remote): (Vec<MapEntry>, Vec<MapEntry>) =
+            new.into_iter().partition(|part| part.place.is_none_or(|place| self.local_object(&place.id).is_some()));
         let mut pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)> = Vec::new();
-        for Entry { blocks, place } in &near {
+        for MapEntry { blocks, place } in &local {
             let count = ((blocks.end - blocks.start) * BLOCK) as usize;
-            match place.and_then(|place| Some((self.object(&place.id)?, place.at))) {
+            match place.and_then(|place| Some((self.local_object(&place.id)?, place.at))) {
                 None => pieces.push((blocks.start, Arc::new(vec![0; count]), 0..count)),
                 Some((bytes, at)) => {
                     let from = (u64::from(at) * BLOCK) as usize;
@@ -161,6 +164,6 @@ impl State {
             }
         }
         pieces.extend(dirty.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
-        Seen { old, base: self.base.clone(), far, pieces }
+        ReadPlan { unchanged, base: self.base.clone(), remote, pieces }
     }
 }

@@ -6,15 +6,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use super::super::super::objects::{Created, Listed, Objects, Part};
-use super::super::super::session::Session;
-use super::super::super::store::Store;
-use super::super::super::writable::Living;
+use super::super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::super::session::WriterSession;
+use super::super::super::store::BucketStore;
+use super::super::super::writable::BucketWriter;
 use super::super::nth_request::{How, counting};
 use super::super::simulated::World;
 use super::super::{options, run_until_it_waits, somebody};
 use super::{NAME, found, left, published, whole};
-use crate::range_source::Trouble;
+use crate::range_source::RemoteResult;
 
 #[test]
 fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
@@ -22,12 +22,13 @@ fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
         let world = World::new(1, 0);
         let mut now = left(&world, 64);
         let (objects, asked) = counting(&world, u64::MAX, How::Dies);
-        drop(Living::open(objects, NAME.into(), &options(), true).unwrap());
+        drop(BucketWriter::open(objects, NAME.into(), &options(), true).unwrap());
         // Its last request was that it goes.
         let record = asked.load(Ordering::Relaxed) - 1 + u64::from(least_changes == 0);
-        let cell: Arc<OnceLock<Weak<Living>>> = Arc::default();
+        let cell: Arc<OnceLock<Weak<BucketWriter>>> = Arc::default();
         let inner = cell.clone();
-        // Nobody holds anything that a write needs; a part of it, more than a record has, goes up at once.
+        // Nobody holds anything that a write needs; a part of it, more than a record has, goes up
+        // at once.
         let meet = Box::new(move || {
             let storage = inner.get().unwrap().upgrade().unwrap();
             storage.write_at(8 * 4096, &[0xC1; 4096]).unwrap();
@@ -35,10 +36,10 @@ fn what_is_written_while_a_record_is_on_its_way_goes_with_the_next_one() {
             storage.write_at(64 * 4096, &vec![0xC2; 9 << 20]).unwrap();
         });
         let (objects, _) = counting(&world, record, How::Meets(Mutex::new(Some(meet))));
-        let store = Arc::new(Store::new(objects, NAME.into(), options().timeout));
-        let mut session = Session::open_known(store, somebody(), true).unwrap();
+        let store = Arc::new(BucketStore::new(objects, NAME.into(), options().timeout));
+        let mut session = WriterSession::open_existing(store, somebody(), true).unwrap();
         session.least_changes = least_changes;
-        let storage = Arc::new(Living::of(session, &options(), Arc::default()).unwrap());
+        let storage = Arc::new(BucketWriter::from_session(session, &options(), Arc::default()).unwrap());
         cell.set(Arc::downgrade(&storage)).unwrap();
         storage.write_at(0, &[0xC0; 4096]).unwrap();
         storage.barrier().unwrap();
@@ -62,34 +63,35 @@ type Meet = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
 /// A store in which something happens while somebody waits for a part of an object.
 struct Meeting {
-    objects: Box<dyn Objects>,
+    objects: Box<dyn ObjectStore>,
     meet: Meet,
 }
 
-impl Objects for Meeting {
-    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+impl ObjectStore for Meeting {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         self.objects.create(name, bytes)
     }
 
-    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         let got = self.objects.get(name, part);
-        if matches!(part, Part::Range(..)) {
+        if matches!(part, ObjectRange::Range(..)) {
             let meet = self.meet.lock().take();
             meet.into_iter().for_each(|meet| meet());
         }
         got
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         self.objects.list(prefix, after, most)
     }
 
-    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.objects.remove(name)
     }
 }
 
-/// A barrier of an archive in too many pieces writes blocks anew as they are, beside whoever writes.
+/// A barrier of an archive in too many pieces writes blocks anew as they are, beside whoever
+/// writes.
 #[test]
 fn what_is_written_anew_takes_nothing_back() {
     let world = World::new(1, 0);
@@ -98,11 +100,11 @@ fn what_is_written_anew_takes_nothing_back() {
     published(&world, &now);
     let meet = Meet::default();
     let objects = Box::new(Meeting { objects: world.store(2), meet: meet.clone() });
-    let store = Arc::new(Store::new(objects, NAME.into(), options().timeout));
-    let mut session = Session::open_known(store, somebody(), true).unwrap();
+    let store = Arc::new(BucketStore::new(objects, NAME.into(), options().timeout));
+    let mut session = WriterSession::open_existing(store, somebody(), true).unwrap();
     // Eight runs are too many.
     session.most_checkpoint = 8 * 2 * 20;
-    let storage = Arc::new(Living::of(session, &options(), Arc::default()).unwrap());
+    let storage = Arc::new(BucketWriter::from_session(session, &options(), Arc::default()).unwrap());
     for block in (0..20_usize).step_by(2) {
         storage.write_at(block as u64 * 4096, &[0xA0; 4096]).unwrap();
         now[block * 4096..(block + 1) * 4096].fill(0xA0);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 
 use super::super::super::open;
-use super::super::super::session::{GRACE, Session};
-use super::super::super::writable::Living;
+use super::super::super::session::{GRACE, WriterSession};
+use super::super::super::writable::BucketWriter;
 use super::super::simulated::World;
 use super::super::{options, somebody};
 use super::{NAME, found, living, made, spent};
@@ -18,7 +18,8 @@ fn a_commit_of_4_mib_is_one_request_and_none_without_a_change() {
     made(&world, 200);
     spent(&world);
     let storage = living(&world, 1).unwrap();
-    // Marker and probe, the newest record with its number, this writer's, the newest again; and the start of the file.
+    // Marker and probe, the newest record with its number, this writer's, the newest again; and the
+    // start of the file.
     let coming = spent(&world);
     assert_eq!(coming.len(), 7, "{coming:?}");
     let cost = |expected: usize| {
@@ -46,7 +47,8 @@ fn a_commit_of_4_mib_is_one_request_and_none_without_a_change() {
     storage.set_len(30 << 20).unwrap();
     cost(0);
     drop(storage);
-    // What was written last, which is in a segment, and this writer's last record, which has it again.
+    // What was written last, which is in a segment, and this writer's last record, which has it
+    // again.
     let going = spent(&world);
     assert_eq!(going.len(), 2, "{going:?}");
 }
@@ -87,14 +89,14 @@ fn a_writer_that_goes_writes_sparse_objects_anew_within_bounds_and_the_next_one_
     drop(one);
     // Not covered by a barrier.
     assert!(found(&world) == vec![5; 16 << 20]);
-    let two = Living::open(world.store(2), NAME.into(), &options(), false).unwrap();
+    let two = BucketWriter::open(world.store(2), NAME.into(), &options(), false).unwrap();
     for at in [0, 8 << 20] {
         two.write_at(at as u64, &vec![6; 6 << 20]).unwrap();
     }
     two.barrier().unwrap();
     let sparse = |world: &Arc<World>| {
-        let session = Session::open(super::super::store(world, 7), somebody(), true).unwrap();
-        session.map().sparse().len()
+        let session = WriterSession::open(super::super::store(world, 7), somebody(), true).unwrap();
+        session.map().sparse_objects().len()
     };
     drop(two);
     assert!(found(&world) == wanted);
@@ -108,7 +110,7 @@ fn what_is_dead_for_a_day_is_removed_while_the_writer_stays() {
     let mut storage = living(&world, 1).unwrap();
     let records =
         |world: &World| world.with(|state| state.objects.keys().filter(|name| name.contains("/log/")).count());
-    let commit = |storage: &Living, byte: u8| {
+    let commit = |storage: &BucketWriter, byte: u8| {
         storage.write_at(0, &[byte; 4096]).unwrap();
         storage.barrier().unwrap();
     };
@@ -119,7 +121,7 @@ fn what_is_dead_for_a_day_is_removed_while_the_writer_stays() {
     assert!(before > 50, "{before}");
     // As if a minute had passed.
     for byte in 52..56 {
-        *storage.cleaned.get_mut() -= Duration::from_secs(61);
+        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
         commit(&storage, byte);
     }
     let after = records(&world);

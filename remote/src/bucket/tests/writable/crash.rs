@@ -7,13 +7,14 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::super::super::writable::Living;
+use super::super::super::writable::BucketWriter;
 use super::super::nth_request::{How, counting};
 use super::super::options;
 use super::super::simulated::World;
 use super::{NAME, found, living, made};
 
-/// Three commits: within a record, with segments, and of holes. Gives what the archive is to be after each that was begun, and how many succeeded.
+/// Three commits: within a record, with segments, and of holes. Gives what the archive is to be
+/// after each that was begun, and how many succeeded.
 fn work(storage: &dyn Storage, base: &[u8]) -> (Vec<Vec<u8>>, usize, Result<()>) {
     let mut states = vec![base.to_vec()];
     let mut now = base.to_vec();
@@ -50,7 +51,7 @@ fn undisturbed() -> u64 {
     let world = World::new(1, 0);
     let base = made(&world, 3);
     let (objects, asked) = counting(&world, u64::MAX, How::Dies);
-    let storage = Living::open(objects, NAME.into(), &options(), true).unwrap();
+    let storage = BucketWriter::open(objects, NAME.into(), &options(), true).unwrap();
     let (states, acknowledged, done) = work(&storage, &base);
     done.unwrap();
     drop(storage);
@@ -67,7 +68,7 @@ fn who_dies_between_any_two_requests_leaves_the_last_commit_or_the_one_that_it_w
             let world = World::new(1, 0);
             let base = made(&world, 3);
             let (objects, _) = counting(&world, end, how);
-            let opened = Living::open(objects, NAME.into(), &options(), true);
+            let opened = BucketWriter::open(objects, NAME.into(), &options(), true);
             let (states, acknowledged) = match &opened {
                 Ok(storage) => {
                     let (states, acknowledged, _) = work(storage, &base);
@@ -118,12 +119,13 @@ fn who_was_taken_over_from_between_any_two_requests_commits_nothing_more() {
         let base = made(&world, 3);
         let (theirs, how) = overtaken(&world);
         let (objects, _) = counting(&world, end, how);
-        let opened = Living::open(objects, NAME.into(), &options(), true);
+        let opened = BucketWriter::open(objects, NAME.into(), &options(), true);
         let done = match &opened {
             Ok(storage) => {
                 let (states, acknowledged, done) = work(storage, &base);
                 if let Some(theirs) = &*theirs.lock() {
-                    // It built upon a commit of the one before, and upon all that were acknowledged until then.
+                    // It built upon a commit of the one before, and upon all that were acknowledged
+                    // until then.
                     let mut before = theirs.clone();
                     let is_of = |state: &Vec<u8>| {
                         before.clone_from(state);
@@ -146,7 +148,8 @@ fn who_was_taken_over_from_between_any_two_requests_commits_nothing_more() {
         let theirs = theirs.lock().clone();
         drop(opened);
         if let Some(theirs) = theirs {
-            // Else the other one came when nothing was left to commit, or before this one, which took over.
+            // Else the other one came when nothing was left to commit, or before this one, which
+            // took over.
             if let Err(error) = done {
                 assert!(matches!(error, Error::InUse(_)), "request {end}: {error}");
                 fenced += 1;

@@ -1,4 +1,5 @@
-//! The storage whose barriers are records: what a barrier said is durable is what a fresh reader finds, whoever dies or comes between any two requests.
+//! The storage whose barriers are records: what a barrier said is durable is what a fresh reader
+//! finds, whoever dies or comes between any two requests.
 
 mod concurrent_writes;
 mod costs;
@@ -11,13 +12,13 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
 pub(super) use self::crash::overtaken;
-use super::super::objects::Objects;
-use super::super::session::{GRACE, Session};
-use super::super::writable::Living;
-use super::super::{Bucket, Directory, open};
+use super::super::objects::ObjectStore;
+use super::super::session::{GRACE, WriterSession};
+use super::super::writable::BucketWriter;
+use super::super::{Bucket, DirectoryStore, open};
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed, somebody};
-use crate::Names;
+use crate::DirectoryTrust;
 
 pub(super) const NAME: &str = "s3://b/p";
 
@@ -32,8 +33,8 @@ pub(super) fn found(world: &Arc<World>) -> Vec<u8> {
     whole(&**open(world.store(9), NAME.into(), &options()).unwrap().unwrap().file())
 }
 
-pub(super) fn living(world: &Arc<World>, actor: u64) -> Result<Living> {
-    Living::open(world.store(actor), NAME.into(), &options(), true)
+pub(super) fn living(world: &Arc<World>, actor: u64) -> Result<BucketWriter> {
+    BucketWriter::open(world.store(actor), NAME.into(), &options(), true)
 }
 
 /// An archive of so many blocks, each of its number.
@@ -46,11 +47,12 @@ pub(super) fn made(world: &Arc<World>, blocks: u8) -> Vec<u8> {
 /// An archive of these bytes.
 pub(super) fn published(world: &Arc<World>, bytes: &[u8]) {
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
-    bucket.fresh().unwrap().write_at(0, bytes).unwrap();
+    bucket.create_empty().unwrap().write_at(0, bytes).unwrap();
     bucket.publish().unwrap();
 }
 
-/// The same that a writer came to and went from: what who comes next finds in the newest record is nothing, whoever came before.
+/// The same that a writer came to and went from: what who comes next finds in the newest record is
+/// nothing, whoever came before.
 fn left(world: &Arc<World>, blocks: u8) -> Vec<u8> {
     let bytes = made(world, blocks);
     drop(living(world, 1).unwrap());
@@ -86,12 +88,12 @@ fn what_a_barrier_said_is_read_by_a_fresh_machine_and_nothing_else_is() {
         let world = World::new(seed, 0);
         let mut durable = made(&world, 3);
         for _ in 0..3 {
-            let mut session = Session::open(super::store(&world, 1), somebody(), true).unwrap();
+            let mut session = WriterSession::open(super::store(&world, 1), somebody(), true).unwrap();
             // Checkpoints now and then.
             session.least_changes = 20 * dice.below(30) as usize;
-            session.clean();
-            let mut storage = Living::of(session, &options(), Arc::default()).unwrap();
-            storage.staged.most_since_base = dice.below(4) * 500;
+            session.remove_expired();
+            let mut storage = BucketWriter::from_session(session, &options(), Arc::default()).unwrap();
+            storage.staged.rebase_after = dice.below(4) * 500;
             let mut now = durable.clone();
             for _ in 0..4 + dice.below(8) {
                 for _ in 0..dice.below(12) {
@@ -128,10 +130,10 @@ fn only_what_is_there_is_changed() {
     assert!(matches!(none, Error::NotArchive(_)), "{none}");
     made(&world, 1);
     let one = living(&world, 1).unwrap();
-    let told = Living::open(world.store(2), NAME.into(), &options(), false).err().unwrap();
-    assert!(matches!(&told, Error::InUse(why) if why.contains("a writer on")), "{told}");
+    let message = BucketWriter::open(world.store(2), NAME.into(), &options(), false).err().unwrap();
+    assert!(matches!(&message, Error::InUse(why) if why.contains("a writer on")), "{message}");
     drop(one);
-    drop(Living::open(world.store(2), NAME.into(), &options(), false).unwrap());
+    drop(BucketWriter::open(world.store(2), NAME.into(), &options(), false).unwrap());
 }
 
 /// An archive with keys, trees and recovery, made and changed in a directory of objects.
@@ -146,11 +148,13 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     use lockbox::keys::{Secrets, UnlockLimits, unlock_with};
 
     let place = tempfile::tempdir().unwrap();
-    let objects = || -> Box<dyn Objects> { Box::new(Directory::open(place.path(), Some(Names::Ours)).unwrap()) };
+    let objects = || -> Box<dyn ObjectStore> {
+        Box::new(DirectoryStore::open(place.path(), Some(DirectoryTrust::Trusted)).unwrap())
+    };
     let creator = Creator { uid: 1, gid: 1, umask: None };
     let passphrase = || Passphrase::new(b"a passphrase".to_vec());
     let mut bucket = Bucket::open(objects(), NAME.into(), &options(), false).unwrap();
-    let storage = bucket.fresh().unwrap();
+    let storage = bucket.create_empty().unwrap();
     Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator }).unwrap();
     assert!(matches!(
         Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator }),
@@ -181,7 +185,7 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     };
     let mut synced = 0;
     for round in 0..3 {
-        let living = Living::open(objects(), NAME.into(), &options(), true).unwrap();
+        let living = BucketWriter::open(objects(), NAME.into(), &options(), true).unwrap();
         let storage: Arc<dyn Storage> = Arc::new(living);
         let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
         for _ in 0..5 {
