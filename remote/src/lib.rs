@@ -25,12 +25,9 @@ mod credentials;
 mod diagnostics;
 mod fd_passing;
 mod fetcher;
-mod fetcher_reach;
-mod google;
 mod hex;
 mod http;
 mod metrics;
-mod probe;
 mod provenance;
 mod range_source;
 mod remote_file;
@@ -57,11 +54,11 @@ pub use bucket::{
     Bucket, CollectReport, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn, StoredArchive,
 };
 pub use cache_admin::{CacheEntry, cache_entries, remove_cache_entries};
-pub use diagnostics::ProbeFinding;
-pub use fetcher::{Access, FetcherConnection, FetcherControl, VersionPoller, open_in_fetcher, serve_fetcher};
-pub use fetcher_reach::FetcherReach;
+pub use diagnostics::{ProbeFinding, probe_address};
+pub use fetcher::{
+    Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_fetcher,
+};
 pub use metrics::RequestStats;
-pub use probe::probe_address;
 use remote_file::RemoteFile;
 
 /// Options for reading remote archives.

@@ -3,7 +3,7 @@
 //! All differences between Amazon and Google are here. Google's store accepts requests signed like
 //! Amazon's, but then ignores `If-None-Match`; its own condition is a header that it rejects
 //! together with Amazon's headers. Requests to Google therefore have and sign Google's own headers
-//! (`google.rs`, `signing.rs`).
+//! (`signing.rs`).
 
 use std::io::Read;
 use std::time::Duration;
@@ -20,7 +20,6 @@ use crate::RemoteOptions;
 use crate::address::{Cloud, check_scheme};
 use crate::broker::Broker;
 use crate::credentials::{self, CredentialCache, variable};
-use crate::google;
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::{self, HttpHeader, UnsignedRequest};
@@ -47,7 +46,11 @@ impl S3Bucket {
             Cloud::Google => {
                 // Google's own libraries read this variable.
                 let endpoint = variable("STORAGE_EMULATOR_HOST");
-                (endpoint.unwrap_or_else(|| google::ENDPOINT.to_owned()), UrlStyle::Path, google::LOCATION.to_owned())
+                (
+                    endpoint.unwrap_or_else(|| signing::GOOGLE_ENDPOINT.to_owned()),
+                    UrlStyle::Path,
+                    signing::GOOGLE_LOCATION.to_owned(),
+                )
             }
             _ => aws_endpoint(name, options.broker.as_ref())?,
         };
@@ -170,7 +173,7 @@ impl S3Signer<'_> {
     /// for Content-MD5. The condition is signed: no proxy can remove it.
     pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> (Url, Vec<HttpHeader>) {
         let condition = match self.cloud {
-            Cloud::Google => (google::IF_GENERATION, "0".to_owned()),
+            Cloud::Google => (signing::GOOGLE_IF_GENERATION, "0".to_owned()),
             _ => ("if-none-match", "*".to_owned()),
         };
         let headers = vec![("content-md5", hash.to_owned()), condition];
@@ -200,7 +203,7 @@ impl S3Signer<'_> {
         let url = action.sign(Duration::ZERO);
         let Some(credentials) = self.credentials else { return (url, headers) };
         let (names, region) = match self.cloud {
-            Cloud::Google => (&signing::GOOGLE, google::LOCATION),
+            Cloud::Google => (&signing::GOOGLE, signing::GOOGLE_LOCATION),
             _ => (&signing::AMAZON, self.bucket.region()),
         };
         UnsignedRequest { method, url, headers, body }.sign(names, region, credentials, Timestamp::now())

@@ -48,6 +48,12 @@ pub(crate) const GOOGLE: SigningNames = SigningNames {
     token: "x-goog-security-token",
 };
 
+pub(crate) const GOOGLE_ENDPOINT: &str = "https://storage.googleapis.com";
+/// Location in signatures: any is accepted; Google's libraries send this one.
+pub(crate) const GOOGLE_LOCATION: &str = "auto";
+/// Header that, with 0, makes a request conditional on the absence of the object.
+pub(crate) const GOOGLE_IF_GENERATION: &str = "x-goog-if-generation-match";
+
 /// Request to be signed.
 pub(crate) struct UnsignedRequest<'a> {
     pub(crate) method: &'a str,

@@ -49,7 +49,7 @@ pub(super) fn parse_hash(digits: &str) -> Option<Hash> {
 }
 
 /// Returns a unique, unguessable id.
-pub(super) fn random_bytes() -> Result<[u8; 16]> {
+pub(crate) fn random_bytes() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| Error::io("no random numbers", std::io::Error::other(error)))?;
     Ok(bytes)

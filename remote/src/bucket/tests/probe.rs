@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
-use super::super::probe::probe_store;
 use super::simulated::World;
+use crate::diagnostics::probe_store;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Names of what does not work or could be better, and how the store is afterwards.

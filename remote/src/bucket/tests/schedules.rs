@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use super::super::blocks::BlockFetcher;
+use super::super::block_cache::BlockFetcher;
 use super::super::follower::{Follower, now};
 use super::super::layout::{BLOCK, RecordKind, encode_segment};
 use super::super::object_names::random_bytes;
