@@ -317,8 +317,8 @@ mod tests {
             ("file:///a/..%2Fb", "file:///PATH"),
             ("ftp://host/a", "begin with"),
         ] {
-            let told = Address::parse(OsStr::new(text)).unwrap_err().to_string();
-            assert!(told.contains(why), "{text}: {told}");
+            let message = Address::parse(OsStr::new(text)).unwrap_err().to_string();
+            assert!(message.contains(why), "{text}: {message}");
         }
     }
 }

@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn a_token_goes_along_and_a_key_does_not() {
         let account = |variables| found(variables).unwrap();
-        let asked = |variables: &'static [(&'static str, &'static str)]| {
+        let signed_request = |variables: &'static [(&'static str, &'static str)]| {
             let lookup = move || Ok(Some(account(variables)));
             let container = AzureContainer::at("box", account(variables), lookup, &RemoteOptions::default()).unwrap();
             container
@@ -441,11 +441,12 @@ mod tests {
                 .unwrap()
         };
         let AzureRequest { url, headers } =
-            asked(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=a%2Fb%3D")]);
+            signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=a%2Fb%3D")]);
         let wanted = "https://one.blob.core.windows.net/box/a%20b/c?comp=list&prefix=x%2Fy&sv=1&sig=a%2Fb%3D";
         assert_eq!(url.as_str(), wanted);
         assert!(!headers.iter().any(|(name, _)| *name == "authorization"), "{headers:?}");
-        let AzureRequest { url, headers } = asked(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_KEY", "a2V5")]);
+        let AzureRequest { url, headers } =
+            signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_KEY", "a2V5")]);
         assert_eq!(url.as_str(), "https://one.blob.core.windows.net/box/a%20b/c?comp=list&prefix=x%2Fy");
         let authorization = headers.iter().find(|(name, _)| *name == "authorization").unwrap();
         assert!(authorization.1.starts_with("SharedKey one:"), "{headers:?}");
@@ -476,7 +477,7 @@ mod tests {
         let two =
             || Ok(Some(found(&[("AZURE_STORAGE_ACCOUNT", "two"), ("AZURE_STORAGE_SAS_TOKEN", "sig=b")]).unwrap()));
         let container = AzureContainer::at("box", found(&one).unwrap(), two, &RemoteOptions::default()).unwrap();
-        let asked = container.with(|_| Ok(()));
-        assert!(matches!(asked, Err(RemoteError::Denied(why)) if why.contains("another Azure account")));
+        let result = container.with(|_| Ok(()));
+        assert!(matches!(result, Err(RemoteError::Denied(why)) if why.contains("another Azure account")));
     }
 }

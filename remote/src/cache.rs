@@ -406,8 +406,8 @@ mod tests {
             assert!(has(&cache, 0), "after {number}");
         }
         assert!(cache.file.metadata().unwrap().len() <= most);
-        let kept = (0..1000).filter(|number| has(&cache, *number)).count() as u64;
-        assert_eq!(kept, cache.positions);
+        let cached = (0..1000).filter(|number| has(&cache, *number)).count() as u64;
+        assert_eq!(cached, cache.positions);
     }
 
     /// Each byte of the file in turn would take long; each that is looked at by itself is one of

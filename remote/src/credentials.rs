@@ -147,10 +147,10 @@ fn credentials(id: &str, secret: &str, token: Option<&str>) -> rusty_s3::Credent
     }
 }
 
-/// Parses the settings of the section `[name]`, keyed in lower case; None if there is none. The
-/// rules are those of the AWS tools: comments begin with `#` or `;` and may follow a title; a title
-/// may have quotes; a line that is indented more than the setting above it belongs to that setting
-/// (a nested table of another service) and is skipped.
+/// Parses the settings of the section `[name]`, keyed in lower case; None if there is none. Follows
+/// the AWS tools: comments begin with `#` or `;` and may follow a title; a title may have quotes; a
+/// line that is indented more than the setting above it belongs to that setting (a nested table of
+/// another service) and is skipped.
 pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, &'a str>> {
     let mut found = None;
     let mut inside = false;

@@ -23,7 +23,7 @@ use crate::{RemoteOptions, azure, object_store, s3};
 pub struct ProbeFinding {
     /// Stable identifier for programs.
     pub name: &'static str,
-    /// Whether the check passed. A passed check with advice could be improved.
+    /// Set if the check passed. A passed check with advice could be improved.
     pub works: bool,
     pub found: String,
     pub advice: Option<&'static str>,

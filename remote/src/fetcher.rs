@@ -142,7 +142,7 @@ pub struct FetcherControl {
     control: Weak<UnixStream>,
     process: Weak<FetcherProcess>,
     /// Last request byte.
-    asked: Mutex<u8>,
+    last_request: Mutex<u8>,
     /// Closed to start spooling; set if the archive is open for writing.
     spool_signal: Option<UnixStream>,
 }
@@ -167,15 +167,15 @@ impl FetcherControl {
     /// Returns the request statistics; None if the fetcher does not answer at once or has exited.
     pub fn stats(&self) -> Option<RequestStats> {
         let control = self.control.upgrade()?;
-        let mut asked = self.asked.lock();
+        let mut asked = self.last_request.lock();
         *asked = asked.wrapping_add(1);
         (&*control).write_all(&[*asked]).ok()?;
         let until = Instant::now() + STATS_TIMEOUT;
         while Instant::now() < until {
-            let told: StatsReply = serde_json::from_slice(&read_line(&control).ok()?).ok()?;
+            let reply: StatsReply = serde_json::from_slice(&read_line(&control).ok()?).ok()?;
             // Others are answers that came too late.
-            if told.asked == *asked {
-                return Some(told.traffic);
+            if reply.asked == *asked {
+                return Some(reply.traffic);
             }
         }
         None
@@ -199,7 +199,7 @@ fn read_line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
 pub struct VersionPoller {
     socket: UnixStream,
     /// Sequence of the version that was accepted last.
-    moment: u64,
+    sequence: u64,
     /// Weak: does not keep the process alive.
     process: Weak<FetcherGuard>,
 }
@@ -212,7 +212,7 @@ impl VersionPoller {
     /// Errors of requests and of `take`; `Io` when the process is gone.
     pub fn poll(&mut self, take: &mut dyn FnMut(Arc<dyn Storage>) -> Result<()>) -> Result<bool> {
         let gone = |error: io::Error| Error::io("the process that fetches has ended", error);
-        (&self.socket).write_all(&self.moment.to_le_bytes()).map_err(gone)?;
+        (&self.socket).write_all(&self.sequence.to_le_bytes()).map_err(gone)?;
         let (first, sockets) = receive(&self.socket, READ_SOCKETS).map_err(gone)?;
         let mut line = vec![first];
         // Nothing comes behind it.
@@ -221,9 +221,9 @@ impl VersionPoller {
             PollReply::None => Ok(false),
             PollReply::Failed(code, sentence) => Err(error_of(code, sentence)),
             PollReply::Moment(moment) => {
-                let kept = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-                take(Arc::new(Borrowed::new(sockets, false)?.ordered().kept_by(kept)))?;
-                self.moment = moment;
+                let guard = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
+                take(Arc::new(Borrowed::new(sockets, false)?.ordered().kept_by(guard)))?;
+                self.sequence = moment;
                 Ok(true)
             }
         }
@@ -258,9 +258,9 @@ pub fn open_in_fetcher(
     let Handshake { sockets, ordered, control, news, notice } = handshake(&process.control, address, options, access)?;
     let control = FetcherControl { process: Arc::downgrade(&process), ..control };
     let borrowed = Borrowed::new(sockets, access != Access::Read)?;
-    let kept = Arc::new(FetcherGuard(process));
-    let news = news.map(|(socket, moment)| VersionPoller { socket, moment, process: Arc::downgrade(&kept) });
-    let storage = if ordered { borrowed.ordered() } else { borrowed }.kept_by(kept);
+    let guard = Arc::new(FetcherGuard(process));
+    let news = news.map(|(socket, moment)| VersionPoller { socket, sequence: moment, process: Arc::downgrade(&guard) });
+    let storage = if ordered { borrowed.ordered() } else { borrowed }.kept_by(guard);
     Ok(FetcherConnection { storage, control, versions: news, notice })
 }
 
@@ -307,7 +307,7 @@ fn handshake(
                 .map_err(cannot)?;
             let (control, process) = (Arc::downgrade(control), Weak::new());
             let (news, spool_signal) = if access == Access::Read { (news, None) } else { (None, news) };
-            let control = FetcherControl { control, process, asked: Mutex::new(0), spool_signal };
+            let control = FetcherControl { control, process, last_request: Mutex::new(0), spool_signal };
             Ok(Handshake { sockets: ours, ordered, control, news: news.zip(moment), notice })
         }
         OpenReply::Failed(code, sentence) => Err(error_of(code, sentence)),
@@ -389,7 +389,7 @@ fn spawn_servers(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Re
 fn answer_polls(mut follower: Follower, news: UnixStream) {
     let mut shown = [0; 8];
     while (&news).read_exact(&mut shown).is_ok() {
-        let looked = follower.poll().and_then(|()| {
+        let polled = follower.poll().and_then(|()| {
             if follower.sequence() <= u64::from_le_bytes(shown) {
                 return Ok((PollReply::None, Vec::new()));
             }
@@ -399,11 +399,11 @@ fn answer_polls(mut follower: Follower, news: UnixStream) {
             spawn_servers(&file, ours).map_err(cannot)?;
             Ok((PollReply::Moment(follower.sequence()), theirs))
         });
-        let (told, sockets) = looked.unwrap_or_else(|error| {
+        let (reply, sockets) = polled.unwrap_or_else(|error| {
             let (code, sentence) = code_of(&error);
             (PollReply::Failed(code, sentence), Vec::new())
         });
-        if send(&news, &told, &sockets).is_err() {
+        if send(&news, &reply, &sockets).is_err() {
             return;
         }
     }
@@ -526,14 +526,14 @@ mod tests {
         let client = FetcherControl {
             control: Arc::downgrade(&ours),
             process: Weak::new(),
-            asked: Mutex::new(0),
+            last_request: Mutex::new(0),
             spool_signal: None,
         };
         assert!(client.stats().is_none());
         // It goes on, and its late answer is not taken for the one to the next question.
         let tell = |asked, reads| {
-            let told = StatsReply { asked, traffic: RequestStats { reads, ..RequestStats::default() } };
-            (&silent).write_all(&[&serde_json::to_vec(&told).unwrap()[..], b"\n"].concat()).unwrap();
+            let reply = StatsReply { asked, traffic: RequestStats { reads, ..RequestStats::default() } };
+            (&silent).write_all(&[&serde_json::to_vec(&reply).unwrap()[..], b"\n"].concat()).unwrap();
         };
         tell(1, 10);
         tell(2, 20);

@@ -272,7 +272,7 @@ mod tests {
         builder.status(status).body(Body::builder().data(body)).unwrap()
     }
 
-    fn metrics(check: CheckFn, kind: RequestKind<'_>, status: u16, headers: &[(&str, &str)], body: &str) -> bool {
+    fn is_accepted(check: CheckFn, kind: RequestKind<'_>, status: u16, headers: &[(&str, &str)], body: &str) -> bool {
         match check(kind, response(status, headers, body)) {
             Ok(response) => {
                 assert_eq!(response.into_body().read_to_string().unwrap(), body, "what was looked at is lost");
@@ -288,21 +288,21 @@ mod tests {
 
     #[test]
     fn a_creation_succeeds_by_the_hash_of_what_was_sent() {
-        let made =
-            |check: CheckFn, headers: &[(&str, &str)]| metrics(check, RequestKind::Create(HASH), 200, headers, "");
+        let creates =
+            |check: CheckFn, headers: &[(&str, &str)]| is_accepted(check, RequestKind::Create(HASH), 200, headers, "");
         for tag in [TAG, "W/\"D41D8CD98F00B204E9800998ECF8427E\"", "d41d8cd98f00b204e9800998ecf8427e"] {
-            assert!(made(check_s3, &[("etag", tag)]) && made(check_google, &[("etag", tag)]), "{tag}");
+            assert!(creates(check_s3, &[("etag", tag)]) && creates(check_google, &[("etag", tag)]), "{tag}");
         }
         let id = ("x-amz-request-id", "1");
         // An encrypted bucket.
-        assert!(made(check_s3, &[id, ("etag", "\"0f343b0931126a20f133d67c2b018a3b\"")]));
+        assert!(creates(check_s3, &[id, ("etag", "\"0f343b0931126a20f133d67c2b018a3b\"")]));
         for other in [&[id][..], &[id, ("etag", "0f343b")], &[id, ("etag", "\"\"")], &[("etag", "\"5f3c-1a\"")], &[]] {
-            assert!(!made(check_s3, other), "{other:?}");
+            assert!(!creates(check_s3, other), "{other:?}");
         }
         // A page on a network that is built upon such a store.
         let page = [id, ("etag", "\"5f3c-1a\"")];
-        assert!(!metrics(check_s3, RequestKind::Create(HASH), 200, &page, PAGE));
-        assert!(!metrics(
+        assert!(!is_accepted(check_s3, RequestKind::Create(HASH), 200, &page, PAGE));
+        assert!(!is_accepted(
             check_s3,
             RequestKind::Create(HASH),
             200,
@@ -311,18 +311,18 @@ mod tests {
         ));
         let upload = ("x-guploader-uploadid", "1");
         let hash = format!("md5={HASH}");
-        assert!(made(check_google, &[upload, ("x-goog-hash", "crc32c=AAAAAA=="), ("x-goog-hash", &hash)]));
-        assert!(made(check_google, &[("x-goog-hash", &format!("crc32c=AAAAAA==, {hash}"))]));
+        assert!(creates(check_google, &[upload, ("x-goog-hash", "crc32c=AAAAAA=="), ("x-goog-hash", &hash)]));
+        assert!(creates(check_google, &[("x-goog-hash", &format!("crc32c=AAAAAA==, {hash}"))]));
         assert!(
-            !made(check_google, &[upload, ("x-goog-hash", "md5=AAAA"), ("etag", "\"x\"")])
-                && !made(check_google, &[upload])
+            !creates(check_google, &[upload, ("x-goog-hash", "md5=AAAA"), ("etag", "\"x\"")])
+                && !creates(check_google, &[upload])
         );
         let (id, tag) = (("x-ms-request-id", "1"), ("etag", "\"0x8D\""));
-        assert!(made(check_azure, &[id, tag]) && made(check_azure, &[id, tag, ("content-md5", HASH)]));
+        assert!(creates(check_azure, &[id, tag]) && creates(check_azure, &[id, tag, ("content-md5", HASH)]));
         assert!(
-            !made(check_azure, &[id, tag, ("content-md5", "AAAA")])
-                && !made(check_azure, &[id])
-                && !made(check_azure, &[tag])
+            !creates(check_azure, &[id, tag, ("content-md5", "AAAA")])
+                && !creates(check_azure, &[id])
+                && !creates(check_azure, &[tag])
         );
     }
 
@@ -338,33 +338,33 @@ mod tests {
         for (check, id) in ids {
             for status in [301, 400, 403, 404, 409, 412, 416, 503] {
                 for kind in kind {
-                    assert!(metrics(check, kind, status, &[(id, "1")], ""), "{id} {status} {kind:?}");
-                    assert!(!metrics(check, kind, status, &[(id, "")], PAGE), "{status} {kind:?}");
-                    assert!(!metrics(check, kind, status, &[("cf-ray", "1"), ("server", "cloudflare")], PAGE));
+                    assert!(is_accepted(check, kind, status, &[(id, "1")], ""), "{id} {status} {kind:?}");
+                    assert!(!is_accepted(check, kind, status, &[(id, "")], PAGE), "{status} {kind:?}");
+                    assert!(!is_accepted(check, kind, status, &[("cf-ray", "1"), ("server", "cloudflare")], PAGE));
                 }
             }
             for kind in [RequestKind::Read, RequestKind::List, RequestKind::Remove] {
-                assert!(metrics(check, kind, 200, &[(id, "1")], ""), "{id} {kind:?}");
-                assert!(!metrics(check, kind, 200, &[("etag", "\"5f3c-1a\"")], PAGE), "{kind:?}");
-                assert!(!metrics(check, kind, 204, &[], ""), "{kind:?}");
+                assert!(is_accepted(check, kind, 200, &[(id, "1")], ""), "{id} {kind:?}");
+                assert!(!is_accepted(check, kind, 200, &[("etag", "\"5f3c-1a\"")], PAGE), "{kind:?}");
+                assert!(!is_accepted(check, kind, 204, &[], ""), "{kind:?}");
             }
         }
         // R2 sends no id.
         for check in [check_s3 as CheckFn, check_google] {
             for status in [403, 404, 412, 416] {
-                assert!(metrics(check, RequestKind::Read, status, &[], MISSING), "{status}");
+                assert!(is_accepted(check, RequestKind::Read, status, &[], MISSING), "{status}");
             }
             assert!(
-                metrics(check, RequestKind::List, 200, &[], LIST)
-                    && !metrics(check, RequestKind::List, 200, &[], MISSING)
+                is_accepted(check, RequestKind::List, 200, &[], LIST)
+                    && !is_accepted(check, RequestKind::List, 200, &[], MISSING)
             );
             assert!(
-                !metrics(check, RequestKind::Remove, 204, &[], "")
-                    && !metrics(check, RequestKind::Remove, 200, &[], LIST)
+                !is_accepted(check, RequestKind::Remove, 204, &[], "")
+                    && !is_accepted(check, RequestKind::Remove, 200, &[], LIST)
             );
             for tag in [TAG, "\"d41d8cd98f00b204e9800998ecf8427e-12\""] {
-                assert!(metrics(check, RequestKind::Read, 206, &[("etag", tag)], "bytes"), "{tag}");
-                assert!(!metrics(
+                assert!(is_accepted(check, RequestKind::Read, 206, &[("etag", tag)], "bytes"), "{tag}");
+                assert!(!is_accepted(
                     check,
                     RequestKind::Read,
                     206,
@@ -380,10 +380,10 @@ mod tests {
         let later = [("x-amz-request-id", "1"), ("x-ms-request-id", "1"), ("x-goog-hash", "1"), ("retry-after", "9")];
         for status in [403, 404, 429, 503] {
             for check in [check_s3 as CheckFn, check_google, check_azure, |_, response| check_web(response)] {
-                assert!(!metrics(check, RequestKind::Read, status, &later, ""), "{status}");
+                assert!(!is_accepted(check, RequestKind::Read, status, &later, ""), "{status}");
             }
         }
-        assert!(metrics(check_s3, RequestKind::Read, 206, &later, ""));
+        assert!(is_accepted(check_s3, RequestKind::Read, 206, &later, ""));
     }
 
     #[test]
@@ -400,7 +400,7 @@ mod tests {
             (412, "", true),
         ] {
             assert_eq!(
-                metrics(check, RequestKind::Read, status, &[("content-type", kind)], ""),
+                is_accepted(check, RequestKind::Read, status, &[("content-type", kind)], ""),
                 is_file,
                 "{status} {kind}"
             );

@@ -346,7 +346,7 @@ impl Inner {
             let least = if self.may_be_on_disk(slot) { slot + 1 } else { (slot + MIN_SLOTS).min(self.end()) };
             let claimed = slots.claim_missing(slot..wanted.end.max(least).min(slot + MAX_SLOTS));
             drop(slots);
-            // Here and not from the shelf, which may have dropped it again.
+            // Returned directly: the slot cache may have evicted it already.
             return self.fetch_claimed(claimed, self.timeout)?.into_iter().next().ok_or(Error::Stale);
         }
     }

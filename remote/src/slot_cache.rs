@@ -150,16 +150,16 @@ mod tests {
         for read in [300..301, 300..302, 302..304] {
             assert_eq!(cache.plan_readahead(read, 1000), Vec::new());
         }
-        let mut asked = HashSet::new();
+        let mut requested = HashSet::new();
         for slot in 4..600 {
             for part in cache.plan_readahead(slot..slot + 1, 1000) {
                 assert!(part.end - part.start <= REQUEST_SLOTS && part.end <= 1000);
-                part.for_each(|ahead| assert!(asked.insert(ahead), "{ahead} is asked for once"));
+                part.for_each(|ahead| assert!(requested.insert(ahead), "{ahead} is asked for once"));
             }
-            let most = asked.iter().max().copied().unwrap_or_default();
+            let most = requested.iter().max().copied().unwrap_or_default();
             assert!(most < slot + 1 + MAX_WINDOW + REQUEST_SLOTS);
         }
-        assert!((610..780).all(|slot| asked.contains(&slot)));
+        assert!((610..780).all(|slot| requested.contains(&slot)));
     }
 
     #[test]

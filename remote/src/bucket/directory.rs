@@ -32,7 +32,7 @@ const RESOLVE_BENEATH: ResolveFlags =
 
 pub(crate) struct DirectoryStore {
     root: OwnedFd,
-    /// Whether to try unnamed files (`O_TMPFILE`).
+    /// Set while unnamed files (`O_TMPFILE`) may be supported.
     has_tmpfile: bool,
 }
 
@@ -442,10 +442,10 @@ mod tests {
         std::fs::create_dir_all((0..40).fold(parent.path().join("b"), |path, _| path.join("d"))).unwrap();
         assert!(matches!(directory.list("", "", 9), Err(RemoteError::Unsupported(_))));
         for most in 1..5 {
-            let (mut found, mut after, mut shut) = (Vec::new(), String::new(), Vec::new());
+            let (mut found, mut after, mut unreadable) = (Vec::new(), String::new(), Vec::new());
             loop {
                 let mut on_unreadable = |name: &str, _| {
-                    shut.push(name.to_owned());
+                    unreadable.push(name.to_owned());
                     Ok(())
                 };
                 let listed = directory.list_tolerant("", &after, most, &mut on_unreadable).unwrap();
@@ -454,7 +454,7 @@ mod tests {
                 found.extend(listed.into_iter().map(|object| object.name));
             }
             assert_eq!(found, ["a/1", "c/1", "c/2"], "{most}");
-            assert_eq!(shut, [format!("b/{}", "d/".repeat(32))], "{most}");
+            assert_eq!(unreadable, [format!("b/{}", "d/".repeat(32))], "{most}");
         }
     }
 
@@ -506,8 +506,8 @@ mod tests {
         std::os::unix::fs::symlink("elsewhere", parent.path().join("lockbox")).unwrap();
         let directory = DirectoryStore::open(parent.path(), None).unwrap();
         let opened = crate::bucket::open(Box::new(directory), "file:///a".into(), &crate::RemoteOptions::default());
-        let told = opened.err().expect("no refusal").to_string();
-        assert!(told.contains("cannot be asked"), "{told}");
+        let message = opened.err().expect("no refusal").to_string();
+        assert!(message.contains("cannot be asked"), "{message}");
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) struct Follower {
     /// The checkpoint of that record with its map, and the changes since.
     checkpoint: (Option<(Hash, u64)>, BlockMap),
     changes: Vec<MapEntry>,
-    reading: Arc<VersionReader>,
+    reader: Arc<VersionReader>,
     file: Arc<RemoteFile>,
     /// Sequence of the record that the file shows.
     sequence: u64,
@@ -53,22 +53,22 @@ pub(super) fn now() -> Duration {
 }
 
 impl Follower {
-    /// Creates a follower of an open `file` with its `reading` of a version. `listed` is the time
+    /// Creates a follower of an open `file` with its `reader` of a version. `listed` is the time
     /// of the list before.
     pub(super) fn new(
         moment: BucketVersion,
-        reading: Arc<VersionReader>,
+        reader: Arc<VersionReader>,
         file: RemoteFile,
         listed: Duration,
     ) -> Follower {
         let BucketVersion { trailer, checkpoint, changes, .. } = moment;
-        let (store, file, sequence) = (reading.blocks.store.clone(), Arc::new(file), trailer.sequence);
+        let (store, file, sequence) = (reader.blocks.store.clone(), Arc::new(file), trailer.sequence);
         Follower {
             store,
             checkpoint: (trailer.checkpoint, checkpoint),
             trailer,
             changes,
-            reading,
+            reader,
             file,
             sequence,
             listed,
@@ -98,7 +98,7 @@ impl Follower {
     /// Polls with a given clock. The clock is read after each response, because the machine may
     /// have been suspended before the request.
     pub(super) fn poll_by(&mut self, now: &dyn Fn() -> Duration) -> Result<()> {
-        let next = self.store.read_record(&self.reading.blocks.incarnation, self.trailer.sequence + 1)?;
+        let next = self.store.read_record(&self.reader.blocks.incarnation, self.trailer.sequence + 1)?;
         if let Some((trailer, _)) = &next
             && trailer.previous != self.trailer.hash
         {
@@ -110,9 +110,9 @@ impl Follower {
             Some((trailer, _)) => (trailer.sequence, trailer.hash),
         };
         let listed = now();
-        let done = match self.store.newest_sequence(&self.reading.blocks.incarnation)? {
+        let done = match self.store.newest_sequence(&self.reader.blocks.incarnation)? {
             Some(newest) if newest > sequence => {
-                let moment = BucketVersion::load_newest(&self.store, &self.reading.blocks.incarnation)?;
+                let moment = BucketVersion::load_newest(&self.store, &self.reader.blocks.incarnation)?;
                 let moment = moment.ok_or_else(|| self.inconsistent("no record any more"))?;
                 if moment.trailer.sequence == sequence + 1 && moment.trailer.previous != hash {
                     return Err(self.inconsistent("a record that does not follow upon the one before it"));
@@ -142,7 +142,7 @@ impl Follower {
 
     fn load_version(&self, trailer: Trailer, said: RecordBody) -> Result<BucketVersion> {
         let known = (self.checkpoint.0, &self.checkpoint.1);
-        BucketVersion::load_reusing(&self.store, &self.reading.blocks.incarnation, known, trailer, said)
+        BucketVersion::load_reusing(&self.store, &self.reader.blocks.incarnation, known, trailer, said)
     }
 
     fn switch_to(&mut self, moment: BucketVersion) -> Result<()> {
@@ -151,20 +151,20 @@ impl Follower {
             && moment.changes == self.changes;
         // Record of an open, a close or an empty commit.
         if is_same {
-            self.reading.blocks.sequence.store(moment.trailer.sequence, Ordering::Release);
+            self.reader.blocks.sequence.store(moment.trailer.sequence, Ordering::Release);
             self.trailer = moment.trailer;
             return Ok(());
         }
         if moment.trailer.length == 0 {
             return Err(self.inconsistent("nothing in it any more"));
         }
-        let reading = Arc::new(VersionReader::new(self.store.clone(), self.reading.blocks.incarnation, &moment));
-        let start = reading.start_reusing(&self.reading, self.file.start());
+        let reader = Arc::new(VersionReader::new(self.store.clone(), self.reader.blocks.incarnation, &moment));
+        let start = reader.start_reusing(&self.reader, self.file.start());
         let start = start.map_err(|error| error.into_deferred_error(&self.store.name))?;
-        let file = self.file.with_version(Box::new(reading.clone()), reading.version(), start);
+        let file = self.file.with_version(Box::new(reader.clone()), reader.version(), start);
         let BucketVersion { trailer, checkpoint, changes, .. } = moment;
         self.checkpoint = (trailer.checkpoint, checkpoint);
-        (self.reading, self.file, self.changes, self.sequence) = (reading, Arc::new(file), changes, trailer.sequence);
+        (self.reader, self.file, self.changes, self.sequence) = (reader, Arc::new(file), changes, trailer.sequence);
         self.trailer = trailer;
         Ok(())
     }

@@ -78,12 +78,12 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// As [`crate::open`].
 pub(crate) fn open(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Result<Option<Follower>> {
-    let Some(OpenedVersion { version, reading, metrics, listed }) = open_newest(objects, name, options)? else {
+    let Some(OpenedVersion { version, reader, metrics, listed }) = open_newest(objects, name, options)? else {
         return Ok(None);
     };
-    let (name, reading) = (reading.blocks.store.name.clone(), Arc::new(reading));
-    let file = RemoteFile::open_source(Box::new(reading.clone()), name, options, metrics)?;
-    Ok(Some(Follower::new(version, reading, file, listed)))
+    let (name, reader) = (reader.blocks.store.name.clone(), Arc::new(reader));
+    let file = RemoteFile::open_source(Box::new(reader.clone()), name, options, metrics)?;
+    Ok(Some(Follower::new(version, reader, file, listed)))
 }
 
 /// Opens the current version with missing objects as zeros: see [`PartialReader`].
@@ -97,9 +97,9 @@ pub(crate) fn open_partial(
 ) -> Result<Option<RemoteFile>> {
     // A later open of the archive must not find these zeros in the cache.
     let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
-    let Some(OpenedVersion { reading, metrics, .. }) = open_newest(objects, name, &options)? else { return Ok(None) };
-    let name = reading.blocks.store.name.clone();
-    RemoteFile::open_source(Box::new(PartialReader::new(reading)), name, &options, metrics).map(Some)
+    let Some(OpenedVersion { reader, metrics, .. }) = open_newest(objects, name, &options)? else { return Ok(None) };
+    let name = reader.blocks.store.name.clone();
+    RemoteFile::open_source(Box::new(PartialReader::new(reader)), name, &options, metrics).map(Some)
 }
 
 /// Opens the archive as spooled by a writer of this host.
@@ -119,13 +119,13 @@ pub(crate) fn open_pending_upload(
     let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
     let objects = SpoolOverlay { inner: store.objects, spool: Arc::new(OnceLock::from(spool)) };
     let found = open_newest(Box::new(objects), name.clone(), &options)?.ok_or_else(nothing)?;
-    RemoteFile::open_source(Box::new(found.reading), name, &options, found.metrics)
+    RemoteFile::open_source(Box::new(found.reader), name, &options, found.metrics)
 }
 
 /// Newest version of an archive, with its reader.
 struct OpenedVersion {
     version: BucketVersion,
-    reading: VersionReader,
+    reader: VersionReader,
     metrics: Arc<RequestMetrics>,
     /// Time of the list.
     listed: Duration,
@@ -148,8 +148,8 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
         let why = "a writer came and has not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
-    let reading = VersionReader::new(store, incarnation, &version);
-    Ok(Some(OpenedVersion { version, reading, metrics, listed }))
+    let reader = VersionReader::new(store, incarnation, &version);
+    Ok(Some(OpenedVersion { version, reader, metrics, listed }))
 }
 
 /// Garbage-collects an archive: acquires it as a writer, cleans and releases it.
@@ -175,7 +175,7 @@ fn open_store(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptio
 pub struct Bucket {
     session: WriterSession,
     options: RemoteOptions,
-    staged: Option<Arc<UploadBuffer>>,
+    buffer: Option<Arc<UploadBuffer>>,
     /// Set once there is nothing to clean up.
     is_finished: bool,
 }
@@ -191,7 +191,7 @@ impl Bucket {
         let mut session =
             WriterSession::open(open_store(objects, name, options), WriterIdentity::current(), take_over)?;
         session.remove_expired();
-        Ok(Bucket { session, options: options.clone(), staged: None, is_finished: false })
+        Ok(Bucket { session, options: options.clone(), buffer: None, is_finished: false })
     }
 
     /// Returns a message for the user about the acquisition.
@@ -220,23 +220,23 @@ impl Bucket {
 
     fn start_upload(&mut self, empty: bool) -> Result<Arc<dyn Storage>> {
         self.discard_uploads();
-        let staged = Arc::new(UploadBuffer::new(&self.session, &self.options, empty)?);
-        self.staged = Some(staged.clone());
-        Ok(staged)
+        let buffer = Arc::new(UploadBuffer::new(&self.session, &self.options, empty)?);
+        self.buffer = Some(buffer.clone());
+        Ok(buffer)
     }
 
     /// discards all writes. Returns whether the store responds.
     fn discard_uploads(&mut self) -> bool {
-        let Some(staged) = self.staged.take() else { return true };
-        let (made, sending) = staged.abandon();
-        self.session.discard_uploads(made, sending, Instant::now() + CLEANUP_TIMEOUT)
+        let Some(buffer) = self.buffer.take() else { return true };
+        let (uploaded, sending) = buffer.abandon();
+        self.session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT)
     }
 
     /// Returns when nothing is under way.
     #[cfg(test)]
     fn wait_settled(&self) {
-        if let Some(staged) = &self.staged {
-            staged.wait_uploads(false).unwrap();
+        if let Some(buffer) = &self.buffer {
+            buffer.wait_uploads(false).unwrap();
         }
     }
 
@@ -246,11 +246,11 @@ impl Bucket {
     /// `InUse` when another writer took over; errors of requests. Then the archive has its old
     /// content, or the new one if the response was lost.
     pub fn publish(mut self) -> Result<()> {
-        let Some(staged) = self.staged.take() else { return Ok(()) };
-        let done = staged.publish(&mut self.session);
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        let done = buffer.publish(&mut self.session);
         // A record in doubt may name the uploaded objects.
         self.is_finished = done.is_ok() || self.session.is_in_doubt();
-        self.staged = Some(staged);
+        self.buffer = Some(buffer);
         done
     }
 }

@@ -391,11 +391,11 @@ impl WriterSession {
     /// As of [`WriterSession::commit`].
     pub(super) fn resolve_pending(&mut self) -> Result<()> {
         if self.fenced {
-            let kept = match self.store.spool().map_or(0, UploadSpool::bytes) {
+            let hint = match self.store.spool().map_or(0, UploadSpool::bytes) {
                 0 => "",
                 _ => "; what was written last is kept on this machine, see 'lockbox remote unsent'",
             };
-            return Err(Error::InUse(format!("{}: another writer took over{kept}", self.store.name)));
+            return Err(Error::InUse(format!("{}: another writer took over{hint}", self.store.name)));
         }
         let Some(pending) = &self.in_doubt else { return Ok(()) };
         let name = object_path(&self.incarnation, &ObjectId::Log(pending.trailer.sequence));
@@ -595,9 +595,9 @@ fn open_or_create_incarnation(store: &BucketStore) -> Result<Incarnation> {
         if let Some(found) = store.read_incarnation().map_err(|error| store.to_error(error))? {
             return found;
         }
-        let made = random_bytes()?;
-        match store.create(MARKER, &Arc::new(layout::encode_marker(&made)))? {
-            CreateOutcome::Created(_) => return Ok(made),
+        let created = random_bytes()?;
+        match store.create(MARKER, &Arc::new(layout::encode_marker(&created)))? {
+            CreateOutcome::Created(_) => return Ok(created),
             CreateOutcome::Conflict => {}
         }
     }

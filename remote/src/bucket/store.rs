@@ -55,7 +55,7 @@ pub(crate) struct BucketStore {
     tail: Arc<Mutex<Option<RecordTail>>>,
 }
 
-/// How long requests are retried.
+/// Retry behaviour of requests.
 #[derive(Default)]
 struct RetryMode {
     /// The caller is closing: nothing is tried twice.
@@ -297,8 +297,8 @@ impl BucketStore {
         Ok(is_closing)
     }
 
-    /// Checks that the store rejects a second object of a name: without that, two writers cannot be
-    /// told apart.
+    /// Checks that the store rejects a second object of a name: without that, two writers are
+    /// indistinguishable.
     ///
     /// # Errors
     /// `Unsupported`; errors of requests.
@@ -524,11 +524,11 @@ impl BucketStore {
     /// Fills `out` with blocks of the cached record tail; returns whether it has them.
     pub(super) fn copy_cached(&self, place: &ObjectRef, out: &mut [u8]) -> bool {
         let tail = self.tail.lock();
-        let here = tail.as_ref().and_then(|tail| tail.part(place, out.len() as u64));
-        if let Some(here) = here {
-            out.copy_from_slice(here);
+        let cached = tail.as_ref().and_then(|tail| tail.part(place, out.len() as u64));
+        if let Some(cached) = cached {
+            out.copy_from_slice(cached);
         }
-        here.is_some()
+        cached.is_some()
     }
 
     /// Reads `length` bytes of an object's blocks, which the record `sequence` needs.
@@ -539,9 +539,9 @@ impl BucketStore {
         place: &ObjectRef,
         length: u64,
     ) -> RemoteResult<Vec<u8>> {
-        let here = self.tail.lock().as_ref().and_then(|tail| tail.part(place, length).map(<[u8]>::to_vec));
-        if let Some(here) = here {
-            return Ok(here);
+        let cached = self.tail.lock().as_ref().and_then(|tail| tail.part(place, length).map(<[u8]>::to_vec));
+        if let Some(cached) = cached {
+            return Ok(cached);
         }
         let part = ObjectRange::Range(u64::from(place.at) * layout::BLOCK, length);
         match self.objects.get(&object_path(incarnation, &place.id), part) {

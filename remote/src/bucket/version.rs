@@ -265,25 +265,25 @@ impl RangeSource for VersionReader {
 /// Missing blocks read as zeros, in which no page of the archive begins; the other blocks of the
 /// same request are still read. A failed request is reported as an error (REMOTE-3).
 pub(super) struct PartialReader {
-    reading: VersionReader,
+    reader: VersionReader,
     version: FileVersion,
     /// First missing block of each damaged object.
     missing_from: Mutex<HashMap<ObjectId, u32>>,
 }
 
 impl PartialReader {
-    pub(super) fn new(reading: VersionReader) -> PartialReader {
-        let version = FileVersion { length: reading.length, tag: Some(reading.tag.clone()), modified: None };
-        PartialReader { reading, version, missing_from: Mutex::default() }
+    pub(super) fn new(reader: VersionReader) -> PartialReader {
+        let version = FileVersion { length: reader.length, tag: Some(reader.tag.clone()), modified: None };
+        PartialReader { reader, version, missing_from: Mutex::default() }
     }
 
     /// Reads a range.
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
-        let parts = self.reading.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
+        let parts = self.reader.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
         let parts: Vec<MapEntry> = parts.iter().filter_map(|part| self.readable_part(part)).collect();
-        match self.reading.blocks.fill(&parts, range.clone(), out) {
+        match self.reader.blocks.fill(&parts, range.clone(), out) {
             Err(RemoteError::Damaged(_)) => {}
-            asked => return asked,
+            other => return other,
         }
         out.fill(0);
         parts.iter().try_for_each(|part| self.bisect(part, &range, out))
@@ -302,14 +302,14 @@ impl PartialReader {
         let Some(part) = self.readable_part(part) else { return Ok(()) };
         let range = (part.blocks.start * BLOCK).max(all.start)..(part.blocks.end * BLOCK).min(all.end);
         let into = &mut out[(range.start - all.start) as usize..(range.end - all.start) as usize];
-        let (why, place) = match (self.reading.blocks.fill(std::slice::from_ref(&part), range, into), part.place) {
+        let (why, place) = match (self.reader.blocks.fill(std::slice::from_ref(&part), range, into), part.place) {
             (Err(RemoteError::Damaged(why)), Some(place)) => (why, place),
-            (asked, _) => return asked,
+            (other, _) => return other,
         };
         into.fill(0);
         let count = part.blocks.end - part.blocks.start;
         if count == 1 {
-            tracing::warn!("{}: {why}; what it lacks is passed over", self.reading.blocks.store.name);
+            tracing::warn!("{}: {why}; what it lacks is passed over", self.reader.blocks.store.name);
             self.missing_from.lock().insert(place.id, place.at);
             return Ok(());
         }
@@ -322,7 +322,7 @@ impl PartialReader {
 
 impl RangeSource for PartialReader {
     fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
-        let mut bytes = vec![0; usize::try_from(count.min(self.reading.length)).unwrap_or_default()];
+        let mut bytes = vec![0; usize::try_from(count.min(self.reader.length)).unwrap_or_default()];
         self.fill(0..bytes.len() as u64, &mut bytes)?;
         Ok((self.version.clone(), bytes))
     }

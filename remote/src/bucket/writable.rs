@@ -54,7 +54,7 @@ const REPACK_BLOCKS: u64 = 64 << 8;
 
 /// Archive in a bucket, open for writing.
 pub(crate) struct BucketWriter {
-    pub(super) staged: UploadBuffer,
+    pub(super) buffer: UploadBuffer,
     options: RemoteOptions,
     store: Arc<BucketStore>,
     session: Mutex<WriterSession>,
@@ -94,10 +94,10 @@ impl BucketWriter {
         options: &RemoteOptions,
         metrics: Arc<RequestMetrics>,
     ) -> Result<BucketWriter> {
-        let staged = UploadBuffer::new(&session, options, false)?;
+        let buffer = UploadBuffer::new(&session, options, false)?;
         let (store, last_cleaned) = (session.store.clone(), Mutex::new(Instant::now()));
         Ok(BucketWriter {
-            staged,
+            buffer,
             options: options.clone(),
             store,
             session: Mutex::new(session),
@@ -160,11 +160,11 @@ impl BucketWriter {
         if !session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT) || session.is_over() {
             return;
         }
-        if self.staged.is_committed() {
-            let most = REPACK_BLOCKS + self.staged.written();
-            let repacked = self.staged.repack_sparse(session.most_runs(), most);
-            let repacked = repacked.and_then(|()| self.staged.repack_start());
-            let closed = repacked.and_then(|()| self.staged.commit(session, RecordKind::Close));
+        if self.buffer.is_committed() {
+            let most = REPACK_BLOCKS + self.buffer.written();
+            let repacked = self.buffer.repack_sparse(session.most_runs(), most);
+            let repacked = repacked.and_then(|()| self.buffer.repack_start());
+            let closed = repacked.and_then(|()| self.buffer.commit(session, RecordKind::Close));
             if closed.is_ok() || session.is_over() {
                 return;
             }
@@ -172,7 +172,7 @@ impl BucketWriter {
                 tracing::info!("{}: it is left as it was last written: {error}", self.store.name);
             }
         }
-        let (uploaded, sending) = self.staged.abandon();
+        let (uploaded, sending) = self.buffer.abandon();
         if session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT) {
             let _ = session.close();
         }
@@ -188,23 +188,23 @@ impl Drop for BucketWriter {
 /// Replacement of the whole content (LIVING-5).
 struct BucketReplacement<'a> {
     writer: &'a BucketWriter,
-    staged: Arc<UploadBuffer>,
-    /// Whether a record may name the uploads.
+    buffer: Arc<UploadBuffer>,
+    /// Set if a record may name the uploads.
     is_published: bool,
 }
 
 impl Successor for BucketReplacement<'_> {
     fn storage(&self) -> Arc<dyn Storage> {
-        self.staged.clone()
+        self.buffer.clone()
     }
 
     fn publish(mut self: Box<Self>) -> Result<()> {
         let writer = self.writer;
         let mut session = writer.session.lock();
-        let done = self.staged.publish(&mut session);
+        let done = self.buffer.publish(&mut session);
         self.is_published = done.is_ok() || session.is_in_doubt();
         if self.is_published {
-            writer.staged.end();
+            writer.buffer.end();
         }
         done.map_err(|error| BucketWriter::explain_failure(&session, error))
     }
@@ -213,7 +213,7 @@ impl Successor for BucketReplacement<'_> {
 impl Drop for BucketReplacement<'_> {
     fn drop(&mut self) {
         if !self.is_published {
-            let (mut uploaded, mut sending) = self.staged.abandon();
+            let (mut uploaded, mut sending) = self.buffer.abandon();
             let abandoned = &mut *self.writer.abandoned.lock();
             abandoned.0.append(&mut uploaded);
             abandoned.1.append(&mut sending);
@@ -223,11 +223,11 @@ impl Drop for BucketReplacement<'_> {
 
 impl Storage for BucketWriter {
     fn len(&self) -> Result<u64> {
-        self.staged.len()
+        self.buffer.len()
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.staged.read_at(offset, out)
+        self.buffer.read_at(offset, out)
     }
 
     fn is_far(&self) -> bool {
@@ -235,40 +235,40 @@ impl Storage for BucketWriter {
     }
 
     fn will_need(&self, offset: u64, length: u64) {
-        self.staged.will_need(offset, length);
+        self.buffer.will_need(offset, length);
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.staged.write_at(offset, data)
+        self.buffer.write_at(offset, data)
     }
 
     fn allocate(&self, offset: u64, length: u64) -> Result<()> {
-        self.staged.allocate(offset, length)
+        self.buffer.allocate(offset, length)
     }
 
     fn punch(&self, offset: u64, length: u64) -> Result<()> {
-        self.staged.punch(offset, length)
+        self.buffer.punch(offset, length)
     }
 
     fn set_len(&self, length: u64) -> Result<()> {
-        self.staged.set_len(length)
+        self.buffer.set_len(length)
     }
 
     /// LIVING-1
     fn barrier(&self) -> Result<()> {
         let mut session = self.session.lock();
         // A map that no reader takes would be durable.
-        if self.staged.is_scattered(session.most_runs()) {
-            self.staged.repack_sparse(session.most_runs(), u64::MAX)?;
+        if self.buffer.is_scattered(session.most_runs()) {
+            self.buffer.repack_sparse(session.most_runs(), u64::MAX)?;
         }
-        let done = self.staged.commit(&mut session, RecordKind::Commit);
+        let done = self.buffer.commit(&mut session, RecordKind::Commit);
         done.map_err(|error| BucketWriter::explain_failure(&session, error))?;
         let mut last_cleaned = self.last_cleaned.lock();
         if last_cleaned.elapsed() >= CLEAN_INTERVAL && !self.store.spool().is_some_and(UploadSpool::is_spooling) {
             *last_cleaned = Instant::now();
             let expired = session.expired(MAX_REMOVED);
             // The next removal meets the same error.
-            if self.staged.release_objects(&expired) {
+            if self.buffer.release_objects(&expired) {
                 let _ = session.remove_objects(&expired);
             }
         }
@@ -282,15 +282,15 @@ impl Storage for BucketWriter {
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
         // Objects in flight cannot be read from the store yet.
         let _session = self.session.lock();
-        self.staged.evict(offset, length)
+        self.buffer.evict(offset, length)
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        self.staged.next_data(offset)
+        self.buffer.next_data(offset)
     }
 
     fn allocated(&self) -> Result<u64> {
-        self.staged.allocated()
+        self.buffer.allocated()
     }
 
     fn kept_back(&self) -> Result<u64> {
@@ -302,8 +302,8 @@ impl Storage for BucketWriter {
         // Pending writes are committed as part of the old content, or they would become orphans.
         self.barrier()?;
         let session = self.session.lock();
-        let staged = Arc::new(UploadBuffer::new(&session, &self.options, true)?);
-        Ok(Box::new(BucketReplacement { writer: self, staged, is_published: false }))
+        let buffer = Arc::new(UploadBuffer::new(&session, &self.options, true)?);
+        Ok(Box::new(BucketReplacement { writer: self, buffer, is_published: false }))
     }
 
     fn read_only(&self) -> bool {

@@ -1,4 +1,4 @@
-//! PROOF-1 on real connections: one answer of a portal in the place of any answer of the store.
+//! PROOF-1 on real connections: a portal replaces one response of the store, for each response.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

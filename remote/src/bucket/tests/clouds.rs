@@ -1,4 +1,4 @@
-//! Stores of each cloud on a real connection: what they are asked, and what their answers mean.
+//! The store of each cloud on a real connection: its requests, and the meaning of its responses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

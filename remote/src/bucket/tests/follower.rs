@@ -1,5 +1,4 @@
-//! Readers that go on with a writer: each moment is one that was, they come in order, and what is
-//! kept from one to the next is right.
+//! Followers: each version existed, versions appear in order, and shared content is right.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Single orders of requests that chance meets seldom.
+//! Single request orders that random schedules rarely reach.
 
 use std::sync::Arc;
 

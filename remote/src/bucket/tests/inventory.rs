@@ -1,4 +1,4 @@
-//! What is told of a store without a key, what a collection removes, and what both cost.
+//! Inventory without a key, removals of a garbage collection, and the costs of both.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a writer reads that stays for days, or whose store did not take all.
+//! Reads of a writer that runs for days, or has a store that refused data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ fn what_did_not_go_up_is_still_read_by_who_wrote_it() {
     let _ = storage.write_at(4096, &vec![9; 9 << 20]);
     now.truncate(4096);
     now.resize(4096 + (9 << 20), 9);
-    assert!(storage.staged.wait_uploads(false).is_err());
+    assert!(storage.buffer.wait_uploads(false).is_err());
     world.with(|state| state.away = false);
     assert!(storage.barrier().is_err());
     assert!(whole(&storage) == now);

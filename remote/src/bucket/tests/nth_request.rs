@@ -1,4 +1,4 @@
-//! A store on which something happens at the request of a number.
+//! Store that fails, or runs a hook, at the request of a given number.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What becomes of objects that no record names, and of those who leave without a backup.
+//! Objects that no record names, and writers that abandon a backup.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};

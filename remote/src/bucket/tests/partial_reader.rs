@@ -1,4 +1,4 @@
-//! What is left of an archive of which objects are gone or were cut.
+//! Partial reads of an archive with missing or truncated objects.
 
 use std::sync::Arc;
 

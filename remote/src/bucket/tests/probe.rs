@@ -1,4 +1,4 @@
-//! What a probe finds of stores that do one thing otherwise, and what it leaves.
+//! Findings of a probe for stores that break one rule, and the objects that it leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

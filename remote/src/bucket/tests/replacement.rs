@@ -1,5 +1,5 @@
-//! What takes the place of a whole archive: the old one or the new one is there, whoever dies or
-//! comes between any two requests, and nothing of either stays for ever.
+//! Replacement of a whole archive: the old or the new content exists after a crash or a takeover at
+//! any request, and no garbage stays forever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,4 @@
-//! What an archive in a store costs, as far as it is exact: requests and bytes. `bench/remote.sh`
-//! measures the rest beside it.
+//! Exact costs of an archive in a store: requests and bytes. `bench/remote.sh` measures the rest.
 
 use std::collections::HashSet;
 use std::sync::Arc;

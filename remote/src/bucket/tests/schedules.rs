@@ -1,5 +1,5 @@
-//! Writers, readers and cleaning in every order of their requests: what was acknowledged is what a
-//! fresh reader finds, and nothing else is ever found.
+//! Writers, readers and garbage collection in every order of their requests: a new reader finds
+//! exactly the acknowledged commits.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What a store did not take: it is kept, sent before anything else, or kept for whoever wrote it,
-//! and never lost or sent out of its order.
+//! Upload spool: refused data is kept, sent first or kept for its user, and never lost or
+//! reordered.
 
 use std::fs;
 use std::path::Path;

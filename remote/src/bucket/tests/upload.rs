@@ -1,4 +1,4 @@
-//! The storage for writing against an array of bytes, and what it costs in requests.
+//! Writable storage compared with a byte array, and its costs in requests.
 
 use std::sync::Arc;
 
@@ -34,16 +34,16 @@ fn a_bucket_has_the_bytes_that_were_written() {
         let mut model: Vec<u8> = Vec::new();
         for _ in 0..4 {
             let mut bucket = bucket(&world);
-            let staged = match bucket.open_existing().unwrap() {
-                Some(staged) if !dice.one_in(4) => staged,
+            let buffer = match bucket.open_existing().unwrap() {
+                Some(buffer) if !dice.one_in(4) => buffer,
                 _ => bucket.create_empty().unwrap(),
             };
-            let mut now = whole(&*staged);
+            let mut now = whole(&*buffer);
             assert!(now.is_empty() || now == model, "seed {seed}");
             for _ in 0..dice.below(60) {
-                change(&mut dice, &*staged, &mut now);
+                change(&mut dice, &*buffer, &mut now);
             }
-            assert!(whole(&*staged) == now, "seed {seed}");
+            assert!(whole(&*buffer) == now, "seed {seed}");
             if dice.one_in(4) {
                 drop(bucket);
             } else {
@@ -58,7 +58,7 @@ fn a_bucket_has_the_bytes_that_were_written() {
     }
 }
 
-fn change(dice: &mut Dice, staged: &dyn Storage, now: &mut Vec<u8>) {
+fn change(dice: &mut Dice, buffer: &dyn Storage, now: &mut Vec<u8>) {
     let length = 1 + match dice.below(3) {
         0 => dice.below(100),
         1 => dice.below(40_000),
@@ -67,17 +67,17 @@ fn change(dice: &mut Dice, staged: &dyn Storage, now: &mut Vec<u8>) {
     };
     let aligned = if dice.one_in(2) { 4096 } else { 1 };
     let offset = dice.below(6 << 20) / aligned * aligned;
-    let mut compared = Compared { storage: staged, now };
+    let mut compared = Compared { storage: buffer, now };
     match dice.below(12) {
         0 => compared.punch(offset, length).unwrap(),
         1 => compared.set_len(offset).unwrap(),
         2 => compared.allocate(offset, length).unwrap(),
-        3 => staged.evict(0, u64::MAX).unwrap(),
+        3 => buffer.evict(0, u64::MAX).unwrap(),
         4 => {
             let now = compared.now;
             let mut bytes = vec![1; (length as usize).min(now.len().saturating_sub(offset as usize))];
             if !bytes.is_empty() {
-                staged.read_at(offset, &mut bytes).unwrap();
+                buffer.read_at(offset, &mut bytes).unwrap();
                 assert!(bytes == now[offset as usize..offset as usize + bytes.len()]);
             }
         }
@@ -101,9 +101,9 @@ fn metrics(world: &World) -> (usize, usize) {
 fn what_is_dead_goes_after_a_day_and_what_is_sparse_is_written_anew() {
     let world = World::new(1, 0);
     let fill = |bucket: &mut Bucket, byte: u8, blocks: std::ops::Range<u64>| {
-        let staged = bucket.open_existing().unwrap().unwrap_or_else(|| bucket.create_empty().unwrap());
+        let buffer = bucket.open_existing().unwrap().unwrap_or_else(|| bucket.create_empty().unwrap());
         for number in blocks {
-            staged.write_at(number * 4096, &[byte; 4096]).unwrap();
+            buffer.write_at(number * 4096, &[byte; 4096]).unwrap();
         }
     };
     let mut one = bucket(&world);
@@ -169,9 +169,9 @@ fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_
     let scatter = |most: u64, byte: u8, wanted: &mut [u8]| {
         let mut next = bucket(&world);
         (next.session.most_checkpoint, next.session.least_changes) = (most, 0);
-        let staged = next.open_existing().unwrap().unwrap();
+        let buffer = next.open_existing().unwrap().unwrap();
         for block in (0..80_usize).step_by(2) {
-            staged.write_at(block as u64 * 4096, &[byte; 4096]).unwrap();
+            buffer.write_at(block as u64 * 4096, &[byte; 4096]).unwrap();
             wanted[block * 4096..(block + 1) * 4096].fill(byte);
         }
         next.publish()
@@ -193,17 +193,17 @@ fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_
 fn no_length_that_readers_refuse_is_made_durable() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    let staged = one.create_empty().unwrap();
-    staged.write_at(0, &[7; 5000]).unwrap();
+    let buffer = one.create_empty().unwrap();
+    buffer.write_at(0, &[7; 5000]).unwrap();
     let longest = i64::MAX as u64 / 4096 * 4096;
     for length in [u64::MAX, 1 << 63, i64::MAX as u64, longest + 1] {
-        assert!(matches!(staged.set_len(length), Err(Error::Invalid(_))), "{length}");
-        assert!(matches!(staged.allocate(1, length - 1), Err(Error::Invalid(_))), "{length}");
-        assert!(matches!(staged.allocate(1, length), Err(Error::Invalid(_))), "{length}");
-        assert!(matches!(staged.write_at(length - 1, &[1]), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(buffer.set_len(length), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(buffer.allocate(1, length - 1), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(buffer.allocate(1, length), Err(Error::Invalid(_))), "{length}");
+        assert!(matches!(buffer.write_at(length - 1, &[1]), Err(Error::Invalid(_))), "{length}");
     }
-    staged.write_at(longest - 1, &[1]).unwrap();
-    staged.set_len(longest).unwrap();
+    buffer.write_at(longest - 1, &[1]).unwrap();
+    buffer.set_len(longest).unwrap();
     one.publish().unwrap();
     let file = open(world.store(1), "s3://b/p".into(), &options()).unwrap().unwrap().file().clone();
     let mut last = [0];
@@ -220,8 +220,8 @@ fn requests_are_counted() {
     let world = World::new(1, 0);
     let spent = |world: &World| world.with(|state| std::mem::take(&mut state.requests));
     let mut one = bucket(&world);
-    let staged = one.create_empty().unwrap();
-    staged.write_at(0, &vec![7; 2 << 20]).unwrap();
+    let buffer = one.create_empty().unwrap();
+    buffer.write_at(0, &vec![7; 2 << 20]).unwrap();
     let coming = spent(&world);
     // Marker looked for and made, probed; the newest looked for, the record, the newest again.
     assert_eq!(coming.len(), 6, "{coming:?}");
@@ -273,8 +273,8 @@ fn a_store_that_overwrites_is_refused_before_anything_is_written() {
 fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    let staged = one.create_empty().unwrap();
-    staged.write_at(0, &vec![7; 12 << 20]).unwrap();
+    let buffer = one.create_empty().unwrap();
+    buffer.write_at(0, &vec![7; 12 << 20]).unwrap();
     one.publish().unwrap();
     let names: Vec<String> = world.with(|state| state.objects.keys().cloned().collect());
     let (mut records, mut others, mut segments) = (0, 0, 0);
@@ -357,8 +357,8 @@ fn oldest(names: &[String]) -> &str {
 fn a_record_of_another_incarnation_is_damage() {
     let world = World::new(1, 0);
     let mut one = bucket(&world);
-    let staged = one.create_empty().unwrap();
-    staged.write_at(0, &[7; 4096]).unwrap();
+    let buffer = one.create_empty().unwrap();
+    buffer.write_at(0, &[7; 4096]).unwrap();
     one.publish().unwrap();
     let other = World::new(2, 0);
     drop(bucket(&other));

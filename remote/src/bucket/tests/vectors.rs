@@ -1,5 +1,4 @@
-//! The objects byte for byte as format-spec/bucket-vectors.json has them, and rubbish in their
-//! place.
+//! Byte layout of the objects as in format-spec/bucket-vectors.json, and malformed input.
 
 use std::path::Path;
 

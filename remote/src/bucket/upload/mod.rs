@@ -87,10 +87,10 @@ impl UploadBuffer {
             state: Mutex::new(UploadState::new(map, length, empty)),
             sent: Condvar::new(),
         });
-        let staged =
+        let buffer =
             UploadBuffer { shared, options: options.clone(), writing: Mutex::new(()), rebase_after: REBASE_BLOCKS };
-        staged.rebase()?;
-        Ok(staged)
+        buffer.rebase()?;
+        Ok(buffer)
     }
 
     /// Returns whether a record has all writes.
@@ -278,20 +278,20 @@ impl UploadBuffer {
             }
             (state.map.clone(), state.length, state.written)
         };
-        let reading =
+        let reader =
             Arc::new(VersionReader { blocks: self.shared.blocks.clone(), map, length, tag: hex(&random_bytes()?) });
         // The state has no name to which a later mount could return.
         let options = RemoteOptions { cache_bytes: Some(0), ..self.options.clone() };
         let base = match length {
             0 => None,
             _ => Some(Arc::new(RemoteFile::open_metered(
-                Box::new(reading.clone()),
+                Box::new(reader.clone()),
                 self.shared.blocks.store.name.clone(),
                 &options,
             )?)),
         };
         let mut state = self.shared.state.lock();
-        (state.base, state.base_reader, state.written_at_rebase) = (base, Some(reading), written);
+        (state.base, state.base_reader, state.written_at_rebase) = (base, Some(reader), written);
         state.changed = RangeSet::new();
         state.last_inline.clear();
         Ok(())
@@ -312,7 +312,7 @@ impl UploadBuffer {
     /// whether it names none of them (STAGED-2).
     pub(super) fn release_objects(&self, ids: &[ObjectId]) -> bool {
         let _writing = self.writing.lock();
-        let names = |reading: &Arc<VersionReader>| ids.iter().any(|id| reading.map.references(id));
+        let names = |reader: &Arc<VersionReader>| ids.iter().any(|id| reader.map.references(id));
         let is_named = self.shared.state.lock().base_reader.as_ref().is_some_and(names);
         !is_named || self.rebase().is_ok()
     }

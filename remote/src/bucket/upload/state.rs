@@ -25,7 +25,7 @@ pub(super) struct UploadState {
     pub(super) dirty: BTreeMap<u64, Box<BlockBytes>>,
     /// Inline blocks of the last record, sent or in flight, unless overwritten since.
     pub(super) last_inline: BTreeMap<u64, Box<BlockBytes>>,
-    /// Whether there are changes that no record has.
+    /// Set if there are changes that no record has.
     pub(super) touched: bool,
     /// Blocks that the next open reads first.
     pub(super) read_first: RangeSet<u64>,

@@ -1,4 +1,4 @@
-//! What is written while a record is on its way, or while blocks are written anew as they are.
+//! Writes while a record is in flight, or while blocks are rewritten.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,4 +1,4 @@
-//! What a writer costs in requests and in bytes, and what of it stays in the store.
+//! Costs of a writer in requests, bytes and stored objects.
 
 use std::sync::Arc;
 use std::time::Duration;

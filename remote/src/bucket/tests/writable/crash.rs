@@ -1,4 +1,4 @@
-//! Writers that die or are taken over from between any two requests.
+//! Writers that crash or are taken over at any request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

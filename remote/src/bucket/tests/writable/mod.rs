@@ -1,5 +1,5 @@
-//! The storage whose barriers are records: what a barrier said is durable is what a fresh reader
-//! finds, whoever dies or comes between any two requests.
+//! Storage with one record per barrier: a new reader finds all data of successful barriers after a
+//! crash or a takeover at any request.
 
 mod concurrent_writes;
 mod costs;
@@ -93,7 +93,7 @@ fn what_a_barrier_said_is_read_by_a_fresh_machine_and_nothing_else_is() {
             session.least_changes = 20 * dice.below(30) as usize;
             session.remove_expired();
             let mut storage = BucketWriter::from_session(session, &options(), Arc::default()).unwrap();
-            storage.staged.rebase_after = dice.below(4) * 500;
+            storage.buffer.rebase_after = dice.below(4) * 500;
             let mut now = durable.clone();
             for _ in 0..4 + dice.below(8) {
                 for _ in 0..dice.below(12) {

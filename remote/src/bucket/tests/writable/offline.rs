@@ -1,4 +1,4 @@
-//! What is said and done while the store does not answer.
+//! Behaviour and messages while the store does not respond.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
