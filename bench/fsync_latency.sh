@@ -10,8 +10,8 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=place.sh
-source "$here/place.sh"
+# shellcheck source=environment.sh
+source "$here/environment.sh"
 take_place fsync_latency gocryptfs
 mount_side_by_side
 STREAM=${STREAM:-4096}

@@ -13,8 +13,8 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=place.sh
-source "$here/place.sh"
+# shellcheck source=environment.sh
+source "$here/environment.sh"
 take_place growth
 [[ $# -gt 0 ]] || set -- 1000 1000000
 sizes=("$@")

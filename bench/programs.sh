@@ -14,8 +14,8 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=place.sh
-source "$here/place.sh"
+# shellcheck source=environment.sh
+source "$here/environment.sh"
 take_place programs gocryptfs git sqlite3 cargo
 unset CARGO_TARGET_DIR
 mount_side_by_side

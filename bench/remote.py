@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from far import RATE, Far, Mounted, Room, fill, forget, lockbox, read_through
+from object_store import RATE, Far, Mounted, Room, fill, forget, lockbox, read_through
 
 scratch, versitygw, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 SIZE = int(os.environ.get("SIZE_MIB", "1024"))

@@ -3,7 +3,7 @@
 #
 #   bench/remote.sh [--beside]   needs root, python3 and curl; prints a table of medians
 #
-#   --beside  measures lockbox, rclone with crypt, and gocryptfs on s3backer in turn instead (beside.py); needs rclone, s3backer, gocryptfs and e2fsprogs
+#   --beside  measures lockbox, rclone with crypt, and gocryptfs on s3backer in turn instead (compare_tools.py); needs rclone, s3backer, gocryptfs and e2fsprogs
 #
 #   ROUNDS    rounds (default 3)                      PROGRAMS   directory with the programs (default target/release, built)
 #   DISK      directory on the disk to measure        VERSITYGW  the server (default: what tests/campaign/versitygw.sh builds in target/)
@@ -17,14 +17,14 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=place.sh
-source "$here/place.sh"
+# shellcheck source=environment.sh
+source "$here/environment.sh"
 needed=(python3 curl) script=remote.py
 case ${1-} in
     '') ;;
     --beside)
         read -ra candidates <<<"${ONLY:-lockbox rclone s3backer}"
-        needed=(python3) script=beside.py
+        needed=(python3) script=compare_tools.py
         for name in "${candidates[@]}"; do
             case $name in
                 rclone) needed+=(rclone) ;;

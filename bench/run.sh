@@ -12,8 +12,8 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=place.sh
-source "$here/place.sh"
+# shellcheck source=environment.sh
+source "$here/environment.sh"
 export SIZE=${SIZE:-256M} SECONDS_EACH=${SECONDS_EACH:-5}
 FILES=${FILES:-5000}
 ROUNDS=${ROUNDS:-3}

@@ -1,8 +1,9 @@
-//! Benchmarks of an archive as its users reach it: trees, cache, commits, key slots, import and extraction, without a mount.
+//! Benchmarks of the library: trees, cache, commits, key slots, import and extraction, without a
+//! mount.
 //!
 //! `bench/criterion.sh` keeps a baseline and compares with it.
 
-// A measurement that cannot go on has nothing better to do than to stop.
+// A failed measurement stops.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -20,7 +21,7 @@ use lockbox::keys;
 const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
 const MIB: usize = 1 << 20;
 
-/// An archive in a directory of its own, which goes with it.
+/// Temporary archive in a directory of its own, removed on drop.
 struct Made {
     directory: PathBuf,
     archive: Option<Archive>,

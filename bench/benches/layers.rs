@@ -1,8 +1,10 @@
-//! Micro benchmarks of the layers below the archive: sealing, and the codecs that every lookup and commit passes.
+//! Micro benchmarks of the layers below the archive: sealing, and the codecs that every lookup and
+//! commit passes.
 //!
-//! `cargo bench --package lockbox-bench` compares with the run before; `-- --save-baseline NAME` keeps one.
+//! `cargo bench --package lockbox-bench` compares with the run before; `-- --save-baseline NAME`
+//! keeps one.
 
-// A measurement that cannot go on has nothing better to do than to stop.
+// A failed measurement stops.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::hint::black_box;
@@ -43,7 +45,7 @@ fn nodes(c: &mut Criterion) {
     group.finish();
 }
 
-/// What decides the size of cells: the space that smaller ones cost, and what a small and a long read cost. See bench/README.md.
+/// Trade-off of the cell size: space, and the cost of a small and a long read. See bench/README.md.
 fn cells(c: &mut Criterion) {
     let key = XaesKey::new(&SecretKey::new([7; 32]));
     let mut group = c.benchmark_group("cells");
@@ -84,7 +86,7 @@ fn cells(c: &mut Criterion) {
 
 const PAGE: usize = 128 * 1024;
 
-/// As the writer decides: raw unless a sixteenth is saved.
+/// Compresses a cell as the writer does: raw unless a sixteenth is saved.
 fn stored(cell: &[u8], level: i32) -> Vec<u8> {
     let smaller = zstd::bulk::compress(cell, level).unwrap();
     if smaller.len() <= cell.len() - cell.len() / 16 { smaller } else { cell.to_vec() }

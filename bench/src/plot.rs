@@ -1,4 +1,5 @@
-//! Draws a run: every measurement as bars of all candidates, as a share of gocryptfs (of the first candidate when it is missing).
+//! Draws a run: bars of all candidates for each measurement, as a share of gocryptfs (or of the
+//! first candidate without it).
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ const LEFT: i32 = 330;
 const RIGHT: i32 = 60;
 const TOP: i32 = 46;
 const WIDTH: i32 = 960;
-/// Shares beyond this are cut, and their number says so.
+/// Maximum share drawn; longer bars are cut and keep their label.
 const MOST: f64 = 8.0;
 
 const COLOURS: [RGBColor; 6] = [
@@ -92,7 +93,7 @@ fn draw(
     Ok(())
 }
 
-/// Lockbox has the last colour, whoever else took part.
+/// Returns the colour of a candidate; lockbox always has the last one.
 fn colour(index: usize, name: &str) -> RGBColor {
     if name == "lockbox" { COLOURS[COLOURS.len() - 1] } else { COLOURS[index % (COLOURS.len() - 1)] }
 }

@@ -145,11 +145,11 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
         return Err(inside(args));
     }
     let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
-    let there = bucket.existing().map_err(failed)?.map(Place::Elsewhere);
+    let there = bucket.open_existing().map_err(failed)?.map(Place::Elsewhere);
     let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
         Some(done) => done,
-        None => source.fill(&Place::Elsewhere(bucket.fresh().map_err(failed)?))?,
+        None => source.fill(&Place::Elsewhere(bucket.create_empty().map_err(failed)?))?,
     };
     bucket.publish().map_err(failed)?;
     remember(args, source);

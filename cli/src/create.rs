@@ -106,7 +106,7 @@ fn come(args: &Args) -> Result<Bucket, Failure> {
         Err(error) => return Err(Failure::at(path, &error)),
     }
     let mut bucket = args.writer.begin(path, remote)?;
-    match bucket.existing() {
+    match bucket.open_existing() {
         Ok(None) => Ok(bucket),
         Ok(Some(_)) => Err(exists(path)),
         Err(error) => Err(Failure::at(path, &error)),
@@ -138,7 +138,7 @@ fn make_elsewhere(
     options: &CreateOptions,
 ) -> Result<Code, Failure> {
     let failed = |error: Error| Failure::at(&args.archive, &error);
-    let storage = bucket.fresh().map_err(failed)?;
+    let storage = bucket.create_empty().map_err(failed)?;
     let working = Working::deriving(args.sources.advises());
     let created = Archive::create_in_seen(&storage, &passphrase, options, &seen(args)).map_err(failed)?;
     drop(working);

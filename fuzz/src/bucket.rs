@@ -11,14 +11,16 @@ mod layout;
 #[path = "../../remote/src/bucket/map.rs"]
 mod map;
 #[allow(dead_code)]
-#[path = "../../remote/src/bucket/place.rs"]
-mod place;
+#[path = "../../remote/src/bucket/object_ref.rs"]
+mod object_ref;
 
 use sha2::{Digest, Sha256};
 
-use layout::{BLOCK, Dead, Kind, LONGEST, MARKER_BYTES, Owner, Said, TRAILER_BYTES, Trailer};
-use map::Map;
-use place::{Entry, Hash, Id, Place};
+use layout::{
+    BLOCK, MARKER_BYTES, MAX_ARCHIVE_BYTES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone, Trailer, WriterIdentity,
+};
+use map::BlockMap;
+use object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
 
 const INCARNATION: [u8; 16] = [0x11; 16];
 
@@ -32,11 +34,11 @@ fn hashed(data: &[u8], length: usize) -> Vec<u8> {
 }
 
 /// A map of these entries says what they say, and has as many live blocks as it names.
-fn lay(entries: &[Entry]) {
-    let mut map = Map::default();
-    entries.iter().for_each(|entry| map.lay(entry));
+fn lay(entries: &[MapEntry]) {
+    let mut map = BlockMap::default();
+    entries.iter().for_each(|entry| map.assign(entry));
     let end = map.end();
-    assert!(end <= LONGEST / BLOCK);
+    assert!(end <= MAX_ARCHIVE_BYTES / BLOCK);
     for entry in entries.iter().take(64) {
         // A window of what may be half of the address space.
         let window = entry.blocks.start..entry.blocks.end.min(entry.blocks.start + 4096);
@@ -53,13 +55,13 @@ fn lay(entries: &[Entry]) {
             }
         }
     }
-    let mut again = Map::default();
-    map.entries().iter().for_each(|entry| again.lay(entry));
+    let mut again = BlockMap::default();
+    map.entries().iter().for_each(|entry| again.assign(entry));
     assert_eq!(again.entries(), map.entries());
-    map.checkpointed();
+    map.reset_changes();
     assert!(map.changes().is_empty());
-    map.forget_dead();
-    assert_eq!(map.objects().count(), map.sized().count());
+    map.take_unreferenced();
+    assert_eq!(map.objects().count(), map.objects_with_sizes().count());
 }
 
 /// The first object of a prefix.
@@ -77,12 +79,12 @@ pub fn log(data: &[u8]) {
     let (said, trailer) = data.split_at(at);
     let Ok(mut trailer) = Trailer::decode(&hashed(trailer, TRAILER_BYTES), &INCARNATION) else { return };
     assert!(trailer.bytes() >= TRAILER_BYTES as u64);
-    let _ = layout::decode_said(&trailer, said);
-    if trailer.said_bytes() != said.len() as u64 {
+    let _ = layout::decode_body(&trailer, said);
+    if trailer.body_bytes() != said.len() as u64 {
         return;
     }
-    trailer.said = Sha256::digest(said).into();
-    let Ok(said) = layout::decode_said(&trailer, said) else { return };
+    trailer.body_hash = Sha256::digest(said).into();
+    let Ok(said) = layout::decode_body(&trailer, said) else { return };
     lay(&said.changes);
     // What was understood is written and understood as the same.
     let (again, written) = layout::encode_record(&trailer, &[], &said);
@@ -90,8 +92,8 @@ pub fn log(data: &[u8]) {
         Trailer::decode(&again[again.len() - TRAILER_BYTES..], &INCARNATION).expect("a record that was written reads");
     assert_eq!(read, written);
     let read =
-        layout::decode_said(&read, &again[..again.len() - TRAILER_BYTES]).expect("a record that was written reads");
-    assert!(read.changes == said.changes && read.dead == said.dead);
+        layout::decode_body(&read, &again[..again.len() - TRAILER_BYTES]).expect("a record that was written reads");
+    assert!(read.changes == said.changes && read.tombstones == said.tombstones);
 }
 
 /// The map of a moment.
@@ -103,18 +105,18 @@ pub fn checkpoint(data: &[u8]) {
     assert_eq!(layout::decode_checkpoint(&INCARNATION, &name, &again).ok(), Some(entries));
 }
 
-fn entries() -> Vec<Entry> {
-    let place = |id, blocks, at| Some(Place { id, blocks, at });
+fn entries() -> Vec<MapEntry> {
+    let place = |id, blocks, at| Some(ObjectRef { id, blocks, at });
     vec![
-        Entry { blocks: 0..1, place: place(Id::Log(5), 3, 2) },
-        Entry { blocks: 1..100, place: None },
-        Entry { blocks: 100..4000, place: place(Id::Segment([0x22; 32]), 4096, 10) },
-        Entry { blocks: 4000..4001, place: place(Id::Log(5), 3, 0) },
+        MapEntry { blocks: 0..1, place: place(ObjectId::Log(5), 3, 2) },
+        MapEntry { blocks: 1..100, place: None },
+        MapEntry { blocks: 100..4000, place: place(ObjectId::Segment([0x22; 32]), 4096, 10) },
+        MapEntry { blocks: 4000..4001, place: place(ObjectId::Log(5), 3, 0) },
     ]
 }
 
 pub fn seeds(name: &str) -> Vec<Vec<u8>> {
-    let record = |kind, changes: Vec<Entry>| {
+    let record = |kind, changes: Vec<MapEntry>| {
         let trailer = Trailer {
             kind,
             incarnation: INCARNATION,
@@ -125,17 +127,21 @@ pub fn seeds(name: &str) -> Vec<Vec<u8>> {
             ..Trailer::default()
         };
         let dead = vec![
-            Dead::of(Id::Segment([0x77; 32]), 1_699_000_000),
-            Dead::of(Id::Checkpoint([0x88; 32]), 0),
-            Dead { id: Id::Log(2), more: 2, since: 1 },
+            Tombstone::new(ObjectId::Segment([0x77; 32]), 1_699_000_000),
+            Tombstone::new(ObjectId::Checkpoint([0x88; 32]), 0),
+            Tombstone { id: ObjectId::Log(2), extra: 2, since: 1 },
         ];
-        let owner = Owner { host: "laptop".into(), process: 1234, ..Owner::default() };
-        layout::encode_record(&trailer, &[], &Said { changes, dead, owner }).0
+        let owner = WriterIdentity { host: "laptop".into(), process: 1234, ..WriterIdentity::default() };
+        layout::encode_record(&trailer, &[], &RecordBody { changes, tombstones: dead, writer: owner }).0
     };
     match name {
         "marker" => vec![layout::encode_marker(&INCARNATION)],
         "storelog" => {
-            vec![record(Kind::Commit, entries()), record(Kind::Open, Vec::new()), record(Kind::Close, Vec::new())]
+            vec![
+                record(RecordKind::Commit, entries()),
+                record(RecordKind::Open, Vec::new()),
+                record(RecordKind::Close, Vec::new()),
+            ]
         }
         "checkpoint" => vec![layout::encode_checkpoint(&INCARNATION, &[0x33; 16], 6, &entries()).0],
         _ => Vec::new(),

@@ -1,4 +1,4 @@
-//! Addresses of archives, as users write them.
+//! Addresses of archives as users write them.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,14 +9,14 @@ use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use url::Url;
 
-/// What an object store speaks.
+/// Protocol of an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cloud {
-    /// S3, at Amazon's or wherever the environment says.
+    /// S3, at Amazon or at the endpoint that the environment names.
     S3,
-    /// Google's own words of nearly the same.
+    /// Google Cloud Storage: its own dialect of the S3 protocol.
     Google,
-    /// That of Azure's blob storage.
+    /// Azure Blob Storage.
     Azure,
 }
 
@@ -25,7 +25,7 @@ impl Cloud {
         [Cloud::S3, Cloud::Google, Cloud::Azure].into_iter().find(|cloud| cloud.scheme() == scheme)
     }
 
-    /// What addresses there begin with.
+    /// Returns the URL scheme.
     pub(crate) fn scheme(self) -> &'static str {
         match self {
             Cloud::S3 => "s3",
@@ -35,7 +35,7 @@ impl Cloud {
     }
 }
 
-/// Where an archive is that is no file of this host.
+/// Location of an archive that is not a file of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// `https://host/path`, or `http://`.
@@ -47,10 +47,10 @@ pub enum Address {
 }
 
 impl Address {
-    /// The address that `text` is; None for the path of a file.
+    /// Parses an address; returns None for the path of a file.
     ///
     /// # Errors
-    /// `Invalid` for an address that cannot be used, in a sentence.
+    /// `Invalid` for an unusable address, with a sentence that explains it.
     pub fn parse(text: &OsStr) -> Result<Option<Address>> {
         let Some((scheme, rest)) = split(text) else { return Ok(None) };
         let refused = |why: &str| Error::invalid(format!("{}: {why}", display(text.as_bytes())));
@@ -65,10 +65,10 @@ impl Address {
         known.map(Some).map_err(refused)
     }
 
-    /// A place where archives may lie, as `text` has it: an address that may be a whole bucket or end with a slash.
+    /// Parses the address of a directory of archives: it may be a whole bucket or end with a slash.
     ///
     /// # Errors
-    /// `Invalid`, in a sentence.
+    /// `Invalid`, with a sentence that explains it.
     pub fn place(text: &OsStr) -> Result<Address> {
         if let Some((scheme, rest)) = split(text)
             && Cloud::of(scheme).is_some()
@@ -95,12 +95,12 @@ impl Address {
         }
     }
 
-    /// Whether `text` is meant as an address and not as the path of a file.
+    /// Returns whether `text` has the form of an address and not of a path.
     pub fn is_meant(text: &OsStr) -> bool {
         split(text).is_some()
     }
 
-    /// What [`Address::parse`] reads as this one.
+    /// Returns the text that [`Address::parse`] parses to this address.
     pub fn text(&self) -> String {
         match self {
             Address::Web(url) | Address::Directory(url) => url.as_str().to_owned(),
@@ -108,7 +108,7 @@ impl Address {
         }
     }
 
-    /// The address of what has this name below the place.
+    /// Returns the address of the entry with this name below the address.
     pub(crate) fn below(&self, name: &str) -> String {
         if let Address::Directory(url) = self
             && let Some(below) = url.to_file_path().ok().and_then(|path| Url::from_file_path(path.join(name)).ok())
@@ -123,7 +123,8 @@ impl Address {
     fn web(text: &OsStr) -> std::result::Result<Address, &'static str> {
         let text = text.to_str().ok_or("an address is UTF-8")?;
         let url = Url::parse(text).map_err(|_| "this is no address of a web server")?;
-        // Arguments are seen by every user of the machine, and the kernel's table of mounts by every program.
+        // Arguments are seen by every user of the machine, and the kernel's table of mounts by
+        // every program.
         if !url.username().is_empty() || url.password().is_some() {
             return Err("a password in an address is seen by everybody on this machine");
         }
@@ -142,9 +143,9 @@ impl Address {
         let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("this is no address of a directory")?;
         let path = url.to_file_path().ok();
         let path = path.filter(|_| url.query().is_none() && url.fragment().is_none() && url.host().is_none());
-        // A slash in digits is one all the same, and what it parts may be a way up.
+        // A percent-encoded slash is a separator too, and the component between may be `..`.
         let path = path.filter(|path| !path.components().any(|part| part == Component::ParentDir));
-        // What is kept of it is kept under its address: a directory has one, however it was spelled.
+        // Caches and spools are keyed by address: a directory has one, in every spelling.
         let url = path.and_then(|path| Url::from_file_path(path.components().collect::<PathBuf>()).ok());
         let url = url.ok_or("an address of a directory is file:///PATH")?;
         Ok(Address::Directory(url))
@@ -164,14 +165,16 @@ impl Address {
                         Cloud::S3 | Cloud::Google => "a bucket's name has letters, digits, dots and dashes",
                     });
                 }
-                // Azure takes a backslash for a slash, and dots at the end of a part for nothing: two names would be one.
+                // Azure takes a backslash for a slash, and dots at the end of a part for nothing:
+                // two names would be one.
                 let is_one = |part: &str| !part.is_empty() && !part.ends_with('.') && !part.contains('\\');
                 if cloud == Cloud::Azure && !key.split('/').all(is_one) {
                     return Err(
                         "a name in a container has no backslash, and no part of it is empty or ends with a dot",
                     );
                 }
-                // In the address of a request such a part means another name, which may be in another bucket.
+                // In the address of a request such a part means another name, which may be in
+                // another bucket.
                 if key.split('/').any(|part| matches!(part, "." | "..")) {
                     return Err("a name in a bucket has dots, but no part of it is '.' or '..'");
                 }
@@ -186,7 +189,7 @@ impl Address {
     }
 }
 
-/// The scheme and what follows it.
+/// Splits off the scheme.
 fn split(text: &OsStr) -> Option<(&str, &[u8])> {
     let bytes = text.as_bytes();
     let at = bytes.windows(3).position(|three| three == b"://")?;
@@ -195,7 +198,7 @@ fn split(text: &OsStr) -> Option<(&str, &[u8])> {
     is_scheme.then(|| (scheme, &bytes[at + 3..]))
 }
 
-/// Plain http is readable and changeable by everybody on the way.
+/// Rejects plain http, which every hop can read and change, unless it is allowed.
 pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
     match url.scheme() {
         "https" => Ok(()),
@@ -207,7 +210,7 @@ pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
     }
 }
 
-/// For messages: a terminal obeys nothing in it.
+/// Display form for messages: without control characters that a terminal would obey.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&display(self.text().as_bytes()))
@@ -230,7 +233,8 @@ mod tests {
             ("gs://bucket_1/path/a.lbx", "gs://bucket_1/path/a.lbx"),
             ("az://some-container/path/a.lbx", "az://some-container/path/a.lbx"),
             ("file:///srv/a%20b", "file:///srv/a%20b"),
-            // What is kept of an archive is kept under its address: spellings of one directory are one.
+            // What is kept of an archive is kept under its address: spellings of one directory are
+            // one.
             ("file:///srv/a b/", "file:///srv/a%20b"),
             ("file:///srv//./%61%20b//", "file:///srv/a%20b"),
             ("file:///x/../srv%2Fa%20b", "file:///srv/a%20b"),
@@ -313,8 +317,8 @@ mod tests {
             ("file:///a/..%2Fb", "file:///PATH"),
             ("ftp://host/a", "begin with"),
         ] {
-            let told = Address::parse(OsStr::new(text)).unwrap_err().to_string();
-            assert!(told.contains(why), "{text}: {told}");
+            let message = Address::parse(OsStr::new(text)).unwrap_err().to_string();
+            assert!(message.contains(why), "{text}: {message}");
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Containers of Azure's blob storage: where one is, who asks it, and how a request says so.
+//! Containers of Azure Blob Storage: endpoint, account and request signing.
 //!
-//! The account comes from where the Azure tools have it: the environment, and the section `[storage]` of their file of settings. Its key signs requests (Shared Key, as Microsoft's
-//! documentation of the REST interface has it) and is never sent; a SAS token is the signature itself, so it goes along in the address of each request, to its account's server alone.
-//! Neither is ever shown.
+//! The account comes from the sources of the Azure tools: the environment, and the section
+//! `[storage]` of their configuration file. Its key signs requests (Shared Key, as in Microsoft's
+//! documentation of the REST interface) and is never sent. A SAS token is itself the signature, so
+//! it is part of each request URL, and is sent only to the server of its account. Neither is ever
+//! displayed.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -13,82 +15,84 @@ use lockbox::{Error, Result};
 use url::Url;
 use zeroize::Zeroizing;
 
-use crate::Options;
+use crate::RemoteOptions;
 use crate::address::check_scheme;
-use crate::broker::{Broker, GivenAccount};
-use crate::credentials::{Credentials, File, Variable, section, variable};
+use crate::broker::{AccountMessage, Broker};
+use crate::credentials::{CredentialCache, File, Variable, section, variable};
+use crate::range_source::{RemoteError, RemoteResult};
 use crate::settings_file;
-use crate::signing::{Header, encoded, mac};
-use crate::source::Trouble;
+use crate::signing::{HttpHeader, hmac_sha256, percent_encode};
 
-/// Of the interface: old enough for the stores that imitate Azure's, and of 2021, so that names which XML cannot have are listed all the same.
+/// API version: old enough for the stores that imitate Azure, and of 2021, since when names that
+/// XML cannot represent are listed in an encoded form.
 const VERSION: &str = "2021-12-02";
 const SUFFIX: &str = "core.windows.net";
 /// The account of the emulators, as Microsoft's documentation publishes it.
-const EMULATED: &str = "devstoreaccount1";
-const EMULATED_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-const EMULATOR: &str = "http://127.0.0.1:10000/devstoreaccount1";
+const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
+const EMULATOR_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+const EMULATOR_ENDPOINT: &str = "http://127.0.0.1:10000/devstoreaccount1";
 
-/// An account, and what proves that somebody may ask there.
+/// Storage account with its optional secret.
 #[derive(PartialEq)]
-pub(crate) struct Account {
-    /// Empty where the endpoint and a token say all.
+pub(crate) struct AzureAccount {
+    /// Account name; empty when the endpoint and a token suffice.
     name: String,
-    /// Of its blobs, without a slash at the end.
+    /// Blob endpoint, without a trailing slash.
     endpoint: String,
-    proof: Option<Proof>,
+    secret: Option<AccountSecret>,
 }
 
 #[derive(PartialEq)]
-pub(crate) enum Proof {
+pub(crate) enum AccountSecret {
     Key(Zeroizing<Vec<u8>>),
     Token(Zeroizing<String>),
 }
 
-impl Account {
+impl AzureAccount {
     /// # Errors
     /// `Invalid` when the environment names none, or one that cannot be.
-    fn of_environment() -> Result<Account> {
-        Account::of(&variable, &settings_file::read)
+    fn of_environment() -> Result<AzureAccount> {
+        AzureAccount::of(&variable, &settings_file::read)
     }
 
-    /// As the Azure tools do, a connection string goes before all else, and a key before a token; what is in the environment before what is in the file.
-    pub(crate) fn of(variable: Variable<'_>, file: File<'_>) -> Result<Account> {
+    /// Resolves the account with the precedence of the Azure tools: connection string, then key,
+    /// then token; the environment before the file.
+    pub(crate) fn of(variable: Variable<'_>, file: File<'_>) -> Result<AzureAccount> {
         let path = variable("AZURE_CONFIG_DIR").or_else(|| variable("HOME").map(|home| format!("{home}/.azure")));
         let text = path.and_then(|path| file(&Path::new(&path).join("config"))).map(Zeroizing::new).unwrap_or_default();
-        let settings = section(&text, "storage").unwrap_or_default();
-        let here = |name: &str| variable(&format!("AZURE_STORAGE_{name}")).map(Zeroizing::new);
-        let there =
-            |name: &str| settings.get(&name.to_ascii_lowercase()).map(|value| Zeroizing::new((*value).to_owned()));
-        let (own, filed) = (here("ACCOUNT"), there("ACCOUNT"));
-        let (endpoint, filed_endpoint) = (here("SERVICE_ENDPOINT"), there("SERVICE_ENDPOINT"));
-        // What is in the file is of the file's account, and for no other server to see.
-        let is_filed = own.as_ref().is_none_or(|own| filed.as_ref() == Some(own))
-            && endpoint.as_ref().is_none_or(|endpoint| filed_endpoint.as_ref() == Some(endpoint));
-        const PROOFS: [&str; 3] = ["CONNECTION_STRING", "KEY", "SAS_TOKEN"];
-        let proof = PROOFS
+        let file_settings = section(&text, "storage").unwrap_or_default();
+        let from_env = |name: &str| variable(&format!("AZURE_STORAGE_{name}")).map(Zeroizing::new);
+        let from_file =
+            |name: &str| file_settings.get(&name.to_ascii_lowercase()).map(|value| Zeroizing::new((*value).to_owned()));
+        let (env_account, file_account) = (from_env("ACCOUNT"), from_file("ACCOUNT"));
+        let (endpoint, file_endpoint) = (from_env("SERVICE_ENDPOINT"), from_file("SERVICE_ENDPOINT"));
+        // Secrets of the file belong to the account of the file: no other server may see them.
+        let is_file_account = env_account.as_ref().is_none_or(|env_account| file_account.as_ref() == Some(env_account))
+            && endpoint.as_ref().is_none_or(|endpoint| file_endpoint.as_ref() == Some(endpoint));
+        const SECRETS: [&str; 3] = ["CONNECTION_STRING", "KEY", "SAS_TOKEN"];
+        let secret = SECRETS
             .iter()
-            .find_map(|name| Some((*name, here(name)?)))
-            .or_else(|| PROOFS.iter().filter(|_| is_filed).find_map(|name| Some((*name, there(name)?))));
-        let endpoint = endpoint.or(filed_endpoint.filter(|_| is_filed));
-        let name = own.or(filed);
-        let mut given = match &proof {
-            Some(("CONNECTION_STRING", text)) => Given::connection(text)?,
-            Some(("KEY", key)) => Given { key: Some(key), ..Given::default() },
-            Some((_, token)) => Given { token: Some(token), ..Given::default() },
-            None => Given::default(),
+            .find_map(|name| Some((*name, from_env(name)?)))
+            .or_else(|| SECRETS.iter().filter(|_| is_file_account).find_map(|name| Some((*name, from_file(name)?))));
+        let endpoint = endpoint.or(file_endpoint.filter(|_| is_file_account));
+        let name = env_account.or(file_account);
+        let mut settings = match &secret {
+            Some(("CONNECTION_STRING", text)) => AccountSettings::connection(text)?,
+            Some(("KEY", key)) => AccountSettings { key: Some(key), ..AccountSettings::default() },
+            Some((_, token)) => AccountSettings { token: Some(token), ..AccountSettings::default() },
+            None => AccountSettings::default(),
         };
-        given.name = given.name.or(name.as_ref().map(|name| name.as_str()));
-        if !matches!(proof, Some(("CONNECTION_STRING", _))) {
-            given.endpoint = endpoint.as_ref().map(|endpoint| endpoint.as_str());
+        settings.name = settings.name.or(name.as_ref().map(|name| name.as_str()));
+        if !matches!(secret, Some(("CONNECTION_STRING", _))) {
+            settings.endpoint = endpoint.as_ref().map(|endpoint| endpoint.as_str());
         }
-        given.account()
+        settings.account()
     }
 }
 
-/// The parts of an account, as they are written.
+/// Unparsed settings of an account.
 #[derive(Default)]
-struct Given<'a> {
+struct AccountSettings<'a> {
     name: Option<&'a str>,
     key: Option<&'a str>,
     token: Option<&'a str>,
@@ -97,33 +101,34 @@ struct Given<'a> {
     protocol: Option<&'a str>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> AccountSettings<'a> {
     /// # Errors
-    /// `Invalid` for what is none. It is never repeated.
-    fn connection(text: &'a str) -> Result<Given<'a>> {
-        let mut given = Given::default();
+    /// `Invalid` for a malformed string; its content is never repeated.
+    fn connection(text: &'a str) -> Result<AccountSettings<'a>> {
+        let mut settings = AccountSettings::default();
         for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part
                 .split_once('=')
                 .ok_or_else(|| Error::invalid("AZURE_STORAGE_CONNECTION_STRING has a part that is no NAME=VALUE"))?;
             match &*name.to_ascii_lowercase() {
-                "accountname" => given.name = Some(value),
-                "accountkey" => given.key = Some(value),
-                "sharedaccesssignature" => given.token = Some(value),
-                "blobendpoint" => given.endpoint = Some(value),
-                "endpointsuffix" => given.suffix = Some(value),
-                "defaultendpointsprotocol" => given.protocol = Some(value),
+                "accountname" => settings.name = Some(value),
+                "accountkey" => settings.key = Some(value),
+                "sharedaccesssignature" => settings.token = Some(value),
+                "blobendpoint" => settings.endpoint = Some(value),
+                "endpointsuffix" => settings.suffix = Some(value),
+                "defaultendpointsprotocol" => settings.protocol = Some(value),
                 "usedevelopmentstorage" if value.eq_ignore_ascii_case("true") => {
-                    (given.name, given.key, given.endpoint) = (Some(EMULATED), Some(EMULATED_KEY), Some(EMULATOR));
+                    (settings.name, settings.key, settings.endpoint) =
+                        (Some(EMULATOR_ACCOUNT), Some(EMULATOR_KEY), Some(EMULATOR_ENDPOINT));
                 }
-                // Of other services.
+                // Settings of other services.
                 _ => {}
             }
         }
-        Ok(given)
+        Ok(settings)
     }
 
-    fn account(self) -> Result<Account> {
+    fn account(self) -> Result<AzureAccount> {
         let name = self.name.unwrap_or_default();
         // It becomes a part of the server's name.
         let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
@@ -140,12 +145,12 @@ impl<'a> Given<'a> {
                 format!("{protocol}://{name}.blob.{suffix}")
             }
         };
-        let proof = match (self.key, self.token) {
+        let secret = match (self.key, self.token) {
             (Some(key), _) => {
                 let key = STANDARD
                     .decode(key.trim())
                     .map_err(|_| Error::invalid("the key of the Azure account is not Base64"))?;
-                Some(Proof::Key(Zeroizing::new(key)))
+                Some(AccountSecret::Key(Zeroizing::new(key)))
             }
             (None, Some(token)) => {
                 let token = token.trim().trim_start_matches('?');
@@ -154,94 +159,99 @@ impl<'a> Given<'a> {
                         "the SAS token of the Azure account is none: it is the query of an address",
                     ));
                 }
-                Some(Proof::Token(Zeroizing::new(token.to_owned())))
+                Some(AccountSecret::Token(Zeroizing::new(token.to_owned())))
             }
             (None, None) => None,
         };
-        Ok(Account { name: name.to_owned(), endpoint, proof })
+        Ok(AzureAccount { name: name.to_owned(), endpoint, secret })
     }
 }
 
-/// Looks for the account; by the broker where this process may not look itself.
-pub(crate) fn looked_for(
+/// Returns a function that looks the account up, through the broker in a sandboxed process.
+pub(crate) fn account_lookup(
     broker: Option<Broker>,
-) -> impl Fn() -> std::result::Result<Option<Account>, Trouble> + Send + Sync + 'static {
-    move || account(broker.as_ref()).map(Some).map_err(|error| Trouble::Refused(error.to_string()))
+) -> impl Fn() -> RemoteResult<Option<AzureAccount>> + Send + Sync + 'static {
+    move || account(broker.as_ref()).map(Some).map_err(|error| RemoteError::Denied(error.to_string()))
 }
 
-fn account(broker: Option<&Broker>) -> Result<Account> {
-    let Some(broker) = broker else { return Account::of_environment() };
-    let given = broker.account().map_err(Error::invalid)?;
-    let key = given.key.clone().map(|key| Proof::Key(Zeroizing::new(key)));
-    let proof = key.or_else(|| given.token.clone().map(|token| Proof::Token(Zeroizing::new(token))));
-    Ok(Account { name: given.name.clone(), endpoint: given.endpoint.clone(), proof })
+fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
+    let Some(broker) = broker else { return AzureAccount::of_environment() };
+    let settings = broker.account().map_err(Error::invalid)?;
+    let key = settings.key.clone().map(|key| AccountSecret::Key(Zeroizing::new(key)));
+    let secret = key.or_else(|| settings.token.clone().map(|token| AccountSecret::Token(Zeroizing::new(token))));
+    Ok(AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret })
 }
 
-/// Where the account's blobs are.
+/// Returns the blob endpoint of the account.
 ///
 /// # Errors
-/// `Invalid` when the environment names no account, or one that cannot be.
+/// `Invalid` when the environment names no account, or an invalid one.
 pub(crate) fn endpoint(broker: Option<&Broker>) -> Result<String> {
     Ok(account(broker)?.endpoint)
 }
 
-/// That of the environment, as it is passed on between processes.
+/// Reads the account of the environment in the form that is sent between processes.
 ///
 /// # Errors
-/// `Invalid` when the environment names none, or one that cannot be.
-pub(crate) fn given() -> Result<GivenAccount> {
-    let Account { name, endpoint, proof } = Account::of_environment()?;
-    let (key, token) = match proof {
-        Some(Proof::Key(key)) => (Some(key.to_vec()), None),
-        Some(Proof::Token(token)) => (None, Some(token.to_string())),
+/// `Invalid` when the environment names none, or an invalid one.
+pub(crate) fn account_message() -> Result<AccountMessage> {
+    let AzureAccount { name, endpoint, secret } = AzureAccount::of_environment()?;
+    let (key, token) = match secret {
+        Some(AccountSecret::Key(key)) => (Some(key.to_vec()), None),
+        Some(AccountSecret::Token(token)) => (None, Some(token.to_string())),
         None => (None, None),
     };
-    Ok(GivenAccount { name, endpoint, key, token })
+    Ok(AccountMessage { name, endpoint, key, token })
 }
 
-impl Account {
-    /// Whether there is something that proves who asks.
-    pub(crate) fn is_somebody(&self) -> bool {
-        self.proof.is_some()
+impl AzureAccount {
+    /// Returns whether requests can be signed.
+    pub(crate) fn has_secret(&self) -> bool {
+        self.secret.is_some()
     }
 }
 
-/// A container, and who asks it.
-pub(crate) struct Container {
-    /// Of the account.
+/// Container with the credentials of its account.
+pub(crate) struct AzureContainer {
+    /// Account name.
     name: String,
     endpoint: String,
     url: Url,
-    accounts: Credentials<Account>,
+    accounts: CredentialCache<AzureAccount>,
 }
 
-/// The same with the credentials of one request.
-pub(crate) struct Asker<'a> {
-    container: &'a Container,
-    proof: Option<&'a Proof>,
+/// Signs requests to a container with the credentials of one attempt.
+pub(crate) struct AzureSigner<'a> {
+    container: &'a AzureContainer,
+    secret: Option<&'a AccountSecret>,
 }
 
-/// A request, but for its body. Its address may be a secret.
-pub(crate) struct Request {
+/// Signed request without its body. Its URL may contain a secret.
+pub(crate) struct AzureRequest {
     pub(crate) url: Url,
-    pub(crate) headers: Vec<Header>,
+    pub(crate) headers: Vec<HttpHeader>,
 }
 
-impl Container {
+impl AzureContainer {
     /// # Errors
     /// `Invalid` when there is no account, or for an endpoint that cannot be.
-    pub(crate) fn new(container: &str, options: &Options) -> Result<Container> {
-        Container::at(container, account(options.broker.as_ref())?, looked_for(options.broker.clone()), options)
+    pub(crate) fn new(container: &str, options: &RemoteOptions) -> Result<AzureContainer> {
+        AzureContainer::at(
+            container,
+            account(options.broker.as_ref())?,
+            account_lookup(options.broker.clone()),
+            options,
+        )
     }
 
     pub(crate) fn at(
         container: &str,
-        account: Account,
-        look: impl Fn() -> std::result::Result<Option<Account>, Trouble> + Send + Sync + 'static,
-        options: &Options,
-    ) -> Result<Container> {
-        let Account { name, endpoint, .. } = account;
-        // What follows the path of one may be a secret, and it is not shown.
+        account: AzureAccount,
+        lookup: impl Fn() -> RemoteResult<Option<AzureAccount>> + Send + Sync + 'static,
+        options: &RemoteOptions,
+    ) -> Result<AzureContainer> {
+        let AzureAccount { name, endpoint, .. } = account;
+        // A query of the endpoint may be a secret: it is not displayed.
         let wrong = || Error::invalid("the endpoint of the Azure account is no address of a server");
         let url = Url::parse(&endpoint).ok().filter(|url| url.query().is_none() && url.fragment().is_none());
         let mut url = url
@@ -249,63 +259,67 @@ impl Container {
             .ok_or_else(wrong)?;
         check_scheme(&url, options.allow_http)?;
         url.path_segments_mut().map_err(|()| wrong())?.pop_if_empty().push(container);
-        Ok(Container { name, endpoint, url, accounts: Credentials::new(look) })
+        Ok(AzureContainer { name, endpoint, url, accounts: CredentialCache::new(lookup) })
     }
 
-    /// See [`Credentials::with`]. What proves something to one account is shown to no other one.
-    pub(crate) fn with<T>(
-        &self,
-        ask: impl Fn(&Asker<'_>) -> std::result::Result<T, Trouble>,
-    ) -> std::result::Result<T, Trouble> {
+    /// Calls `ask` with a signer; see [`CredentialCache::with`]. Fails if the environment names
+    /// another account by now: the secret of one account is not shown to another.
+    pub(crate) fn with<T>(&self, ask: impl Fn(&AzureSigner<'_>) -> RemoteResult<T>) -> RemoteResult<T> {
         self.accounts.with(|account| match account {
             Some(account) if account.name != self.name || account.endpoint != self.endpoint => {
-                Err(Trouble::Refused("the environment names another Azure account now".into()))
+                Err(RemoteError::Denied("the environment names another Azure account now".into()))
             }
-            account => ask(&Asker { container: self, proof: account.and_then(|account| account.proof.as_ref()) }),
+            account => {
+                ask(&AzureSigner { container: self, secret: account.and_then(|account| account.secret.as_ref()) })
+            }
         })
     }
 }
 
-impl Asker<'_> {
-    /// A request about a blob, or about the container where `name` is empty. `headers` are those that signatures name, but for the length of the body.
+impl AzureSigner<'_> {
+    /// Signs a request for a blob, or for the container if `name` is empty. `headers` are the
+    /// headers that the signature covers, except the length of the body.
     pub(crate) fn request(
         &self,
         method: &str,
         name: &str,
         query: &[(&str, &str)],
-        headers: &[Header],
+        headers: &[HttpHeader],
         length: usize,
-    ) -> Request {
+    ) -> AzureRequest {
         let mut url = self.container.url.clone();
         if !name.is_empty() {
-            let path = format!("{}/{}", url.path(), encoded(name, "/"));
+            let path = format!("{}/{}", url.path(), percent_encode(name, "/"));
             url.set_path(&path);
         }
         let mut headers = headers.to_vec();
         headers.push(("x-ms-version", VERSION.into()));
-        if let Some(Proof::Key(key)) = self.proof {
+        if let Some(AccountSecret::Key(key)) = self.secret {
             headers.push(("x-ms-date", httpdate::fmt_http_date(SystemTime::now())));
             let account = &self.container.name;
-            let signature = mac(key, &to_sign(account, method, url.path(), query, &headers, length));
+            let signature = hmac_sha256(key, &string_to_sign(account, method, url.path(), query, &headers, length));
             headers.push(("authorization", format!("SharedKey {account}:{}", STANDARD.encode(signature))));
         }
-        let mut parts: Vec<String> =
-            query.iter().map(|(name, value)| format!("{}={}", encoded(name, ""), encoded(value, ""))).collect();
-        if let Some(Proof::Token(token)) = self.proof {
+        let mut parts: Vec<String> = query
+            .iter()
+            .map(|(name, value)| format!("{}={}", percent_encode(name, ""), percent_encode(value, "")))
+            .collect();
+        if let Some(AccountSecret::Token(token)) = self.secret {
             parts.push(token.to_string());
         }
         url.set_query((!parts.is_empty()).then(|| parts.join("&")).as_deref());
-        Request { url, headers }
+        AzureRequest { url, headers }
     }
 }
 
-/// The text that a Shared Key is put over, of versions since 2015: the length of an empty body is not said, and the date is in a header of Azure's own.
-fn to_sign(
+/// Builds the string to sign of Shared Key since version 2015: an empty body has no length, and the
+/// date is in a header of Azure's own.
+fn string_to_sign(
     account: &str,
     method: &str,
     path: &str,
     query: &[(&str, &str)],
-    headers: &[Header],
+    headers: &[HttpHeader],
     length: usize,
 ) -> String {
     let value = |name: &str| headers.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value.as_str());
@@ -333,24 +347,24 @@ mod tests {
 
     const CONFIG: &str = "[storage]\naccount = filed\nkey = a2V5\n[core]\n";
 
-    fn found(variables: &[(&str, &str)]) -> Result<Account> {
+    fn found(variables: &[(&str, &str)]) -> Result<AzureAccount> {
         let variable =
             |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        Account::of(&variable, &|path| (path == Path::new("/h/.azure/config")).then(|| CONFIG.to_owned()))
+        AzureAccount::of(&variable, &|path| (path == Path::new("/h/.azure/config")).then(|| CONFIG.to_owned()))
     }
 
     fn shown(variables: &[(&str, &str)]) -> (String, String, String) {
-        let Account { name, endpoint, proof } = found(variables).unwrap();
-        let proof = match proof {
-            Some(Proof::Key(key)) => format!("key {}", String::from_utf8_lossy(&key)),
-            Some(Proof::Token(token)) => format!("token {}", *token),
+        let AzureAccount { name, endpoint, secret } = found(variables).unwrap();
+        let secret = match secret {
+            Some(AccountSecret::Key(key)) => format!("key {}", String::from_utf8_lossy(&key)),
+            Some(AccountSecret::Token(token)) => format!("token {}", *token),
             None => "none".into(),
         };
-        (name, endpoint, proof)
+        (name, endpoint, secret)
     }
 
-    fn is(found: (String, String, String), name: &str, endpoint: &str, proof: &str) {
-        assert_eq!((&*found.0, &*found.1, &*found.2), (name, endpoint, proof));
+    fn is(found: (String, String, String), name: &str, endpoint: &str, secret: &str) {
+        assert_eq!((&*found.0, &*found.1, &*found.2), (name, endpoint, secret));
     }
 
     #[test]
@@ -369,8 +383,8 @@ mod tests {
         is(connection(text), "con", "https://con.blob.core.chinacloudapi.cn", "key con");
         let text = "BlobEndpoint=https://con.example.org/;SharedAccessSignature=sv=1&sig=b;QueueEndpoint=https://q.example.org";
         is(connection(text), "here", "https://con.example.org", "token sv=1&sig=b");
-        let emulated = String::from_utf8_lossy(&STANDARD.decode(EMULATED_KEY).unwrap()).into_owned();
-        is(connection("UseDevelopmentStorage=true;"), EMULATED, EMULATOR, &format!("key {emulated}"));
+        let emulated = String::from_utf8_lossy(&STANDARD.decode(EMULATOR_KEY).unwrap()).into_owned();
+        is(connection("UseDevelopmentStorage=true;"), EMULATOR_ACCOUNT, EMULATOR_ENDPOINT, &format!("key {emulated}"));
         let elsewhere = [both[0], both[1], ("AZURE_STORAGE_SERVICE_ENDPOINT", "http://127.0.0.1:1/here")];
         is(shown(&elsewhere), "here", "http://127.0.0.1:1/here", "key here");
         // A string says all of it.
@@ -400,37 +414,39 @@ mod tests {
             (&[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_SAS_TOKEN", "s3cr3t and more")], "SAS token"),
             (&[("AZURE_STORAGE_CONNECTION_STRING", "s3cr3t")], "no NAME=VALUE"),
         ] {
-            let told = found(variables).err().unwrap().to_string();
-            assert!(told.contains(why) && !told.contains("s3cr3t"), "{told}");
+            let message = found(variables).err().unwrap().to_string();
+            assert!(message.contains(why) && !message.contains("s3cr3t"), "{message}");
         }
         let wrong = "BlobEndpoint=https://h/?sig=s3cr3t;SharedAccessSignature=sig=s3cr3t";
         let account = found(&[("AZURE_STORAGE_CONNECTION_STRING", wrong)]).unwrap();
-        let told = Container::at("c", account, || Ok(None), &Options::default()).err().unwrap().to_string();
-        assert!(told.contains("no address of a server") && !told.contains("s3cr3t"), "{told}");
+        let message =
+            AzureContainer::at("c", account, || Ok(None), &RemoteOptions::default()).err().unwrap().to_string();
+        assert!(message.contains("no address of a server") && !message.contains("s3cr3t"), "{message}");
         let plain = found(&[("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")]).unwrap();
-        let told = Container::at("c", plain, || Ok(None), &Options::default()).err().unwrap().to_string();
-        assert!(told.contains("needs allow-http"), "{told}");
+        let message = AzureContainer::at("c", plain, || Ok(None), &RemoteOptions::default()).err().unwrap().to_string();
+        assert!(message.contains("needs allow-http"), "{message}");
     }
 
     #[test]
     fn a_token_goes_along_and_a_key_does_not() {
         let account = |variables| found(variables).unwrap();
-        let asked = |variables: &'static [(&'static str, &'static str)]| {
-            let look = move || Ok(Some(account(variables)));
-            let container = Container::at("box", account(variables), look, &Options::default()).unwrap();
+        let signed_request = |variables: &'static [(&'static str, &'static str)]| {
+            let lookup = move || Ok(Some(account(variables)));
+            let container = AzureContainer::at("box", account(variables), lookup, &RemoteOptions::default()).unwrap();
             container
-                .with(|asker| {
+                .with(|signer| {
                     let headers = [("range", "bytes=0-9".to_owned())];
-                    Ok(asker.request("GET", "a b/c", &[("comp", "list"), ("prefix", "x/y")], &headers, 0))
+                    Ok(signer.request("GET", "a b/c", &[("comp", "list"), ("prefix", "x/y")], &headers, 0))
                 })
                 .unwrap()
         };
-        let Request { url, headers } =
-            asked(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=a%2Fb%3D")]);
+        let AzureRequest { url, headers } =
+            signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=a%2Fb%3D")]);
         let wanted = "https://one.blob.core.windows.net/box/a%20b/c?comp=list&prefix=x%2Fy&sv=1&sig=a%2Fb%3D";
         assert_eq!(url.as_str(), wanted);
         assert!(!headers.iter().any(|(name, _)| *name == "authorization"), "{headers:?}");
-        let Request { url, headers } = asked(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_KEY", "a2V5")]);
+        let AzureRequest { url, headers } =
+            signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_KEY", "a2V5")]);
         assert_eq!(url.as_str(), "https://one.blob.core.windows.net/box/a%20b/c?comp=list&prefix=x%2Fy");
         let authorization = headers.iter().find(|(name, _)| *name == "authorization").unwrap();
         assert!(authorization.1.starts_with("SharedKey one:"), "{headers:?}");
@@ -446,12 +462,12 @@ mod tests {
             ("x-ms-blob-type", "BlockBlob".to_owned()),
             ("x-ms-date", "Thu, 26 Nov 2026 01:00:00 GMT".to_owned()),
         ];
-        let text = to_sign("one", "PUT", "/one/box/a%20b", &[("comp", "list"), ("a", "x/y")], &headers, 11);
+        let text = string_to_sign("one", "PUT", "/one/box/a%20b", &[("comp", "list"), ("a", "x/y")], &headers, 11);
         let wanted = "PUT\n\n\n11\naGFzaA==\n\n\n\n\n*\n\n\n\
             x-ms-blob-type:BlockBlob\nx-ms-date:Thu, 26 Nov 2026 01:00:00 GMT\nx-ms-version:2021-12-02\n\
             /one/one/box/a%20b\na:x/y\ncomp:list";
         assert_eq!(text, wanted);
-        let text = to_sign("one", "GET", "/box/a", &[], &[("range", "bytes=0-9".to_owned())], 0);
+        let text = string_to_sign("one", "GET", "/box/a", &[], &[("range", "bytes=0-9".to_owned())], 0);
         assert_eq!(text, "GET\n\n\n\n\n\n\n\n\n\n\nbytes=0-9\n/one/box/a");
     }
 
@@ -460,8 +476,8 @@ mod tests {
         let one = [("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "sig=a")];
         let two =
             || Ok(Some(found(&[("AZURE_STORAGE_ACCOUNT", "two"), ("AZURE_STORAGE_SAS_TOKEN", "sig=b")]).unwrap()));
-        let container = Container::at("box", found(&one).unwrap(), two, &Options::default()).unwrap();
-        let asked = container.with(|_| Ok(()));
-        assert!(matches!(asked, Err(Trouble::Refused(why)) if why.contains("another Azure account")));
+        let container = AzureContainer::at("box", found(&one).unwrap(), two, &RemoteOptions::default()).unwrap();
+        let result = container.with(|_| Ok(()));
+        assert!(matches!(result, Err(RemoteError::Denied(why)) if why.contains("another Azure account")));
     }
 }

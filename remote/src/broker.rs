@@ -1,15 +1,15 @@
-//! A process outside of the fetcher's sandbox, which looks names of servers and credentials up for
-//! the fetcher.
+//! Broker: a process outside of the fetcher's sandbox that looks up server names and credentials
+//! for the fetcher.
 //!
-//! The fetcher reads data of servers, so it is confined: it opens no file of the host but its
-//! caches, runs no program and makes TCP connections alone. Looking up a name reads files of /etc,
-//! may load libraries and speaks to other daemons; credentials come from files and from a program
-//! (`credential_process`). This process does both. It reads nothing that a server sent but answers
-//! of the resolver, and takes its settings from its environment: a question names a host, or one of
-//! few kinds, and nothing else.
+//! The fetcher parses data from servers, so it is confined: it opens no file of the host except its
+//! caches, runs no program and only makes TCP connections. Name lookup reads files of /etc, may
+//! load libraries and talks to other daemons; credentials come from files and from a program
+//! (`credential_process`). The broker does both. Of data from servers it reads only DNS responses,
+//! and it takes its settings from its environment: a request names a host, or one of a few kinds,
+//! and nothing else.
 //!
-//! Each question has a connection of its own: the fetcher makes a pair of sockets and sends one
-//! end. So a slow lookup holds up no other one, and an answer that came too late is dropped.
+//! Each request has a connection of its own: the fetcher creates a socket pair and sends one end. A
+//! slow lookup delays no other one, and a late response is dropped.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -22,14 +22,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use crate::descriptors::send;
-use crate::source::Trouble;
+use crate::fd_passing::send;
+use crate::range_source::{RemoteError, RemoteResult};
 
-/// Longest answer: credentials, or the addresses of a host.
+/// Maximum response length in bytes: credentials, or the addresses of a host.
 const MAX_ANSWER: u64 = 256 << 10;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Question {
+pub(crate) enum BrokerRequest {
     /// Addresses of a host, with this port.
     Addresses { host: String, port: u16 },
     /// Region and endpoint of the AWS tools' profile.
@@ -42,30 +42,30 @@ pub(crate) enum Question {
 
 /// Region and endpoint of a profile of the AWS tools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GivenPlace {
+pub(crate) struct RegionEndpoint {
     pub(crate) region: String,
-    /// None for that of the region.
+    /// None for the endpoint of the region.
     pub(crate) endpoint: Option<String>,
 }
 
-/// A pair of keys, and the token that comes with some.
+/// Access key pair with an optional session token.
 #[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
-pub(crate) struct GivenKeys {
+pub(crate) struct KeyPair {
     pub(crate) id: String,
     pub(crate) secret: String,
     pub(crate) token: Option<String>,
 }
 
-/// An account of Azure, with its key or its token.
+/// Azure account with its key or its token.
 #[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
-pub(crate) struct GivenAccount {
+pub(crate) struct AccountMessage {
     pub(crate) name: String,
     pub(crate) endpoint: String,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) token: Option<String>,
 }
 
-/// The fetcher's side.
+/// Client of the broker, used by the fetcher.
 #[derive(Clone, Debug)]
 pub struct Broker(Arc<Mutex<UnixStream>>);
 
@@ -78,12 +78,12 @@ impl PartialEq for Broker {
 impl Eq for Broker {}
 
 impl Broker {
-    /// Asks at the other end of `control`, where [`crate::answer`] answers.
-    pub fn over(control: UnixStream) -> Broker {
+    /// Creates a client that sends to [`crate::serve_broker`] at the other end of `control`.
+    pub fn new(control: UnixStream) -> Broker {
         Broker(Arc::new(Mutex::new(control)))
     }
 
-    fn ask<T: DeserializeOwned>(&self, question: &Question, limit: Option<Duration>) -> io::Result<T> {
+    fn request<T: DeserializeOwned>(&self, question: &BrokerRequest, limit: Option<Duration>) -> io::Result<T> {
         let (ours, theirs) = UnixStream::pair()?;
         send(&self.0.lock(), &(), &[theirs])?;
         // A limit of zero would be none.
@@ -95,28 +95,29 @@ impl Broker {
         serde_json::from_slice(&answer).map_err(io::Error::from)
     }
 
-    /// The addresses of a host; an error of the kind of a lookup that found none.
+    /// Looks up the addresses of a host; a failed lookup has the error kind of the system resolver.
     pub(crate) fn addresses(&self, host: &str, port: u16, limit: Option<Duration>) -> io::Result<Vec<SocketAddr>> {
-        let question = Question::Addresses { host: host.to_owned(), port };
-        let found: Result<Vec<SocketAddr>, String> = self.ask(&question, limit)?;
-        found.map_err(io::Error::other)
+        let question = BrokerRequest::Addresses { host: host.to_owned(), port };
+        let reply: Result<Vec<SocketAddr>, String> = self.request(&question, limit)?;
+        reply.map_err(io::Error::other)
     }
 
-    /// Region and endpoint of the profile.
-    pub(crate) fn place(&self) -> io::Result<Result<GivenPlace, String>> {
-        self.ask(&Question::Place, None)
+    /// Requests region and endpoint of the AWS profile.
+    pub(crate) fn region_endpoint(&self) -> io::Result<Result<RegionEndpoint, String>> {
+        self.request(&BrokerRequest::Place, None)
     }
 
-    /// Keys for S3, or for Google's store; None for a public bucket.
-    pub(crate) fn keys(&self, google: bool) -> Result<Option<GivenKeys>, Trouble> {
-        let found: io::Result<Result<_, String>> = self.ask(&Question::Keys { google }, None);
-        found
-            .map_err(|error| Trouble::Refused(format!("cannot ask for credentials: {error}")))?
-            .map_err(Trouble::Refused)
+    /// Requests the keys for S3, or for Google's store; returns None for a public bucket.
+    pub(crate) fn key_pair(&self, google: bool) -> RemoteResult<Option<KeyPair>> {
+        let reply: io::Result<Result<_, String>> = self.request(&BrokerRequest::Keys { google }, None);
+        reply
+            .map_err(|error| RemoteError::Denied(format!("cannot ask for credentials: {error}")))?
+            .map_err(RemoteError::Denied)
     }
 
-    /// The account of Azure.
-    pub(crate) fn account(&self) -> Result<GivenAccount, String> {
-        self.ask(&Question::Account, None).unwrap_or_else(|error| Err(format!("cannot ask for the account: {error}")))
+    /// Requests the Azure account.
+    pub(crate) fn account(&self) -> Result<AccountMessage, String> {
+        self.request(&BrokerRequest::Account, None)
+            .unwrap_or_else(|error| Err(format!("cannot ask for the account: {error}")))
     }
 }

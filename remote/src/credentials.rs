@@ -1,7 +1,8 @@
-//! Who asks an object store, as the tools of that cloud find it out: the environment, files like those below `~/.aws`, a program. (For Azure see `azure.rs`.)
+//! Credentials for object stores from the sources of each cloud's tools: the environment, files
+//! such as those below `~/.aws`, a program. (For Azure see `azure.rs`.)
 //!
-//! Nothing of it is in arguments, mount options or logs. What instances of machines are given is not asked for: that lies at an address of
-//! the machine's own link.
+//! Credentials never appear in arguments, mount options or logs. Instance metadata is not queried:
+//! it lies at a link-local address.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,55 +21,57 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use crate::broker::{Broker, GivenKeys, GivenPlace};
+use crate::broker::{Broker, KeyPair, RegionEndpoint};
+use crate::range_source::{RemoteError, RemoteResult};
 use crate::settings_file;
-use crate::source::Trouble;
 
-/// Where a store is, and whose words are signed there.
-struct Place {
+/// AWS profile: region, endpoint, and origin of the credentials.
+struct AwsProfile {
     region: String,
-    /// None for that of the region.
+    /// None for the endpoint of the region.
     endpoint: Option<String>,
-    origin: Origin,
+    origin: CredentialOrigin,
 }
 
-/// Region and endpoint of the environment; by the broker where this process may not look itself.
+/// Resolves region and endpoint from the environment, or through the broker in a sandboxed process.
 ///
 /// # Errors
-/// `Invalid` when a profile is named that the files do not have.
-pub(crate) fn place(broker: Option<&Broker>) -> Result<GivenPlace> {
+/// `Invalid` when the named profile is not in the files.
+pub(crate) fn region_endpoint(broker: Option<&Broker>) -> Result<RegionEndpoint> {
     match broker {
-        None => Place::of_environment().map(|Place { region, endpoint, .. }| GivenPlace { region, endpoint }),
+        None => {
+            AwsProfile::of_environment().map(|AwsProfile { region, endpoint, .. }| RegionEndpoint { region, endpoint })
+        }
         Some(broker) => {
-            let given = broker.place().map_err(|error| Error::io("cannot ask for the profile", error))?;
-            given.map_err(Error::invalid)
+            let cached = broker.region_endpoint().map_err(|error| Error::io("cannot ask for the profile", error))?;
+            cached.map_err(Error::invalid)
         }
     }
 }
 
-/// As they are passed on between processes.
-pub(crate) fn given(keys: &rusty_s3::Credentials) -> GivenKeys {
-    GivenKeys { id: keys.key().to_owned(), secret: keys.secret().to_owned(), token: keys.token().map(str::to_owned) }
+/// Converts credentials to the form that is sent between processes.
+pub(crate) fn to_key_pair(keys: &rusty_s3::Credentials) -> KeyPair {
+    KeyPair { id: keys.key().to_owned(), secret: keys.secret().to_owned(), token: keys.token().map(str::to_owned) }
 }
 
-/// Credentials from the broker.
-pub(crate) fn taken(keys: &GivenKeys) -> rusty_s3::Credentials {
+/// Converts credentials received from the broker.
+pub(crate) fn from_key_pair(keys: &KeyPair) -> rusty_s3::Credentials {
     credentials(&keys.id, &keys.secret, keys.token.as_deref())
 }
 
-enum Origin {
-    Known(rusty_s3::Credentials),
-    /// A command line whose output is JSON.
-    Program(String),
+enum CredentialOrigin {
+    Static(rusty_s3::Credentials),
+    /// A command line that prints JSON.
+    Process(String),
     /// A public bucket.
-    Nobody,
+    Anonymous,
 }
 
 const REGION: &str = "us-east-1";
 
-/// Gives a variable of the environment.
+/// Reads a variable of the environment.
 pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
-/// Gives the text of a file.
+/// Reads a file as text.
 pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 pub(crate) fn variable(name: &str) -> Option<String> {
@@ -79,19 +82,20 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     value.filter(|value| !value.is_empty())
 }
 
-/// That of the system where the environment has none: what mounts when a machine starts is nobody's login.
+/// Returns the home directory, from the system's user database if the environment has none, as in a
+/// mount at boot.
 pub(crate) fn home() -> Option<PathBuf> {
     env::home_dir().filter(|home| home.is_absolute())
 }
 
-impl Place {
+impl AwsProfile {
     /// # Errors
     /// `Invalid` when a profile is named that the files do not have.
-    fn of_environment() -> Result<Place> {
-        Place::of(&variable, &settings_file::read)
+    fn of_environment() -> Result<AwsProfile> {
+        AwsProfile::of(&variable, &settings_file::read)
     }
 
-    fn of(variable: Variable<'_>, file: File<'_>) -> Result<Place> {
+    fn of(variable: Variable<'_>, file: File<'_>) -> Result<AwsProfile> {
         let at = |name: &str, default: &str| {
             variable(name)
                 .map(PathBuf::from)
@@ -124,11 +128,11 @@ impl Place {
         };
         let known = environment().or_else(|| key(&secrets)).or_else(|| key(&config));
         let origin = match (known, config.get("credential_process")) {
-            (Some(known), _) => Origin::Known(known),
-            (None, Some(program)) => Origin::Program((*program).to_owned()),
-            (None, None) => Origin::Nobody,
+            (Some(known), _) => CredentialOrigin::Static(known),
+            (None, Some(program)) => CredentialOrigin::Process((*program).to_owned()),
+            (None, None) => CredentialOrigin::Anonymous,
         };
-        Ok(Place {
+        Ok(AwsProfile {
             region: setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region").unwrap_or_else(|| REGION.to_owned()),
             endpoint: setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url"),
             origin,
@@ -143,8 +147,10 @@ fn credentials(id: &str, secret: &str, token: Option<&str>) -> rusty_s3::Credent
     }
 }
 
-/// The settings below `[name]`, by their names in small letters; None without it. As the tools read them: comments begin with `#` or `;` and may stand behind a title, a title may
-/// have quotes, and what is indented more than the setting above it belongs to that one (a table of another service, which is for nobody here).
+/// Parses the settings of the section `[name]`, keyed in lower case; None if there is none. Follows
+/// the AWS tools: comments begin with `#` or `;` and may follow a title; a title may have quotes; a
+/// line that is indented more than the setting above it belongs to that setting (a nested table of
+/// another service) and is skipped.
 pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, &'a str>> {
     let mut found = None;
     let mut inside = false;
@@ -174,96 +180,93 @@ pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, 
     found
 }
 
-/// How long an answer is taken for the newest: those that expire are valid for a quarter of an hour at least.
-const FRESH: Duration = Duration::from_secs(600);
-/// Least time between two looks for others, when a store refuses those that are given.
-const ANEW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
-/// Longest that a program takes: somebody may have to touch a key.
-const LONGEST: Duration = Duration::from_secs(60);
-/// Longest output of a program.
+/// Lifetime of a lookup: temporary credentials are valid for at least a quarter of an hour.
+const MAX_AGE: Duration = Duration::from_secs(600);
+/// Minimum time between lookups when a store denies the current credentials.
+const MIN_REFRESH_INTERVAL: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
+/// Time limit of the program: it may wait for the touch of a hardware key.
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum output of the program in bytes.
 const MAX_OUTPUT: u64 = 64 << 10;
 
-/// The newest of what the environment gives.
-pub(crate) struct Credentials<T> {
-    look: Look<T>,
-    given: Mutex<Option<Given<T>>>,
+/// Caches the result of the credential lookup.
+pub(crate) struct CredentialCache<T> {
+    lookup: LookupFn<T>,
+    cached: Mutex<Option<CachedCredentials<T>>>,
 }
 
-/// Looks for them; None for a public bucket.
-type Look<T> = Box<dyn Fn() -> std::result::Result<Option<T>, Trouble> + Send + Sync>;
+/// Credential lookup; None for a public bucket.
+type LookupFn<T> = Box<dyn Fn() -> RemoteResult<Option<T>> + Send + Sync>;
 
-struct Given<T> {
+struct CachedCredentials<T> {
     credentials: Option<Arc<T>>,
     at: Instant,
 }
 
-/// What a program prints (the AWS tools' `credential_process`).
+/// Output of a `credential_process` of the AWS tools.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Printed {
+struct ProcessOutput {
     access_key_id: String,
     secret_access_key: String,
     session_token: Option<String>,
 }
 
-impl<T: PartialEq> Credentials<T> {
-    pub(crate) fn new(
-        look: impl Fn() -> std::result::Result<Option<T>, Trouble> + Send + Sync + 'static,
-    ) -> Credentials<T> {
-        Credentials { look: Box::new(look), given: Mutex::new(None) }
+impl<T: PartialEq> CredentialCache<T> {
+    pub(crate) fn new(lookup: impl Fn() -> RemoteResult<Option<T>> + Send + Sync + 'static) -> CredentialCache<T> {
+        CredentialCache { lookup: Box::new(lookup), cached: Mutex::new(None) }
     }
 
-    /// Those of now; a program may have to be run for them.
-    fn get(&self) -> std::result::Result<Option<Arc<T>>, Trouble> {
-        self.newer_than(FRESH)
+    /// Returns the current credentials; this may run a program.
+    fn get(&self) -> RemoteResult<Option<Arc<T>>> {
+        self.get_newer_than(MAX_AGE)
     }
 
-    /// What `ask` is answered with those of now; and when they are refused, with others if there are any: they may have expired, and been renewed by somebody else.
-    pub(crate) fn with<R>(
-        &self,
-        ask: impl Fn(Option<&T>) -> std::result::Result<R, Trouble>,
-    ) -> std::result::Result<R, Trouble> {
+    /// Calls `ask` with the current credentials. If they are denied, looks them up again and
+    /// retries with different ones: they may have expired and been renewed.
+    pub(crate) fn with<R>(&self, ask: impl Fn(Option<&T>) -> RemoteResult<R>) -> RemoteResult<R> {
         let credentials = self.get()?;
         let answer = ask(credentials.as_deref());
-        if let Err(Trouble::Refused(_)) = &answer {
-            let others = self.newer_than(ANEW)?;
-            if others != credentials {
-                return ask(others.as_deref());
+        if let Err(RemoteError::Denied(_)) = &answer {
+            let renewed = self.get_newer_than(MIN_REFRESH_INTERVAL)?;
+            if renewed != credentials {
+                return ask(renewed.as_deref());
             }
         }
         answer
     }
 
-    fn newer_than(&self, age: Duration) -> std::result::Result<Option<Arc<T>>, Trouble> {
-        let mut given = self.given.lock();
-        if let Some(given) = given.as_ref().filter(|given| given.at.elapsed() < age) {
-            return Ok(given.credentials.clone());
+    fn get_newer_than(&self, age: Duration) -> RemoteResult<Option<Arc<T>>> {
+        let mut cached = self.cached.lock();
+        if let Some(cached) = cached.as_ref().filter(|cached| cached.at.elapsed() < age) {
+            return Ok(cached.credentials.clone());
         }
-        let credentials = (self.look)()?.map(Arc::new);
-        *given = Some(Given { credentials: credentials.clone(), at: Instant::now() });
+        let credentials = (self.lookup)()?.map(Arc::new);
+        *cached = Some(CachedCredentials { credentials: credentials.clone(), at: Instant::now() });
         Ok(credentials)
     }
 }
 
-/// Those of the AWS tools.
-pub(crate) fn of_amazon() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
-    match Place::of_environment().map_err(|error| Trouble::Refused(error.to_string()))?.origin {
-        Origin::Known(known) => Ok(Some(known)),
-        Origin::Program(line) => run(&line).map(Some).map_err(Trouble::Refused),
-        Origin::Nobody => Ok(None),
+/// Looks up the credentials of the AWS tools.
+pub(crate) fn aws_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
+    match AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?.origin {
+        CredentialOrigin::Static(known) => Ok(Some(known)),
+        CredentialOrigin::Process(line) => run_process(&line).map(Some).map_err(RemoteError::Denied),
+        CredentialOrigin::Anonymous => Ok(None),
     }
 }
 
-/// Those of Google's tools: HMAC keys, from the environment or the file that gsutil reads. Those of the AWS tools are tried when they are of that kind, which their name says: another
-/// cloud's are nothing for Google to see.
-pub(crate) fn of_google() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> {
-    match google(&variable, &settings_file::read) {
+/// Looks up HMAC keys of Google's tools, in the environment or the file that gsutil reads. Falls
+/// back to keys of the AWS tools only if their id marks them as Google's: keys of another cloud
+/// must not be sent to Google.
+pub(crate) fn google_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
+    match google_hmac_key(&variable, &settings_file::read) {
         Some(known) => Ok(Some(known)),
-        None => Ok(of_amazon()?.filter(|known| known.key().starts_with("GOOG"))),
+        None => Ok(aws_credentials()?.filter(|known| known.key().starts_with("GOOG"))),
     }
 }
 
-fn google(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credentials> {
+fn google_hmac_key(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credentials> {
     if let (Some(id), Some(secret)) = (variable("GS_ACCESS_KEY_ID"), variable("GS_SECRET_ACCESS_KEY")) {
         return Some(credentials(&id, &Zeroizing::new(secret), None));
     }
@@ -273,13 +276,13 @@ fn google(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credential
     Some(credentials(settings.get("gs_access_key_id")?, settings.get("gs_secret_access_key")?, None))
 }
 
-/// Has a shell run the line, as the AWS tools do; its output is never repeated.
-fn run(line: &str) -> std::result::Result<rusty_s3::Credentials, String> {
-    run_until(line, LONGEST)
+/// Runs the line in a shell, as the AWS tools do; never repeats its output.
+fn run_process(line: &str) -> std::result::Result<rusty_s3::Credentials, String> {
+    run_process_until(line, PROCESS_TIMEOUT)
 }
 
-/// Whoever waits for a store waits for this, too: a program that does not end is ended, with a failure.
-fn run_until(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Credentials, String> {
+/// Runs the line with a time limit and kills it after that: a request to the store waits for it.
+fn run_process_until(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Credentials, String> {
     let failed = |why: &str| format!("the credential_process of the profile {why}");
     let mut child = Command::new("/bin/sh")
         .args(["-c", line])
@@ -293,7 +296,7 @@ fn run_until(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Cre
     let read = read_until(&mut child, &mut output, until);
     let is_done = read.is_ok() && has_ended(&child, until);
     if !is_done {
-        // It may have ended, without what it started.
+        // The shell may have exited without its children.
         let _ = child.kill();
     }
     let status = child.wait().map_err(|error| failed(&format!("does not end: {error}")))?;
@@ -303,17 +306,17 @@ fn run_until(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Cre
     if !status.success() {
         return Err(failed("failed"));
     }
-    let printed: Printed = serde_json::from_slice(&output).map_err(|_| failed("prints no credentials"))?;
-    let (id, secret) = (printed.access_key_id, Zeroizing::new(printed.secret_access_key));
-    Ok(credentials(&id, &secret, printed.session_token.as_deref().filter(|token| !token.is_empty())))
+    let parsed: ProcessOutput = serde_json::from_slice(&output).map_err(|_| failed("prints no credentials"))?;
+    let (id, secret) = (parsed.access_key_id, Zeroizing::new(parsed.secret_access_key));
+    Ok(credentials(&id, &secret, parsed.session_token.as_deref().filter(|token| !token.is_empty())))
 }
 
-/// What a program prints until it closes its output, or as much as credentials can be.
+/// Reads the output until it is closed, or up to the maximum size.
 fn read_until(child: &mut Child, output: &mut Vec<u8>, until: Instant) -> io::Result<()> {
     let Some(mut stdout) = child.stdout.take() else { return Ok(()) };
     let mut part = Zeroizing::new([0; 4096]);
     while (output.len() as u64) < MAX_OUTPUT {
-        if !comes(stdout.as_fd(), until)? {
+        if !wait_readable(stdout.as_fd(), until)? {
             return Err(io::ErrorKind::TimedOut.into());
         }
         match stdout.read(&mut part[..])? {
@@ -326,11 +329,11 @@ fn read_until(child: &mut Child, output: &mut Vec<u8>, until: Instant) -> io::Re
 
 fn has_ended(child: &Child, until: Instant) -> bool {
     let ends = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
-    ends.map_err(io::Error::from).and_then(|ends| comes(ends.as_fd(), until)).unwrap_or(false)
+    ends.map_err(io::Error::from).and_then(|ends| wait_readable(ends.as_fd(), until)).unwrap_or(false)
 }
 
-/// Whether there is something to be read before that time.
-fn comes(from: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
+/// Waits until the descriptor is readable; returns false at the deadline.
+fn wait_readable(from: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(io::Error::other)?;
@@ -349,41 +352,41 @@ mod tests {
         credential_process = printf '{\"Version\":1,\"AccessKeyId\":\"made\",\"SecretAccessKey\":\"s\"}'\n";
     const SECRETS: &str = "[default]\naws_access_key_id = one\naws_secret_access_key = first\n";
 
-    fn place(variables: &[(&str, &str)]) -> Result<Place> {
+    fn profile(variables: &[(&str, &str)]) -> Result<AwsProfile> {
         let variable =
             |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        Place::of(&variable, &|path| match path.to_str() {
+        AwsProfile::of(&variable, &|path| match path.to_str() {
             Some("/h/.aws/config") => Some(CONFIG.into()),
             Some("/h/.aws/credentials") => Some(SECRETS.into()),
             _ => None,
         })
     }
 
-    fn id(place: &Place) -> Option<String> {
-        match &place.origin {
-            Origin::Known(known) => Some(known.key().to_owned()),
-            Origin::Program(line) => Some(run(line).unwrap().key().to_owned()),
-            Origin::Nobody => None,
+    fn id(profile: &AwsProfile) -> Option<String> {
+        match &profile.origin {
+            CredentialOrigin::Static(known) => Some(known.key().to_owned()),
+            CredentialOrigin::Process(line) => Some(run_process(line).unwrap().key().to_owned()),
+            CredentialOrigin::Anonymous => None,
         }
     }
 
     #[test]
     fn credentials_come_from_the_environment_then_from_the_profile() {
-        let found = place(&[("HOME", "/h")]).unwrap();
+        let found = profile(&[("HOME", "/h")]).unwrap();
         assert_eq!(
             (found.region.as_str(), &found.endpoint, id(&found).as_deref()),
             ("eu-central-1", &None, Some("one"))
         );
-        let found = place(&[("HOME", "/h"), ("AWS_PROFILE", "other")]).unwrap();
+        let found = profile(&[("HOME", "/h"), ("AWS_PROFILE", "other")]).unwrap();
         assert_eq!(found.endpoint.as_deref(), Some("https://store.example.org"));
         assert_eq!((found.region.as_str(), id(&found).as_deref()), ("us-west-2", Some("made")));
         let named =
             [("HOME", "/h"), ("AWS_ACCESS_KEY_ID", "env"), ("AWS_SECRET_ACCESS_KEY", "x"), ("AWS_REGION", "here")];
-        let found = place(&named).unwrap();
+        let found = profile(&named).unwrap();
         assert_eq!((found.region.as_str(), id(&found).as_deref()), ("here", Some("env")));
-        let found = place(&[]).unwrap();
+        let found = profile(&[]).unwrap();
         assert_eq!((found.region.as_str(), id(&found)), (REGION, None));
-        assert!(place(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
+        assert!(profile(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
     }
 
     #[test]
@@ -408,7 +411,7 @@ mod tests {
         let found = |variables: &[(&str, &str)]| {
             let variable =
                 |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            google(&variable, &|path| match path.to_str() {
+            google_hmac_key(&variable, &|path| match path.to_str() {
                 Some("/h/.boto") => {
                     Some("[Credentials]\ngs_access_key_id = GOOG1\ngs_secret_access_key=b==\n[Boto]\n".into())
                 }
@@ -433,19 +436,19 @@ mod tests {
         let endless = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
         for line in ["cat FIFO", "exec 1>&-; read line <FIFO", "cat FIFO & exit 0"] {
             let line = line.replace("FIFO", fifo.to_str().unwrap());
-            let told = run_until(&line, Duration::from_millis(50)).err().unwrap();
-            assert!(told.contains("does not end"), "{line}: {told}");
+            let message = run_process_until(&line, Duration::from_millis(50)).err().unwrap();
+            assert!(message.contains("does not end"), "{line}: {message}");
         }
         drop(endless);
         let line = "printf '{\"AccessKeyId\":\"a\",\"SecretAccessKey\":\"s\",\"SessionToken\":\"\"}'";
-        assert!(run_until(line, LONGEST).unwrap().token().is_none());
+        assert!(run_process_until(line, PROCESS_TIMEOUT).unwrap().token().is_none());
     }
 
     #[test]
     fn a_program_that_fails_or_prints_something_else_is_told_without_its_output() {
         for line in ["exit 1", "echo secret", "printf '{}'"] {
-            let told = run(line).err().unwrap();
-            assert!(told.contains("credential_process") && !told.contains("secret"), "{told}");
+            let message = run_process(line).err().unwrap();
+            assert!(message.contains("credential_process") && !message.contains("secret"), "{message}");
         }
     }
 }

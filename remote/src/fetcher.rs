@@ -1,184 +1,191 @@
-//! A process that fetches for another one, over sockets between the two.
+//! Fetcher: a process that performs the network requests of a daemon.
 //!
-//! The daemon of a mount has the keys and, in its sandbox, reaches no network; this process reaches the network and has no key. It is given an
-//! address and as many sockets as there may be readers at once, and lends the file on each; on one more it is asked for what came after, which it lends on sockets of its own
-//! making: the other process may make none. Of an archive that is written to nothing comes after, and the end of that socket says that its writer is about to go. It ends when
-//! the other side is gone.
+//! The daemon of a mount has the keys and, in its sandbox, no network; the fetcher has the network
+//! and no key. It receives an address and one socket per concurrent reader, and serves the file on
+//! each. On one more socket the daemon polls for newer versions, which the fetcher serves on
+//! sockets that it creates: the daemon cannot create any. An archive that is open for writing has
+//! no newer versions; there, the end of that socket means that the mount is about to end. The
+//! fetcher exits when the daemon closes the control socket.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::ipc::{code_of, error_of};
-use lockbox::storage::{IpcStorage, Storage, serve_storage};
+use lockbox::storage::lent::{code_of, error_of};
+use lockbox::storage::{Borrowed, Storage, lend};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use url::Url;
 
-use crate::Options;
-use crate::address::Address;
+use crate::RemoteOptions;
+use crate::address::{Address, Cloud};
 use crate::broker::Broker;
-use crate::bucket::{Follower, Living};
-use crate::descriptors::{MOST_SOCKETS, pairs, receive, send};
-use crate::fetcher_reach::FetcherReach;
-use crate::traffic::Traffic;
+use crate::bucket::{BucketWriter, Follower};
+use crate::cache::create_private_dir;
+use crate::credentials::{self, variable};
+use crate::fd_passing::{MAX_SOCKETS, receive, send, socket_pairs};
+use crate::metrics::RequestStats;
 
-/// Readers that are served at once: as many event loops as a mount for many programs is told to have, and what else asks. Who waits for a store that is away keeps one.
-const LENT: usize = 40;
-/// With the one for news.
-const SOCKETS: usize = LENT + 1;
-const _: () = assert!(SOCKETS <= MOST_SOCKETS);
+/// Maximum concurrent readers: the event loops of a large mount, and its background threads. A
+/// reader that waits for an unreachable store occupies one.
+const READ_SOCKETS: usize = 40;
+/// Including the socket for polls, or for the end of the mount.
+const TOTAL_SOCKETS: usize = READ_SOCKETS + 1;
+const _: () = assert!(TOTAL_SOCKETS <= MAX_SOCKETS);
 
 #[derive(Serialize, Deserialize)]
-struct Task {
+struct OpenRequest {
     address: String,
-    options: Options,
+    options: RemoteOptions,
     access: Access,
 }
 
-/// What is done to an archive at an address.
+/// Access mode of an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
     Read,
-    /// Each barrier waits until the store has said that its record is there.
+    /// Each barrier waits until the store has confirmed its record.
     Write {
         take_over: bool,
     },
 }
 
-/// What the process has open.
-struct Served {
+/// Archive that the fetcher has open.
+struct OpenArchive {
     storage: Arc<dyn Storage>,
-    telling: Box<dyn Fn() -> Traffic>,
-    /// Of what is read and has later moments.
+    stats: Box<dyn Fn() -> RequestStats>,
+    /// Set if the archive is open for reading and can gain newer versions.
     follower: Option<Follower>,
-    /// What is written to.
-    living: Option<Arc<Living>>,
+    /// Set if the archive is open for writing.
+    writer: Option<Arc<BucketWriter>>,
 }
 
-impl Served {
-    fn open(task: &Task) -> Result<Served> {
-        let address = Address::parse(task.address.as_ref())?;
+impl OpenArchive {
+    fn open(request: &OpenRequest) -> Result<OpenArchive> {
+        let address = Address::parse(request.address.as_ref())?;
         let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
-        match task.access {
+        match request.access {
             Access::Read => {
-                let (file, follower) = crate::open_file(&address, &task.options)?;
-                Ok(Served { telling: Box::new(file.telling()), storage: file, follower, living: None })
+                let (file, follower) = crate::open_with_follower(&address, &request.options)?;
+                Ok(OpenArchive { stats: Box::new(file.stats_fn()), storage: file, follower, writer: None })
             }
             Access::Write { take_over } => {
-                let living = Arc::new(crate::open_living(&address, &task.options, take_over)?);
-                living.insist();
-                let telling = living.clone();
-                let telling = Box::new(move || telling.traffic());
-                Ok(Served { storage: living.clone(), telling, follower: None, living: Some(living) })
+                let writer = Arc::new(crate::open_writer(&address, &request.options, take_over)?);
+                writer.retry_forever();
+                let stats = writer.clone();
+                let stats = Box::new(move || stats.stats());
+                Ok(OpenArchive { storage: writer.clone(), stats, follower: None, writer: Some(writer) })
             }
         }
     }
 }
 
 #[derive(Serialize, Deserialize)]
-enum Opened {
-    /// `moment` for a file that has later ones.
+enum OpenReply {
+    /// `moment` is set if newer versions are possible.
     Here {
         ordered: bool,
         moment: Option<u64>,
-        /// What the user should know.
+        /// Message for the user.
         notice: Option<String>,
     },
     Failed(u32, String),
 }
 
-/// What is answered to whoever has a moment.
+/// Reply to a poll for a newer version.
 #[derive(Serialize, Deserialize)]
-enum Newer {
+enum PollReply {
     None,
-    /// The sockets come with it.
+    /// Sequence of the newer version; its sockets are attached.
     Moment(u64),
     Failed(u32, String),
 }
 
-/// How long somebody waits for what was asked of the server so far: the process has nothing else to do there.
-const TELLING: Duration = Duration::from_millis(250);
-/// Longest line about that.
-const MAX_TOLD: u64 = 4096;
+/// Time limit of a statistics request: the thread that answers has nothing else to do.
+const STATS_TIMEOUT: Duration = Duration::from_millis(250);
+/// Maximum length of a statistics reply.
+const MAX_STATS_LINE: u64 = 4096;
 
-/// What was asked of the server, told at any time.
+/// Reply with the request statistics.
 #[derive(Serialize, Deserialize)]
-struct Told {
-    /// The byte of the question.
+struct StatsReply {
+    /// Byte of the request, which identifies its reply.
     asked: u8,
-    traffic: Traffic,
+    traffic: RequestStats,
 }
 
-/// The other process. Its end of life is that of this socket's other end.
-struct Fetching {
+/// Child process of the fetcher; it exits when this control socket is closed.
+struct FetcherProcess {
     control: Arc<UnixStream>,
     child: Mutex<Child>,
 }
 
-impl Fetching {
-    /// Returns when the process has ended, which first says to the store that nobody writes there any more.
-    fn end(&self) {
-        // Whoever asks just now has it too.
+impl FetcherProcess {
+    /// Waits for the exit of the process, which first tells the store that the writer has closed.
+    fn stop(&self) {
+        // A concurrent statistics request sees the end as well.
         let _ = self.control.shutdown(Shutdown::Both);
         let _ = self.child.lock().wait();
     }
 }
 
-/// Asks the other process what it asked of the server, beside whoever reads the file and waits for that.
-pub struct Asking {
-    /// Does not keep the process.
+/// Control connection to the fetcher, independent of the sockets of readers.
+pub struct FetcherControl {
+    /// Weak: does not keep the process alive.
     control: Weak<UnixStream>,
-    fetching: Weak<Fetching>,
-    /// The last question.
-    asked: Mutex<u8>,
-    /// Of what is written to.
-    leaving: Option<UnixStream>,
+    process: Weak<FetcherProcess>,
+    /// Last request byte.
+    last_request: Mutex<u8>,
+    /// Closed to start spooling; set if the archive is open for writing.
+    spool_signal: Option<UnixStream>,
 }
 
-impl Asking {
-    /// From now on what the store does not take in time is kept on this host, and barriers succeed.
-    pub fn leave(&self) {
-        if let Some(leaving) = &self.leaving {
-            // Whose other end is gone has left.
-            let _ = leaving.shutdown(Shutdown::Both);
+impl FetcherControl {
+    /// Starts spooling: data that the store does not take in time is kept on this host, and
+    /// barriers succeed.
+    pub fn spool_on_timeout(&self) {
+        if let Some(spool_signal) = &self.spool_signal {
+            // If the other end is closed, the fetcher has exited.
+            let _ = spool_signal.shutdown(Shutdown::Both);
         }
     }
 
-    /// Ends the process although the storage is not let go yet: nothing can be asked of that any more.
-    pub fn end(&self) {
-        if let Some(fetching) = self.fetching.upgrade() {
-            fetching.end();
+    /// Stops the fetcher before the storage is dropped; the storage fails from then on.
+    pub fn stop(&self) {
+        if let Some(process) = self.process.upgrade() {
+            process.stop();
         }
     }
 
-    /// None when it does not tell at once, and when it is gone.
-    pub fn traffic(&self) -> Option<Traffic> {
+    /// Returns the request statistics; None if the fetcher does not answer at once or has exited.
+    pub fn stats(&self) -> Option<RequestStats> {
         let control = self.control.upgrade()?;
-        let mut asked = self.asked.lock();
+        let mut asked = self.last_request.lock();
         *asked = asked.wrapping_add(1);
         (&*control).write_all(&[*asked]).ok()?;
-        let until = Instant::now() + TELLING;
+        let until = Instant::now() + STATS_TIMEOUT;
         while Instant::now() < until {
-            let told: Told = serde_json::from_slice(&line(&control).ok()?).ok()?;
+            let reply: StatsReply = serde_json::from_slice(&read_line(&control).ok()?).ok()?;
             // Others are answers that came too late.
-            if told.asked == *asked {
-                return Some(told.traffic);
+            if reply.asked == *asked {
+                return Some(reply.traffic);
             }
         }
         None
     }
 }
 
-/// A line, byte by byte: what follows is for the next one who reads.
-fn line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
+/// Reads a line byte by byte: further bytes belong to the next reply.
+fn read_line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
     let (mut line, mut byte) = (Vec::new(), [0]);
-    while line.len() as u64 <= MAX_TOLD {
+    while line.len() as u64 <= MAX_STATS_LINE {
         control.read_exact(&mut byte)?;
         if byte[0] == b'\n' {
             return Ok(line);
@@ -188,152 +195,167 @@ fn line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
-/// Asks the other process whether the archive has gone on.
-pub struct News {
+/// Polls the fetcher for newer versions of the archive.
+pub struct VersionPoller {
     socket: UnixStream,
-    /// Of what was taken last.
-    moment: u64,
-    /// Does not keep the process.
-    fetching: Weak<Kept>,
+    /// Sequence of the version that was accepted last.
+    sequence: u64,
+    /// Weak: does not keep the process alive.
+    process: Weak<FetcherGuard>,
 }
 
-impl News {
-    /// Has `take` what the archive is now, when that is something new. What it does not take it is given again. Whether it took something.
+impl VersionPoller {
+    /// Passes a newer version to `take`, if there is one, and returns whether there was. A version
+    /// that `take` refuses is offered again.
     ///
     /// # Errors
-    /// Those of requests and that of `take`; `Io` when the process is gone.
-    pub fn look(&mut self, take: &mut dyn FnMut(Arc<dyn Storage>) -> Result<()>) -> Result<bool> {
+    /// Errors of requests and of `take`; `Io` when the process is gone.
+    pub fn poll(&mut self, take: &mut dyn FnMut(Arc<dyn Storage>) -> Result<()>) -> Result<bool> {
         let gone = |error: io::Error| Error::io("the process that fetches has ended", error);
-        (&self.socket).write_all(&self.moment.to_le_bytes()).map_err(gone)?;
-        let (first, sockets) = receive(&self.socket, LENT).map_err(gone)?;
+        (&self.socket).write_all(&self.sequence.to_le_bytes()).map_err(gone)?;
+        let (first, sockets) = receive(&self.socket, READ_SOCKETS).map_err(gone)?;
         let mut line = vec![first];
         // Nothing comes behind it.
         BufReader::new(&self.socket).take(1 << 20).read_until(b'\n', &mut line).map_err(gone)?;
         match serde_json::from_slice(&line).map_err(|error| gone(error.into()))? {
-            Newer::None => Ok(false),
-            Newer::Failed(code, sentence) => Err(error_of(code, sentence)),
-            Newer::Moment(moment) => {
-                let kept = self.fetching.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-                take(Arc::new(IpcStorage::new(sockets, false)?.with_atomic_barrier().with_keeper(kept)))?;
-                self.moment = moment;
+            PollReply::None => Ok(false),
+            PollReply::Failed(code, sentence) => Err(error_of(code, sentence)),
+            PollReply::Moment(moment) => {
+                let guard = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
+                take(Arc::new(Borrowed::new(sockets, false)?.ordered().kept_by(guard)))?;
+                self.sequence = moment;
                 Ok(true)
             }
         }
     }
 }
 
-/// What a process of its own opened.
-pub struct Apart {
-    pub storage: IpcStorage,
-    pub asking: Asking,
-    /// Of an archive that is read and has later moments.
-    pub news: Option<News>,
-    /// What the user should know.
+/// Archive opened in a fetcher process.
+pub struct FetcherConnection {
+    pub storage: Borrowed,
+    pub control: FetcherControl,
+    /// Set if the archive is open for reading and can gain newer versions.
+    pub versions: Option<VersionPoller>,
+    /// Message for the user.
     pub notice: Option<String>,
 }
 
-/// The archive's file there, by a process of its own: `command`, which calls [`serve`] with its standard input.
+/// Opens the archive in a process of its own: `command`, which calls [`serve_fetcher`] with its
+/// standard input.
 ///
 /// # Errors
 /// As [`crate::open`]; `Io` when the process cannot be started.
-pub fn open_apart(command: &mut Command, address: &Address, options: &Options, access: Access) -> Result<Apart> {
+pub fn open_in_fetcher(
+    command: &mut Command,
+    address: &Address,
+    options: &RemoteOptions,
+    access: Access,
+) -> Result<FetcherConnection> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
-    let fetching = Arc::new(Fetching { control: Arc::new(control), child: Mutex::new(child) });
-    let Introduced { sockets, ordered, asking, news, notice } = introduce(&fetching.control, address, options, access)?;
-    let asking = Asking { fetching: Arc::downgrade(&fetching), ..asking };
-    let borrowed = IpcStorage::new(sockets, access != Access::Read)?;
-    let kept = Arc::new(Kept(fetching));
-    let news = news.map(|(socket, moment)| News { socket, moment, fetching: Arc::downgrade(&kept) });
-    let storage = if ordered { borrowed.with_atomic_barrier() } else { borrowed }.with_keeper(kept);
-    Ok(Apart { storage, asking, news, notice })
+    let process = Arc::new(FetcherProcess { control: Arc::new(control), child: Mutex::new(child) });
+    let Handshake { sockets, ordered, control, news, notice } = handshake(&process.control, address, options, access)?;
+    let control = FetcherControl { process: Arc::downgrade(&process), ..control };
+    let borrowed = Borrowed::new(sockets, access != Access::Read)?;
+    let guard = Arc::new(FetcherGuard(process));
+    let news = news.map(|(socket, moment)| VersionPoller { socket, sequence: moment, process: Arc::downgrade(&guard) });
+    let storage = if ordered { borrowed.ordered() } else { borrowed }.kept_by(guard);
+    Ok(FetcherConnection { storage, control, versions: news, notice })
 }
 
-/// Ends the process with the last storage.
-struct Kept(Arc<Fetching>);
+/// Stops the fetcher when the last storage is dropped.
+struct FetcherGuard(Arc<FetcherProcess>);
 
-impl Drop for Kept {
+impl Drop for FetcherGuard {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.stop();
     }
 }
 
-/// What is there when both processes know each other.
-struct Introduced {
-    /// By which the file is read.
+/// Result of a successful open in the fetcher.
+struct Handshake {
+    /// One socket per reader.
     sockets: Vec<UnixStream>,
     ordered: bool,
-    asking: Asking,
-    /// To ask for later moments, and the number of the first.
+    control: FetcherControl,
+    /// Socket for polls, and the sequence of the current version.
     news: Option<(UnixStream, u64)>,
     notice: Option<String>,
 }
 
-/// Says what is to be opened, and returns when it is.
-fn introduce(control: &Arc<UnixStream>, address: &Address, options: &Options, access: Access) -> Result<Introduced> {
+/// Sends the open request and waits for its reply.
+fn handshake(
+    control: &Arc<UnixStream>,
+    address: &Address,
+    options: &RemoteOptions,
+    access: Access,
+) -> Result<Handshake> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
-    let (mut ours, theirs) = pairs(SOCKETS).map_err(cannot)?;
-    let task = Task { address: address.text(), options: options.clone(), access };
-    send(control, &task, &theirs).map_err(cannot)?;
+    let (mut ours, theirs) = socket_pairs(TOTAL_SOCKETS).map_err(cannot)?;
+    let request = OpenRequest { address: address.text(), options: options.clone(), access };
+    send(control, &request, &theirs).map_err(cannot)?;
     drop(theirs);
-    let news = ours.split_off(LENT).pop();
+    let news = ours.split_off(READ_SOCKETS).pop();
     let mut answer = String::new();
     BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
     match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-        Opened::Here { ordered, moment, notice } => {
+        OpenReply::Here { ordered, moment, notice } => {
             control
-                .set_read_timeout(Some(TELLING))
-                .and_then(|()| control.set_write_timeout(Some(TELLING)))
+                .set_read_timeout(Some(STATS_TIMEOUT))
+                .and_then(|()| control.set_write_timeout(Some(STATS_TIMEOUT)))
                 .map_err(cannot)?;
-            let (control, fetching) = (Arc::downgrade(control), Weak::new());
-            let (news, leaving) = if access == Access::Read { (news, None) } else { (None, news) };
-            let asking = Asking { control, fetching, asked: Mutex::new(0), leaving };
-            Ok(Introduced { sockets: ours, ordered, asking, news: news.zip(moment), notice })
+            let (control, process) = (Arc::downgrade(control), Weak::new());
+            let (news, spool_signal) = if access == Access::Read { (news, None) } else { (None, news) };
+            let control = FetcherControl { control, process, last_request: Mutex::new(0), spool_signal };
+            Ok(Handshake { sockets: ours, ordered, control, news: news.zip(moment), notice })
         }
-        Opened::Failed(code, sentence) => Err(error_of(code, sentence)),
+        OpenReply::Failed(code, sentence) => Err(error_of(code, sentence)),
     }
 }
 
-/// The process's side: opens the archive of the task and serves until the other side is gone.
-/// `confine` is called before the first request; from then on `broker` looks up names and
-/// credentials, which this process may not.
+/// Runs the fetcher: opens the archive of the request and serves until the other side exits. Calls
+/// `confine` before the first network request; after that, `broker` looks up names and credentials,
+/// which this process cannot.
 ///
 /// # Errors
-/// When the message is not a task. An error that keeps the file from being opened is sent to the
-/// other side.
-pub fn serve(control: UnixStream, broker: Option<Broker>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
-    let (first, mut sockets) = receive(&control, SOCKETS)?;
+/// When the message is not an open request. An error of the open is sent to the other side.
+pub fn serve_fetcher(
+    control: UnixStream,
+    broker: Option<Broker>,
+    confine: impl FnOnce(&FetcherReach),
+) -> io::Result<()> {
+    let (first, mut sockets) = receive(&control, TOTAL_SOCKETS)?;
     let mut line = vec![first];
     BufReader::new(&control).take(1 << 20).read_until(b'\n', &mut line)?;
-    let mut task: Task = serde_json::from_slice(&line)?;
-    task.options.broker = broker;
-    confine(&FetcherReach::of(&task.address, &task.options, task.access != Access::Read));
-    let Served { storage, telling, follower, living } = match Served::open(&task) {
+    let mut request: OpenRequest = serde_json::from_slice(&line)?;
+    request.options.broker = broker;
+    confine(&FetcherReach::of(&request.address, &request.options, request.access != Access::Read));
+    let OpenArchive { storage, stats, follower, writer } = match OpenArchive::open(&request) {
         Ok(served) => served,
         Err(error) => {
             let (code, sentence) = code_of(&error);
-            return send(&control, &Opened::Failed(code, sentence), &[]);
+            return send(&control, &OpenReply::Failed(code, sentence), &[]);
         }
     };
-    let moment = follower.as_ref().map(Follower::moment);
-    let notice = living.as_ref().and_then(|living| living.notice());
-    send(&control, &Opened::Here { ordered: storage.has_atomic_barrier(), moment, notice }, &[])?;
+    let moment = follower.as_ref().map(Follower::sequence);
+    let notice = writer.as_ref().and_then(|writer| writer.notice());
+    send(&control, &OpenReply::Here { ordered: storage.ordered(), moment, notice }, &[])?;
     let news = sockets.pop();
-    serve_on(&storage, sockets)?;
-    // A moment that nobody reads any more is let go.
+    spawn_servers(&storage, sockets)?;
+    // A version without readers must be freed.
     drop(storage);
-    match (follower, &living, news) {
+    match (follower, &writer, news) {
         (Some(follower), _, Some(news)) => {
-            thread::Builder::new().name("follow".into()).spawn(move || follow(follower, news))?;
+            thread::Builder::new().name("follow".into()).spawn(move || answer_polls(follower, news))?;
         }
-        (None, Some(living), Some(mut leaving)) => {
-            let living = Arc::downgrade(living);
+        (None, Some(writer), Some(mut spool_signal)) => {
+            let writer = Arc::downgrade(writer);
             let wait = move || {
                 // Nothing comes but its end.
-                let _ = leaving.read(&mut [0]);
-                if let Some(living) = living.upgrade() {
-                    living.leave();
+                let _ = spool_signal.read(&mut [0]);
+                if let Some(writer) = writer.upgrade() {
+                    writer.spool_on_timeout();
                 }
             };
             thread::Builder::new().name("leave".into()).spawn(wait)?;
@@ -343,99 +365,200 @@ pub fn serve(control: UnixStream, broker: Option<Broker>, confine: impl FnOnce(&
     // Until the other side is gone.
     let mut asked = [0];
     while matches!((&control).read(&mut asked), Ok(1)) {
-        // Who does not wait for the answer may be gone.
-        if send(&control, &Told { asked: asked[0], traffic: telling() }, &[]).is_err() {
+        // A client that does not wait for the reply may have exited.
+        if send(&control, &StatsReply { asked: asked[0], traffic: stats() }, &[]).is_err() {
             break;
         }
     }
-    // Whatever still asks is let down: the last word is that nobody writes any more.
-    if let Some(living) = living {
-        living.go();
+    // Requests in progress make their last attempts: the final record must be the last one.
+    if let Some(writer) = writer {
+        writer.close();
     }
     Ok(())
 }
 
-fn serve_on(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {
+fn spawn_servers(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {
     for socket in sockets {
         let storage = storage.clone();
-        thread::Builder::new().name("serve".into()).spawn(move || serve_storage(&*storage, socket))?;
+        thread::Builder::new().name("serve".into()).spawn(move || lend(&*storage, socket))?;
     }
     Ok(())
 }
 
-/// Answers whoever has a moment of the archive, until that asks no more.
-fn follow(mut follower: Follower, news: UnixStream) {
+/// Answers polls until the client closes the socket.
+fn answer_polls(mut follower: Follower, news: UnixStream) {
     let mut shown = [0; 8];
     while (&news).read_exact(&mut shown).is_ok() {
-        let looked = follower.look().and_then(|()| {
-            if follower.moment() <= u64::from_le_bytes(shown) {
-                return Ok((Newer::None, Vec::new()));
+        let polled = follower.poll().and_then(|()| {
+            if follower.sequence() <= u64::from_le_bytes(shown) {
+                return Ok((PollReply::None, Vec::new()));
             }
             let cannot = |error| Error::io("cannot lend what is new", error);
-            let (ours, theirs) = pairs(LENT).map_err(cannot)?;
+            let (ours, theirs) = socket_pairs(READ_SOCKETS).map_err(cannot)?;
             let file: Arc<dyn Storage> = follower.file().clone();
-            serve_on(&file, ours).map_err(cannot)?;
-            Ok((Newer::Moment(follower.moment()), theirs))
+            spawn_servers(&file, ours).map_err(cannot)?;
+            Ok((PollReply::Moment(follower.sequence()), theirs))
         });
-        let (told, sockets) = looked.unwrap_or_else(|error| {
+        let (reply, sockets) = polled.unwrap_or_else(|error| {
             let (code, sentence) = code_of(&error);
-            (Newer::Failed(code, sentence), Vec::new())
+            (PollReply::Failed(code, sentence), Vec::new())
         });
-        if send(&news, &told, &sockets).is_err() {
+        if send(&news, &reply, &sockets).is_err() {
             return;
         }
     }
 }
 
+/// CA certificate paths of TLS libraries: readable and not secret. `/etc/ssl/private` is not below
+/// them.
+const CA_PATHS: [&str; 10] = [
+    "/etc/ssl/certs",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/certs",
+    "/etc/pki/tls/cert.pem",
+    "/etc/pki/ca-trust/extracted",
+    "/etc/ca-certificates/extracted",
+    "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
+    "/var/lib/ca-certificates",
+];
+/// Paths that show whether another writer of this machine is alive. A confined process cannot read
+/// the memory of others through /proc.
+const LIVENESS_PATHS: [&str; 2] = ["/proc", "/etc/machine-id"];
+
+/// Files and ports that the sandbox must allow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FetcherReach {
+    /// Directories in which files are created, written and removed.
+    pub written: Vec<PathBuf>,
+    /// Files and directory trees that are read.
+    pub read: Vec<PathBuf>,
+    /// TCP ports of servers; None for all, since a web server may redirect anywhere.
+    pub ports: Option<Vec<u16>>,
+}
+
+impl FetcherReach {
+    /// Lists the accessible paths and creates missing cache directories, which a confined process
+    /// cannot.
+    pub(crate) fn of(address: &str, options: &RemoteOptions, writes: bool) -> FetcherReach {
+        let address = Address::parse(address.as_ref()).ok().flatten();
+        let cache = options.cache_directory.clone().filter(|_| options.cache_bytes != Some(0));
+        let spool = options.spool_directory.clone().filter(|_| writes || options.unsent);
+        let mut written: Vec<PathBuf> = cache.into_iter().chain(spool).collect();
+        for directory in &written {
+            // The code that needs the directory reports the error.
+            let _ = create_private_dir(directory);
+        }
+        let mut read: Vec<PathBuf> = LIVENESS_PATHS.iter().map(PathBuf::from).collect();
+        match &address {
+            Some(Address::Directory(url)) => written.extend(url.to_file_path()),
+            _ => {
+                let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(variable);
+                let named = named.flat_map(|list| list.split(':').map(PathBuf::from).collect::<Vec<_>>());
+                read.extend(CA_PATHS.iter().map(PathBuf::from).chain(named));
+            }
+        }
+        read.retain(|path| Path::new(path).exists());
+        let ports = address.and_then(|address| ports(&address, options));
+        FetcherReach { written, read, ports }
+    }
+}
+
+/// Returns the allowed ports; None for all, if the port is unknown: the open reports the reason.
+fn ports(address: &Address, options: &RemoteOptions) -> Option<Vec<u16>> {
+    let endpoint = match address {
+        Address::Web(_) => return None,
+        Address::Directory(_) => return Some(Vec::new()),
+        Address::Bucket { cloud: Cloud::S3, .. } => {
+            credentials::region_endpoint(options.broker.as_ref()).ok()?.endpoint
+        }
+        Address::Bucket { cloud: Cloud::Google, .. } => variable("STORAGE_EMULATOR_HOST"),
+        Address::Bucket { cloud: Cloud::Azure, .. } => Some(crate::azure::endpoint(options.broker.as_ref()).ok()?),
+    };
+    let server = match endpoint {
+        Some(endpoint) => Url::parse(&endpoint).ok()?.port_or_known_default()?,
+        None => 443,
+    };
+    let proxy = ureq::Proxy::try_from_env();
+    Some([server].into_iter().chain(proxy.map(|proxy| proxy.port())).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::{Bucket, Directory};
-    use crate::{Names, Options};
+    use crate::bucket::{Bucket, DirectoryStore};
+    use crate::{DirectoryTrust, RemoteOptions};
 
     #[test]
     fn what_was_asked_is_told_beside_the_readers_and_to_nobody_when_the_process_hangs() {
         let place = tempfile::tempdir().unwrap();
-        let options = Options { cache_directory: None, timeout: Some(Duration::ZERO), ..Options::default() };
-        let directory = Directory::open(place.path(), Some(Names::Ours)).unwrap();
+        let options =
+            RemoteOptions { cache_directory: None, timeout: Some(Duration::ZERO), ..RemoteOptions::default() };
+        let directory = DirectoryStore::open(place.path(), Some(DirectoryTrust::Trusted)).unwrap();
         let mut bucket = Bucket::open(Box::new(directory), "file:///a".into(), &options, false).unwrap();
-        bucket.fresh().unwrap().write_at(0, &vec![7; 12 << 20]).unwrap();
+        bucket.create_empty().unwrap().write_at(0, &vec![7; 12 << 20]).unwrap();
         bucket.publish().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let serving = thread::spawn(|| serve(theirs, None, |_| {}));
+        let serving = thread::spawn(|| serve_fetcher(theirs, None, |_| {}));
         let control = Arc::new(ours);
         let address = Address::parse(format!("file://{}", place.path().display()).as_ref()).unwrap().unwrap();
-        let Introduced { sockets, ordered, asking, .. } =
-            introduce(&control, &address, &options, Access::Read).unwrap();
+        let Handshake { sockets, ordered, control: client, .. } =
+            handshake(&control, &address, &options, Access::Read).unwrap();
         assert!(ordered);
-        let borrowed = IpcStorage::new(sockets, false).unwrap();
-        let before = asking.traffic().unwrap();
-        // The newest record's number by a list; the marker, the record, and what the file begins with.
+        let borrowed = Borrowed::new(sockets, false).unwrap();
+        let before = client.stats().unwrap();
+        // The newest record's number by a list; the marker, the record, and what the file begins
+        // with.
         assert!(before.lists == 1 && before.reads >= 3 && before.offline_since.is_none(), "{before:?}");
         borrowed.read_at(8 << 20, &mut [0; 4096]).unwrap();
         borrowed.read_at(8 << 20, &mut [0; 4096]).unwrap();
-        let after = asking.traffic().unwrap();
+        let after = client.stats().unwrap();
         assert!(after.reads > before.reads && after.bytes >= before.bytes + (256 << 10), "{after:?}");
         assert!(after.memory_hits > before.memory_hits && after.disk_hits == 0, "{after:?}");
         // Whoever asks is not what keeps the process.
         drop((borrowed, control));
-        assert!(asking.traffic().is_none());
+        assert!(client.stats().is_none());
         serving.join().unwrap().unwrap();
         let (ours, silent) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         let ours = Arc::new(ours);
-        let asking =
-            Asking { control: Arc::downgrade(&ours), fetching: Weak::new(), asked: Mutex::new(0), leaving: None };
-        assert!(asking.traffic().is_none());
+        let client = FetcherControl {
+            control: Arc::downgrade(&ours),
+            process: Weak::new(),
+            last_request: Mutex::new(0),
+            spool_signal: None,
+        };
+        assert!(client.stats().is_none());
         // It goes on, and its late answer is not taken for the one to the next question.
         let tell = |asked, reads| {
-            let told = Told { asked, traffic: Traffic { reads, ..Traffic::default() } };
-            (&silent).write_all(&[&serde_json::to_vec(&told).unwrap()[..], b"\n"].concat()).unwrap();
+            let reply = StatsReply { asked, traffic: RequestStats { reads, ..RequestStats::default() } };
+            (&silent).write_all(&[&serde_json::to_vec(&reply).unwrap()[..], b"\n"].concat()).unwrap();
         };
         tell(1, 10);
         tell(2, 20);
-        assert_eq!(asking.traffic().map(|traffic| traffic.reads), Some(20));
+        assert_eq!(client.stats().map(|traffic| traffic.reads), Some(20));
         (&silent).write_all(&vec![b'x'; 100_000]).unwrap();
-        assert!(asking.traffic().is_none(), "what never ends is not waited for");
+        assert!(client.stats().is_none(), "what never ends is not waited for");
+    }
+
+    #[test]
+    fn a_directory_needs_no_port_and_a_cache_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        let options = RemoteOptions {
+            cache_directory: Some(at("a/cache")),
+            spool_directory: Some(at("a/unsent")),
+            ..RemoteOptions::default()
+        };
+        let reach = |address: &str, options: &RemoteOptions, writes| FetcherReach::of(address, options, writes);
+        let directory = format!("file://{}", at("objects").display());
+        let found = reach(&directory, &options, true);
+        assert_eq!(found.written, [at("a/cache"), at("a/unsent"), at("objects")]);
+        assert_eq!(found.ports, Some(Vec::new()));
+        assert!(at("a/cache").is_dir() && at("a/unsent").is_dir() && !at("objects").exists());
+        let reading = reach("https://host.example/a.lbx", &RemoteOptions { cache_bytes: Some(0), ..options }, false);
+        assert_eq!((reading.written, reading.ports), (Vec::new(), None));
+        assert!(reading.read.contains(&PathBuf::from("/proc")));
     }
 }

@@ -1,43 +1,42 @@
-//! Archives of other machines: their sealed bytes from web servers and buckets, as one [`Storage`] for reading.
+//! Remote archives: reads sealed bytes from web servers and object stores as one [`Storage`].
 //!
-//! Nothing here has a key, and nothing that comes from a server is believed: whoever opens the archive checks every page against the
-//! tree above it. What this crate owes is what a tag cannot give: that bytes of two versions of a file are not mixed, that an answer has a
-//! bound in size and time, that a server which is away is told from a file that is damaged, and that no request goes where its user did
-//! not send it.
+//! This crate has no key and trusts no server: the layer that opens the archive authenticates every
+//! page against the tree above it. This crate owes what a tag cannot give: it never mixes bytes of
+//! two versions of a file, bounds the size and duration of every response, distinguishes an
+//! unreachable server from a damaged file, and sends requests only where the user sent them.
 //!
 //! # Invariants
-//! REMOTE-1  All bytes of a [`RemoteFile`] are of the version that its opening found: each request names its length and its entity tag, and an
-//!     answer about another one is refused.
-//! REMOTE-2  The bytes that name the newest commit (headers and rings) come from the server at each opening, never from the cache.
-//! REMOTE-3  A request that failed is never told as damage, and damage never as a failed request.
-//! REMOTE-4  What is kept in memory and on disk, how much one answer may have, and how long one may take, have bounds that no server moves.
+//! REMOTE-1  All bytes of a [`RemoteFile`] belong to the version found at open: each request names
+//!     its length and its entity tag, and a response about another version is rejected.
+//! REMOTE-2  The bytes that name the newest commit (headers and rings) come from the server at each
+//!     open, never from the cache.
+//! REMOTE-3  A failed request is never reported as damage, and damage never as a failed request.
+//! REMOTE-4  Memory and disk use, the size of one response and its duration have bounds that no
+//!     server can raise.
 
 mod address;
-mod answering;
 mod azure;
 mod broker;
+mod broker_server;
 mod bucket;
 mod cache;
+mod cache_admin;
 mod credentials;
-mod descriptors;
-mod digits;
+mod diagnostics;
+mod fd_passing;
 mod fetcher;
-mod fetcher_reach;
-mod file;
-mod finding;
-mod google;
+mod hex;
 mod http;
-mod kept;
-mod probe;
+mod metrics;
 mod provenance;
+mod range_source;
+mod remote_file;
 mod s3;
 mod settings_file;
-mod shelf;
 mod signing;
-mod source;
+mod slot_cache;
 #[cfg(test)]
 mod tests;
-mod traffic;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,43 +47,46 @@ use lockbox::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 pub use address::{Address, Cloud};
-pub use answering::answer;
 pub use broker::Broker;
-pub use bucket::{Amount, Bucket, Collected, Examined, Newest, Step, Stored, Unsent};
-use bucket::{Azure, Directory, Follower, Living, Objects, S3};
-pub use fetcher::{Access, Apart, Asking, News, open_apart, serve};
-pub use fetcher_reach::FetcherReach;
-use file::RemoteFile;
-pub use finding::Finding;
-pub use kept::{Kept, kept, remove_kept};
-pub use probe::probe;
-pub use traffic::Traffic;
+pub use broker_server::serve_broker;
+use bucket::{AzureStore, BucketWriter, DirectoryStore, Follower, ObjectStore, S3Store};
+pub use bucket::{
+    Bucket, CollectReport, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn, StoredArchive,
+};
+pub use cache_admin::{CacheEntry, cache_entries, remove_cache_entries};
+pub use diagnostics::{ProbeFinding, probe_address};
+pub use fetcher::{
+    Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_fetcher,
+};
+pub use metrics::RequestStats;
+use remote_file::RemoteFile;
 
-/// How archives of other machines are read.
+/// Options for reading remote archives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
-    /// How long a read waits for a server that does not answer; None for ever.
+pub struct RemoteOptions {
+    /// Timeout of a read while the server does not respond; None waits forever.
     pub timeout: Option<Duration>,
-    /// Most bytes of the cache on disk; 0 for none, None for a tenth of what is free, and 20 GiB at most.
+    /// Maximum size of the disk cache in bytes: 0 disables it, None means a tenth of the free
+    /// space, at most 20 GiB.
     pub cache_bytes: Option<u64>,
-    /// Where caches lie; None for none.
+    /// Directory of the caches; None disables them.
     pub cache_directory: Option<PathBuf>,
-    /// Where what a store does not take is kept; None for nowhere.
+    /// Directory of the upload spool; None disables it.
     pub spool_directory: Option<PathBuf>,
-    /// What this host kept last of the archive is read, and not what its store has.
+    /// Read the latest spooled state on this host instead of the state in the store.
     pub unsent: bool,
-    /// Requests may go over connections that anybody on the way can read and change.
+    /// Allow plain http, which every hop can read and change.
     pub allow_http: bool,
-    /// Requests may go to this machine and to networks of the house.
+    /// Allow requests to this machine and to private networks.
     pub allow_private: bool,
-    /// Looks up for a process that may not do so itself.
+    /// Looks up names and credentials for a sandboxed process.
     #[serde(skip)]
     pub broker: Option<Broker>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for RemoteOptions {
+    fn default() -> RemoteOptions {
+        RemoteOptions {
             timeout: Some(Duration::from_secs(30)),
             cache_bytes: None,
             cache_directory: cache::directory(),
@@ -97,22 +99,24 @@ impl Default for Options {
     }
 }
 
-/// Opens the archive there for reading.
+/// Opens the archive for reading.
 ///
 /// # Errors
-/// `Invalid` for an address that needs an option; `Io` when there is no archive (of the kind `NotFound`), and when the server refuses,
-/// cannot do what is needed, or does not answer in time; `Damaged` for objects in a bucket that do not belong together.
-pub fn open(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
-    Ok(open_file(address, options)?.0)
+/// `Invalid` for an address that needs an option; `Io` when there is no archive (of the kind
+/// `NotFound`), and when the server refuses, cannot do what is needed, or does not answer in time;
+/// `Damaged` for objects in a bucket that do not belong together.
+pub fn open(address: &Address, options: &RemoteOptions) -> Result<Arc<dyn Storage>> {
+    Ok(open_with_follower(address, options)?.0)
 }
 
-/// With who goes on when the archive's writer does: that of a single file never does, and neither does what was not sent.
-fn open_file(address: &Address, options: &Options) -> Result<(Arc<RemoteFile>, Option<Follower>)> {
+/// Opens the archive, with a [`Follower`] if it can gain newer versions: single files and spooled
+/// uploads cannot.
+fn open_with_follower(address: &Address, options: &RemoteOptions) -> Result<(Arc<RemoteFile>, Option<Follower>)> {
     if options.unsent {
-        let file = bucket::open_unsent(of_objects(address, options)?, address.to_string(), options)?;
+        let file = bucket::open_pending_upload(require_store(address, options)?, address.to_string(), options)?;
         return Ok((Arc::new(file), None));
     }
-    if let Some(objects) = objects(address, options, None)?
+    if let Some(objects) = object_store(address, options, None)?
         && let Some(follower) = bucket::open(objects, address.to_string(), options)?
     {
         return Ok((follower.file().clone(), Some(follower)));
@@ -123,149 +127,182 @@ fn open_file(address: &Address, options: &Options) -> Result<(Arc<RemoteFile>, O
     }
 }
 
-/// The archive there of which objects may be gone, as it is now: where they were are zeros.
+/// Opens the current version of an archive with missing objects, which read as zeros.
 ///
 /// # Errors
-/// As of [`open`]: what says where its objects are has to be there.
-pub fn salvage(address: &Address, options: &Options) -> Result<Arc<dyn Storage>> {
-    if let Some(objects) = objects(address, options, None)?
-        && let Some(file) = bucket::salvage(objects, address.to_string(), options)?
+/// As of [`open`]: the newest record and its checkpoint must exist.
+pub fn open_partial(address: &Address, options: &RemoteOptions) -> Result<Arc<dyn Storage>> {
+    if let Some(objects) = object_store(address, options, None)?
+        && let Some(file) = bucket::open_partial(objects, address.to_string(), options)?
     {
         return Ok(Arc::new(file));
     }
     open(address, options)
 }
 
-/// Comes as a writer to the archive whose objects are there, or to a place that has none yet: see [`Bucket`].
+/// Acquires the archive, or an empty prefix, as its writer; see [`Bucket`].
 ///
 /// # Errors
-/// As of [`open`]; `Invalid` for a place that holds no objects; `InUse` when another writer is there, as far as is known, unless `take_over` is said;
-/// `Unsupported` for a store on which two writers could destroy each other's work.
-pub fn write(address: &Address, options: &Options, take_over: bool, names: Names) -> Result<Bucket> {
-    refuse_unsent(address, options)?;
-    let objects = objects(address, options, Some(names))?.ok_or_else(|| only_read(address))?;
+/// As of [`open`]; `Invalid` for an address without objects; `InUse` when another writer appears to
+/// be active and `take_over` is not set; `Unsupported` for a store on which two writers could
+/// destroy each other's work.
+pub fn open_upload(
+    address: &Address,
+    options: &RemoteOptions,
+    take_over: bool,
+    trust: DirectoryTrust,
+) -> Result<Bucket> {
+    reject_pending_upload(address, options)?;
+    let objects = object_store(address, options, Some(trust))?.ok_or_else(|| read_only_error(address))?;
     Bucket::open(objects, address.to_string(), options, take_over)
 }
 
-/// Comes as a writer to the archive whose objects are there: each barrier of the storage is one record, which is durable and seen by all when that succeeds. The writer goes
-/// when the storage is let go. With what its user should know.
+/// Acquires the archive as its writer: each barrier of the storage is one record, durable and
+/// visible to all readers once it succeeds. Dropping the storage releases the archive. Also returns
+/// a notice for the user.
 ///
 /// # Errors
-/// As of [`write`]; `Io` of the kind `NotFound` where there is no archive, `NotArchive` where none was ever committed.
-pub fn change(address: &Address, options: &Options, take_over: bool) -> Result<(Arc<dyn Storage>, Option<String>)> {
-    let living = open_living(address, options, take_over)?;
-    let notice = living.notice();
-    Ok((Arc::new(living), notice))
+/// As of [`open_upload`]; `Io` of the kind `NotFound` where there is no archive, `NotArchive` where
+/// none was ever committed.
+pub fn open_writable(
+    address: &Address,
+    options: &RemoteOptions,
+    take_over: bool,
+) -> Result<(Arc<dyn Storage>, Option<String>)> {
+    let writer = open_writer(address, options, take_over)?;
+    let notice = writer.notice();
+    Ok((Arc::new(writer), notice))
 }
 
-fn open_living(address: &Address, options: &Options, take_over: bool) -> Result<Living> {
-    refuse_unsent(address, options)?;
-    let objects = objects(address, options, None)?.ok_or_else(|| only_read(address))?;
-    Living::open(objects, address.to_string(), options, take_over)
+fn open_writer(address: &Address, options: &RemoteOptions, take_over: bool) -> Result<BucketWriter> {
+    reject_pending_upload(address, options)?;
+    let objects = object_store(address, options, None)?.ok_or_else(|| read_only_error(address))?;
+    BucketWriter::open(objects, address.to_string(), options, take_over)
 }
 
-/// Whether an archive there could be written to.
+/// Checks that an archive at the address can be written to.
 ///
 /// # Errors
 /// `Invalid` for an address of a web server.
 pub fn check_writable(address: &Address) -> Result<()> {
     match address {
-        Address::Web(_) => Err(only_read(address)),
+        Address::Web(_) => Err(read_only_error(address)),
         Address::Bucket { .. } | Address::Directory(_) => Ok(()),
     }
 }
 
-fn refuse_unsent(address: &Address, options: &Options) -> Result<()> {
+fn reject_pending_upload(address: &Address, options: &RemoteOptions) -> Result<()> {
     if options.unsent {
         return Err(Error::invalid(format!("{address}: what was not sent can only be read")));
     }
     Ok(())
 }
 
-/// What this host keeps of archives whose stores do not have it.
+/// Lists the uploads spooled on this host.
 ///
 /// # Errors
-/// Those of the host; a directory that others own or can write to is none of ours.
-pub fn unsent(options: &Options) -> Result<Vec<Unsent>> {
-    options.spool_directory.as_deref().map_or(Ok(Vec::new()), bucket::unsent)
+/// I/O errors of the host; rejects a directory that other users own or can write to.
+pub fn pending_uploads(options: &RemoteOptions) -> Result<Vec<PendingUpload>> {
+    options.spool_directory.as_deref().map_or(Ok(Vec::new()), bucket::pending_uploads)
 }
 
-/// Throws away what this host keeps of the archive at `address`. Gives what it was.
+/// Deletes the spooled uploads of the archive at `address` and returns them.
 ///
 /// # Errors
-/// As of [`unsent`]; `InUse` when a writer is there that may still send it: then nothing is removed.
-pub fn forget_unsent(address: &Address, options: &Options) -> Result<Vec<Unsent>> {
+/// As of [`pending_uploads`]; `InUse` when an active writer may still send them: then nothing is
+/// removed.
+pub fn discard_pending_uploads(address: &Address, options: &RemoteOptions) -> Result<Vec<PendingUpload>> {
     let name = address.to_string();
-    options.spool_directory.as_deref().map_or(Ok(Vec::new()), |directory| bucket::forget(directory, &name))
+    options.spool_directory.as_deref().map_or(Ok(Vec::new()), |directory| bucket::discard(directory, &name))
 }
 
-fn only_read(address: &Address) -> Error {
+fn read_only_error(address: &Address) -> Error {
     Error::invalid(format!(
         "{address}: a web server can only be read; s3://, gs://, az:// and file:// can be written to"
     ))
 }
 
-/// The archives of many objects that lie at a place ([`Address::place`]) and below it.
+/// Lists the archives made of objects at and below an address ([`Address::place`]).
 ///
 /// # Errors
-/// Those of requests and of `step`. What is wrong with one archive stands with it.
-pub fn archives(place: &Address, options: &Options, step: &mut Step<'_>) -> Result<Vec<Stored>> {
-    bucket::archives(of_objects(place, options)?, &|name| place.below(name), options, step)
+/// Errors of requests and of `step`. The error of one archive is stored in its entry.
+pub fn list_archives(
+    place: &Address,
+    options: &RemoteOptions,
+    step: &mut ProgressFn<'_>,
+) -> Result<Vec<StoredArchive>> {
+    bucket::list_archives(require_store(place, options)?, &|name| place.below(name), options, step)
 }
 
-/// Whether all is there that the newest record of an archive names; with `whole`, with the bytes that it was made with.
-///
-/// # Errors
-/// As of [`open`]; that of `step`.
-pub fn examine(address: &Address, options: &Options, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
-    bucket::examine(of_objects(address, options)?, address.to_string(), options, whole, step)
-}
-
-/// Compares all objects that the newest record of an archive names with the bytes that they were
-/// made with. None where an archive has no objects: on a web server, or as one object.
+/// Checks that all objects named by the newest record exist; with `whole`, also their content.
 ///
 /// # Errors
 /// As of [`open`]; that of `step`.
-pub fn compare(address: &Address, options: &Options, step: &mut Step<'_>) -> Result<Option<Examined>> {
-    let Some(objects) = objects(address, options, None)? else { return Ok(None) };
-    bucket::compare(objects, address.to_string(), options, step)
+pub fn check_objects(
+    address: &Address,
+    options: &RemoteOptions,
+    whole: bool,
+    step: &mut ProgressFn<'_>,
+) -> Result<ObjectCheck> {
+    bucket::check_objects(require_store(address, options)?, address.to_string(), options, whole, step)
 }
 
-/// Removes objects of an archive that are needed no more, as a writer does that comes, cleans and goes.
+/// Compares the content of all objects named by the newest record with their hashes. Returns None
+/// for an archive without objects: on a web server, or as one object.
 ///
 /// # Errors
-/// As of [`write`]; `Io` of the kind `NotFound` where there is no archive.
-pub fn collect(address: &Address, options: &Options, take_over: bool) -> Result<Collected> {
-    bucket::collect(of_objects(address, options)?, address.to_string(), options, take_over)
+/// As of [`open`]; that of `step`.
+pub fn verify_objects(
+    address: &Address,
+    options: &RemoteOptions,
+    step: &mut ProgressFn<'_>,
+) -> Result<Option<ObjectCheck>> {
+    let Some(objects) = object_store(address, options, None)? else { return Ok(None) };
+    bucket::verify_objects(objects, address.to_string(), options, step)
 }
 
-fn of_objects(address: &Address, options: &Options) -> Result<Box<dyn Objects>> {
+/// Garbage-collects objects of an archive: acquires it as a writer, cleans and releases it.
+///
+/// # Errors
+/// As of [`open_upload`]; `Io` of the kind `NotFound` where there is no archive.
+pub fn collect_garbage(address: &Address, options: &RemoteOptions, take_over: bool) -> Result<CollectReport> {
+    bucket::collect_garbage(require_store(address, options)?, address.to_string(), options, take_over)
+}
+
+fn require_store(address: &Address, options: &RemoteOptions) -> Result<Box<dyn ObjectStore>> {
     let none = || {
         Error::invalid(format!(
             "{address}: a web server has no objects of archives; s3://, gs://, az:// and file:// may have"
         ))
     };
-    objects(address, options, None)?.ok_or_else(none)
+    object_store(address, options, None)?.ok_or_else(none)
 }
 
-/// Who else may give names where a directory of objects is written.
+/// Trust in the users that can create names where a directory of objects is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
-    /// Nobody who is not trusted: a link at the last name is the user's own.
-    Ours,
-    /// Somebody for whom nothing is written elsewhere.
-    Theirs,
+pub enum DirectoryTrust {
+    /// Only trusted users can: a symbolic link at the last component is followed.
+    Trusted,
+    /// Untrusted users can: a symbolic link at the last component is refused.
+    Untrusted,
 }
 
-/// The objects at an address that may have some; for `writer`, the directory is made when it is missing.
-fn objects(address: &Address, options: &Options, writer: Option<Names>) -> Result<Option<Box<dyn Objects>>> {
+/// Returns the object store of an address, if it has one. With `writer`, creates a missing
+/// directory.
+fn object_store(
+    address: &Address,
+    options: &RemoteOptions,
+    writer: Option<DirectoryTrust>,
+) -> Result<Option<Box<dyn ObjectStore>>> {
     match address {
         Address::Web(_) => Ok(None),
-        Address::Bucket { cloud: Cloud::Azure, bucket, key } => Ok(Some(Box::new(Azure::new(bucket, key, options)?))),
-        Address::Bucket { cloud, bucket, key } => Ok(Some(Box::new(S3::new(*cloud, bucket, key, options)?))),
+        Address::Bucket { cloud: Cloud::Azure, bucket, key } => {
+            Ok(Some(Box::new(AzureStore::new(bucket, key, options)?)))
+        }
+        Address::Bucket { cloud, bucket, key } => Ok(Some(Box::new(S3Store::new(*cloud, bucket, key, options)?))),
         Address::Directory(url) => {
             let path = url.to_file_path().map_err(|()| Error::invalid("an address of a directory is file:///PATH"))?;
-            Ok(Some(Box::new(Directory::open(&path, writer)?)))
+            Ok(Some(Box::new(DirectoryStore::open(&path, writer)?)))
         }
     }
 }

@@ -1,47 +1,47 @@
-//! Decides whether an answer is that of the store that was asked.
+//! Decides whether a response is from the store that was asked.
 //!
-//! Something between this machine and a store may answer in the store's place: a captive portal,
-//! the block page of a proxy, the maintenance page of a load balancer. It needs plain http, or
-//! something on the way that ends TLS with a certificate that is trusted here. Its pages come with
-//! any status, and some know neither methods nor conditions.
+//! A device between this machine and a store may respond in the store's place: a captive portal,
+//! the block page of a proxy, the maintenance page of a load balancer. It needs plain http, or a
+//! TLS endpoint on the way with a certificate that is trusted here. Its pages have any status, and
+//! some ignore methods and conditions.
 //!
 //! # Invariants
-//! PROOF-1  An answer counts only when it carries the proof of the store that was asked: success,
-//!     refusal, conflict and the word that nothing is there alike. Any other answer is a passing
-//!     failure: the request is repeated as after a lost answer (OBJECTS-3), and nothing is
-//!     concluded from it, neither that an object is durable, gone or damaged, nor the time.
+//! PROOF-1  A response counts only if it carries the proof of the store that was asked: success,
+//!     denial, conflict and absence alike. Any other response is a transient failure: the request
+//!     is repeated as after a lost response (OBJECTS-3), and nothing is concluded from it, neither
+//!     that an object is durable, missing or damaged, nor the time.
 //!
 //! # Proofs
-//! A portal cannot know the marks that the store's interface gives each answer, and no page of it
+//! A portal cannot know the marks that the store's interface gives each response, and no page of it
 //! has a value that depends on the bytes sent.
 //!
-//! S3.  A creation succeeded when the entity tag is the MD5 of the bytes sent: every store gives
-//!     that for an object that came in one request and is not encrypted with a key of its user.
-//!     Amazon under SSE-KMS, SSE-C and in directory buckets, and MinIO under SSE, give another one:
-//!     there a quoted tag counts together with a request id, with an answer that has no body, as
-//!     the interface has it and no page does. Any other answer counts when it has a request id
+//! S3.  A create succeeded if the entity tag is the MD5 of the bytes sent: every store returns that
+//!     for an object that was sent in one request and is not encrypted with a key of its user.
+//!     Amazon under SSE-KMS, SSE-C and in directory buckets, and MinIO under SSE, return another
+//!     tag: there a quoted tag counts together with a request id, in a response without a body, as
+//!     the interface has it and no page does. Any other response counts if it has a request id
 //!     (`x-amz-request-id`, `x-amz-id-2`): Amazon, MinIO, Ceph, Wasabi, B2, SeaweedFS and versitygw
-//!     send one with each. CloudFront's `x-amz-cf-id` is no such id: portals and maintenance pages
-//!     are hosted there. R2, and any other store that sends none, is known by the documents of the
-//!     interface: a list is a `ListBucketResult`, a failure an `Error` with its `Code`, and a
-//!     response to a read has a tag of the form that the interface gives (32 hexadecimal digits)
-//!     and is no page of HTML. A removal has no document, so there a read decides (`bucket/s3.rs`).
-//! Google.  A creation succeeded when `x-goog-hash` or the entity tag has the MD5 of the bytes
-//!     sent, under any key with which the object is encrypted. Each answer has
-//!     `x-guploader-uploadid`, and those about an object `x-goog-generation`; else the documents
-//!     count.
-//! Azure.  Each answer has `x-ms-request-id`, that of the emulator too. A creation succeeded when
-//!     it has an entity tag in addition to that, and no `Content-MD5` of other bytes.
-//! A web server (https, WebDAV) proves nothing: its answers look like the answers of any other one.
-//!     The rule is that a page of HTML, and a success that has no bytes, is no part of an archive;
-//!     all other bytes are of the version that the opening found (REMOTE-1), and nothing is written
-//!     there. That a file is not there or was replaced is believed, for an error alone follows: the
+//!     send one with each. CloudFront's `x-amz-cf-id` is not such an id: portals and maintenance
+//!     pages are hosted there. R2, and any other store that sends none, is recognised by the
+//!     documents of the interface: a list is a `ListBucketResult`, a failure an `Error` with its
+//!     `Code`, and a response to a read has a tag of the form that the interface defines (32
+//!     hexadecimal digits) and is not an HTML page. A removal has no document, so there a read
+//!     decides (`bucket/s3.rs`).
+//! Google.  A create succeeded if `x-goog-hash` or the entity tag has the MD5 of the bytes sent,
+//!     under any key with which the object is encrypted. Each response has `x-guploader-uploadid`,
+//!     and those about an object `x-goog-generation`; else the documents count.
+//! Azure.  Each response has `x-ms-request-id`, that of the emulator too. A create succeeded if it
+//!     has an entity tag in addition to that, and no `Content-MD5` of other bytes.
+//! Web.  A web server (https, WebDAV) proves nothing: its responses look like the responses of any
+//!     other one. The rule is that an HTML page, and a success without bytes, is not part of an
+//!     archive; all other bytes belong to the version found at open (REMOTE-1), and nothing is
+//!     written there. A missing or replaced file is believed, because it only causes an error: the
 //!     next read asks again.
-//! A directory (`file://`, WebDAV that is mounted) has no answers of others: the host's file system
-//!     reports the result of a call.
+//! Local.  A directory (`file://`, WebDAV that is mounted) has no foreign responses: the host's
+//!     file system reports the result of a call.
 //!
-//! An attacker that changes the traffic can forge all of these; over plain http nothing keeps them
-//! from it (THREATS).
+//! An attacker that changes the traffic can forge all of these; over plain http nothing prevents it
+//! (THREATS).
 
 use std::io::{Cursor, Read};
 
@@ -50,48 +50,47 @@ use base64::engine::general_purpose::STANDARD;
 use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 
-use crate::digits::hex;
-use crate::source::Trouble;
+use crate::hex::hex;
+use crate::range_source::{RemoteError, RemoteResult};
 
-/// Bytes of a document in which its first element and the code of an error stand.
-const LOOKED_AT: u64 = 16 << 10;
+/// Bytes of a document that contain its first element and the code of an error.
+const MAX_PREFIX: u64 = 16 << 10;
 /// Request ids of stores that speak S3.
-const OF_S3: [&str; 2] = ["x-amz-request-id", "x-amz-id-2"];
-const OF_GOOGLE: [&str; 3] = ["x-guploader-uploadid", "x-goog-generation", "x-goog-hash"];
-const OF_AZURE: [&str; 1] = ["x-ms-request-id"];
+const S3_IDS: [&str; 2] = ["x-amz-request-id", "x-amz-id-2"];
+const GOOGLE_IDS: [&str; 3] = ["x-guploader-uploadid", "x-goog-generation", "x-goog-hash"];
+const AZURE_IDS: [&str; 1] = ["x-ms-request-id"];
 
-/// The request that an answer is for.
+/// Kind of the request that is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked<'a> {
-    /// An object of this hash (MD5 in Base64) is to be made.
+pub(crate) enum RequestKind<'a> {
+    /// Create of an object with this hash (MD5 in Base64).
     Create(&'a str),
     Read,
     List,
     Remove,
 }
 
-type Judged = Result<Response<Body>, Trouble>;
-
 /// Returns the answer when it is that of a store that speaks S3.
 ///
 /// # Errors
 /// `Passing` for any other one (PROOF-1).
-pub(crate) fn s3(asked: Asked<'_>, response: Response<Body>) -> Judged {
-    let is_named = has_any(response.headers(), &OF_S3);
-    match asked {
-        Asked::Create(hash) if response.status().is_success() => {
+pub(crate) fn check_s3(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
+    let has_id = has_any(response.headers(), &S3_IDS);
+    match kind {
+        RequestKind::Create(hash) if response.status().is_success() => {
             if has_tag_of(response.headers(), hash) {
                 return Ok(response);
             }
             let is_quoted = tag(response.headers()).is_some_and(|tag| tag.len() > 2 && unquoted(tag) != tag);
-            if !is_named || !is_quoted {
-                return Err(unproven(response.status(), is_named));
+            if !has_id || !is_quoted {
+                return Err(unproven(response.status(), has_id));
             }
-            // How an answer without a body says so is for its server: by its length, in pieces, or by its end.
-            let (response, begin) = begin(response)?;
-            if begin.is_empty() { Ok(response) } else { Err(unproven(response.status(), true)) }
+            // How an answer without a body says so is for its server: by its length, in pieces, or
+            // by its end.
+            let (response, prefix) = read_prefix(response)?;
+            if prefix.is_empty() { Ok(response) } else { Err(unproven(response.status(), true)) }
         }
-        _ => interface(asked, is_named, response),
+        _ => check_s3_interface(kind, has_id, response),
     }
 }
 
@@ -99,18 +98,19 @@ pub(crate) fn s3(asked: Asked<'_>, response: Response<Body>) -> Judged {
 ///
 /// # Errors
 /// `Passing` for any other one (PROOF-1).
-pub(crate) fn google(asked: Asked<'_>, response: Response<Body>) -> Judged {
-    let is_named = has_any(response.headers(), &OF_GOOGLE);
-    match asked {
-        Asked::Create(hash) if response.status().is_success() => {
-            let said = response.headers().get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
-            let mut said = said.flat_map(|value| value.split(',')).filter_map(|part| part.trim().strip_prefix("md5="));
-            match said.any(|said| said == hash) || has_tag_of(response.headers(), hash) {
+pub(crate) fn check_google(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
+    let has_id = has_any(response.headers(), &GOOGLE_IDS);
+    match kind {
+        RequestKind::Create(hash) if response.status().is_success() => {
+            let declared = response.headers().get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
+            let mut declared =
+                declared.flat_map(|value| value.split(',')).filter_map(|part| part.trim().strip_prefix("md5="));
+            match declared.any(|declared| declared == hash) || has_tag_of(response.headers(), hash) {
                 true => Ok(response),
-                false => Err(unproven(response.status(), is_named)),
+                false => Err(unproven(response.status(), has_id)),
             }
         }
-        _ => interface(asked, is_named, response),
+        _ => check_s3_interface(kind, has_id, response),
     }
 }
 
@@ -118,81 +118,82 @@ pub(crate) fn google(asked: Asked<'_>, response: Response<Body>) -> Judged {
 ///
 /// # Errors
 /// `Passing` for any other one (PROOF-1).
-pub(crate) fn azure(asked: Asked<'_>, response: Response<Body>) -> Judged {
+pub(crate) fn check_azure(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let headers = response.headers();
-    let is_named = has_any(headers, &OF_AZURE);
-    if let (Asked::Create(hash), true, true) = (asked, is_named, response.status().is_success()) {
-        let is_other = headers.get("content-md5").is_some_and(|said| said != hash);
+    let has_id = has_any(headers, &AZURE_IDS);
+    if let (RequestKind::Create(hash), true, true) = (kind, has_id, response.status().is_success()) {
+        let is_other = headers.get("content-md5").is_some_and(|declared| declared != hash);
         if tag(headers).is_none() || is_other {
             return Err(unproven(response.status(), true));
         }
     }
-    if is_named { in_time(response) } else { Err(strange(response.status())) }
+    if has_id { check_retry_after(response) } else { Err(foreign_response(response.status())) }
 }
 
 /// Returns the answer of a web server unless it cannot be about a part of a file.
 ///
 /// # Errors
 /// `Passing` for a page in place of the file.
-pub(crate) fn web(response: Response<Body>) -> Judged {
+pub(crate) fn check_web(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();
     let is_about_a_file = match status {
-        StatusCode::OK | StatusCode::PARTIAL_CONTENT => !is_page(response.headers()),
+        StatusCode::OK | StatusCode::PARTIAL_CONTENT => !is_html(response.headers()),
         _ => !status.is_success() && status != StatusCode::NETWORK_AUTHENTICATION_REQUIRED,
     };
     match is_about_a_file {
-        true => in_time(response),
-        false => Err(Trouble::Passing(format!(
+        true => check_retry_after(response),
+        false => Err(RemoteError::Transient(format!(
             "status {} with a page in place of the file: a portal or proxy on the way sends it",
             status.as_u16()
         ))),
     }
 }
 
-/// Judges all but successful creations by the marks that Amazon's and Google's interfaces have in
-/// common.
-fn interface(asked: Asked<'_>, is_named: bool, response: Response<Body>) -> Judged {
+/// Checks all but successful creates by the marks that Amazon's and Google's interfaces share.
+fn check_s3_interface(kind: RequestKind<'_>, has_id: bool, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();
-    if is_named {
-        return in_time(response);
+    if has_id {
+        return check_retry_after(response);
     }
-    let wanted = match (status.is_success(), asked) {
+    let wanted = match (status.is_success(), kind) {
         (false, _) => "Error",
-        (true, Asked::List) => "ListBucketResult",
-        (true, Asked::Read) if has_tag_of_a_hash(response.headers()) && !is_page(response.headers()) => {
+        (true, RequestKind::List) => "ListBucketResult",
+        (true, RequestKind::Read) if has_tag_of_a_hash(response.headers()) && !is_html(response.headers()) => {
             return Ok(response);
         }
-        (true, _) => return Err(strange(status)),
+        (true, _) => return Err(foreign_response(status)),
     };
-    let (response, begin) = begin(response)?;
-    let is_document = first_element(&begin) == Some(wanted) && (status.is_success() || begin.contains("<Code>"));
-    if is_document { in_time(response) } else { Err(strange(status)) }
+    let (response, prefix) = read_prefix(response)?;
+    let is_document = first_element(&prefix) == Some(wanted) && (status.is_success() || prefix.contains("<Code>"));
+    if is_document { check_retry_after(response) } else { Err(foreign_response(status)) }
 }
 
-/// Judges a failure with a time after which to ask again as passing, with any status.
-fn in_time(response: Response<Body>) -> Judged {
+/// Treats a failure with a `Retry-After` header as transient, with any status.
+fn check_retry_after(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();
     let is_failure = status.is_client_error() || status.is_server_error();
     match is_failure && response.headers().contains_key(header::RETRY_AFTER) {
-        true => Err(Trouble::Passing(format!("status {}, and that it can be asked again later", status.as_u16()))),
+        true => {
+            Err(RemoteError::Transient(format!("status {}, and that it can be asked again later", status.as_u16())))
+        }
         false => Ok(response),
     }
 }
 
-fn strange(status: StatusCode) -> Trouble {
+fn foreign_response(status: StatusCode) -> RemoteError {
     let status = status.as_u16();
-    Trouble::Passing(format!(
+    RemoteError::Transient(format!(
         "the response is not an answer of this store (status {status}); a portal or proxy on the way sends it"
     ))
 }
 
-fn unproven(status: StatusCode, is_named: bool) -> Trouble {
-    match is_named {
-        true => Trouble::Passing(format!(
+fn unproven(status: StatusCode, has_id: bool) -> RemoteError {
+    match has_id {
+        true => RemoteError::Transient(format!(
             "the response is not an answer of this store that proves that it has the bytes sent (status {})",
             status.as_u16()
         )),
-        false => strange(status),
+        false => foreign_response(status),
     }
 }
 
@@ -224,25 +225,25 @@ fn has_tag_of_a_hash(headers: &HeaderMap) -> bool {
     hash.len() == 32 && hash.bytes().all(|digit| digit.is_ascii_hexdigit()) && parts.parse::<u32>().is_ok()
 }
 
-fn is_page(headers: &HeaderMap) -> bool {
+fn is_html(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     ["text/html", "application/xhtml+xml"].contains(&&*kind)
 }
 
-/// The answer, and the text that its body begins with.
-fn begin(response: Response<Body>) -> Result<(Response<Body>, String), Trouble> {
+/// Returns the response and the text that its body begins with.
+fn read_prefix(response: Response<Body>) -> RemoteResult<(Response<Body>, String)> {
     let (parts, body) = response.into_parts();
     let mut rest = body.into_reader();
     let mut bytes = Vec::new();
-    let read = rest.by_ref().take(LOOKED_AT).read_to_end(&mut bytes);
-    read.map_err(|_| Trouble::Passing("its answer was cut off".into()))?;
+    let read = rest.by_ref().take(MAX_PREFIX).read_to_end(&mut bytes);
+    read.map_err(|_| RemoteError::Transient("its answer was cut off".into()))?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let body = Body::builder().reader(Cursor::new(bytes).chain(rest));
     Ok((Response::from_parts(parts, body), text))
 }
 
-/// The name of the first element of an XML document, without its namespace's prefix.
+/// Returns the name of the first element of an XML document, without its namespace prefix.
 fn first_element(text: &str) -> Option<&str> {
     let mut text = text.trim_start_matches('\u{feff}').trim_start();
     while let Some(rest) = text.strip_prefix("<?") {
@@ -264,86 +265,112 @@ mod tests {
     const MISSING: &str = "\u{feff}<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>";
     const PAGE: &str = "<!DOCTYPE html><html><body>ListBucketResult &lt;Error> <Code>NoSuchKey</Code></body></html>";
 
-    type Judge = fn(Asked<'_>, Response<Body>) -> Judged;
+    type CheckFn = fn(RequestKind<'_>, Response<Body>) -> RemoteResult<Response<Body>>;
 
     fn response(status: u16, headers: &[(&str, &str)], body: &str) -> Response<Body> {
         let builder = headers.iter().fold(Response::builder(), |builder, (name, value)| builder.header(*name, *value));
         builder.status(status).body(Body::builder().data(body)).unwrap()
     }
 
-    fn counts(judge: Judge, asked: Asked<'_>, status: u16, headers: &[(&str, &str)], body: &str) -> bool {
-        match judge(asked, response(status, headers, body)) {
+    fn is_accepted(check: CheckFn, kind: RequestKind<'_>, status: u16, headers: &[(&str, &str)], body: &str) -> bool {
+        match check(kind, response(status, headers, body)) {
             Ok(response) => {
                 assert_eq!(response.into_body().read_to_string().unwrap(), body, "what was looked at is lost");
                 true
             }
-            Err(Trouble::Passing(why)) => {
+            Err(RemoteError::Transient(why)) => {
                 assert!(why.contains(&format!("status {status}")), "{why}");
                 false
             }
-            Err(trouble) => panic!("{trouble:?}"),
+            Err(error) => panic!("{error:?}"),
         }
     }
 
     #[test]
     fn a_creation_succeeds_by_the_hash_of_what_was_sent() {
-        let made = |judge: Judge, headers: &[(&str, &str)]| counts(judge, Asked::Create(HASH), 200, headers, "");
+        let creates =
+            |check: CheckFn, headers: &[(&str, &str)]| is_accepted(check, RequestKind::Create(HASH), 200, headers, "");
         for tag in [TAG, "W/\"D41D8CD98F00B204E9800998ECF8427E\"", "d41d8cd98f00b204e9800998ecf8427e"] {
-            assert!(made(s3, &[("etag", tag)]) && made(google, &[("etag", tag)]), "{tag}");
+            assert!(creates(check_s3, &[("etag", tag)]) && creates(check_google, &[("etag", tag)]), "{tag}");
         }
         let id = ("x-amz-request-id", "1");
         // An encrypted bucket.
-        assert!(made(s3, &[id, ("etag", "\"0f343b0931126a20f133d67c2b018a3b\"")]));
+        assert!(creates(check_s3, &[id, ("etag", "\"0f343b0931126a20f133d67c2b018a3b\"")]));
         for other in [&[id][..], &[id, ("etag", "0f343b")], &[id, ("etag", "\"\"")], &[("etag", "\"5f3c-1a\"")], &[]] {
-            assert!(!made(s3, other), "{other:?}");
+            assert!(!creates(check_s3, other), "{other:?}");
         }
         // A page on a network that is built upon such a store.
         let page = [id, ("etag", "\"5f3c-1a\"")];
-        assert!(!counts(s3, Asked::Create(HASH), 200, &page, PAGE));
-        assert!(!counts(s3, Asked::Create(HASH), 200, &[("x-amz-cf-id", "1"), ("etag", "\"5f3c-1a\"")], ""));
+        assert!(!is_accepted(check_s3, RequestKind::Create(HASH), 200, &page, PAGE));
+        assert!(!is_accepted(
+            check_s3,
+            RequestKind::Create(HASH),
+            200,
+            &[("x-amz-cf-id", "1"), ("etag", "\"5f3c-1a\"")],
+            ""
+        ));
         let upload = ("x-guploader-uploadid", "1");
         let hash = format!("md5={HASH}");
-        assert!(made(google, &[upload, ("x-goog-hash", "crc32c=AAAAAA=="), ("x-goog-hash", &hash)]));
-        assert!(made(google, &[("x-goog-hash", &format!("crc32c=AAAAAA==, {hash}"))]));
-        assert!(!made(google, &[upload, ("x-goog-hash", "md5=AAAA"), ("etag", "\"x\"")]) && !made(google, &[upload]));
+        assert!(creates(check_google, &[upload, ("x-goog-hash", "crc32c=AAAAAA=="), ("x-goog-hash", &hash)]));
+        assert!(creates(check_google, &[("x-goog-hash", &format!("crc32c=AAAAAA==, {hash}"))]));
+        assert!(
+            !creates(check_google, &[upload, ("x-goog-hash", "md5=AAAA"), ("etag", "\"x\"")])
+                && !creates(check_google, &[upload])
+        );
         let (id, tag) = (("x-ms-request-id", "1"), ("etag", "\"0x8D\""));
-        assert!(made(azure, &[id, tag]) && made(azure, &[id, tag, ("content-md5", HASH)]));
-        assert!(!made(azure, &[id, tag, ("content-md5", "AAAA")]) && !made(azure, &[id]) && !made(azure, &[tag]));
+        assert!(creates(check_azure, &[id, tag]) && creates(check_azure, &[id, tag, ("content-md5", HASH)]));
+        assert!(
+            !creates(check_azure, &[id, tag, ("content-md5", "AAAA")])
+                && !creates(check_azure, &[id])
+                && !creates(check_azure, &[tag])
+        );
     }
 
     #[test]
     fn every_other_answer_counts_by_its_request_id_or_its_document() {
-        let ids: [(Judge, &str); 4] = [
-            (s3, "x-amz-request-id"),
-            (s3, "x-amz-id-2"),
-            (google, "X-GUploader-UploadID"),
-            (azure, "x-ms-request-id"),
+        let ids: [(CheckFn, &str); 4] = [
+            (check_s3, "x-amz-request-id"),
+            (check_s3, "x-amz-id-2"),
+            (check_google, "X-GUploader-UploadID"),
+            (check_azure, "x-ms-request-id"),
         ];
-        let asked = [Asked::Create(HASH), Asked::Read, Asked::List, Asked::Remove];
-        for (judge, id) in ids {
+        let kind = [RequestKind::Create(HASH), RequestKind::Read, RequestKind::List, RequestKind::Remove];
+        for (check, id) in ids {
             for status in [301, 400, 403, 404, 409, 412, 416, 503] {
-                for asked in asked {
-                    assert!(counts(judge, asked, status, &[(id, "1")], ""), "{id} {status} {asked:?}");
-                    assert!(!counts(judge, asked, status, &[(id, "")], PAGE), "{status} {asked:?}");
-                    assert!(!counts(judge, asked, status, &[("cf-ray", "1"), ("server", "cloudflare")], PAGE));
+                for kind in kind {
+                    assert!(is_accepted(check, kind, status, &[(id, "1")], ""), "{id} {status} {kind:?}");
+                    assert!(!is_accepted(check, kind, status, &[(id, "")], PAGE), "{status} {kind:?}");
+                    assert!(!is_accepted(check, kind, status, &[("cf-ray", "1"), ("server", "cloudflare")], PAGE));
                 }
             }
-            for asked in [Asked::Read, Asked::List, Asked::Remove] {
-                assert!(counts(judge, asked, 200, &[(id, "1")], ""), "{id} {asked:?}");
-                assert!(!counts(judge, asked, 200, &[("etag", "\"5f3c-1a\"")], PAGE), "{asked:?}");
-                assert!(!counts(judge, asked, 204, &[], ""), "{asked:?}");
+            for kind in [RequestKind::Read, RequestKind::List, RequestKind::Remove] {
+                assert!(is_accepted(check, kind, 200, &[(id, "1")], ""), "{id} {kind:?}");
+                assert!(!is_accepted(check, kind, 200, &[("etag", "\"5f3c-1a\"")], PAGE), "{kind:?}");
+                assert!(!is_accepted(check, kind, 204, &[], ""), "{kind:?}");
             }
         }
         // R2 sends no id.
-        for judge in [s3 as Judge, google] {
+        for check in [check_s3 as CheckFn, check_google] {
             for status in [403, 404, 412, 416] {
-                assert!(counts(judge, Asked::Read, status, &[], MISSING), "{status}");
+                assert!(is_accepted(check, RequestKind::Read, status, &[], MISSING), "{status}");
             }
-            assert!(counts(judge, Asked::List, 200, &[], LIST) && !counts(judge, Asked::List, 200, &[], MISSING));
-            assert!(!counts(judge, Asked::Remove, 204, &[], "") && !counts(judge, Asked::Remove, 200, &[], LIST));
+            assert!(
+                is_accepted(check, RequestKind::List, 200, &[], LIST)
+                    && !is_accepted(check, RequestKind::List, 200, &[], MISSING)
+            );
+            assert!(
+                !is_accepted(check, RequestKind::Remove, 204, &[], "")
+                    && !is_accepted(check, RequestKind::Remove, 200, &[], LIST)
+            );
             for tag in [TAG, "\"d41d8cd98f00b204e9800998ecf8427e-12\""] {
-                assert!(counts(judge, Asked::Read, 206, &[("etag", tag)], "bytes"), "{tag}");
-                assert!(!counts(judge, Asked::Read, 206, &[("etag", tag), ("content-type", "Text/HTML; x")], PAGE));
+                assert!(is_accepted(check, RequestKind::Read, 206, &[("etag", tag)], "bytes"), "{tag}");
+                assert!(!is_accepted(
+                    check,
+                    RequestKind::Read,
+                    206,
+                    &[("etag", tag), ("content-type", "Text/HTML; x")],
+                    PAGE
+                ));
             }
         }
     }
@@ -352,16 +379,16 @@ mod tests {
     fn what_can_be_asked_again_later_passes() {
         let later = [("x-amz-request-id", "1"), ("x-ms-request-id", "1"), ("x-goog-hash", "1"), ("retry-after", "9")];
         for status in [403, 404, 429, 503] {
-            for judge in [s3 as Judge, google, azure, |_, response| web(response)] {
-                assert!(!counts(judge, Asked::Read, status, &later, ""), "{status}");
+            for check in [check_s3 as CheckFn, check_google, check_azure, |_, response| check_web(response)] {
+                assert!(!is_accepted(check, RequestKind::Read, status, &later, ""), "{status}");
             }
         }
-        assert!(counts(s3, Asked::Read, 206, &later, ""));
+        assert!(is_accepted(check_s3, RequestKind::Read, 206, &later, ""));
     }
 
     #[test]
     fn a_page_in_place_of_a_file_of_a_web_server_passes() {
-        let judge: Judge = |_, response| web(response);
+        let check: CheckFn = |_, response| check_web(response);
         for (status, kind, is_file) in [
             (200, "text/html; charset=utf-8", false),
             (206, "application/xhtml+xml", false),
@@ -372,7 +399,11 @@ mod tests {
             (404, "text/html", true),
             (412, "", true),
         ] {
-            assert_eq!(counts(judge, Asked::Read, status, &[("content-type", kind)], ""), is_file, "{status} {kind}");
+            assert_eq!(
+                is_accepted(check, RequestKind::Read, status, &[("content-type", kind)], ""),
+                is_file,
+                "{status} {kind}"
+            );
         }
     }
 

@@ -1,10 +1,9 @@
-//! Requests to a bucket that speaks S3, or Google's dialect of it: addresses, and the headers that
-//! sign them.
+//! Request URLs and signed headers for buckets that speak S3, or Google's dialect of it.
 //!
-//! All differences between Amazon and Google are here. Google's store takes requests that are
-//! signed as Amazon's are, and then passes over `If-None-Match`; its own condition is a header of
-//! its own, which it refuses together with the headers of Amazon. So requests to Google have, and
-//! sign, its own headers (`google.rs`, `signing.rs`).
+//! All differences between Amazon and Google are here. Google's store accepts requests signed like
+//! Amazon's, but then ignores `If-None-Match`; its own condition is a header that it rejects
+//! together with Amazon's headers. Requests to Google therefore have and sign Google's own headers
+//! (`signing.rs`).
 
 use std::io::Read;
 use std::time::Duration;
@@ -17,63 +16,64 @@ use ureq::http::Response;
 use ureq::{Body, RequestBuilder};
 use url::Url;
 
-use crate::Options;
+use crate::RemoteOptions;
 use crate::address::{Cloud, check_scheme};
 use crate::broker::Broker;
-use crate::credentials::{self, Credentials, variable};
-use crate::google;
-use crate::provenance::{self, Asked};
-use crate::signing::{self, Header, Unsigned};
-use crate::source::Trouble;
+use crate::credentials::{self, CredentialCache, variable};
+use crate::provenance::{self, RequestKind};
+use crate::range_source::{RemoteError, RemoteResult};
+use crate::signing::{self, HttpHeader, UnsignedRequest};
 
-/// A bucket, and who asks it.
-pub(crate) struct Signer {
+/// Bucket with its credentials.
+pub(crate) struct S3Bucket {
     bucket: Bucket,
     cloud: Cloud,
-    credentials: Credentials<rusty_s3::Credentials>,
+    credentials: CredentialCache<rusty_s3::Credentials>,
 }
 
-/// The same with the credentials of one request.
-pub(crate) struct Asker<'a> {
+/// Signs requests to a bucket with the credentials of one attempt.
+pub(crate) struct S3Signer<'a> {
     bucket: &'a Bucket,
     cloud: Cloud,
     credentials: Option<&'a rusty_s3::Credentials>,
 }
 
-impl Signer {
+impl S3Bucket {
     /// # Errors
     /// `Invalid` for an endpoint or a name that cannot be.
-    pub(crate) fn new(cloud: Cloud, name: &str, options: &Options) -> Result<Signer> {
+    pub(crate) fn new(cloud: Cloud, name: &str, options: &RemoteOptions) -> Result<S3Bucket> {
         let (endpoint, style, region) = match cloud {
             Cloud::Google => {
-                // As Google's own libraries have it.
+                // Google's own libraries read this variable.
                 let endpoint = variable("STORAGE_EMULATOR_HOST");
-                (endpoint.unwrap_or_else(|| google::ENDPOINT.to_owned()), UrlStyle::Path, google::LOCATION.to_owned())
+                (
+                    endpoint.unwrap_or_else(|| signing::GOOGLE_ENDPOINT.to_owned()),
+                    UrlStyle::Path,
+                    signing::GOOGLE_LOCATION.to_owned(),
+                )
             }
-            _ => at_amazon(name, options.broker.as_ref())?,
+            _ => aws_endpoint(name, options.broker.as_ref())?,
         };
-        let bucket = bucket_at(cloud, name, &endpoint, style, region, options)?;
-        Ok(Signer::of(cloud, bucket, Credentials::new(looked_for(cloud, options.broker.clone()))))
+        let bucket = build_bucket(cloud, name, &endpoint, style, region, options)?;
+        Ok(S3Bucket::of(cloud, bucket, CredentialCache::new(credential_lookup(cloud, options.broker.clone()))))
     }
 
-    pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: Credentials<rusty_s3::Credentials>) -> Signer {
-        Signer { bucket, cloud, credentials }
+    pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: CredentialCache<rusty_s3::Credentials>) -> S3Bucket {
+        S3Bucket { bucket, cloud, credentials }
     }
 
-    /// See [`Credentials::with`].
-    pub(crate) fn with<T>(
-        &self,
-        ask: impl Fn(&Asker<'_>) -> std::result::Result<T, Trouble>,
-    ) -> std::result::Result<T, Trouble> {
-        self.credentials.with(|credentials| ask(&Asker { bucket: &self.bucket, cloud: self.cloud, credentials }))
+    /// Calls `ask` with a signer; see [`CredentialCache::with`].
+    pub(crate) fn with<T>(&self, ask: impl Fn(&S3Signer<'_>) -> RemoteResult<T>) -> RemoteResult<T> {
+        self.credentials.with(|credentials| ask(&S3Signer { bucket: &self.bucket, cloud: self.cloud, credentials }))
     }
 }
 
-/// Longest answer that says why a request is refused.
+/// Maximum length of an error response in bytes.
 const MAX_ERROR: u64 = 16 << 10;
 
-/// What status 400 means: with it Amazon says that a token has expired and that a request came too slowly or was cut, too. Which it is stands in the body alone.
-pub(crate) fn bad_request(response: Response<Body>) -> Trouble {
+/// Classifies status 400: Amazon returns it for an expired token, and also for a request that was
+/// too slow or cut off. Only the body tells which.
+pub(crate) fn bad_request(response: Response<Body>) -> RemoteError {
     let mut text = Vec::new();
     // Without it, or with a part of it, less is known.
     let _ = response.into_body().into_reader().take(MAX_ERROR).read_to_end(&mut text);
@@ -82,35 +82,35 @@ pub(crate) fn bad_request(response: Response<Body>) -> Trouble {
     let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
     match if is_code { code } else { "" } {
         "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "RequestExpired" => {
-            Trouble::Refused(format!("it refuses the request (status 400 {code})"))
+            RemoteError::Denied(format!("it refuses the request (status 400 {code})"))
         }
-        "RequestTimeout" | "IncompleteBody" | "BadDigest" => Trouble::Passing(format!("status 400 {code}")),
-        "" => Trouble::Unusable("it answers with status 400".into()),
-        code => Trouble::Unusable(format!("it answers with status 400 {code}")),
+        "RequestTimeout" | "IncompleteBody" | "BadDigest" => RemoteError::Transient(format!("status 400 {code}")),
+        "" => RemoteError::Unsupported("it answers with status 400".into()),
+        code => RemoteError::Unsupported(format!("it answers with status 400 {code}")),
     }
 }
 
-/// Looks for credentials; by the broker where this process may not look itself.
-pub(crate) fn looked_for(
+/// Returns a function that looks credentials up, through the broker in a sandboxed process.
+pub(crate) fn credential_lookup(
     cloud: Cloud,
     broker: Option<Broker>,
-) -> impl Fn() -> std::result::Result<Option<rusty_s3::Credentials>, Trouble> + Send + Sync + 'static {
+) -> impl Fn() -> RemoteResult<Option<rusty_s3::Credentials>> + Send + Sync + 'static {
     move || match (&broker, cloud) {
-        (Some(broker), _) => Ok(broker.keys(cloud == Cloud::Google)?.as_ref().map(credentials::taken)),
-        (None, Cloud::Google) => credentials::of_google(),
-        (None, _) => credentials::of_amazon(),
+        (Some(broker), _) => Ok(broker.key_pair(cloud == Cloud::Google)?.as_ref().map(credentials::from_key_pair)),
+        (None, Cloud::Google) => credentials::google_credentials(),
+        (None, _) => credentials::aws_credentials(),
     }
 }
 
-fn bucket_at(
+fn build_bucket(
     cloud: Cloud,
     name: &str,
     endpoint: &str,
     style: UrlStyle,
     region: String,
-    options: &Options,
+    options: &RemoteOptions,
 ) -> Result<Bucket> {
-    // What does not belong into one may be a secret, and it is not shown.
+    // Other parts of an endpoint may be a secret: they are not displayed.
     let is_plain = |url: &Url| {
         url.has_host()
             && url.username().is_empty()
@@ -127,8 +127,9 @@ fn bucket_at(
         .map_err(|error| Error::invalid(format!("{}://{name}: {error}", cloud.scheme())))
 }
 
-fn of_region(region: &str, name: &str) -> (String, UrlStyle) {
-    // The certificate of the service covers no name with dots, and buckets of before 2018 may have names that no server can have.
+fn regional_endpoint(region: &str, name: &str) -> (String, UrlStyle) {
+    // The certificate of the service covers no name with dots, and buckets of before 2018 may have
+    // names that no server can have.
     let is_label = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     let style = if is_label { UrlStyle::VirtualHost } else { UrlStyle::Path };
     // Those in China are in a partition of their own.
@@ -136,58 +137,58 @@ fn of_region(region: &str, name: &str) -> (String, UrlStyle) {
     (format!("https://s3.{region}.amazonaws.com{china}"), style)
 }
 
-fn at_amazon(name: &str, broker: Option<&Broker>) -> Result<(String, UrlStyle, String)> {
-    let place = credentials::place(broker)?;
-    Ok(match place.endpoint {
-        Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
+fn aws_endpoint(name: &str, broker: Option<&Broker>) -> Result<(String, UrlStyle, String)> {
+    let region = credentials::region_endpoint(broker)?;
+    Ok(match region.endpoint {
+        Some(endpoint) => (endpoint, UrlStyle::Path, region.region),
         None => {
-            let (endpoint, style) = of_region(&place.region, name);
-            (endpoint, style, place.region)
+            let (endpoint, style) = regional_endpoint(&region.region, name);
+            (endpoint, style, region.region)
         }
     })
 }
 
-impl Asker<'_> {
+impl S3Signer<'_> {
     /// Returns the answer when it is that of the store (PROOF-1).
     ///
     /// # Errors
     /// `Passing` for any other one.
-    pub(crate) fn own(
+    pub(crate) fn check_provenance(
         &self,
-        asked: Asked<'_>,
+        asked: RequestKind<'_>,
         response: Response<Body>,
-    ) -> std::result::Result<Response<Body>, Trouble> {
+    ) -> RemoteResult<Response<Body>> {
         match self.cloud {
-            Cloud::Google => provenance::google(asked, response),
-            _ => provenance::s3(asked, response),
+            Cloud::Google => provenance::check_google(asked, response),
+            _ => provenance::check_s3(asked, response),
         }
     }
 
-    /// How an object is read: the address, and headers of the request.
-    pub(crate) fn get(&self, key: &str) -> (Url, Vec<Header>) {
+    /// Signs a read of an object.
+    pub(crate) fn get(&self, key: &str) -> (Url, Vec<HttpHeader>) {
         self.signed("GET", &self.bucket.get_object(None, key), Vec::new(), b"")
     }
 
     /// Returns the request that creates an object unless its name is taken. `hash`: of its bytes,
     /// for Content-MD5. The condition is signed: no proxy can remove it.
-    pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> (Url, Vec<Header>) {
+    pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> (Url, Vec<HttpHeader>) {
         let condition = match self.cloud {
-            Cloud::Google => (google::IF_GENERATION, "0".to_owned()),
+            Cloud::Google => (signing::GOOGLE_IF_GENERATION, "0".to_owned()),
             _ => ("if-none-match", "*".to_owned()),
         };
         let headers = vec![("content-md5", hash.to_owned()), condition];
         self.signed("PUT", &self.bucket.put_object(None, key), headers, bytes)
     }
 
-    /// How objects are listed.
-    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> (Url, Vec<Header>) {
+    /// Signs a list of objects.
+    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> (Url, Vec<HttpHeader>) {
         let mut action = self.bucket.list_objects_v2(None);
         ask(&mut action);
         self.signed("GET", &action, Vec::new(), b"")
     }
 
-    /// How an object is removed.
-    pub(crate) fn delete(&self, key: &str) -> (Url, Vec<Header>) {
+    /// Signs the removal of an object.
+    pub(crate) fn delete(&self, key: &str) -> (Url, Vec<HttpHeader>) {
         self.signed("DELETE", &self.bucket.delete_object(None, key), Vec::new(), b"")
     }
 
@@ -195,22 +196,22 @@ impl Asker<'_> {
         &self,
         method: &str,
         action: &impl S3Action<'a>,
-        headers: Vec<Header>,
+        headers: Vec<HttpHeader>,
         body: &[u8],
-    ) -> (Url, Vec<Header>) {
+    ) -> (Url, Vec<HttpHeader>) {
         // Without credentials it is the address alone, and the time counts for nothing.
         let url = action.sign(Duration::ZERO);
         let Some(credentials) = self.credentials else { return (url, headers) };
         let (names, region) = match self.cloud {
-            Cloud::Google => (&signing::GOOGLE, google::LOCATION),
+            Cloud::Google => (&signing::GOOGLE, signing::GOOGLE_LOCATION),
             _ => (&signing::AMAZON, self.bucket.region()),
         };
-        Unsigned { method, url, headers, body }.sign(names, region, credentials, Timestamp::now())
+        UnsignedRequest { method, url, headers, body }.sign(names, region, credentials, Timestamp::now())
     }
 }
 
-/// A request with these headers.
-pub(crate) fn with<B>(mut request: RequestBuilder<B>, headers: Vec<Header>) -> RequestBuilder<B> {
+/// Adds the headers to a request.
+pub(crate) fn with_headers<B>(mut request: RequestBuilder<B>, headers: Vec<HttpHeader>) -> RequestBuilder<B> {
     for (name, value) in headers {
         request = request.header(name, value);
     }
@@ -221,12 +222,12 @@ pub(crate) fn with<B>(mut request: RequestBuilder<B>, headers: Vec<Header>) -> R
 mod tests {
     use super::*;
 
-    fn signed_headers(cloud: Cloud) -> (String, Vec<Header>) {
+    fn signed_headers(cloud: Cloud) -> (String, Vec<HttpHeader>) {
         let endpoint = Url::parse("https://store.example.org").unwrap();
         let bucket = Bucket::new(endpoint, UrlStyle::Path, "b", "us-east-1").unwrap();
         let credentials = rusty_s3::Credentials::new("id", "secret");
-        let asker = Asker { bucket: &bucket, cloud, credentials: Some(&credentials) };
-        let (url, headers) = asker.put("p/name", b"bytes", "hash");
+        let signer = S3Signer { bucket: &bucket, cloud, credentials: Some(&credentials) };
+        let (url, headers) = signer.put("p/name", b"bytes", "hash");
         assert_eq!(url.as_str(), "https://store.example.org/b/p/name", "what proves who asks is for no log");
         let foreign = if cloud == Cloud::S3 { "x-goog" } else { "x-amz" };
         assert!(!headers.iter().any(|(name, _)| name.starts_with(foreign)), "{headers:?}");
@@ -244,9 +245,9 @@ mod tests {
             "user:s3cr3t@host",
             "https://h:s3cr3t",
         ] {
-            let bucket = bucket_at(Cloud::S3, "b", endpoint, UrlStyle::Path, "x".into(), &Options::default());
-            let told = bucket.err().unwrap().to_string();
-            assert!(!told.contains("s3cr3t"), "{told}");
+            let bucket = build_bucket(Cloud::S3, "b", endpoint, UrlStyle::Path, "x".into(), &RemoteOptions::default());
+            let message = bucket.err().unwrap().to_string();
+            assert!(!message.contains("s3cr3t"), "{message}");
         }
     }
 
@@ -258,8 +259,9 @@ mod tests {
             ("us-east-1", "Old_Name", "https://s3.us-east-1.amazonaws.com/Old_Name/"),
             ("cn-north-1", "b", "https://b.s3.cn-north-1.amazonaws.com.cn/"),
         ] {
-            let (endpoint, style) = of_region(region, name);
-            let bucket = bucket_at(Cloud::S3, name, &endpoint, style, region.into(), &Options::default()).unwrap();
+            let (endpoint, style) = regional_endpoint(region, name);
+            let bucket =
+                build_bucket(Cloud::S3, name, &endpoint, style, region.into(), &RemoteOptions::default()).unwrap();
             assert_eq!(bucket.base_url().as_str(), is);
         }
     }

@@ -15,7 +15,7 @@ use rustix::process::geteuid;
 /// Returns the text of a file; None without one, and of one that does not count, which is logged.
 pub(crate) fn read(path: &Path) -> Option<String> {
     let is_root = geteuid().is_root();
-    if is_root && !is_of_root(path) {
+    if is_root && !is_owned_by_root(path) {
         if path.exists() {
             let path = path.display();
             tracing::warn!(
@@ -31,8 +31,9 @@ pub(crate) fn read(path: &Path) -> Option<String> {
 ///
 /// The path is resolved first: each component of the result belongs to root, so no other user can
 /// put a link in after that.
-pub(crate) fn is_of_root(path: &Path) -> bool {
-    // In a user namespace root's own directories belong to nobody; whoever owns / decides about all files anyhow.
+pub(crate) fn is_owned_by_root(path: &Path) -> bool {
+    // In a user namespace root's directories belong to the overflow user; the owner of / controls
+    // all files anyhow.
     let owners = [Some(0), fs::metadata("/").ok().map(|root| root.uid())];
     let is_closed = |found: Metadata| {
         let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;

@@ -1,8 +1,8 @@
-//! Signatures of requests: the parts that several clouds use, and version 4 of Amazon's, which
-//! Google's store has with other names.
+//! Request signatures: helpers shared by the clouds, and Amazon's signature version 4, which
+//! Google's store uses with other names.
 //!
-//! A signature and a session token go in headers and never in the address: servers, proxies and
-//! their logs keep addresses.
+//! A signature and a session token are sent in headers and never in the URL: servers, proxies and
+//! their logs keep URLs.
 
 use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;
@@ -10,25 +10,25 @@ use sha2::{Digest, Sha256};
 use url::Url;
 use zeroize::Zeroizing;
 
-use crate::digits::hex;
+use crate::hex::hex;
 
 /// A header of a request.
-pub(crate) type Header = (&'static str, String);
+pub(crate) type HttpHeader = (&'static str, String);
 
 /// Names that one cloud uses in signatures of version 4.
-pub(crate) struct Names {
+pub(crate) struct SigningNames {
     pub(crate) algorithm: &'static str,
-    /// Before the secret, as the first key.
+    /// Prefix of the secret in the first key.
     pub(crate) key: &'static str,
     pub(crate) service: &'static str,
     pub(crate) end: &'static str,
-    /// Headers for the hash of the body, the time, and the session token.
+    /// Header names for the body hash, the time, and the session token.
     pub(crate) hash: &'static str,
     pub(crate) date: &'static str,
     pub(crate) token: &'static str,
 }
 
-pub(crate) const AMAZON: Names = Names {
+pub(crate) const AMAZON: SigningNames = SigningNames {
     algorithm: "AWS4-HMAC-SHA256",
     key: "AWS4",
     service: "s3",
@@ -38,7 +38,7 @@ pub(crate) const AMAZON: Names = Names {
     token: "x-amz-security-token",
 };
 
-pub(crate) const GOOGLE: Names = Names {
+pub(crate) const GOOGLE: SigningNames = SigningNames {
     algorithm: "GOOG4-HMAC-SHA256",
     key: "GOOG4",
     service: "storage",
@@ -48,29 +48,35 @@ pub(crate) const GOOGLE: Names = Names {
     token: "x-goog-security-token",
 };
 
-/// A request that is to be signed.
-pub(crate) struct Unsigned<'a> {
+pub(crate) const GOOGLE_ENDPOINT: &str = "https://storage.googleapis.com";
+/// Location in signatures: any is accepted; Google's libraries send this one.
+pub(crate) const GOOGLE_LOCATION: &str = "auto";
+/// Header that, with 0, makes a request conditional on the absence of the object.
+pub(crate) const GOOGLE_IF_GENERATION: &str = "x-goog-if-generation-match";
+
+/// Request to be signed.
+pub(crate) struct UnsignedRequest<'a> {
     pub(crate) method: &'a str,
     pub(crate) url: Url,
-    /// Headers that are signed and sent, in small letters.
-    pub(crate) headers: Vec<Header>,
+    /// Headers that are signed and sent, in lower case.
+    pub(crate) headers: Vec<HttpHeader>,
     pub(crate) body: &'a [u8],
 }
 
-impl Unsigned<'_> {
+impl UnsignedRequest<'_> {
     /// Returns the address with its query in the canonical order, and all headers that are sent,
     /// `authorization` among them.
     pub(crate) fn sign(
         self,
-        names: &Names,
+        names: &SigningNames,
         region: &str,
         credentials: &rusty_s3::Credentials,
         now: Timestamp,
-    ) -> (Url, Vec<Header>) {
-        let Unsigned { method, mut url, mut headers, body } = self;
+    ) -> (Url, Vec<HttpHeader>) {
+        let UnsignedRequest { method, mut url, mut headers, body } = self;
         let (time, day) = (now.strftime("%Y%m%dT%H%M%SZ").to_string(), now.strftime("%Y%m%d").to_string());
         let mut query: Vec<(String, String)> =
-            url.query_pairs().map(|(name, value)| (encoded(&name, ""), encoded(&value, ""))).collect();
+            url.query_pairs().map(|(name, value)| (percent_encode(&name, ""), percent_encode(&value, ""))).collect();
         query.sort_unstable();
         let query = query.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&");
         url.set_query(Some(&query).filter(|query| !query.is_empty()).map(String::as_str));
@@ -91,9 +97,9 @@ impl Unsigned<'_> {
         let text = format!("{}\n{time}\n{scope}\n{}", names.algorithm, hex(&Sha256::digest(request)));
         let mut key = Zeroizing::new(format!("{}{}", names.key, credentials.secret()).into_bytes());
         for part in [&*day, region, names.service, names.end] {
-            key = Zeroizing::new(mac(&key, part));
+            key = Zeroizing::new(hmac_sha256(&key, part));
         }
-        let (signature, id) = (hex(&mac(&key, &text)), credentials.key());
+        let (signature, id) = (hex(&hmac_sha256(&key, &text)), credentials.key());
         let authorization =
             format!("{} Credential={id}/{scope}, SignedHeaders={list}, Signature={signature}", names.algorithm);
         headers.push(("authorization", authorization));
@@ -101,19 +107,19 @@ impl Unsigned<'_> {
     }
 }
 
-pub(crate) fn mac(key: &[u8], text: &str) -> Vec<u8> {
+pub(crate) fn hmac_sha256(key: &[u8], text: &str) -> Vec<u8> {
     let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("any length is a key");
     mac.update(text.as_bytes());
     mac.finalize().into_bytes().to_vec()
 }
 
-/// All but letters, digits, `-._~` and what is in `kept` as `%XX` (RFC 3986).
-pub(crate) fn encoded(text: &str, kept: &str) -> String {
+/// Percent-encodes all but letters, digits, `-._~` and the characters of `unescaped` (RFC 3986).
+pub(crate) fn percent_encode(text: &str, unescaped: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-            _ if kept.as_bytes().contains(&byte) => encoded.push(byte.into()),
+            _ if unescaped.as_bytes().contains(&byte) => encoded.push(byte.into()),
             _ => encoded.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -124,19 +130,20 @@ pub(crate) fn encoded(text: &str, kept: &str) -> String {
 mod tests {
     use super::*;
 
-    fn authorization(headers: &[Header]) -> &str {
+    fn authorization(headers: &[HttpHeader]) -> &str {
         &headers.iter().find(|(name, _)| *name == "authorization").unwrap().1
     }
 
-    /// The examples of Amazon's documentation ("Signature Calculations for the Authorization Header").
+    /// The examples of Amazon's documentation ("Signature Calculations for the Authorization
+    /// Header").
     #[test]
     fn a_request_is_signed_as_amazon_documents_it() {
         let credentials =
             rusty_s3::Credentials::new("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY");
         let now: Timestamp = "2013-05-24T00:00:00Z".parse().unwrap();
-        let sign = |method, path: &str, headers: Vec<Header>, body: &'static [u8]| {
+        let sign = |method, path: &str, headers: Vec<HttpHeader>, body: &'static [u8]| {
             let url = Url::parse(&format!("https://examplebucket.s3.amazonaws.com/{path}")).unwrap();
-            Unsigned { method, url, headers, body }.sign(&AMAZON, "us-east-1", &credentials, now)
+            UnsignedRequest { method, url, headers, body }.sign(&AMAZON, "us-east-1", &credentials, now)
         };
         let (url, headers) = sign("GET", "test.txt", vec![("range", "bytes=0-9".to_owned())], b"");
         assert_eq!(
@@ -152,26 +159,27 @@ mod tests {
             "{headers:?}"
         );
         assert_eq!(url.query(), Some("max-keys=2&prefix=J"));
-        let given = vec![
+        let extra = vec![
             ("date", "Fri, 24 May 2013 00:00:00 GMT".to_owned()),
             ("x-amz-storage-class", "REDUCED_REDUNDANCY".to_owned()),
         ];
-        let (_, headers) = sign("PUT", "test%24file.text", given, b"Welcome to Amazon S3.");
+        let (_, headers) = sign("PUT", "test%24file.text", extra, b"Welcome to Amazon S3.");
         assert!(
             authorization(&headers).ends_with("98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd"),
             "{headers:?}"
         );
     }
 
-    /// What `hmac` and `hashlib` of Python make of the same request, put together by hand as Google's documentation says.
+    /// What `hmac` and `hashlib` of Python make of the same request, put together by hand as
+    /// Google's documentation says.
     #[test]
     fn a_request_is_signed_in_the_words_of_google() {
         let url = Url::parse("https://storage.googleapis.com/some-bucket/p/name?prefix=a%2Fb").unwrap();
         let credentials = rusty_s3::Credentials::new("GOOG1EXAMPLE", "secret/key+with=signs");
         let headers = vec![("content-md5", "aGFzaA==".to_owned()), ("x-goog-if-generation-match", "0".to_owned())];
-        let unsigned = Unsigned { method: "PUT", url, headers, body: b"bytes" };
+        let request = UnsignedRequest { method: "PUT", url, headers, body: b"bytes" };
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let (url, headers) = unsigned.sign(&GOOGLE, "auto", &credentials, now);
+        let (url, headers) = request.sign(&GOOGLE, "auto", &credentials, now);
         assert_eq!(url.as_str(), "https://storage.googleapis.com/some-bucket/p/name?prefix=a%2Fb");
         assert_eq!(
             authorization(&headers),
@@ -185,8 +193,8 @@ mod tests {
     fn neither_signature_nor_token_stands_in_the_address() {
         let url = Url::parse("https://store.example.org/b/name?list-type=2").unwrap();
         let credentials = rusty_s3::Credentials::new_with_token("id", "secret", "t0k3n");
-        let unsigned = Unsigned { method: "GET", url, headers: Vec::new(), body: b"" };
-        let (url, headers) = unsigned.sign(&AMAZON, "x", &credentials, Timestamp::now());
+        let request = UnsignedRequest { method: "GET", url, headers: Vec::new(), body: b"" };
+        let (url, headers) = request.sign(&AMAZON, "x", &credentials, Timestamp::now());
         assert_eq!(url.as_str(), "https://store.example.org/b/name?list-type=2");
         assert!(headers.contains(&("x-amz-security-token", "t0k3n".to_owned())));
         assert!(authorization(&headers).contains(";x-amz-security-token, "));

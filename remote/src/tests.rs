@@ -12,46 +12,50 @@ use lockbox::Error;
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use crate::Options;
+use crate::RemoteOptions;
 use crate::address::{Address, Cloud};
-use crate::credentials::Credentials;
-use crate::file::RemoteFile;
-use crate::http::Http;
-use crate::s3::Signer;
-use crate::shelf::SLOT;
-use crate::source::{Source, Trouble, Version};
+use crate::credentials::CredentialCache;
+use crate::http::HttpSource;
+use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
+use crate::remote_file::RemoteFile;
+use crate::s3::S3Bucket;
+use crate::slot_cache::SLOT;
 
 /// What the simulated server has, and what it does with the next requests.
 #[derive(Default)]
 struct Server {
     bytes: Vec<u8>,
     tag: Mutex<u64>,
-    troubles: Mutex<Vec<Trouble>>,
+    errors: Mutex<Vec<RemoteError>>,
     asked: Mutex<Vec<Range<u64>>>,
 }
 
 struct Simulated(Arc<Server>);
 
 impl Simulated {
-    fn version(&self) -> Version {
-        Version { length: self.0.bytes.len() as u64, tag: Some(format!("\"{}\"", self.0.tag.lock())), modified: None }
+    fn version(&self) -> FileVersion {
+        FileVersion {
+            length: self.0.bytes.len() as u64,
+            tag: Some(format!("\"{}\"", self.0.tag.lock())),
+            modified: None,
+        }
     }
 }
 
-impl Source for Simulated {
-    fn first(&self, count: u64) -> Result<(Version, Vec<u8>), Trouble> {
-        match self.0.troubles.lock().pop() {
-            Some(trouble) => Err(trouble),
+impl RangeSource for Simulated {
+    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+        match self.0.errors.lock().pop() {
+            Some(error) => Err(error),
             None => Ok((self.version(), self.0.bytes[..self.0.bytes.len().min(count as usize)].to_vec())),
         }
     }
 
-    fn range(&self, version: &Version, range: Range<u64>) -> Result<Vec<u8>, Trouble> {
-        if let Some(trouble) = self.0.troubles.lock().pop() {
-            return Err(trouble);
+    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        if let Some(error) = self.0.errors.lock().pop() {
+            return Err(error);
         }
         if *version != self.version() {
-            return Err(Trouble::Changed);
+            return Err(RemoteError::Changed);
         }
         self.0.asked.lock().push(range.clone());
         Ok(self.0.bytes[range.start as usize..range.end as usize].to_vec())
@@ -66,18 +70,18 @@ fn server(length: usize) -> Arc<Server> {
     Arc::new(Server { bytes: content(length), ..Server::default() })
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> RemoteOptions {
+    RemoteOptions {
         timeout: Some(Duration::ZERO),
         cache_directory: None,
         allow_http: true,
         allow_private: true,
-        ..Options::default()
+        ..RemoteOptions::default()
     }
 }
 
-fn open(server: &Arc<Server>, options: &Options) -> lockbox::Result<RemoteFile> {
-    RemoteFile::counting(Box::new(Simulated(Arc::clone(server))), "s3://b/a.lbx".into(), options)
+fn open(server: &Arc<Server>, options: &RemoteOptions) -> lockbox::Result<RemoteFile> {
+    RemoteFile::open_metered(Box::new(Simulated(Arc::clone(server))), "s3://b/a.lbx".into(), options)
 }
 
 fn read(file: &RemoteFile, offset: u64, length: usize) -> lockbox::Result<Vec<u8>> {
@@ -94,7 +98,7 @@ fn every_range_has_the_bytes_that_the_server_has() {
     let server = server(9 * (1 << 20) + 12345);
     let place = tempfile::tempdir().unwrap();
     for cache_directory in [None, Some(place.path().join("c")), Some(place.path().join("c"))] {
-        let options = Options { cache_directory, cache_bytes: Some(3 << 20), ..options() };
+        let options = RemoteOptions { cache_directory, cache_bytes: Some(3 << 20), ..options() };
         let file = Arc::new(open(&server, &options).unwrap());
         thread::scope(|scope| {
             for reader in 0..4 {
@@ -127,40 +131,41 @@ fn every_range_has_the_bytes_that_the_server_has() {
 fn what_was_asked_is_counted_and_since_when_nobody_answers() {
     let server = server(16 << 20);
     let file = open(&server, &options()).unwrap();
-    let opened = file.traffic();
+    let opened = file.stats();
     assert_eq!((opened.reads, opened.lists, opened.offline_since), (1, 0, None));
     let start = opened.bytes;
     assert!(start >= 385 * 4096);
-    server.troubles.lock().push(Trouble::Passing("away".into()));
+    server.errors.lock().push(RemoteError::Transient("away".into()));
     assert!(read(&file, 8 << 20, 4096).is_err());
-    let away = file.traffic();
+    let away = file.stats();
     assert!(away.offline_since.is_some() && away.bytes == start && away.reads == 2, "{away:?}");
     // Who is away goes on to be since the first time; what is here needs nobody.
-    server.troubles.lock().push(Trouble::Passing("away".into()));
+    server.errors.lock().push(RemoteError::Transient("away".into()));
     assert!(read(&file, 8 << 20, 4096).is_err());
     read(&file, 0, 4096).unwrap();
-    assert_eq!(file.traffic().offline_since, away.offline_since);
+    assert_eq!(file.stats().offline_since, away.offline_since);
     read(&file, 8 << 20, 4096).unwrap();
-    let back = file.traffic();
+    let back = file.stats();
     assert_eq!((back.reads, back.offline_since, back.memory_hits), (4, None, 0));
     assert_eq!(back.bytes, start + 4 * SLOT);
     read(&file, 8 << 20, 4096).unwrap();
-    assert_eq!((file.traffic().reads, file.traffic().memory_hits), (4, 1));
+    assert_eq!((file.stats().reads, file.stats().memory_hits), (4, 1));
     // A refusal is an answer.
-    server.troubles.lock().push(Trouble::Refused("no".into()));
+    server.errors.lock().push(RemoteError::Denied("no".into()));
     assert!(read(&file, 12 << 20, 4096).is_err());
-    assert_eq!(file.traffic().offline_since, None);
+    assert_eq!(file.stats().offline_since, None);
 }
 
 #[test]
 fn a_page_costs_one_request_and_none_when_it_is_kept() {
     let server = server(16 << 20);
     let place = tempfile::tempdir().unwrap();
-    let options = Options { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
+    let options =
+        RemoteOptions { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
     let file = open(&server, &options).unwrap();
     // The start is what the opening brought.
     read(&file, 0, 1 << 20).unwrap();
-    assert_eq!(file.traffic().reads, 1);
+    assert_eq!(file.stats().reads, 1);
     // Its head first, then the rest, as pages are read.
     read(&file, (4 << 20) + 4096, 4096).unwrap();
     read(&file, (4 << 20) + 8192, 128 << 10).unwrap();
@@ -173,19 +178,20 @@ fn a_page_costs_one_request_and_none_when_it_is_kept() {
     let file = loop {
         let file = open(&server, &options).unwrap();
         read(&file, (4 << 20) + 4096, 132 << 10).unwrap();
-        if file.traffic().disk_hits > 0 {
+        if file.stats().disk_hits > 0 {
             break file;
         }
         thread::yield_now();
     };
-    assert_eq!(file.traffic().reads, 1, "REMOTE-2: the opening asks");
+    assert_eq!(file.stats().reads, 1, "REMOTE-2: the opening asks");
 }
 
 #[test]
 fn of_what_is_kept_on_disk_no_more_is_read_than_is_wanted() {
     let server = server(16 << 20);
     let place = tempfile::tempdir().unwrap();
-    let options = Options { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
+    let options =
+        RemoteOptions { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
     let file = open(&server, &options).unwrap();
     // From the server come its neighbours, too.
     read(&file, 4 << 20, 4096).unwrap();
@@ -194,14 +200,14 @@ fn of_what_is_kept_on_disk_no_more_is_read_than_is_wanted() {
     let file = loop {
         let file = open(&server, &options).unwrap();
         read(&file, 4 << 20, 4096).unwrap();
-        if file.traffic().disk_hits > 0 {
+        if file.stats().disk_hits > 0 {
             break file;
         }
         thread::yield_now();
     };
-    assert_eq!(file.traffic().disk_hits, 1);
+    assert_eq!(file.stats().disk_hits, 1);
     read(&file, (4 << 20) + (64 << 10), 128 << 10).unwrap();
-    assert_eq!((file.traffic().disk_hits, file.traffic().reads), (3, 1));
+    assert_eq!((file.stats().disk_hits, file.stats().reads), (3, 1));
 }
 
 #[test]
@@ -221,15 +227,17 @@ fn another_version_is_never_mixed_in() {
 #[test]
 fn a_cache_of_another_version_or_other_commits_is_not_used() {
     let place = tempfile::tempdir().unwrap();
-    let options = Options { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
+    let options =
+        RemoteOptions { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
     let first = server(8 << 20);
     let read_all = |server: &Arc<Server>| {
         let file = open(server, &options).unwrap();
         assert!(read(&file, BEHIND, 1 << 20).unwrap() == server.bytes[BEHIND as usize..][..1 << 20]);
-        file.traffic().disk_hits
+        file.stats().disk_hits
     };
     assert_eq!((read_all(&first), read_all(&first)), (0, 16));
-    // Another tag; the same tag and length with other commits, as of a server whose tags are of seconds.
+    // Another tag; the same tag and length with other commits, as of a server whose tags are of
+    // seconds.
     *first.tag.lock() += 1;
     assert_eq!(read_all(&first), 0);
     let mut bytes: Vec<u8> = first.bytes.iter().map(|byte| byte ^ 0x55).collect();
@@ -243,28 +251,28 @@ fn a_cache_of_another_version_or_other_commits_is_not_used() {
 #[test]
 fn a_failed_request_is_told_as_that_and_the_next_one_may_do() {
     let server = server(8 << 20);
-    let passing = || Trouble::Passing("status 503".into());
-    server.troubles.lock().push(passing());
+    let passing = || RemoteError::Transient("status 503".into());
+    server.errors.lock().push(passing());
     assert!(matches!(open(&server, &options()), Err(Error::Io { .. })));
-    for (trouble, words) in [
+    for (error, words) in [
         (passing(), "does not answer: status 503"),
-        (Trouble::Refused("status 403".into()), "cannot be asked: status 403"),
-        (Trouble::Unusable("no ranges".into()), "cannot be used: no ranges"),
-        (Trouble::Gone, "was removed from its server"),
+        (RemoteError::Denied("status 403".into()), "cannot be asked: status 403"),
+        (RemoteError::Unsupported("no ranges".into()), "cannot be used: no ranges"),
+        (RemoteError::NotFound, "was removed from its server"),
     ] {
         let file = open(&server, &options()).unwrap();
-        server.troubles.lock().push(trouble);
+        server.errors.lock().push(error);
         let error = read(&file, BEHIND, 10).unwrap_err();
         assert!(matches!(error, Error::Io { .. }) && error.to_string().contains(words), "REMOTE-3: {error}");
         assert!(read(&file, BEHIND, 10).is_ok());
     }
     // With patience nobody learns of it.
-    let patient = Options { timeout: None, ..options() };
+    let patient = RemoteOptions { timeout: None, ..options() };
     let file = open(&server, &patient).unwrap();
-    server.troubles.lock().extend([passing(), passing()]);
+    server.errors.lock().extend([passing(), passing()]);
     assert!(read(&file, BEHIND, 10).is_ok());
-    assert_eq!(file.traffic().reads, 4);
-    server.troubles.lock().push(Trouble::Gone);
+    assert_eq!(file.stats().reads, 4);
+    server.errors.lock().push(RemoteError::NotFound);
     assert!(
         matches!(open(&server, &patient), Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound)
     );
@@ -283,10 +291,11 @@ fn many_readers_of_one_slot_ask_once() {
             });
         }
     });
-    assert_eq!(file.traffic().reads, 2);
+    assert_eq!(file.stats().reads, 2);
 }
 
-/// A server on the loopback address that answers each request by `answer`: the head of the request, and where the response goes.
+/// A server on the loopback address that answers each request by `answer`: the head of the request,
+/// and where the response goes.
 struct Enemy {
     address: SocketAddr,
     served: Arc<AtomicUsize>,
@@ -311,7 +320,7 @@ impl Enemy {
         Enemy { address, served, ended }
     }
 
-    fn open(&self, options: &Options) -> lockbox::Result<RemoteFile> {
+    fn open(&self, options: &RemoteOptions) -> lockbox::Result<RemoteFile> {
         let url = format!("http://{}/a.lbx", self.address);
         RemoteFile::open(&Address::parse(url.as_ref()).unwrap().unwrap(), options)
     }
@@ -376,8 +385,8 @@ fn an_honest_server_is_asked_for_ranges_of_one_version() {
     assert_eq!(file.len().unwrap(), 8 << 20);
     assert!(read(&file, BEHIND, 1 << 20).unwrap() == bytes[BEHIND as usize..][..1 << 20]);
     *tag.lock() = "\"b\"";
-    let told = read(&file, 7 << 20, 10).unwrap_err().to_string();
-    assert!(told.contains("was changed on its server"), "{told}");
+    let message = read(&file, 7 << 20, 10).unwrap_err().to_string();
+    assert!(message.contains("was changed on its server"), "{message}");
     assert_eq!(server.served.load(Ordering::SeqCst), 3);
 }
 
@@ -391,8 +400,8 @@ fn a_server_that_ignores_the_condition_is_found_out_by_its_answer() {
         honest(&head, stream, &bytes, tag);
     });
     let file = server.open(&options()).unwrap();
-    let told = read(&file, BEHIND, 10).unwrap_err().to_string();
-    assert!(told.contains("was changed on its server"), "{told}");
+    let message = read(&file, BEHIND, 10).unwrap_err().to_string();
+    assert!(message.contains("was changed on its server"), "{message}");
 }
 
 #[test]
@@ -404,13 +413,13 @@ fn answers_that_cannot_be_used_are_refused_by_name_before_their_bodies() {
             while stream.write_all(&[b'x'; 4096]).is_ok() {}
         }
     };
-    let told = Enemy::refused(endless("200 OK", "content-length: 99999999999\r\n"));
-    assert!(told.contains("does not serve parts of files"), "{told}");
-    let told = Enemy::refused(endless(
+    let message = Enemy::refused(endless("200 OK", "content-length: 99999999999\r\n"));
+    assert!(message.contains("does not serve parts of files"), "{message}");
+    let message = Enemy::refused(endless(
         "206 Partial Content",
         "content-encoding: gzip\r\ncontent-range: bytes 0-1638399/9999999\r\n",
     ));
-    assert!(told.contains("compresses"), "{told}");
+    assert!(message.contains("compresses"), "{message}");
     for range in [
         "bytes 5-9/100",
         "bytes 0-99999999999/99999999999999",
@@ -419,15 +428,15 @@ fn answers_that_cannot_be_used_are_refused_by_name_before_their_bodies() {
         "garbage",
         "bytes 0-18446744073709551615/7",
     ] {
-        let told = Enemy::refused(move |_, stream| {
+        let message = Enemy::refused(move |_, stream| {
             say(stream, "206 Partial Content", &format!("content-range: {range}\r\n"), b"0123456789")
         });
-        assert!(told.contains("not about the range"), "{range}: {told}");
+        assert!(message.contains("not about the range"), "{range}: {message}");
     }
-    let told = Enemy::refused(|_, stream| {
+    let message = Enemy::refused(|_, stream| {
         say(stream, "206 Partial Content", "content-range: bytes 0-9/100\r\n", b"0123456789")
     });
-    assert!(told.contains("sends less"), "{told}");
+    assert!(message.contains("sends less"), "{message}");
     for (status, words) in [
         ("404 Not Found", "cannot open"),
         ("403 Forbidden", "status 403"),
@@ -435,8 +444,8 @@ fn answers_that_cannot_be_used_are_refused_by_name_before_their_bodies() {
         ("416 Range Not Satisfiable", "is empty"),
         ("418 I'm a teapot", "status 418"),
     ] {
-        let told = Enemy::refused(move |_, stream| say(stream, status, "", b""));
-        assert!(told.contains(words), "{told}");
+        let message = Enemy::refused(move |_, stream| say(stream, status, "", b""));
+        assert!(message.contains(words), "{message}");
     }
 }
 
@@ -479,7 +488,7 @@ fn a_cut_answer_and_more_than_was_asked_for_do_no_harm() {
         }
     });
     let expected = content(8 << 20);
-    let file = server.open(&Options { timeout: None, ..options() }).unwrap();
+    let file = server.open(&RemoteOptions { timeout: None, ..options() }).unwrap();
     assert!(read(&file, BEHIND, SLOT as usize).unwrap() == expected[BEHIND as usize..][..SLOT as usize]);
     assert!(read(&file, 6 << 20, SLOT as usize).unwrap() == expected[6 << 20..][..SLOT as usize]);
 }
@@ -498,21 +507,21 @@ fn redirections_are_followed_a_few_times_and_never_off_tls_or_into_the_house() {
         (1, 2),
         "the way is remembered"
     );
-    let told = Enemy::refused(|_, stream| say(stream, "302 Found", "location: /a.lbx\r\n", b""));
-    assert!(told.contains("again and again"), "{told}");
+    let message = Enemy::refused(|_, stream| say(stream, "302 Found", "location: /a.lbx\r\n", b""));
+    assert!(message.contains("again and again"), "{message}");
     for to in ["file:///etc/passwd", "ftp://127.0.0.1/", "gopher://127.0.0.1:1/"] {
-        let told = Enemy::refused(move |_, stream| say(stream, "302 Found", &format!("location: {to}\r\n"), b""));
-        assert!(told.contains("not https"), "{told}");
+        let message = Enemy::refused(move |_, stream| say(stream, "302 Found", &format!("location: {to}\r\n"), b""));
+        assert!(message.contains("not https"), "{message}");
     }
-    let told = Enemy::refused(|_, stream| say(stream, "302 Found", "", b""));
-    assert!(told.contains("no address"), "{told}");
+    let message = Enemy::refused(|_, stream| say(stream, "302 Found", "", b""));
+    assert!(message.contains("no address"), "{message}");
     // Without leave neither the first address nor a later one is asked.
     let untouched = Enemy::start(|_, _| unreachable!());
-    let strict = Options { allow_private: false, ..options() };
-    let told = untouched.open(&strict).err().unwrap().to_string();
-    assert!(told.contains("needs allow-private"), "{told}");
-    let told = untouched.open(&Options { allow_http: false, ..options() }).err().unwrap().to_string();
-    assert!(told.contains("needs allow-http"), "{told}");
+    let strict = RemoteOptions { allow_private: false, ..options() };
+    let message = untouched.open(&strict).err().unwrap().to_string();
+    assert!(message.contains("needs allow-private"), "{message}");
+    let message = untouched.open(&RemoteOptions { allow_http: false, ..options() }).err().unwrap().to_string();
+    assert!(message.contains("needs allow-http"), "{message}");
     assert_eq!(untouched.served.load(Ordering::SeqCst), 0);
 }
 
@@ -556,11 +565,12 @@ fn welcome(status: u16, stream: &mut TcpStream) {
     }
 }
 
-/// PROOF-1. Of a web server nobody knows whether an error is its own, so that is told, and the next read asks again.
+/// PROOF-1. Of a web server nobody knows whether an error is its own, so that is told, and the next
+/// read asks again.
 #[test]
 fn a_portals_answer_about_a_file_is_asked_for_again_and_never_damage() {
     let bytes = Arc::new(content(4 << 20));
-    let patient = Options { timeout: Some(Duration::from_secs(60)), ..options() };
+    let patient = RemoteOptions { timeout: Some(Duration::from_secs(60)), ..options() };
     for (is_bucket, status, at) in [true, false].into_iter().flat_map(|is_bucket| {
         let statuses = [200, 204, 206, 302, 403, 404, 412, 507];
         statuses.into_iter().flat_map(move |status| [0, 1].map(|at| (is_bucket, status, at)))
@@ -575,9 +585,9 @@ fn a_portals_answer_about_a_file_is_asked_for_again_and_never_damage() {
             true => {
                 let url = format!("http://{}", server.address).parse().unwrap();
                 let bucket = rusty_s3::Bucket::new(url, rusty_s3::UrlStyle::Path, "b", "x").unwrap();
-                let signer = Signer::of(Cloud::S3, bucket, Credentials::new(|| Ok(None)));
-                let http = Http::of_bucket(signer, "a.lbx", &patient);
-                RemoteFile::counting(Box::new(http), "s3://b/a.lbx".into(), &patient)
+                let signer = S3Bucket::of(Cloud::S3, bucket, CredentialCache::new(|| Ok(None)));
+                let http = HttpSource::of_bucket(signer, "a.lbx", &patient);
+                RemoteFile::open_metered(Box::new(http), "s3://b/a.lbx".into(), &patient)
             }
             false => server.open(&patient),
         };
@@ -615,10 +625,10 @@ fn a_token_that_has_expired_is_renewed_for_a_file_in_a_bucket_too() {
         let number = looks.fetch_add(1, Ordering::SeqCst);
         Ok(Some(rusty_s3::Credentials::new_with_token("id", "secret", format!("token{number}"))))
     };
-    let signer = Signer::of(Cloud::S3, bucket.unwrap(), Credentials::new(look));
-    let http = Http::of_bucket(signer, "a.lbx", &options());
-    let told = http.ask(&(0..10), None).err();
-    assert!(matches!(&told, Some(Trouble::Refused(why)) if why.contains("ExpiredToken")), "{told:?}");
+    let signer = S3Bucket::of(Cloud::S3, bucket.unwrap(), CredentialCache::new(look));
+    let http = HttpSource::of_bucket(signer, "a.lbx", &options());
+    let message = http.request_range(&(0..10), None).err();
+    assert!(matches!(&message, Some(RemoteError::Denied(why)) if why.contains("ExpiredToken")), "{message:?}");
     assert_eq!(server.served.load(Ordering::SeqCst), 2);
 }
 
@@ -636,7 +646,7 @@ fn without_a_strong_tag_the_time_and_the_length_tell_versions_apart() {
         say(stream, "206 Partial Content", &headers, &bytes[range]);
     });
     let place = tempfile::tempdir().unwrap();
-    let file = server.open(&Options { cache_directory: Some(place.path().join("c")), ..options() }).unwrap();
+    let file = server.open(&RemoteOptions { cache_directory: Some(place.path().join("c")), ..options() }).unwrap();
     read(&file, BEHIND, 10).unwrap();
     assert!(!seen.lock().contains("if-"), "a weak tag is no condition: {}", seen.lock());
     assert!(!place.path().join("c").exists(), "nothing is kept of what nobody can tell from another version");

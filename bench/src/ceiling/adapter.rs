@@ -1,4 +1,4 @@
-//! Kernel requests to the store, shaped like lockbox's adapter: same replies, same time-outs.
+//! FUSE adapter of the in-memory store, shaped like lockbox's: same replies, same timeouts.
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,7 +19,7 @@ use crate::store::{Content, Entry, New, Result, Store};
 
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
-/// What statfs tells: 1 TiB in blocks of 4 KiB.
+/// Size reported by statfs: 1 TiB in blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 28;
 
 pub(crate) struct Adapter {
@@ -46,7 +46,7 @@ impl Adapter {
         New { kind, permissions: mode, owner, rdev: 0, target: Vec::new(), open: false }
     }
 
-    /// Entries behind `offset`, `.` and `..` first, until `add` says that the reply is full.
+    /// Passes entries after `offset` to `add`, `.` and `..` first, until it reports a full reply.
     fn list(&self, number: INodeNo, offset: u64, mut add: impl FnMut(u64, &Entry) -> bool) -> Result<()> {
         self.store.with(number.0, |inode| {
             let directory = inode.directory()?;
@@ -308,7 +308,7 @@ impl fuser::Filesystem for Adapter {
         reply_empty(self.store.release(number.0), reply);
     }
 
-    /// Answered, not ENOSYS: the request is part of what an fsync through FUSE costs.
+    /// Replies with success, not ENOSYS: the request is part of the cost of an fsync through FUSE.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let _in_flight = self.pace.begin();
         reply.ok();
@@ -332,7 +332,8 @@ impl fuser::Filesystem for Adapter {
 
     fn readdirplus(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let _in_flight = self.pace.begin();
-        // Collected first: one inode lock at a time. A reply never holds more than 4 KiB / 152 entries and some.
+        // Collected first: one inode lock at a time. A reply never holds more than 4 KiB / 152
+        // entries and some.
         let mut entries = Vec::new();
         let listed = self.list(number, offset, |cookie, entry| {
             entries.push((cookie, entry.clone()));

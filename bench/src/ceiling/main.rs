@@ -1,6 +1,7 @@
-//! The yardstick: a file system in memory behind the same FUSE settings as lockbox, which does nothing else.
+//! Upper bound: an in-memory file system with the FUSE settings of lockbox.
 //!
-//! What it reaches is what the kernel, the FUSE protocol and this machine allow; no archive behind FUSE can be faster.
+//! Its rate is the limit of the kernel, the FUSE protocol and this machine; no archive behind FUSE
+//! can be faster.
 
 mod adapter;
 mod store;
@@ -64,7 +65,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop_at = point.clone();
     thread::spawn(move || {
         while signals.wait().is_ok() {
-            // Also when busy: this one has nothing to lose.
+            // Also when busy: no data can be lost.
             if let Ok(held) = Point::of(&stop_at) {
                 let _ = mount::detach(&held, &stop_at);
             }

@@ -1,4 +1,4 @@
-//! Inodes in memory: a sharded map, file content in pieces, directories in creation order.
+//! In-memory inodes: a sharded map, file content in pieces, directories in creation order.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) const PIECE: usize = 128 << 10;
 const SHARDS: u64 = 16;
 const ROOT: u64 = 1;
-/// Entries start behind `.` and `..`, whose cookies are 1 and 2.
+/// First cookie of an entry: `.` and `..` have 1 and 2.
 const FIRST_COOKIE: u64 = 3;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
@@ -25,7 +25,7 @@ pub(crate) struct Inode {
 }
 
 pub(crate) enum Content {
-    /// A piece that is absent is a hole.
+    /// An absent piece is a hole.
     File(Vec<Option<Box<[u8]>>>),
     Directory(Directory),
     Symlink(Vec<u8>),
@@ -140,7 +140,8 @@ impl Inode {
     }
 }
 
-/// All inodes. No two inode locks are ever held together; the kernel's directory locks order the rest.
+/// All inodes. No two inode locks are ever held together; the kernel's directory locks order the
+/// rest.
 pub(crate) struct Store {
     shards: Vec<RwLock<HashMap<u64, Arc<Mutex<Inode>>>>>,
     next: AtomicU64,
@@ -161,7 +162,7 @@ impl Default for Store {
     }
 }
 
-/// What a new inode is.
+/// Parameters of a new inode.
 pub(crate) struct New {
     pub(crate) kind: FileType,
     pub(crate) permissions: u32,
@@ -266,7 +267,7 @@ impl Store {
         })
     }
 
-    /// Takes a name away; the inode goes with its last name and handle.
+    /// Removes a name; frees the inode with its last name and handle.
     pub(crate) fn remove(&self, parent: u64, name: &[u8]) -> Result<()> {
         let entry = self.with(parent, |inode| inode.directory()?.get(name).cloned().ok_or(Errno::ENOENT))?;
         if entry.kind == FileType::Directory {

@@ -1,4 +1,4 @@
-//! Changes of an archive that already has many files: some added, as many deleted, as many replaced, then one commit.
+//! Changes of a filled archive: files added, as many deleted, as many replaced, then one commit.
 
 use lockbox::fs::RenameMode;
 

@@ -1,4 +1,4 @@
-//! An archive in a directory of its own, which goes with it.
+//! Temporary archive in a directory of its own, removed on drop.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(crate) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
 /// Files of one directory in the scenarios with many.
 pub(crate) const PER_DIRECTORY: usize = 1000;
 
-/// See the module. The archive is open unless it is being opened again.
+/// Temporary archive, open except between `make_cold` and `open`.
 pub(crate) struct BenchBox {
     directory: PathBuf,
     key: UnlockedKey,
@@ -33,7 +33,7 @@ impl BenchBox {
         fs::create_dir(&directory)?;
         let path = directory.join("box.lbx");
         let passphrase = Passphrase::new(b"a passphrase of the measurements".to_vec());
-        // Key derivation is paid once for an archive and is not what is measured.
+        // Key derivation happens once per archive and is not measured.
         Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR })?;
         let key = keys::unlock(&path, &passphrase)?;
         let options = OpenOptions { memory: place.memory << 20, ..OpenOptions::default() };
@@ -61,7 +61,7 @@ impl BenchBox {
         Ok(self.archive.take().map_or(Ok(()), Archive::close)?)
     }
 
-    /// Closes it and lets the host forget what it cached of it.
+    /// Closes the archive and drops the host's page cache of it.
     pub(crate) fn make_cold(&mut self) -> Outcome<()> {
         self.close()?;
         forget(&self.path())
@@ -72,7 +72,7 @@ impl BenchBox {
         Ok(())
     }
 
-    /// Bytes that the file takes on the host.
+    /// Returns the allocated bytes of the file.
     pub(crate) fn bytes(&self) -> Outcome<u64> {
         use std::os::unix::fs::MetadataExt;
         Ok(fs::metadata(self.path())?.blocks() * 512)
@@ -86,7 +86,7 @@ impl Drop for BenchBox {
     }
 }
 
-/// Drops what the host caches of a file, which must be synced for that.
+/// Syncs a file and drops the host's page cache of it.
 pub(crate) fn forget(path: &Path) -> Outcome<()> {
     let file = File::open(path)?;
     file.sync_all()?;
@@ -103,7 +103,7 @@ pub(crate) fn add(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) 
     Ok(fs.release(ino)?)
 }
 
-/// Adds files one at a time in directories of [`PER_DIRECTORY`], which come into being with their first file; answers the directories.
+/// Adds files one at a time, in directories of [`PER_DIRECTORY`], and returns the directories.
 pub(crate) fn add_each(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<Vec<Ino>> {
     let mut directories = Vec::new();
     for numbers in by_directory(files) {
@@ -114,7 +114,7 @@ pub(crate) fn add_each(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(us
     Ok(directories)
 }
 
-/// The same in bulk.
+/// Adds files in bulk, in directories of [`PER_DIRECTORY`], and returns the directories.
 pub(crate) fn add_many(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<Vec<Ino>> {
     let mut directories = Vec::new();
     for numbers in by_directory(files) {

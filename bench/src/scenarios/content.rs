@@ -1,4 +1,5 @@
-//! Seeded content: noise that does not shrink, text that does, and the repeated byte of published figures.
+//! Seeded content: incompressible noise, compressible text, and the repeated byte of published
+//! figures.
 
 /// xorshift64*, so that every run measures the same bytes.
 pub(crate) struct Seeded(u64);
@@ -30,7 +31,8 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     out
 }
 
-/// Words of two to nine letters out of 4,096, the first ones most often, in lines: zstd -1 makes about a third of it.
+/// Words of two to nine letters out of 4,096, the first ones most often, in lines: zstd -1 makes
+/// about a third of it.
 pub(crate) fn text(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Seeded::new(seed);
     let mut out = Vec::with_capacity(length + 16);

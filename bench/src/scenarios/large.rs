@@ -1,4 +1,5 @@
-//! One large file: added and extracted beside a copy that is synced, and ranges of it read cold and warm.
+//! One large file: import and extraction compared with a synced copy, and cold and warm range
+//! reads.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -102,7 +103,8 @@ fn beside(report: &Report, step: &str, size: u64, ours: f64, theirs: f64) -> Out
     report.row(step, &text)
 }
 
-/// Cold: opened anew for each read, and the host has forgotten the archive.
+/// Measures range reads. Cold: the archive is reopened for each read, without the host's page
+/// cache.
 fn ranges(report: &Report, made: &mut BenchBox, size: u64, length: usize) -> Outcome<()> {
     let mut random = Seeded::new(length as u64);
     let places = (size << 20) / 4096 - length as u64 / 4096;

@@ -1,7 +1,7 @@
-//! The library's scenarios, without a mount: what programs wait for when they add, list, read and extract.
+//! Benchmarks of the library without a mount: adding, listing, reading and extracting files.
 //!
-//! `cargo run --release -p lockbox-bench --bin scenarios -- small` prints one row for each step, with the most memory that the process held
-//! during it. Times are of one run; what can be compared are the ratios within it.
+//! `cargo run --release -p lockbox-bench --bin scenarios -- small` prints one row for each step,
+//! with its peak memory. Times are of one run; only ratios within it can be compared.
 
 mod append_delete;
 mod bench_box;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-/// What a scenario may fail with: there is nothing to do but to say so.
+/// Result of a scenario; an error only ends it.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Measure the library without a mount

@@ -1,4 +1,4 @@
-//! Times a step, by the clock and in processor time, with the most memory that the process held during it, and prints them as a row.
+//! Measures steps in wall time, processor time and peak memory, and prints one row for each.
 
 use std::fs;
 use std::io::Write;
@@ -20,14 +20,14 @@ impl Report {
         Ok(Report)
     }
 
-    /// Runs a step and prints its milliseconds; answers them with what the step did.
+    /// Runs a step and prints its milliseconds; returns them with its result.
     pub(crate) fn time<R>(&self, step: &str, f: impl FnOnce() -> Outcome<R>) -> Outcome<(f64, R)> {
         let (result, cost) = measure(f)?;
         self.line(step, &format!("{:.1} ms", cost.millis), Some(&cost))?;
         Ok((cost.millis, result))
     }
 
-    /// The same for `count` equal steps, in microseconds of one.
+    /// Runs `count` equal steps and prints the microseconds of one.
     pub(crate) fn each<R>(&self, step: &str, count: usize, f: impl FnOnce() -> Outcome<R>) -> Outcome<f64> {
         let (_, cost) = measure(f)?;
         let micros = cost.millis * 1000.0 / count as f64;
@@ -35,7 +35,7 @@ impl Report {
         Ok(micros)
     }
 
-    /// What was not measured as a step.
+    /// Prints a result that was not measured as a step.
     pub(crate) fn row(&self, step: &str, result: &str) -> Outcome<()> {
         self.line(step, result, None)
     }
@@ -49,17 +49,17 @@ impl Report {
     }
 }
 
-/// What a step took.
+/// Cost of a step.
 struct Cost {
     millis: f64,
-    /// Milliseconds of all threads, in the kernel too: other programs disturb this least.
+    /// Milliseconds of all threads, including the kernel: least affected by other programs.
     processor: f64,
     /// KiB.
     peak: u64,
 }
 
 fn measure<R>(f: impl FnOnce() -> Outcome<R>) -> Outcome<(R, Cost)> {
-    // Forgets the peak of what was before; a kernel that refuses tells the peak of the whole run.
+    // Resets the peak; a kernel that refuses reports the peak of the whole run.
     let _ = fs::write("/proc/self/clear_refs", "5");
     let (began, before) = (Instant::now(), processor_millis()?);
     let result = f()?;
@@ -83,7 +83,7 @@ fn load() -> String {
         .map_or(String::new(), |line| line.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
-/// The middle one of several.
+/// Returns the median.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,5 @@
-//! Many files of 1 KiB: added, committed, listed, read five times, extracted; and the size beside that of tar and zstd.
+//! Many files of 1 KiB: added, committed, listed, read five times, extracted; and the size compared
+//! with tar and zstd.
 
 use std::io::Write;
 
@@ -81,7 +82,7 @@ fn read_all(fs: &FileSystem, directories: &[Ino], contents: &[Vec<u8>]) -> Outco
     if number == contents.len() { Ok(()) } else { Err(format!("read {number} files").into()) }
 }
 
-/// Bytes of the same files as a tar archive of the old kind, compressed as one stream.
+/// Returns the size of the files as an old-style tar archive, compressed as one stream.
 fn tar_zstd(contents: &[Vec<u8>]) -> Outcome<u64> {
     let mut stream = zstd::stream::Encoder::new(Vec::new(), 1)?;
     for (number, content) in contents.iter().enumerate() {

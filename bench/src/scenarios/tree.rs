@@ -1,4 +1,4 @@
-//! What opening, looking up, listing and changing cost as the number of entries grows.
+//! Cost of opening, lookups, listing and changes as the number of entries grows.
 
 use lockbox::exchange::Entries;
 
@@ -7,7 +7,7 @@ use crate::content::Seeded;
 use crate::report::Report;
 use crate::{Outcome, Place};
 
-/// Lookups, and files created with a commit each, of which the mean is told.
+/// Number of lookups, and of files created with a commit each; the mean is reported.
 const LOOKUPS: usize = 20_000;
 const COMMITS: usize = 200;
 

@@ -11,15 +11,18 @@ use lockbox::keys::state_directory;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket, FetcherReach};
-use lockbox_remote::{Address, Broker, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
+use lockbox_remote::{
+    Address, Broker, CacheEntry, CollectReport, DirectoryTrust, ObjectCheck, PendingUpload, ProbeFinding, ProgressFn,
+    RemoteOptions, StoredArchive,
+};
 use nix::unistd::geteuid;
 
 use super::{Apart, Following, Patience, Place, Remote};
 
 impl Remote {
-    fn options(&self) -> Options {
-        let default = Options::default();
-        Options {
+    fn options(&self) -> RemoteOptions {
+        let default = RemoteOptions::default();
+        RemoteOptions {
             allow_http: self.allow_http,
             allow_private: self.allow_private,
             cache_bytes: self.cache_bytes,
@@ -58,23 +61,23 @@ pub(super) fn open(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
 }
 
 pub(super) fn salvage(name: &Path, how: &Remote) -> Result<Arc<dyn Storage>> {
-    lockbox_remote::salvage(&address(name)?, &how.options())
+    lockbox_remote::open_partial(&address(name)?, &how.options())
 }
 
 pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<(Arc<dyn Storage>, Option<String>)> {
-    lockbox_remote::change(&address(name)?, &how.options(), take_over)
+    lockbox_remote::open_writable(&address(name)?, &how.options(), take_over)
 }
 
 pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, access: Access) -> Result<Apart> {
     // Buffers of megabytes go through each of its threads, and an allocator with an arena for each keeps them all: 350 MiB where 60 are used.
     // Whatever the daemon has itself.
     command.env("MALLOC_ARENA_MAX", "1");
-    let opened = lockbox_remote::open_apart(command, &address(name)?, &how.options(), access)?;
-    let lockbox_remote::Apart { storage, asking, news, notice } = opened;
+    let opened = lockbox_remote::open_in_fetcher(command, &address(name)?, &how.options(), access)?;
+    let lockbox_remote::FetcherConnection { storage, control: asking, versions: news, notice } = opened;
     let asking = Arc::new(asking);
     let (leaving, ending) = (asking.clone(), asking.clone());
     let telling = move || {
-        let told = asking.traffic()?;
+        let told = asking.stats()?;
         Some(RemoteTraffic {
             reads: told.reads,
             lists: told.lists,
@@ -87,13 +90,13 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
     };
     let name = name.to_owned();
     let following = news.map(|mut news| -> Following {
-        Box::new(move |take| news.look(&mut |storage| take(&Place { elsewhere: Some(storage), ..Place::file(&name) })))
+        Box::new(move |take| news.poll(&mut |storage| take(&Place { elsewhere: Some(storage), ..Place::file(&name) })))
     });
     Ok(Apart {
         storage: Arc::new(storage),
         telling: Arc::new(telling),
-        leaving: Arc::new(move || leaving.leave()),
-        ending: Arc::new(move || ending.end()),
+        leaving: Arc::new(move || leaving.spool_on_timeout()),
+        ending: Arc::new(move || ending.stop()),
         following,
         notice,
     })
@@ -104,8 +107,8 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
 /// # Errors
 /// As of [`lockbox_remote::write`].
 pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
-    let names = if is_ours { Names::Ours } else { Names::Theirs };
-    lockbox_remote::write(&address(name)?, &how.options(), take_over, names)
+    let names = if is_ours { DirectoryTrust::Trusted } else { DirectoryTrust::Untrusted };
+    lockbox_remote::open_upload(&address(name)?, &how.options(), take_over, names)
 }
 
 /// Whether an archive there could be written to.
@@ -136,7 +139,7 @@ pub fn spelled(name: &Path) -> Option<String> {
 /// # Errors
 /// When nothing asks there that can be understood.
 pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
-    lockbox_remote::serve(control, broker.map(Broker::over), confine)
+    lockbox_remote::serve_fetcher(control, broker.map(Broker::new), confine)
 }
 
 /// Looks up for a fetcher until that is gone.
@@ -144,28 +147,28 @@ pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOn
 /// # Errors
 /// The errors of starting a thread.
 pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
-    lockbox_remote::answer(control)
+    lockbox_remote::serve_broker(control)
 }
 
 /// What is kept on disk of archives at addresses.
 ///
 /// # Errors
 /// As of [`lockbox_remote::kept`].
-pub fn kept() -> Result<Vec<Kept>> {
-    lockbox_remote::kept(&Options::default())
+pub fn kept() -> Result<Vec<CacheEntry>> {
+    lockbox_remote::cache_entries(&RemoteOptions::default())
 }
 
 /// Removes what is kept of these archives, or of all. Gives what was removed, and of each whether somebody uses it still.
 ///
 /// # Errors
 /// As of [`lockbox_remote::remove_kept`]; `Invalid` for what is no address, before anything is removed.
-pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
-    let options = Options::default();
-    let Some(names) = of else { return lockbox_remote::remove_kept(&options, None) };
+pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(CacheEntry, bool)>> {
+    let options = RemoteOptions::default();
+    let Some(names) = of else { return lockbox_remote::remove_cache_entries(&options, None) };
     let addresses = names.iter().map(|name| address(name)).collect::<Result<Vec<_>>>()?;
     let mut removed = Vec::new();
     for address in &addresses {
-        removed.append(&mut lockbox_remote::remove_kept(&options, Some(address))?);
+        removed.append(&mut lockbox_remote::remove_cache_entries(&options, Some(address))?);
     }
     Ok(removed)
 }
@@ -174,54 +177,54 @@ pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
 ///
 /// # Errors
 /// As of [`lockbox_remote::unsent`].
-pub fn unsent() -> Result<Vec<Unsent>> {
-    lockbox_remote::unsent(&Remote::default().options())
+pub fn unsent() -> Result<Vec<PendingUpload>> {
+    lockbox_remote::pending_uploads(&Remote::default().options())
 }
 
 /// Throws away what this host keeps of one archive.
 ///
 /// # Errors
 /// As of [`lockbox_remote::forget_unsent`].
-pub fn forget_unsent(name: &Path) -> Result<Vec<Unsent>> {
-    lockbox_remote::forget_unsent(&address(name)?, &Remote::default().options())
+pub fn forget_unsent(name: &Path) -> Result<Vec<PendingUpload>> {
+    lockbox_remote::discard_pending_uploads(&address(name)?, &Remote::default().options())
 }
 
 /// What is behind an address, and what it can do. `goes_on` is asked between requests.
 ///
 /// # Errors
 /// As of [`lockbox_remote::probe`].
-pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<Finding>> {
-    lockbox_remote::probe(&address(name)?, &how.options(), goes_on)
+pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ProbeFinding>> {
+    lockbox_remote::probe_address(&address(name)?, &how.options(), goes_on)
 }
 
 /// The archives at a place in a store and below it.
 ///
 /// # Errors
 /// As of [`lockbox_remote::archives`].
-pub fn archives(place: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Vec<Stored>> {
-    lockbox_remote::archives(&Address::place(place.as_os_str())?, &how.options(), step)
+pub fn archives(place: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Vec<StoredArchive>> {
+    lockbox_remote::list_archives(&Address::place(place.as_os_str())?, &how.options(), step)
 }
 
 /// Whether all objects of an archive are there; with `whole`, with their content.
 ///
 /// # Errors
 /// As of [`lockbox_remote::examine`].
-pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
-    lockbox_remote::examine(&address(name)?, &how.options(), whole, step)
+pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut ProgressFn<'_>) -> Result<ObjectCheck> {
+    lockbox_remote::check_objects(&address(name)?, &how.options(), whole, step)
 }
 
 /// Compares the objects of an archive with their hashes; None where it has none.
 ///
 /// # Errors
 /// As of [`lockbox_remote::compare`].
-pub fn compare(name: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Option<Examined>> {
-    lockbox_remote::compare(&address(name)?, &how.options(), step)
+pub fn compare(name: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Option<ObjectCheck>> {
+    lockbox_remote::verify_objects(&address(name)?, &how.options(), step)
 }
 
 /// Removes objects of an archive that are needed no more.
 ///
 /// # Errors
 /// As of [`lockbox_remote::collect`].
-pub fn collect(name: &Path, how: &Remote, take_over: bool) -> Result<Collected> {
-    lockbox_remote::collect(&address(name)?, &how.options(), take_over)
+pub fn collect(name: &Path, how: &Remote, take_over: bool) -> Result<CollectReport> {
+    lockbox_remote::collect_garbage(&address(name)?, &how.options(), take_over)
 }

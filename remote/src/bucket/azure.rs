@@ -1,8 +1,10 @@
-//! The objects below a prefix of a container of Azure's blob storage.
+//! Object store below a prefix of an Azure container.
 //!
-//! Creations are on the condition that there is none of the name, and say the hash of their bytes: as in `s3.rs`. Two things are not as with S3. A request for the last bytes of an object is not
-//! known: the first so many are asked for, which is all of most that are asked for so, and tell the length. And a list begins at the beginning or at a marker, which means nothing to
-//! whoever gets it: so where the last full list ended is remembered with its marker, and whoever wants to begin behind another name goes there list by list.
+//! Creates are conditional on the absence of the name and carry the hash of their bytes, as in
+//! `s3.rs`. Two things differ from S3. Azure has no request for the last bytes of an object: a
+//! range from the start is requested instead, which covers most objects read in this way and
+//! returns the length. And a list begins at the start or at an opaque marker: so the end of the
+//! last full list is remembered with its marker, and a list after another name skips page by page.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,47 +15,47 @@ use parking_lot::Mutex;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::answers::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
-use super::objects::{Created, LISTED, Listed, Objects, Part};
-use crate::Options;
-use crate::azure::{Asker, Container, Request};
+use super::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
+use crate::RemoteOptions;
+use crate::azure::{AzureContainer, AzureRequest, AzureSigner};
 use crate::http;
-use crate::provenance::{self, Asked};
-use crate::source::Trouble;
+use crate::provenance::{self, RequestKind};
+use crate::range_source::{RemoteError, RemoteResult};
 
-/// Lists on the way to a name: as many as anybody looks through.
-const MOST_SKIPPED: usize = 4000;
+/// Maximum list pages skipped to reach a name: the maximum of objects that are walked.
+const MAX_SKIPPED_PAGES: usize = 4000;
 
-pub(crate) struct Azure {
+pub(crate) struct AzureStore {
     agent: Agent,
-    container: Container,
+    container: AzureContainer,
     prefix: String,
-    ended: Mutex<Option<Ended>>,
+    marker_after: Mutex<Option<ListMarker>>,
 }
 
-/// Where a list of [`LISTED`] objects ended.
+/// End of a list of [`MAX_LIST_ENTRIES`] objects and its marker.
 #[derive(Clone)]
-struct Ended {
+struct ListMarker {
     prefix: String,
     last: String,
     marker: String,
 }
 
-impl Azure {
-    /// Connects nowhere yet.
+impl AzureStore {
+    /// Creates the store without connecting.
     ///
     /// # Errors
-    /// `Invalid` for a place that cannot be asked.
-    pub(crate) fn new(container: &str, prefix: &str, options: &Options) -> Result<Azure> {
-        Ok(Azure::of(Container::new(container, options)?, prefix, options))
+    /// `Invalid` for an invalid account or container.
+    pub(crate) fn new(container: &str, prefix: &str, options: &RemoteOptions) -> Result<AzureStore> {
+        Ok(AzureStore::of(AzureContainer::new(container, options)?, prefix, options))
     }
 
-    pub(super) fn of(container: Container, prefix: &str, options: &Options) -> Azure {
-        Azure {
+    pub(super) fn of(container: AzureContainer, prefix: &str, options: &RemoteOptions) -> AzureStore {
+        AzureStore {
             agent: http::agent(options),
             container,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
-            ended: Mutex::new(None),
+            marker_after: Mutex::new(None),
         }
     }
 
@@ -62,130 +64,154 @@ impl Azure {
     }
 }
 
-impl Objects for Azure {
-    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
+impl ObjectStore for AzureStore {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         let hash = STANDARD.encode(Md5::digest(bytes));
-        self.container.with(|asker| self.create_as(asker, name, bytes, &hash))
+        self.container.with(|signer| self.create_signed(signer, name, bytes, &hash))
     }
 
-    /// Whose token is for one blob alone is refused any other one.
-    fn hides(&self) -> bool {
+    /// A token for a single blob is denied any other one.
+    fn can_hide_missing(&self) -> bool {
         true
     }
 
-    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
-        self.container.with(|asker| match part {
-            Part::Last(most) => self.last_as(asker, name, most),
-            _ => self.get_as(asker, name, part).map(|(bytes, _)| bytes),
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        self.container.with(|signer| match part {
+            ObjectRange::Last(most) => self.get_last_signed(signer, name, most),
+            _ => self.get_signed(signer, name, part).map(|(bytes, _)| bytes),
         })
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        self.container.with(|asker| self.list_as(asker, prefix, after, most.min(LISTED)))
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        self.container.with(|signer| self.list_signed(signer, prefix, after, most.min(MAX_LIST_ENTRIES)))
     }
 
-    fn remove(&self, name: &str) -> Answer<()> {
-        self.container.with(|asker| self.remove_as(asker, name))
+    fn remove(&self, name: &str) -> RemoteResult<()> {
+        self.container.with(|signer| self.remove_signed(signer, name))
     }
 }
 
-impl Azure {
-    fn create_as(&self, asker: &Asker<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
+impl AzureStore {
+    fn create_signed(
+        &self,
+        signer: &AzureSigner<'_>,
+        name: &str,
+        bytes: &[u8],
+        hash: &str,
+    ) -> RemoteResult<CreateReply> {
         let headers = [
             ("content-md5", hash.to_owned()),
             ("content-type", "application/octet-stream".to_owned()),
             ("if-none-match", "*".to_owned()),
             ("x-ms-blob-type", "BlockBlob".to_owned()),
         ];
-        let Request { url, headers } = asker.request("PUT", &self.key(name), &[], &headers, bytes.len());
+        let AzureRequest { url, headers } = signer.request("PUT", &self.key(name), &[], &headers, bytes.len());
         let mut request = self.agent.put(url.as_str());
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
-        let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
-        let response = provenance::azure(Asked::Create(hash), response)?;
-        match (response.status(), code(&response)) {
-            (StatusCode::CREATED, _) => Ok(Created::Made(answers::date(&response))),
-            (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => Ok(Created::Exists),
-            // What becomes of another request, or of the container, is not known.
+        let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
+        let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
+        let response = provenance::check_azure(RequestKind::Create(hash), response)?;
+        match (response.status(), error_code(&response)) {
+            (StatusCode::CREATED, _) => Ok(CreateReply::Created(response::store_time(&response))),
+            (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => {
+                Ok(CreateReply::Exists)
+            }
+            // The outcome of the other request, or of the container's deletion, is unknown.
             (StatusCode::CONFLICT, code) => {
-                Err(Trouble::Passing(format!("another request is under way (status 409 {code})")))
+                Err(RemoteError::Transient(format!("another request is under way (status 409 {code})")))
             }
             // They were changed on the way.
             (StatusCode::BAD_REQUEST, "Md5Mismatch") => {
-                Err(Trouble::Passing("it got other bytes than were sent".into()))
+                Err(RemoteError::Transient("it got other bytes than were sent".into()))
             }
-            (StatusCode::NOT_FOUND, _) => Err(Trouble::Unusable("there is no such container".into())),
+            (StatusCode::NOT_FOUND, _) => Err(RemoteError::Unsupported("there is no such container".into())),
             _ => Err(refusal(&response)),
         }
     }
 
-    /// The bytes of a part, and the length of the object where that is told.
-    fn get_as(&self, asker: &Asker<'_>, name: &str, part: Part) -> Answer<(Vec<u8>, Option<u64>)> {
+    /// Reads a part of an object; also returns its length if the response has it.
+    fn get_signed(
+        &self,
+        signer: &AzureSigner<'_>,
+        name: &str,
+        part: ObjectRange,
+    ) -> RemoteResult<(Vec<u8>, Option<u64>)> {
         let (range, most) = match part {
-            Part::All(most) => (format!("bytes=0-{most}"), most),
-            Part::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
-            Part::Last(_) => return Err(Trouble::Unusable("it does not serve the last bytes of an object".into())),
+            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
+            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
+            ObjectRange::Last(_) => {
+                return Err(RemoteError::Unsupported("it does not serve the last bytes of an object".into()));
+            }
         };
         let headers = [("range", range), ("accept-encoding", "identity".to_owned())];
-        let response = self.call(asker.request("GET", &self.key(name), &[], &headers, 0), most)?;
+        let response = self.call(signer.request("GET", &self.key(name), &[], &headers, 0), most)?;
         let refused = refusal(&response);
-        answers::part(response, part, most).unwrap_or(Err(refused))
+        response::read_part(response, part, most).unwrap_or(Err(refused))
     }
 
-    fn last_as(&self, asker: &Asker<'_>, name: &str, most: u64) -> Answer<Vec<u8>> {
-        let (mut bytes, length) = self.get_as(asker, name, Part::Range(0, most))?;
+    fn get_last_signed(&self, signer: &AzureSigner<'_>, name: &str, most: u64) -> RemoteResult<Vec<u8>> {
+        let (mut bytes, length) = self.get_signed(signer, name, ObjectRange::Range(0, most))?;
         let length = length.unwrap_or(bytes.len() as u64);
         if length <= most {
             return Ok(bytes);
         }
-        // What is here already may be a part of it.
+        // The first response may contain a part of the range.
         let begin = most.max(length - most);
-        let (rest, _) = self.get_as(asker, name, Part::Range(begin, length - begin))?;
+        let (rest, _) = self.get_signed(signer, name, ObjectRange::Range(begin, length - begin))?;
         bytes.drain(..((length - most).min(bytes.len() as u64)) as usize);
         bytes.extend(rest);
         if bytes.len() as u64 != most {
-            return Err(Trouble::Passing("its answer was cut off".into()));
+            return Err(RemoteError::Transient("its answer was cut off".into()));
         }
         Ok(bytes)
     }
 
-    fn list_as(&self, asker: &Asker<'_>, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        let known = self.ended.lock().clone();
-        let known = known.filter(|ended| ended.prefix == prefix && ended.last == after).map(|ended| ended.marker);
+    fn list_signed(
+        &self,
+        signer: &AzureSigner<'_>,
+        prefix: &str,
+        after: &str,
+        most: usize,
+    ) -> RemoteResult<Vec<ListedObject>> {
+        let known = self.marker_after.lock().clone();
+        let known = known
+            .filter(|marker_after| marker_after.prefix == prefix && marker_after.last == after)
+            .map(|marker_after| marker_after.marker);
         let is_known = known.is_some();
-        match self.list_from(asker, prefix, after, most, known) {
+        match self.list_from_marker(signer, prefix, after, most, known) {
             // A marker may be too old for the store.
-            Err(Trouble::Unusable(_)) if is_known => {
-                *self.ended.lock() = None;
-                self.list_from(asker, prefix, after, most, None)
+            Err(RemoteError::Unsupported(_)) if is_known => {
+                *self.marker_after.lock() = None;
+                self.list_from_marker(signer, prefix, after, most, None)
             }
             listed => listed,
         }
     }
 
-    /// The objects behind `after`, from a marker that is not behind it. A store may give fewer than it was asked for, and say that there are more.
-    fn list_from(
+    /// Lists the objects after `after`, from a marker that is not past it. A store may return fewer
+    /// objects than requested and a marker for the rest.
+    fn list_from_marker(
         &self,
-        asker: &Asker<'_>,
+        signer: &AzureSigner<'_>,
         prefix: &str,
         after: &str,
         most: usize,
         mut marker: Option<String>,
-    ) -> Answer<Vec<Listed>> {
-        let mut listed: Vec<Listed> = Vec::new();
-        let is_on_the_way = !after.is_empty() && marker.is_none();
-        for _ in 0..if is_on_the_way { MOST_SKIPPED } else { MOST_ANSWERS } {
+    ) -> RemoteResult<Vec<ListedObject>> {
+        let mut listed: Vec<ListedObject> = Vec::new();
+        let is_skipping = !after.is_empty() && marker.is_none();
+        for _ in 0..if is_skipping { MAX_SKIPPED_PAGES } else { MAX_PAGES } {
             // On the way to a name lists are as long as they can be.
-            let wanted = if is_on_the_way && listed.is_empty() { LISTED } else { most - listed.len() };
-            let (found, next) = self.list_once(asker, prefix, marker.as_deref(), wanted)?;
+            let wanted = if is_skipping && listed.is_empty() { MAX_LIST_ENTRIES } else { most - listed.len() };
+            let (found, next) = self.list_page(signer, prefix, marker.as_deref(), wanted)?;
             listed.extend(found.into_iter().filter(|object| *object.name > *after));
             match (next, listed.last()) {
                 (Some(next), _) if listed.len() < most => marker = Some(next),
-                (Some(next), Some(last)) if listed.len() == LISTED => {
-                    let ended = Ended { prefix: prefix.to_owned(), last: last.name.clone(), marker: next };
-                    *self.ended.lock() = Some(ended);
+                (Some(next), Some(last)) if listed.len() == MAX_LIST_ENTRIES => {
+                    let marker_after = ListMarker { prefix: prefix.to_owned(), last: last.name.clone(), marker: next };
+                    *self.marker_after.lock() = Some(marker_after);
                     return Ok(listed);
                 }
                 _ => {
@@ -194,94 +220,94 @@ impl Azure {
                 }
             }
         }
-        Err(Trouble::Unusable("it cuts a list short again and again".into()))
+        Err(RemoteError::Unsupported("it cuts a list short again and again".into()))
     }
 
-    /// One answer, and the marker of what follows it.
-    fn list_once(
+    /// Requests one page; returns its objects and the marker of the next page.
+    fn list_page(
         &self,
-        asker: &Asker<'_>,
+        signer: &AzureSigner<'_>,
         prefix: &str,
         marker: Option<&str>,
         most: usize,
-    ) -> Answer<(Vec<Listed>, Option<String>)> {
+    ) -> RemoteResult<(Vec<ListedObject>, Option<String>)> {
         let (prefix, most) = (self.key(prefix), most.to_string());
         let mut query = vec![("restype", "container"), ("comp", "list"), ("maxresults", &*most)];
         if !prefix.is_empty() {
             query.push(("prefix", &*prefix));
         }
         query.extend(marker.map(|marker| ("marker", marker)));
-        let response = self.call(asker.request("GET", "", &query, &[], 0), MAX_LIST)?;
+        let response = self.call(signer.request("GET", "", &query, &[], 0), MAX_LIST)?;
         match response.status() {
             StatusCode::OK => {}
-            StatusCode::NOT_FOUND => return Err(Trouble::Gone),
+            StatusCode::NOT_FOUND => return Err(RemoteError::NotFound),
             _ => return Err(refusal(&response)),
         }
-        listed(&answers::list(response)?, &self.prefix)
+        parse_list(&response::read_list(response)?, &self.prefix)
     }
 
-    fn remove_as(&self, asker: &Asker<'_>, name: &str) -> Answer<()> {
-        let Request { url, headers } = asker.request("DELETE", &self.key(name), &[], &[], 0);
+    fn remove_signed(&self, signer: &AzureSigner<'_>, name: &str) -> RemoteResult<()> {
+        let AzureRequest { url, headers } = signer.request("DELETE", &self.key(name), &[], &[], 0);
         let mut request = self.agent.delete(url.as_str());
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let request = request.config().timeout_global(limit(0)).build();
-        let response = request.call().map_err(|error| http::trouble(&error))?;
-        let response = provenance::azure(Asked::Remove, response)?;
+        let request = request.config().timeout_global(request_timeout(0)).build();
+        let response = request.call().map_err(|error| http::transport_error(&error))?;
+        let response = provenance::check_azure(RequestKind::Remove, response)?;
         match response.status() {
             StatusCode::OK | StatusCode::ACCEPTED | StatusCode::NOT_FOUND => Ok(()),
             _ => Err(refusal(&response)),
         }
     }
 
-    fn call(&self, Request { url, headers }: Request, bytes: u64) -> Answer<Response<Body>> {
+    fn call(&self, AzureRequest { url, headers }: AzureRequest, bytes: u64) -> RemoteResult<Response<Body>> {
         let mut request = self.agent.get(url.as_str());
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let request = request.config().timeout_global(limit(bytes)).build();
-        let response = request.call().map_err(|error| http::trouble(&error))?;
-        provenance::azure(Asked::Read, response)
+        let request = request.config().timeout_global(request_timeout(bytes)).build();
+        let response = request.call().map_err(|error| http::transport_error(&error))?;
+        provenance::check_azure(RequestKind::Read, response)
     }
 }
 
-/// Which of Azure's errors it is; nothing for what is none of its words.
-fn code(response: &Response<Body>) -> &str {
+/// Returns Azure's error code, or an empty string.
+fn error_code(response: &Response<Body>) -> &str {
     let code = response.headers().get("x-ms-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
     if code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric()) { code } else { "" }
 }
 
-fn refusal(response: &Response<Body>) -> Trouble {
+fn refusal(response: &Response<Body>) -> RemoteError {
     let status = response.status();
-    match (status, code(response)) {
+    match (status, error_code(response)) {
         (StatusCode::CONFLICT, "PublicAccessNotPermitted") => {
-            Trouble::Refused("it is not public (status 409), and no key of the account was found".into())
+            RemoteError::Denied("it is not public (status 409), and no key of the account was found".into())
         }
         (StatusCode::FORBIDDEN, code) if !code.is_empty() => {
-            Trouble::Refused(format!("it refuses the request (status 403 {code})"))
+            RemoteError::Denied(format!("it refuses the request (status 403 {code})"))
         }
         (StatusCode::CONFLICT | StatusCode::BAD_REQUEST, code) if !code.is_empty() => {
-            Trouble::Unusable(format!("it answers with status {} {code}", status.as_u16()))
+            RemoteError::Unsupported(format!("it answers with status {} {code}", status.as_u16()))
         }
-        _ => answers::refusal(status),
+        _ => response::status_error(status),
     }
 }
 
-/// The objects of a list below `prefix`, and the marker of what follows.
-fn listed(text: &str, prefix: &str) -> Answer<(Vec<Listed>, Option<String>)> {
+/// Parses a list into the objects below `prefix` and the marker of the next page.
+fn parse_list(text: &str, prefix: &str) -> RemoteResult<(Vec<ListedObject>, Option<String>)> {
     let results: EnumerationResults =
-        instant_xml::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| answers::no_list())?;
+        instant_xml::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| response::invalid_list())?;
     let mut listed = Vec::new();
     for entry in results.listed.entries {
         // Accounts with directories list those too.
         if entry.properties.kind.as_deref() == Some("directory") {
             continue;
         }
-        let name = entry.name.name().ok_or_else(answers::no_list)?;
-        listed.push(Listed {
-            name: name.strip_prefix(prefix).map(str::to_owned).ok_or_else(answers::no_list)?,
-            bytes: entry.properties.length.ok_or_else(answers::no_list)?,
+        let name = entry.name.name().ok_or_else(response::invalid_list)?;
+        listed.push(ListedObject {
+            name: name.strip_prefix(prefix).map(str::to_owned).ok_or_else(response::invalid_list)?,
+            bytes: entry.properties.length.ok_or_else(response::invalid_list)?,
             time: entry.properties.modified.as_deref().and_then(http::date),
         });
     }
@@ -310,7 +336,7 @@ struct Entry {
 
 #[derive(FromXml)]
 struct Name {
-    /// Of a name that XML cannot have.
+    /// Set for a name that XML cannot represent.
     #[xml(attribute, rename = "Encoded")]
     encoded: Option<bool>,
     #[xml(direct)]
@@ -347,7 +373,8 @@ impl Name {
 mod tests {
     use super::*;
 
-    /// Of an account with directories, as Microsoft's documentation shows it, and a name that XML cannot have.
+    /// Of an account with directories, as Microsoft's documentation shows it, and a name that XML
+    /// cannot have.
     #[test]
     fn a_list_of_azures_is_read_as_it_is_written() {
         let text = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"https://a.example.org/\" ContainerName=\"b\">\
@@ -357,15 +384,15 @@ mod tests {
             <Etag>0x1</Etag><ResourceType>file</ResourceType><Content-Length>7</Content-Length><Content-MD5 /></Properties><Metadata><x>y</x></Metadata><OrMetadata /></Blob>\
             <Blob><Name Encoded=\"true\">p/c%EF%BF%BEd%25</Name><Properties><Content-Length>1</Content-Length></Properties></Blob>\
             </Blobs><NextMarker>2!8!x--</NextMarker></EnumerationResults>";
-        let object = |name: &str, bytes, time| Listed { name: name.into(), bytes, time };
+        let object = |name: &str, bytes, time| ListedObject { name: name.into(), bytes, time };
         let all = vec![object("a/<b>", 7, Some(1_795_654_800)), object("c\u{fffe}d%", 1, None)];
-        assert_eq!(listed(text, "p/"), Ok((all, Some("2!8!x--".into()))));
+        assert_eq!(parse_list(text, "p/"), Ok((all, Some("2!8!x--".into()))));
         let none = "<EnumerationResults><Blobs /><NextMarker /></EnumerationResults>";
-        assert_eq!(listed(none, "p/"), Ok((Vec::new(), None)));
+        assert_eq!(parse_list(none, "p/"), Ok((Vec::new(), None)));
         for wrong in
             ["", "<html></html>", &text.replace("%25", "%2"), &text.replace("p/a/", "q/"), &text.replace('7', "-7")]
         {
-            assert!(matches!(listed(wrong, "p/"), Err(Trouble::Unusable(_))), "{wrong}");
+            assert!(matches!(parse_list(wrong, "p/"), Err(RemoteError::Unsupported(_))), "{wrong}");
         }
     }
 }

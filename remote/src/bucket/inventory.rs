@@ -1,4 +1,5 @@
-//! What lies in a store, told without a key: the archives below a prefix, and whether all is there that the newest record of one names.
+//! Inventory of a store without a key: lists the archives below a prefix, and checks the objects of
+//! one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -8,70 +9,71 @@ use lockbox_terminal::display;
 use rangemap::RangeSet;
 use sha2::{Digest, Sha256};
 
-use super::layout::{self, BLOCK, Dead, Incarnation, Kind, TRAILER_BYTES, Trailer};
-use super::moment::Moment;
-use super::names::{hex, id_of, path, what};
-use super::objects::{Barred, Created, Listed, Objects, Part};
-use super::place::Id;
-use super::store::{MARKER, Store};
-use crate::Options;
-use crate::source::Trouble;
+use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone, Trailer};
+use super::object_names::{describe, hex, object_path, parse_path};
+use super::object_ref::ObjectId;
+use super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore, UnreadableDir};
+use super::store::{BucketStore, MARKER};
+use super::version::BucketVersion;
+use crate::RemoteOptions;
+use crate::range_source::{RemoteError, RemoteResult};
 
-/// Times that an examination begins anew because the writer went on while it looked.
-const TRIES: usize = 8;
+/// Maximum restarts when a concurrent writer commits during the scan.
+const MAX_ATTEMPTS: usize = 8;
 
-/// Is told of each request that takes time, with bytes done and bytes to do where those are known; an error ends the work.
-pub type Step<'a> = dyn FnMut(u64, u64) -> Result<()> + 'a;
+/// Progress callback, called for each slow request with bytes done and total bytes if they are
+/// known; an error cancels the operation.
+pub type ProgressFn<'a> = dyn FnMut(u64, u64) -> Result<()> + 'a;
 
-/// So many objects with so many bytes.
+/// Number and total size of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
+pub struct ObjectTotals {
     pub objects: u64,
     pub bytes: u64,
 }
 
-impl Amount {
+impl ObjectTotals {
     fn add(&mut self, bytes: u64) {
         self.objects += 1;
         self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 
-/// An archive in a store, or a directory that cannot be looked into.
+/// Archive in a store, or an unreadable directory.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredArchive {
     pub address: String,
-    /// All objects that it has, needed or not.
-    pub amount: Amount,
-    /// When the store got its newest record, in seconds since 1970.
+    /// All objects of the archive, needed or not.
+    pub amount: ObjectTotals,
+    /// Time of its newest record by the store's clock, in seconds since 1970.
     pub time: Option<u64>,
-    /// What its newest record says; None before a writer has committed anything.
-    pub newest: Result<Option<Newest>>,
+    /// Its newest record; None before the first commit.
+    pub newest: Result<Option<NewestRecord>>,
 }
 
-/// What the newest record of an archive says.
+/// Summary of the newest record of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Newest {
+pub struct NewestRecord {
     pub number: u64,
-    /// Of the archive, in bytes.
+    /// Length of the archive in bytes.
     pub length: u64,
-    /// The machine of a writer who has not said that it went.
+    /// Machine of a writer that has not closed the archive.
     pub writer: Option<String>,
 }
 
-/// The objects below a further prefix.
-pub(super) struct Below {
-    pub(super) objects: Arc<dyn Objects>,
+/// Object store restricted to a further prefix.
+pub(super) struct PrefixedStore {
+    pub(super) objects: Arc<dyn ObjectStore>,
     pub(super) prefix: String,
 }
 
-impl Below {
-    /// A list without the prefix in its names.
-    fn stripped(
+impl PrefixedStore {
+    /// Lists objects and strips the prefix from their names.
+    fn strip_prefix_from(
         &self,
         after: &str,
-        list: impl FnOnce(&str) -> std::result::Result<Vec<Listed>, Trouble>,
-    ) -> std::result::Result<Vec<Listed>, Trouble> {
+        list: impl FnOnce(&str) -> RemoteResult<Vec<ListedObject>>,
+    ) -> RemoteResult<Vec<ListedObject>> {
         let after = if after.is_empty() { String::new() } else { format!("{}{after}", self.prefix) };
         let mut listed = list(&after)?;
         for object in &mut listed {
@@ -81,97 +83,103 @@ impl Below {
     }
 }
 
-impl Objects for Below {
-    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+impl ObjectStore for PrefixedStore {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         self.objects.create(&format!("{}{name}", self.prefix), bytes)
     }
 
-    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         self.objects.get(&format!("{}{name}", self.prefix), part)
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
-        self.stripped(after, |after| self.objects.list(&format!("{}{prefix}", self.prefix), after, most))
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        self.strip_prefix_from(after, |after| self.objects.list(&format!("{}{prefix}", self.prefix), after, most))
     }
 
-    fn list_what_can_be(
+    fn list_tolerant(
         &self,
         prefix: &str,
         after: &str,
         most: usize,
-        barred: &mut Barred<'_>,
-    ) -> std::result::Result<Vec<Listed>, Trouble> {
-        let mut own = |name: &str, trouble| barred(name.get(self.prefix.len()..).unwrap_or_default(), trouble);
-        self.stripped(after, |after| {
-            self.objects.list_what_can_be(&format!("{}{prefix}", self.prefix), after, most, &mut own)
+        on_unreadable: &mut UnreadableDir<'_>,
+    ) -> RemoteResult<Vec<ListedObject>> {
+        let mut own = |name: &str, error| on_unreadable(name.get(self.prefix.len()..).unwrap_or_default(), error);
+        self.strip_prefix_from(after, |after| {
+            self.objects.list_tolerant(&format!("{}{prefix}", self.prefix), after, most, &mut own)
         })
     }
 
-    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.objects.remove(&format!("{}{name}", self.prefix))
     }
 }
 
-/// What is known of the objects of one incarnation from their names.
+/// Objects of one incarnation, summarised from a list.
 #[derive(Default)]
-struct Seen {
-    amount: Amount,
-    /// The record that is listed first, and when the store got it.
+struct ObjectSummary {
+    amount: ObjectTotals,
+    /// First listed record and its time.
     newest: Option<(String, Option<u64>)>,
 }
 
-/// The archives whose objects are among these, by name, with the address of each that `address` makes of the name; behind them the directories that cannot be looked into, of which nobody knows what is in them.
+/// Lists the archives by name, with the address that `address` derives from the name. Unreadable
+/// directories, with unknown content, follow.
 ///
 /// # Errors
-/// Those of requests and of `step`; `Unsupported` for more objects than are looked through.
-pub(crate) fn archives(
-    objects: Box<dyn Objects>,
+/// Errors of requests and of `step`; `Unsupported` for more objects than the limit.
+pub(crate) fn list_archives(
+    objects: Box<dyn ObjectStore>,
     address: &dyn Fn(&str) -> String,
-    options: &Options,
-    step: &mut Step<'_>,
-) -> Result<Vec<Stored>> {
-    let objects: Arc<dyn Objects> = objects.into();
-    let below = |prefix: &str| Below { objects: objects.clone(), prefix: prefix.to_owned() };
-    let store = Store::new(Box::new(below("")), display(address("").as_bytes()), options.timeout);
-    // By the archive's name and its incarnation: of a prefix that was emptied and made anew there may be two.
-    let mut seen: BTreeMap<(String, String), Seen> = BTreeMap::new();
+    options: &RemoteOptions,
+    step: &mut ProgressFn<'_>,
+) -> Result<Vec<StoredArchive>> {
+    let objects: Arc<dyn ObjectStore> = objects.into();
+    let below = |prefix: &str| PrefixedStore { objects: objects.clone(), prefix: prefix.to_owned() };
+    let store = BucketStore::new(Box::new(below("")), display(address("").as_bytes()), options.timeout);
+    // Keyed by archive name and incarnation: a prefix that was emptied and reused may have two.
+    let mut summaries: BTreeMap<(String, String), ObjectSummary> = BTreeMap::new();
     let mut markers: Vec<(String, u64)> = Vec::new();
-    let mut barred: BTreeMap<String, Trouble> = BTreeMap::new();
-    let mut bar = |name: &str, trouble| {
-        barred.insert(name.to_owned(), trouble);
+    let mut on_unreadable: BTreeMap<String, RemoteError> = BTreeMap::new();
+    let mut record_unreadable = |name: &str, error| {
+        on_unreadable.insert(name.to_owned(), error);
         Ok(())
     };
-    store.walk_what_can_be("", &mut bar, &mut |object| {
+    store.walk_tolerant("", &mut record_unreadable, &mut |object| {
         step(0, 0)?;
         if let Some(above) = object.name.strip_suffix(MARKER)
             && (above.is_empty() || above.ends_with('/'))
         {
             markers.push((above.to_owned(), object.bytes));
-        } else if let Some((above, incarnation, part)) = of_archive(&object.name) {
-            let seen = seen.entry((above.to_owned(), incarnation.to_owned())).or_default();
-            seen.amount.add(object.bytes);
-            if part.starts_with("log/") && seen.newest.is_none() {
-                seen.newest = Some((part.to_owned(), object.time));
+        } else if let Some((above, incarnation, part)) = split_object_name(&object.name) {
+            let summaries = summaries.entry((above.to_owned(), incarnation.to_owned())).or_default();
+            summaries.amount.add(object.bytes);
+            if part.starts_with("log/") && summaries.newest.is_none() {
+                summaries.newest = Some((part.to_owned(), object.time));
             }
         }
         Ok(())
     })?;
     let mut found = Vec::new();
     let address = |above: &str| address(above.trim_end_matches('/'));
-    let place = |above: &str| Store::new(Box::new(below(above)), display(address(above).as_bytes()), options.timeout);
+    let place =
+        |above: &str| BucketStore::new(Box::new(below(above)), display(address(above).as_bytes()), options.timeout);
     for (above, bytes) in markers {
         step(0, 0)?;
         let store = place(&above);
-        let mut stored =
-            Stored { address: address(&above), amount: Amount { objects: 1, bytes }, time: None, newest: Ok(None) };
-        match store.known() {
+        let mut stored = StoredArchive {
+            address: address(&above),
+            amount: ObjectTotals { objects: 1, bytes },
+            time: None,
+            newest: Ok(None),
+        };
+        match store.existing_incarnation() {
             Ok(incarnation) => {
-                if let Some(seen) = seen.get(&(above, hex(&incarnation))) {
-                    stored.amount.objects += seen.amount.objects;
-                    stored.amount.bytes = stored.amount.bytes.saturating_add(seen.amount.bytes);
-                    stored.time = seen.newest.as_ref().and_then(|(_, time)| *time);
+                if let Some(summaries) = summaries.get(&(above, hex(&incarnation))) {
+                    stored.amount.objects += summaries.amount.objects;
+                    stored.amount.bytes = stored.amount.bytes.saturating_add(summaries.amount.bytes);
+                    stored.time = summaries.newest.as_ref().and_then(|(_, time)| *time);
                 }
-                stored.newest = newest(&store, &incarnation);
+                stored.newest = read_newest(&store, &incarnation);
             }
             // It was removed meanwhile.
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => continue,
@@ -179,19 +187,20 @@ pub(crate) fn archives(
         }
         found.push(stored);
     }
-    for (above, trouble) in barred {
-        found.push(Stored {
+    for (above, error) in on_unreadable {
+        found.push(StoredArchive {
             address: address(&above),
-            amount: Amount::default(),
+            amount: ObjectTotals::default(),
             time: None,
-            newest: Err(place(&above).told(trouble)),
+            newest: Err(place(&above).to_error(error)),
         });
     }
     Ok(found)
 }
 
-/// The archive's name with its slash, the incarnation and the rest, of the name of an object that one has.
-fn of_archive(name: &str) -> Option<(&str, &str, &str)> {
+/// Splits the name of an object into the archive's name with its slash, the incarnation and the
+/// rest.
+fn split_object_name(name: &str) -> Option<(&str, &str, &str)> {
     let mut slashes = name.rmatch_indices('/').map(|(at, _)| at);
     let (_, last) = (slashes.next()?, slashes.next()?);
     let (above, part) = name.split_at(last);
@@ -203,204 +212,214 @@ fn of_archive(name: &str) -> Option<(&str, &str, &str)> {
     (is_incarnation && is_part).then_some((above, incarnation, part))
 }
 
-fn newest(store: &Store, incarnation: &Incarnation) -> Result<Option<Newest>> {
-    let Some(number) = store.newest(incarnation)? else { return Ok(None) };
+fn read_newest(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<NewestRecord>> {
+    let Some(number) = store.newest_sequence(incarnation)? else { return Ok(None) };
     // Removed meanwhile: there is a newer one, which the next look finds.
-    let Some((trailer, said)) = store.record(incarnation, number)? else { return Ok(None) };
-    let writer = (trailer.kind != Kind::Close).then_some(said.owner.host);
-    Ok(Some(Newest { number, length: trailer.length, writer }))
+    let Some((trailer, body)) = store.read_record(incarnation, number)? else { return Ok(None) };
+    let writer = (trailer.kind != RecordKind::Close).then_some(body.writer.host);
+    Ok(Some(NewestRecord { number, length: trailer.length, writer }))
 }
 
-/// What an examination found.
+/// Result of checking the objects of an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Examined {
-    /// Of the newest record.
+pub struct ObjectCheck {
+    /// Sequence of the newest record.
     pub number: u64,
-    /// What that needs.
-    pub needed: Amount,
-    /// What is not as it has to be, a sentence each.
+    /// Objects that it needs.
+    pub needed: ObjectTotals,
+    /// Faults, one sentence each.
     pub faults: Vec<String>,
-    /// What is said to be needed no more, and is removed after a day.
-    pub dead: Amount,
-    /// What no record names: of a writer that is at work, or was stopped.
-    pub unnamed: Amount,
-    /// Records that stay, so that their numbers are taken.
-    pub records: Amount,
-    /// Bytes that were read and compared.
+    /// Objects declared dead, to be removed after a day.
+    pub dead: ObjectTotals,
+    /// Objects that no record names: of an active writer, or of an interrupted one.
+    pub unnamed: ObjectTotals,
+    /// Records kept so that their numbers stay taken.
+    pub records: ObjectTotals,
+    /// Bytes read and compared.
     pub read: u64,
 }
 
-/// Whether all is there that the newest record names, with the length that it was made with; and with `whole`, with the content.
+/// Checks that all objects of the newest record exist with their original length; with `whole`,
+/// also their content.
 ///
 /// # Errors
-/// Those of requests and of `step`; `NotArchive`; `Damaged` when there is no newest record that can be read.
-pub(crate) fn examine(
-    objects: Box<dyn Objects>,
+/// Errors of requests and of `step`; `NotArchive`; `Damaged` when no newest record can be read.
+pub(crate) fn check_objects(
+    objects: Box<dyn ObjectStore>,
     name: String,
-    options: &Options,
+    options: &RemoteOptions,
     whole: bool,
-    step: &mut Step<'_>,
-) -> Result<Examined> {
-    let store = Store::new(objects, name, options.timeout);
-    let incarnation = store.known()?;
-    examine_of(&store, &incarnation, whole, step)
+    step: &mut ProgressFn<'_>,
+) -> Result<ObjectCheck> {
+    let store = BucketStore::new(objects, name, options.timeout);
+    let incarnation = store.existing_incarnation()?;
+    check_incarnation(&store, &incarnation, whole, step)
 }
 
-/// The same with the content, where an archive has objects; None where it is one object itself.
+/// Like [`check_objects`] with the content, for an archive of objects; None if the archive is one
+/// object.
 ///
 /// # Errors
-/// As of [`examine`].
-pub(crate) fn compare(
-    objects: Box<dyn Objects>,
+/// As of [`check_objects`].
+pub(crate) fn verify_objects(
+    objects: Box<dyn ObjectStore>,
     name: String,
-    options: &Options,
-    step: &mut Step<'_>,
-) -> Result<Option<Examined>> {
-    let store = Store::new(objects, name, options.timeout);
-    match store.look() {
-        Ok(Some(found)) => examine_of(&store, &found?.0, true, step).map(Some),
+    options: &RemoteOptions,
+    step: &mut ProgressFn<'_>,
+) -> Result<Option<ObjectCheck>> {
+    let store = BucketStore::new(objects, name, options.timeout);
+    match store.find_archive() {
+        Ok(Some(found)) => check_incarnation(&store, &found?.0, true, step).map(Some),
         Ok(None) => Ok(None),
-        Err(Trouble::Refused(_)) if store.objects.hides() => Ok(None),
-        Err(trouble) => Err(store.told(trouble)),
+        Err(RemoteError::Denied(_)) if store.objects.can_hide_missing() => Ok(None),
+        Err(error) => Err(store.to_error(error)),
     }
 }
 
-fn examine_of(store: &Store, incarnation: &Incarnation, whole: bool, step: &mut Step<'_>) -> Result<Examined> {
+fn check_incarnation(
+    store: &BucketStore,
+    incarnation: &Incarnation,
+    whole: bool,
+    step: &mut ProgressFn<'_>,
+) -> Result<ObjectCheck> {
     let mut last = None;
-    for _ in 0..TRIES {
-        let Some(moment) = Moment::newest(store, incarnation)? else {
+    for _ in 0..MAX_ATTEMPTS {
+        let Some(version) = BucketVersion::load_newest(store, incarnation)? else {
             return Err(Error::NotArchive(format!("{}: a writer came and has not committed anything yet", store.name)));
         };
-        let examined = examine_moment(store, incarnation, &moment, whole, step)?;
-        // What was missing may have been removed since: it is looked at anew where the writer went on.
-        if examined.faults.is_empty() || store.newest(incarnation)? == Some(examined.number) {
-            return Ok(examined);
+        let check = check_version(store, incarnation, &version, whole, step)?;
+        // A missing object may have been removed since: check again if the writer has committed.
+        if check.faults.is_empty() || store.newest_sequence(incarnation)? == Some(check.number) {
+            return Ok(check);
         }
-        last = Some(examined);
+        last = Some(check);
     }
     last.ok_or_else(|| Error::InUse(format!("{}: its writer goes on all the time", store.name)))
 }
 
-fn examine_moment(
-    store: &Store,
+fn check_version(
+    store: &BucketStore,
     incarnation: &Incarnation,
-    moment: &Moment,
+    version: &BucketVersion,
     whole: bool,
-    step: &mut Step<'_>,
-) -> Result<Examined> {
-    let number = moment.trailer.sequence;
-    let mut examined = Examined { number, ..Examined::default() };
-    let mut there: BTreeMap<Id, u64> = BTreeMap::new();
+    step: &mut ProgressFn<'_>,
+) -> Result<ObjectCheck> {
+    let number = version.trailer.sequence;
+    let mut check = ObjectCheck { number, ..ObjectCheck::default() };
+    let mut there: BTreeMap<ObjectId, u64> = BTreeMap::new();
     store.walk(&format!("{}/", hex(incarnation)), &mut |object| {
         step(0, 0)?;
-        if let Some(id) = id_of(incarnation, &object.name) {
+        if let Some(id) = parse_path(incarnation, &object.name) {
             there.insert(id, object.bytes);
         }
         Ok(())
     })?;
     // Not each of them: a stranger's list may name many millions.
-    let (records, objects): (Vec<&Dead>, Vec<&Dead>) =
-        moment.dead.iter().partition(|dead| matches!(dead.id, Id::Log(_)));
-    let run = |dead: &Dead| match dead.id {
-        Id::Log(first) => first..first.saturating_add(u64::from(dead.more) + 1),
-        Id::Segment(_) | Id::Checkpoint(_) => 0..0,
+    let (records, objects): (Vec<&Tombstone>, Vec<&Tombstone>) =
+        version.tombstones.iter().partition(|dead| matches!(dead.id, ObjectId::Log(_)));
+    let run = |dead: &Tombstone| match dead.id {
+        ObjectId::Log(first) => first..first.saturating_add(u64::from(dead.extra) + 1),
+        ObjectId::Segment(_) | ObjectId::Checkpoint(_) => 0..0,
     };
     let records: RangeSet<u64> = records.into_iter().map(run).collect();
-    let objects: HashSet<Id> = objects.into_iter().map(|dead| dead.id).collect();
-    let is_dead = |id: &Id| match id {
-        Id::Log(sequence) => records.contains(sequence),
+    let objects: HashSet<ObjectId> = objects.into_iter().map(|dead| dead.id).collect();
+    let is_dead = |id: &ObjectId| match id {
+        ObjectId::Log(sequence) => records.contains(sequence),
         id => objects.contains(id),
     };
-    let mut needed: Vec<(Id, Shape)> = moment.map.sized().map(|(id, blocks)| (id, Shape::Pages(blocks))).collect();
-    needed.retain(|(id, _)| *id != Id::Log(number));
-    needed.push((Id::Log(number), Shape::Exactly(moment.trailer.bytes())));
-    needed.extend(moment.trailer.checkpoint.map(|(hash, bytes)| (Id::Checkpoint(hash), Shape::Exactly(bytes))));
-    let named: HashSet<Id> = needed.iter().map(|(id, _)| *id).collect();
+    let mut needed: Vec<(ObjectId, ExpectedLength)> =
+        version.map.objects_with_sizes().map(|(id, blocks)| (id, ExpectedLength::Blocks(blocks))).collect();
+    needed.retain(|(id, _)| *id != ObjectId::Log(number));
+    needed.push((ObjectId::Log(number), ExpectedLength::Exactly(version.trailer.bytes())));
+    needed.extend(
+        version.trailer.checkpoint.map(|(hash, bytes)| (ObjectId::Checkpoint(hash), ExpectedLength::Exactly(bytes))),
+    );
+    let named: HashSet<ObjectId> = needed.iter().map(|(id, _)| *id).collect();
     for (id, bytes) in &there {
         match id {
-            id if named.contains(id) => examined.needed.add(*bytes),
-            id if is_dead(id) => examined.dead.add(*bytes),
-            Id::Log(_) => examined.records.add(*bytes),
-            Id::Segment(_) | Id::Checkpoint(_) => examined.unnamed.add(*bytes),
+            id if named.contains(id) => check.needed.add(*bytes),
+            id if is_dead(id) => check.dead.add(*bytes),
+            ObjectId::Log(_) => check.records.add(*bytes),
+            ObjectId::Segment(_) | ObjectId::Checkpoint(_) => check.unnamed.add(*bytes),
         }
     }
-    let total = if whole { examined.needed.bytes } else { 0 };
+    let total = if whole { check.needed.bytes } else { 0 };
     for (id, shape) in needed {
         let Some(bytes) = there.get(&id) else {
             // Some stores list late.
-            match store.get(&path(incarnation, &id), Part::Last(1)) {
-                Err(Trouble::Gone) => examined.faults.push(format!("{} is missing", what(&id))),
-                Err(trouble) => return Err(store.told(trouble)),
-                Ok(_) => examined.needed.objects += 1,
+            match store.get(&object_path(incarnation, &id), ObjectRange::Last(1)) {
+                Err(RemoteError::NotFound) => check.faults.push(format!("{} is missing", describe(&id))),
+                Err(error) => return Err(store.to_error(error)),
+                Ok(_) => check.needed.objects += 1,
             }
-            step(examined.read, total)?;
+            step(check.read, total)?;
             continue;
         };
         if !shape.fits(&id, *bytes) {
-            examined
+            check
                 .faults
-                .push(format!("{} has {bytes} bytes, which is not the length that it was made with", what(&id)));
+                .push(format!("{} has {bytes} bytes, which is not the length that it was made with", describe(&id)));
         } else if whole {
-            step(examined.read, total)?;
-            match store.get(&path(incarnation, &id), Part::All(*bytes)) {
-                Ok(content) if is_content(incarnation, &id, &content) => {}
-                Ok(_) => examined.faults.push(format!("{} has other bytes than it was made with", what(&id))),
-                Err(Trouble::Gone) => examined.faults.push(format!("{} is missing", what(&id))),
-                Err(trouble) => return Err(store.told(trouble)),
+            step(check.read, total)?;
+            match store.get(&object_path(incarnation, &id), ObjectRange::All(*bytes)) {
+                Ok(content) if has_expected_content(incarnation, &id, &content) => {}
+                Ok(_) => check.faults.push(format!("{} has other bytes than it was made with", describe(&id))),
+                Err(RemoteError::NotFound) => check.faults.push(format!("{} is missing", describe(&id))),
+                Err(error) => return Err(store.to_error(error)),
             }
-            examined.read += bytes;
+            check.read += bytes;
         }
     }
-    examined.faults.sort();
-    Ok(examined)
+    check.faults.sort();
+    Ok(check)
 }
 
-/// What is known of an object's length.
+/// Known length of an object.
 #[derive(Clone, Copy)]
-enum Shape {
+enum ExpectedLength {
     Exactly(u64),
-    /// So many blocks of pages, and what stands behind them.
-    Pages(u32),
+    /// Blocks of pages, followed by a trailer of variable length.
+    Blocks(u32),
 }
 
-impl Shape {
-    fn fits(self, id: &Id, bytes: u64) -> bool {
+impl ExpectedLength {
+    fn fits(self, id: &ObjectId, bytes: u64) -> bool {
         match (self, id) {
-            (Shape::Exactly(wanted), _) => bytes == wanted,
-            (Shape::Pages(blocks), Id::Segment(_)) => layout::is_length_of_segment(blocks, bytes),
-            (Shape::Pages(blocks), _) => {
-                let said = bytes.checked_sub(u64::from(blocks) * BLOCK + TRAILER_BYTES as u64);
-                said.is_some_and(|said| said <= layout::MAX_SAID)
+            (ExpectedLength::Exactly(wanted), _) => bytes == wanted,
+            (ExpectedLength::Blocks(blocks), ObjectId::Segment(_)) => layout::is_segment_length(blocks, bytes),
+            (ExpectedLength::Blocks(blocks), _) => {
+                let body = bytes.checked_sub(u64::from(blocks) * BLOCK + TRAILER_BYTES as u64);
+                body.is_some_and(|body| body <= layout::MAX_BODY)
             }
         }
     }
 }
 
-/// Whether the bytes are those of the object of this name.
-fn is_content(incarnation: &Incarnation, id: &Id, bytes: &[u8]) -> bool {
+/// Returns whether the bytes match the object's name.
+fn has_expected_content(incarnation: &Incarnation, id: &ObjectId, bytes: &[u8]) -> bool {
     match id {
-        Id::Segment(hash) | Id::Checkpoint(hash) => *hash == *Sha256::digest(bytes),
-        Id::Log(number) => {
+        ObjectId::Segment(hash) | ObjectId::Checkpoint(hash) => *hash == *Sha256::digest(bytes),
+        ObjectId::Log(number) => {
             let Some(at) = bytes.len().checked_sub(TRAILER_BYTES) else { return false };
             let Ok(trailer) = Trailer::decode(&bytes[at..], incarnation) else { return false };
             if trailer.sequence != *number || trailer.bytes() != bytes.len() as u64 {
                 return false;
             }
-            let (pages, said) = bytes[..at].split_at((u64::from(trailer.blocks) * BLOCK) as usize);
-            trailer.pages == *Sha256::digest(pages) && layout::decode_said(&trailer, said).is_ok()
+            let (pages, body) = bytes[..at].split_at((u64::from(trailer.blocks) * BLOCK) as usize);
+            trailer.pages_hash == *Sha256::digest(pages) && layout::decode_body(&trailer, body).is_ok()
         }
     }
 }
 
-/// What a collection did.
+/// Result of a garbage collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
-    /// Objects that were removed.
+pub struct CollectReport {
+    /// Removed objects.
     pub removed: u64,
-    /// Objects that nobody named and that are dead from now on.
+    /// Orphans found, which are dead from now on.
     pub found: u64,
-    /// Objects that are dead and stay until their day is over.
+    /// Dead objects still in their grace period.
     pub waiting: u64,
-    /// What the user should know about the writer's coming.
+    /// Message for the user about the acquisition.
     pub notice: Option<String>,
 }

@@ -1,20 +1,21 @@
-//! The bytes of the objects (format-spec/bucket.md): marker, records of the log, segments, checkpoints.
+//! Byte layout of the objects (format-spec/bucket.md): marker, log records, segments, checkpoints.
 //!
-//! All of it comes from a stranger. A hash shows that an answer is whole and belongs where it was found; it proves nothing about who wrote it, which the tags
-//! of the archive's pages do. Every count is compared with what is there before anything is allocated.
+//! All input is untrusted. A hash shows that an object is complete and belongs where it was found;
+//! it does not authenticate the writer, which the tags of the archive's pages do. Every count is
+//! checked against the input's length before anything is allocated.
 
 use std::ops::Range;
 
 use lockbox::{Error, Result};
 use sha2::{Digest, Sha256};
 
-use super::place::{Entry, Hash, Id, Place};
+use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
 
-/// Bytes of a block, the unit of the map (specification of the archive, 2).
+/// Block size in bytes, the unit of the map (specification of the archive, 2).
 pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const VERSION: u32 = 1;
 
-/// Of a prefix: one that was emptied and made anew has another.
+/// Random id of a prefix: one that was emptied and reused has another.
 pub(crate) type Incarnation = [u8; 16];
 
 const MARKER: &[u8; 8] = b"LBXBUCKT";
@@ -25,135 +26,136 @@ const CHECKPOINT: &[u8; 8] = b"LBXCHKPT";
 pub(crate) const MARKER_BYTES: usize = 64;
 pub(crate) const TRAILER_BYTES: usize = 352;
 const SEGMENT_TRAILER_BYTES: usize = 80;
-/// Of a run of blocks in a segment's list.
+/// Size of a run of blocks in a segment's list.
 const RUN_BYTES: u64 = 12;
 const CHECKPOINT_TRAILER_BYTES: usize = 96;
 const ID_BYTES: usize = 40;
-const ENTRY_BYTES: usize = 20;
-const DEAD_BYTES: usize = ID_BYTES + 8;
+const MAP_ENTRY_BYTES: usize = 20;
+const TOMBSTONE_BYTES: usize = ID_BYTES + 8;
 
-/// Longest archive: what an entry of a map can name.
-pub(crate) const LONGEST: u64 = i64::MAX as u64 / BLOCK * BLOCK;
-/// Most bytes of what a record says beside its pages.
-pub(crate) const MAX_SAID: u64 = 4 << 20;
-/// Most bytes of a checkpoint: of some three million runs.
+/// Maximum archive length that a map entry can name.
+pub(crate) const MAX_ARCHIVE_BYTES: u64 = i64::MAX as u64 / BLOCK * BLOCK;
+/// Maximum size of a record's body, which is the part without its pages.
+pub(crate) const MAX_BODY: u64 = 4 << 20;
+/// Maximum size of a checkpoint: some three million runs.
 pub(crate) const MAX_CHECKPOINT: u64 = 64 << 20;
-/// Most blocks of pages in one object.
+/// Maximum blocks of pages in one object.
 pub(crate) const MAX_BLOCKS: u32 = 16 << 8;
-/// Most entries of what waits for its removal in one record; more are left for a collection.
-pub(crate) const MAX_DEAD: usize = 16 << 10;
-/// Longest name of a machine.
+/// Maximum tombstones in one record; the rest is left to a garbage collection.
+pub(crate) const MAX_TOMBSTONES: usize = 16 << 10;
+/// Maximum length of a host name.
 const MAX_HOST: usize = 64;
-const ZEROS: u32 = u32::MAX;
+const ZERO_OBJECT: u32 = u32::MAX;
 
 fn damaged(what: &str) -> Error {
     Error::damaged(format!("the bucket: {what}"))
 }
 
-/// The first object of a prefix.
+/// Encodes the marker, the first object of a prefix.
 pub(crate) fn encode_marker(incarnation: &Incarnation) -> Vec<u8> {
     let mut out = Writer::default();
     out.bytes(MARKER);
     out.u32(VERSION);
     out.u32(0);
     out.bytes(incarnation);
-    out.hash()
+    out.finish()
 }
 
 /// # Errors
-/// `Unsupported` for a newer version, `Damaged` for what is no marker.
+/// `Unsupported` for a newer version, `Damaged` for an invalid marker.
 pub(crate) fn decode_marker(bytes: &[u8]) -> Result<Incarnation> {
-    let mut reader = hashed(bytes, MARKER, MARKER_BYTES, "marker")?;
+    let mut reader = open_hashed(bytes, MARKER, MARKER_BYTES, "marker")?;
     check_version(reader.u32()?)?;
     reader.u32()?;
     reader.array()
 }
 
-/// What a record is for.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A writer came. Never removed, so that its number is taken for ever.
+pub(crate) enum RecordKind {
+    /// A writer acquired the archive. Never removed, so that its number stays taken.
     Open,
     #[default]
     Commit,
-    /// A writer went.
+    /// A writer released the archive.
     Close,
 }
 
-/// Who writes, so that others can be told.
+/// Identity of a writer, for messages to other users and for liveness checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct WriterIdentity {
     pub(crate) host: String,
-    /// A hash of what names the machine, and of what names its run since it was started.
+    /// Hashes of the machine id and of the boot id.
     pub(crate) machine: [u8; 16],
     pub(crate) boot: [u8; 16],
     pub(crate) process: u32,
-    /// When the process was started, in ticks of its machine.
+    /// Start time of the process, in clock ticks of its machine.
     pub(crate) started: u64,
 }
 
-/// An object that no newer map needs, and since when; or records with numbers one after the other.
+/// Object that no newer map needs, with the time of its death; or a run of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dead {
-    pub(crate) id: Id,
-    /// Records behind the one that is named, at most [`MAX_BLOCKS`]; 0 for what is no record.
-    pub(crate) more: u32,
-    /// By the store's clock, in seconds since 1970; 0 for the time of the record that says it first, which its writer cannot know before the store has it.
+pub(crate) struct Tombstone {
+    pub(crate) id: ObjectId,
+    /// Further records of the run, at most [`MAX_BLOCKS`]; 0 if it is not a record.
+    pub(crate) extra: u32,
+    /// Time by the store's clock, in seconds since 1970; 0 in the record that declares the death,
+    /// because its writer cannot know the time before the store has it.
     pub(crate) since: u64,
 }
 
-impl Dead {
-    /// One object.
-    pub(crate) fn of(id: Id, since: u64) -> Dead {
-        Dead { id, more: 0, since }
+impl Tombstone {
+    /// Creates a tombstone of one object.
+    pub(crate) fn new(id: ObjectId, since: u64) -> Tombstone {
+        Tombstone { id, extra: 0, since }
     }
 
-    /// All that it names.
-    pub(crate) fn ids(self) -> impl Iterator<Item = Id> {
-        let first = if let Id::Log(first) = self.id { first } else { 0 };
-        (0..=u64::from(self.more)).map(move |at| if at == 0 { self.id } else { Id::Log(first + at) })
+    /// Iterates over all objects of the tombstone.
+    pub(crate) fn ids(self) -> impl Iterator<Item = ObjectId> {
+        let first = if let ObjectId::Log(first) = self.id { first } else { 0 };
+        (0..=u64::from(self.extra)).map(move |at| if at == 0 { self.id } else { ObjectId::Log(first + at) })
     }
 }
 
-/// The end of a record.
+/// Trailer of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trailer {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RecordKind,
     pub(crate) incarnation: Incarnation,
     pub(crate) sequence: u64,
-    /// Grows with each writer that comes.
+    /// Incremented by each acquisition.
     pub(crate) epoch: u64,
     pub(crate) writer: [u8; 16],
     pub(crate) nonce: [u8; 16],
-    /// By the writer's clock, in seconds since 1970: told to people only.
+    /// Time by the writer's clock, in seconds since 1970: only displayed.
     pub(crate) time: u64,
-    /// Of the trailer of the record before.
-    pub(crate) before: Hash,
-    /// Name and length of the checkpoint that the changes count from; None for the empty map.
+    /// Hash of the previous record's trailer.
+    pub(crate) previous: Hash,
+    /// Name and length of the checkpoint that the changes apply to; None for the empty map.
     pub(crate) checkpoint: Option<(Hash, u64)>,
     /// Length of the archive in bytes.
     pub(crate) length: u64,
-    /// Blocks of pages that the record begins with, and the hash of their bytes.
+    /// Blocks of pages at the start of the record, and the hash of their bytes.
     pub(crate) blocks: u32,
-    pub(crate) pages: Hash,
-    /// Lengths of what is said between the pages and the trailer, and the hash of it.
-    pub(super) changes: u32,
-    pub(super) dead: u32,
-    pub(super) owner: u32,
-    pub(super) said: Hash,
-    /// Of the trailer itself.
+    pub(crate) pages_hash: Hash,
+    /// Lengths of the parts of the body, and its hash.
+    pub(super) changes_bytes: u32,
+    pub(super) tombstone_bytes: u32,
+    pub(super) writer_bytes: u32,
+    pub(super) body_hash: Hash,
+    /// Hash of this trailer.
     pub(crate) hash: Hash,
 }
 
 impl Trailer {
-    /// Bytes of what is said between pages and trailer.
-    pub(crate) fn said_bytes(&self) -> u64 {
-        u64::from(self.changes) + u64::from(self.dead) + u64::from(self.owner)
+    /// Returns the length of the body.
+    pub(crate) fn body_bytes(&self) -> u64 {
+        u64::from(self.changes_bytes) + u64::from(self.tombstone_bytes) + u64::from(self.writer_bytes)
     }
 
-    /// Of the whole record.
+    /// Returns the length of the record.
     pub(crate) fn bytes(&self) -> u64 {
-        u64::from(self.blocks) * BLOCK + self.said_bytes() + TRAILER_BYTES as u64
+        u64::from(self.blocks) * BLOCK + self.body_bytes() + TRAILER_BYTES as u64
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -161,9 +163,9 @@ impl Trailer {
         out.bytes(RECORD);
         out.u32(VERSION);
         out.u32(match self.kind {
-            Kind::Open => 1,
-            Kind::Commit => 2,
-            Kind::Close => 3,
+            RecordKind::Open => 1,
+            RecordKind::Commit => 2,
+            RecordKind::Close => 3,
         });
         out.bytes(&self.incarnation);
         out.u64(self.sequence);
@@ -172,29 +174,29 @@ impl Trailer {
         out.bytes(&self.nonce);
         out.u64(self.time);
         out.u64(self.length);
-        out.bytes(&self.before);
+        out.bytes(&self.previous);
         let (checkpoint, bytes) = self.checkpoint.unwrap_or_default();
         out.bytes(&checkpoint);
         out.u64(bytes);
         out.u32(self.blocks);
-        out.u32(self.changes);
-        out.u32(self.dead);
-        out.u32(self.owner);
-        out.bytes(&self.pages);
-        out.bytes(&self.said);
+        out.u32(self.changes_bytes);
+        out.u32(self.tombstone_bytes);
+        out.u32(self.writer_bytes);
+        out.bytes(&self.pages_hash);
+        out.bytes(&self.body_hash);
         out.bytes(&[0; 72]);
-        out.hash()
+        out.finish()
     }
 
     /// # Errors
-    /// `Damaged` for what is no trailer of a record of this incarnation.
+    /// `Damaged` for anything but a record trailer of this incarnation.
     pub(crate) fn decode(bytes: &[u8], incarnation: &Incarnation) -> Result<Trailer> {
-        let mut reader = hashed(bytes, RECORD, TRAILER_BYTES, "record")?;
+        let mut reader = open_hashed(bytes, RECORD, TRAILER_BYTES, "record")?;
         check_version(reader.u32()?)?;
         let kind = match reader.u32()? {
-            1 => Kind::Open,
-            2 => Kind::Commit,
-            3 => Kind::Close,
+            1 => RecordKind::Open,
+            2 => RecordKind::Commit,
+            3 => RecordKind::Close,
             _ => return Err(damaged("a record of an unknown kind")),
         };
         let mut trailer = Trailer {
@@ -206,22 +208,22 @@ impl Trailer {
             nonce: reader.array()?,
             time: reader.u64()?,
             length: reader.u64()?,
-            before: reader.array()?,
+            previous: reader.array()?,
             ..Trailer::default()
         };
         let (checkpoint, length) = (reader.array()?, reader.u64()?);
         trailer.checkpoint = (length > 0).then_some((checkpoint, length));
         trailer.blocks = reader.u32()?;
-        trailer.changes = reader.u32()?;
-        trailer.dead = reader.u32()?;
-        trailer.owner = reader.u32()?;
-        trailer.pages = reader.array()?;
-        trailer.said = reader.array()?;
+        trailer.changes_bytes = reader.u32()?;
+        trailer.tombstone_bytes = reader.u32()?;
+        trailer.writer_bytes = reader.u32()?;
+        trailer.pages_hash = reader.array()?;
+        trailer.body_hash = reader.array()?;
         trailer.hash.copy_from_slice(&bytes[TRAILER_BYTES - 32..]);
         if trailer.incarnation != *incarnation {
             return Err(damaged("a record that belongs to another archive, or to one that was here before"));
         }
-        if trailer.blocks > MAX_BLOCKS || trailer.said_bytes() > MAX_SAID || length > MAX_CHECKPOINT {
+        if trailer.blocks > MAX_BLOCKS || trailer.body_bytes() > MAX_BODY || length > MAX_CHECKPOINT {
             return Err(damaged("a record that says that it is larger than any"));
         }
         // There is one more of both.
@@ -235,29 +237,29 @@ impl Trailer {
     }
 }
 
-/// What a record says beside its trailer.
-pub(crate) struct Said {
-    /// What lies elsewhere than the checkpoint says.
-    pub(crate) changes: Vec<Entry>,
-    pub(crate) dead: Vec<Dead>,
-    pub(crate) owner: Owner,
+/// Body of a record, between its pages and its trailer.
+pub(crate) struct RecordBody {
+    /// Changes of the map since the checkpoint.
+    pub(crate) changes: Vec<MapEntry>,
+    pub(crate) tombstones: Vec<Tombstone>,
+    pub(crate) writer: WriterIdentity,
 }
 
-/// The bytes of a record, of a trailer whose lengths and hashes are filled in here; and that trailer.
-pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], said: &Said) -> (Vec<u8>, Trailer) {
+/// Encodes a record, fills in the lengths and hashes of the trailer, and returns both.
+pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], body: &RecordBody) -> (Vec<u8>, Trailer) {
     let mut changes = Writer::default();
-    put_entries(&mut changes, &said.changes);
+    put_entries(&mut changes, &body.changes);
     let mut dead = Writer::default();
-    for Dead { id, more, since } in &said.dead {
-        put_id(&mut dead, id, *more);
+    for Tombstone { id, extra, since } in &body.tombstones {
+        put_id(&mut dead, id, *extra);
         dead.u64(*since);
     }
     let mut owner = Writer::default();
-    owner.bytes(&said.owner.machine);
-    owner.bytes(&said.owner.boot);
-    owner.u32(said.owner.process);
-    owner.u64(said.owner.started);
-    let host = said.owner.host.as_bytes();
+    owner.bytes(&body.writer.machine);
+    owner.bytes(&body.writer.boot);
+    owner.u32(body.writer.process);
+    owner.u64(body.writer.started);
+    let host = body.writer.host.as_bytes();
     owner.bytes(&host[..host.len().min(MAX_HOST)]);
     let mut out = Vec::with_capacity(pages.len() + changes.0.len() + dead.0.len() + owner.0.len() + TRAILER_BYTES);
     out.extend_from_slice(pages);
@@ -267,11 +269,11 @@ pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], said: &Said) -> (Ve
     }
     let mut trailer = Trailer {
         blocks: (pages.len() as u64 / BLOCK) as u32,
-        pages: Sha256::digest(pages).into(),
-        changes: changes.0.len() as u32,
-        dead: dead.0.len() as u32,
-        owner: owner.0.len() as u32,
-        said: Sha256::digest(&out[at..]).into(),
+        pages_hash: Sha256::digest(pages).into(),
+        changes_bytes: changes.0.len() as u32,
+        tombstone_bytes: dead.0.len() as u32,
+        writer_bytes: owner.0.len() as u32,
+        body_hash: Sha256::digest(&out[at..]).into(),
         ..trailer.clone()
     };
     let encoded = trailer.encode();
@@ -280,30 +282,34 @@ pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], said: &Said) -> (Ve
     (out, trailer)
 }
 
-/// What the bytes between pages and trailer say.
+/// Decodes the body of a record.
 ///
 /// # Errors
 /// `Damaged`.
-pub(crate) fn decode_said(trailer: &Trailer, bytes: &[u8]) -> Result<Said> {
-    if bytes.len() as u64 != trailer.said_bytes() || trailer.said != *Sha256::digest(bytes) {
+pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody> {
+    if bytes.len() as u64 != trailer.body_bytes() || trailer.body_hash != *Sha256::digest(bytes) {
         return Err(damaged("a record that is not whole"));
     }
-    let (changes, rest) = bytes.split_at(trailer.changes as usize);
-    let (dead, owner) = rest.split_at(trailer.dead as usize);
-    let changes = take_entries(&mut Reader(changes))?;
-    if dead.len() % DEAD_BYTES != 0 || dead.len() / DEAD_BYTES > MAX_DEAD {
+    let (changes, rest) = bytes.split_at(trailer.changes_bytes as usize);
+    let (dead, owner) = rest.split_at(trailer.tombstone_bytes as usize);
+    let changes = read_entries(&mut Reader(changes))?;
+    if dead.len() % TOMBSTONE_BYTES != 0 || dead.len() / TOMBSTONE_BYTES > MAX_TOMBSTONES {
         return Err(damaged("a list of removed objects that cannot be"));
     }
-    let dead = dead.chunks(DEAD_BYTES).map(|bytes| {
+    let dead = dead.chunks(TOMBSTONE_BYTES).map(|bytes| {
         let mut reader = Reader(bytes);
-        let ((id, more), since) = (take_id(&mut reader)?, reader.u64()?);
-        let can_be = match id {
-            Id::Log(first) => {
-                more <= MAX_BLOCKS && first.checked_add(more.into()).is_some_and(|last| last < trailer.sequence)
+        let ((id, extra), since) = (read_id(&mut reader)?, reader.u64()?);
+        let is_valid = match id {
+            ObjectId::Log(first) => {
+                extra <= MAX_BLOCKS && first.checked_add(extra.into()).is_some_and(|last| last < trailer.sequence)
             }
-            Id::Segment(_) | Id::Checkpoint(_) => more == 0,
+            ObjectId::Segment(_) | ObjectId::Checkpoint(_) => extra == 0,
         };
-        if can_be { Ok(Dead { id, more, since }) } else { Err(damaged("a list of removed objects that cannot be")) }
+        if is_valid {
+            Ok(Tombstone { id, extra, since })
+        } else {
+            Err(damaged("a list of removed objects that cannot be"))
+        }
     });
     let dead = dead.collect::<Result<_>>()?;
     let mut reader = Reader(owner);
@@ -312,10 +318,10 @@ pub(crate) fn decode_said(trailer: &Trailer, bytes: &[u8]) -> Result<Said> {
         return Err(damaged("a writer whose name is longer than any"));
     }
     let host = String::from_utf8_lossy(reader.0).into_owned();
-    Ok(Said { changes, dead, owner: Owner { host, machine, boot, process, started } })
+    Ok(RecordBody { changes, tombstones: dead, writer: WriterIdentity { host, machine, boot, process, started } })
 }
 
-/// A segment of the pages, which are of these blocks, and its name.
+/// Encodes a segment of pages for these blocks; returns its bytes and its name.
 pub(crate) fn encode_segment(
     incarnation: &Incarnation,
     nonce: &[u8; 16],
@@ -332,7 +338,8 @@ pub(crate) fn encode_segment(
     out.u32(VERSION);
     out.u32((pages.len() as u64 / BLOCK) as u32);
     out.bytes(incarnation);
-    // Two segments of the same pages are two objects: what one writer removes is never what another one has named meanwhile.
+    // Two segments of the same pages are two objects: a writer never removes an object that another
+    // one has named.
     out.bytes(nonce);
     out.u64(blocks.len() as u64);
     out.bytes(&[0; 24]);
@@ -341,44 +348,45 @@ pub(crate) fn encode_segment(
     (out.0, hash)
 }
 
-/// Whether a segment with so many blocks of pages can have this length: behind them stand their runs, one at least, and the trailer.
-pub(crate) fn is_length_of_segment(blocks: u32, bytes: u64) -> bool {
+/// Returns whether a segment with this number of blocks can have this length: its runs, at least
+/// one, and the trailer follow the pages.
+pub(crate) fn is_segment_length(blocks: u32, bytes: u64) -> bool {
     let runs = bytes.checked_sub(u64::from(blocks) * BLOCK + SEGMENT_TRAILER_BYTES as u64);
     runs.is_some_and(|runs| runs % RUN_BYTES == 0 && (1..=u64::from(blocks)).contains(&(runs / RUN_BYTES)))
 }
 
-/// A checkpoint of the map behind the record `sequence`, which has these entries, and its name.
+/// Encodes a checkpoint of the map at the record `sequence`; returns its bytes and its name.
 pub(crate) fn encode_checkpoint(
     incarnation: &Incarnation,
     nonce: &[u8; 16],
     sequence: u64,
-    entries: &[Entry],
+    entries: &[MapEntry],
 ) -> (Vec<u8>, Hash) {
     let mut out = Writer::default();
     put_entries(&mut out, entries);
-    let said = out.0.len() as u64;
+    let body = out.0.len() as u64;
     out.bytes(CHECKPOINT);
     out.u32(VERSION);
     out.u32(0);
     out.bytes(incarnation);
     out.bytes(nonce);
     out.u64(sequence);
-    out.u64(said);
+    out.u64(body);
     out.bytes(&[0; 32]);
-    debug_assert_eq!(out.0.len() as u64, said + CHECKPOINT_TRAILER_BYTES as u64);
+    debug_assert_eq!(out.0.len() as u64, body + CHECKPOINT_TRAILER_BYTES as u64);
     let hash = Sha256::digest(&out.0).into();
     (out.0, hash)
 }
 
 /// # Errors
 /// `Damaged` for another object than the one of this name.
-pub(crate) fn decode_checkpoint(incarnation: &Incarnation, name: &Hash, bytes: &[u8]) -> Result<Vec<Entry>> {
+pub(crate) fn decode_checkpoint(incarnation: &Incarnation, name: &Hash, bytes: &[u8]) -> Result<Vec<MapEntry>> {
     let wrong = || damaged("a checkpoint that is not the one that was named");
     if *name != *Sha256::digest(bytes) {
         return Err(wrong());
     }
     let at = bytes.len().checked_sub(CHECKPOINT_TRAILER_BYTES).ok_or_else(wrong)?;
-    let (said, trailer) = bytes.split_at(at);
+    let (body, trailer) = bytes.split_at(at);
     let mut reader = Reader(trailer);
     if reader.array()? != *CHECKPOINT {
         return Err(wrong());
@@ -388,12 +396,12 @@ pub(crate) fn decode_checkpoint(incarnation: &Incarnation, name: &Hash, bytes: &
     if reader.array()? != *incarnation {
         return Err(wrong());
     }
-    take_entries(&mut Reader(said))
+    read_entries(&mut Reader(body))
 }
 
-/// Objects first, then the entries, which name them by their number there.
-fn put_entries(out: &mut Writer, entries: &[Entry]) {
-    let mut objects: Vec<(Id, u32)> =
+/// Writes the objects, then the entries, which refer to objects by index.
+fn put_entries(out: &mut Writer, entries: &[MapEntry]) {
+    let mut objects: Vec<(ObjectId, u32)> =
         entries.iter().filter_map(|entry| entry.place.map(|p| (p.id, p.blocks))).collect();
     objects.sort_unstable();
     objects.dedup();
@@ -402,24 +410,25 @@ fn put_entries(out: &mut Writer, entries: &[Entry]) {
     for (id, blocks) in &objects {
         put_id(out, id, *blocks);
     }
-    for Entry { blocks, place } in entries {
+    for MapEntry { blocks, place } in entries {
         out.u64(blocks.start);
         out.u32((blocks.end - blocks.start) as u32);
-        let number = |place: &Place| objects.partition_point(|object| *object < (place.id, place.blocks)) as u32;
-        out.u32(place.as_ref().map_or(ZEROS, number));
+        let number = |place: &ObjectRef| objects.partition_point(|object| *object < (place.id, place.blocks)) as u32;
+        out.u32(place.as_ref().map_or(ZERO_OBJECT, number));
         out.u32(place.as_ref().map_or(0, |place| place.at));
     }
 }
 
-fn take_entries(reader: &mut Reader<'_>) -> Result<Vec<Entry>> {
+fn read_entries(reader: &mut Reader<'_>) -> Result<Vec<MapEntry>> {
     let wrong = || damaged("a map that cannot be");
     let (objects, entries) = (reader.u32()? as usize, reader.u32()? as usize);
-    let needed = objects.checked_mul(ID_BYTES).and_then(|bytes| entries.checked_mul(ENTRY_BYTES)?.checked_add(bytes));
+    let needed =
+        objects.checked_mul(ID_BYTES).and_then(|bytes| entries.checked_mul(MAP_ENTRY_BYTES)?.checked_add(bytes));
     if needed != Some(reader.0.len()) {
         return Err(wrong());
     }
-    let objects = (0..objects).map(|_| take_id(reader)).collect::<Result<Vec<_>>>()?;
-    if objects.iter().any(|(id, blocks)| *blocks > MAX_BLOCKS || matches!(id, Id::Checkpoint(_))) {
+    let objects = (0..objects).map(|_| read_id(reader)).collect::<Result<Vec<_>>>()?;
+    if objects.iter().any(|(id, blocks)| *blocks > MAX_BLOCKS || matches!(id, ObjectId::Checkpoint(_))) {
         return Err(wrong());
     }
     let mut found = Vec::with_capacity(entries);
@@ -432,41 +441,41 @@ fn take_entries(reader: &mut Reader<'_>) -> Result<Vec<Entry>> {
         }
         behind = end;
         let place = match object {
-            ZEROS => None,
+            ZERO_OBJECT => None,
             object => {
                 let (id, blocks) = *objects.get(object as usize).ok_or_else(wrong)?;
                 if at.checked_add(count).is_none_or(|end| end > blocks) {
                     return Err(wrong());
                 }
-                Some(Place { id, blocks, at })
+                Some(ObjectRef { id, blocks, at })
             }
         };
-        found.push(Entry { blocks: start..end, place });
+        found.push(MapEntry { blocks: start..end, place });
     }
     Ok(found)
 }
 
-fn put_id(out: &mut Writer, id: &Id, blocks: u32) {
+fn put_id(out: &mut Writer, id: &ObjectId, blocks: u32) {
     let mut number = [0; 32];
     let (kind, name) = match id {
-        Id::Log(sequence) => {
+        ObjectId::Log(sequence) => {
             number[..8].copy_from_slice(&sequence.to_le_bytes());
             (1, &number)
         }
-        Id::Segment(hash) => (2, hash),
-        Id::Checkpoint(hash) => (3, hash),
+        ObjectId::Segment(hash) => (2, hash),
+        ObjectId::Checkpoint(hash) => (3, hash),
     };
     out.u32(kind);
     out.u32(blocks);
     out.bytes(name);
 }
 
-fn take_id(reader: &mut Reader<'_>) -> Result<(Id, u32)> {
+fn read_id(reader: &mut Reader<'_>) -> Result<(ObjectId, u32)> {
     let (kind, blocks, name) = (reader.u32()?, reader.u32()?, reader.array::<32>()?);
     let id = match kind {
-        1 => Id::Log(Reader(&name).u64()?),
-        2 => Id::Segment(name),
-        3 => Id::Checkpoint(name),
+        1 => ObjectId::Log(Reader(&name).u64()?),
+        2 => ObjectId::Segment(name),
+        3 => ObjectId::Checkpoint(name),
         _ => return Err(damaged("an object of an unknown kind")),
     };
     Ok((id, blocks))
@@ -479,8 +488,8 @@ fn check_version(version: u32) -> Result<()> {
     }
 }
 
-/// What is between the magic and the hash at the end, which is of all before it.
-fn hashed<'a>(bytes: &'a [u8], magic: &[u8; 8], length: usize, what: &str) -> Result<Reader<'a>> {
+/// Checks magic and hash and returns the bytes between them; the hash covers all bytes before it.
+fn open_hashed<'a>(bytes: &'a [u8], magic: &[u8; 8], length: usize, what: &str) -> Result<Reader<'a>> {
     let is_whole = bytes.len() == length
         && bytes.starts_with(magic)
         && *Sha256::digest(&bytes[..length - 32]) == bytes[length - 32..];
@@ -506,8 +515,8 @@ impl Writer {
         self.bytes(&number.to_le_bytes());
     }
 
-    /// With the hash of all of it behind it.
-    fn hash(mut self) -> Vec<u8> {
+    /// Appends the hash of the bytes and returns them.
+    fn finish(mut self) -> Vec<u8> {
         let hash = Sha256::digest(&self.0);
         self.bytes(&hash);
         self.0

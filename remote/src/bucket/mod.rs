@@ -1,44 +1,45 @@
-//! Archives that live in an object store: below one prefix a log of records, and segments and checkpoints that those name.
+//! Archives in an object store: below one prefix, a log of records, and the segments and
+//! checkpoints that they name.
 //!
 //! # Invariants
-//! BUCKET-1  Every object is made once, under a name that nothing else is ever given, and is never changed. So an answer that comes late, twice or of a process
-//!     that is gone harms nothing, and what was read once is never stale.
-//! BUCKET-2  The archive is what its newest record says: one object, so a commit is there as a whole or not at all. Its success is the store's word about
-//!     that object; no other answer is taken for one (PROOF-1).
-//! BUCKET-3  At most one writer's commits follow upon another: each number is taken once, records of writers that came are never removed, and a writer whose
-//!     number was taken commits nothing more.
-//! BUCKET-4  An object that a record names is removed only when a durable one has called it dead for as long as a reader may look at an older one, and no name is used again.
-//!     What no record names is taken back by who made it, or called dead by the next record.
-//! BUCKET-5  What comes from the store has bounds, and is compared with the hash that names it before it is believed to be whole; whether it is authentic is for the tags of
-//!     the archive.
+//! BUCKET-1  Every object is created once, under a name that is never reused, and never changes. So
+//!     a response that is late, duplicated or of a dead process does no harm, and data once read is
+//!     never stale.
+//! BUCKET-2  The archive is defined by its newest record, which is one object: a commit exists as a
+//!     whole or not at all. It succeeded if the store confirmed that object; no other response
+//!     counts (PROOF-1).
+//! BUCKET-3  The commits of at most one writer follow each other: each number is taken once,
+//!     records of acquisitions are never removed, and a writer whose number was taken commits
+//!     nothing more.
+//! BUCKET-4  A named object is removed only after a durable record has declared it dead for as long
+//!     as a reader may use an older record, and no name is reused. An object that no record names
+//!     is removed by its creator, or declared dead by the next record.
+//! BUCKET-5  Data from the store is bounded and compared with the hash in its name before it is
+//!     considered complete; its authenticity is for the tags of the archive.
 
-mod answers;
 mod azure;
-mod beside;
-mod blocks;
-mod counted;
+mod block_cache;
 mod directory;
 mod follower;
 mod inventory;
 mod layout;
-mod living;
 mod map;
-mod moment;
-mod names;
-mod near;
+mod object_names;
+mod object_ref;
 mod objects;
 mod owner;
-mod place;
-mod probe;
-mod resend;
+mod parallel;
+mod response;
 mod s3;
-mod salvage;
 mod session;
 mod spool;
-mod staged;
+mod spool_replay;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upload;
+mod version;
+mod writable;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -46,205 +47,224 @@ use std::time::{Duration, Instant};
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-pub(crate) use self::azure::Azure;
-pub(crate) use self::directory::Directory;
+pub(crate) use self::azure::AzureStore;
+pub(crate) use self::directory::DirectoryStore;
 pub(crate) use self::follower::Follower;
-pub use self::inventory::{Amount, Collected, Examined, Newest, Step, Stored};
-pub(crate) use self::inventory::{archives, compare, examine};
-use self::layout::Owner;
-pub(crate) use self::living::Living;
-use self::moment::{Moment, Reading};
-pub(crate) use self::objects::Objects;
-pub(crate) use self::probe::probe;
-pub(crate) use self::s3::S3;
-use self::salvage::Salvage;
-use self::session::Session;
-pub use self::spool::Unsent;
-use self::spool::{Spool, Spooled};
-pub(crate) use self::spool::{forget, unsent};
-use self::staged::Staged;
-use self::store::Store;
-use crate::Options;
-use crate::file::RemoteFile;
-use crate::source::Trouble;
-use crate::traffic::{Counted, Counts};
+pub use self::inventory::{CollectReport, NewestRecord, ObjectCheck, ObjectTotals, ProgressFn, StoredArchive};
+pub(crate) use self::inventory::{check_objects, list_archives, verify_objects};
+use self::layout::WriterIdentity;
+pub(crate) use self::object_names::random_bytes;
+pub(crate) use self::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+pub(crate) use self::s3::S3Store;
+use self::session::WriterSession;
+pub use self::spool::PendingUpload;
+use self::spool::{SpoolOverlay, UploadSpool};
+pub(crate) use self::spool::{discard, pending_uploads};
+use self::store::BucketStore;
+use self::upload::UploadBuffer;
+use self::version::{BucketVersion, PartialReader, VersionReader};
+pub(crate) use self::writable::BucketWriter;
+use crate::RemoteOptions;
+use crate::metrics::{Metered, RequestMetrics};
+use crate::range_source::RemoteError;
+use crate::remote_file::RemoteFile;
 
-/// How long somebody who leaves without a backup waits for the removal of what went up.
-const RETREAT: Duration = Duration::from_secs(5);
+/// Time limit of removing uploads when a backup is abandoned.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The archive whose objects these are, as its newest record says, with who goes on from there. None when there is no archive.
+/// Opens the archive at its newest record, with a [`Follower`] for later ones. Returns None if
+/// there is no archive.
 ///
 /// # Errors
 /// As [`crate::open`].
-pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<Follower>> {
-    let Some(Found { moment, reading, counts, listed }) = find(objects, name, options)? else { return Ok(None) };
-    let (name, reading) = (reading.blocks.store.name.clone(), Arc::new(reading));
-    let file = RemoteFile::of(Box::new(reading.clone()), name, options, counts)?;
-    Ok(Some(Follower::of(moment, reading, file, listed)))
+pub(crate) fn open(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Result<Option<Follower>> {
+    let Some(OpenedVersion { version, reader, metrics, listed }) = open_newest(objects, name, options)? else {
+        return Ok(None);
+    };
+    let (name, reader) = (reader.blocks.store.name.clone(), Arc::new(reader));
+    let file = RemoteFile::open_source(Box::new(reader.clone()), name, options, metrics)?;
+    Ok(Some(Follower::new(version, reader, file, listed)))
 }
 
-/// The same of which objects may be gone, as it is now: see [`Salvage`].
+/// Opens the current version with missing objects as zeros: see [`PartialReader`].
 ///
 /// # Errors
 /// As of [`open`].
-pub(crate) fn salvage(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<RemoteFile>> {
-    // Whoever reads the archive as a whole is not to find zeros there.
-    let options = Options { cache_bytes: Some(0), ..options.clone() };
-    let Some(Found { reading, counts, .. }) = find(objects, name, &options)? else { return Ok(None) };
-    let name = reading.blocks.store.name.clone();
-    RemoteFile::of(Box::new(Salvage::of(reading)), name, &options, counts).map(Some)
+pub(crate) fn open_partial(
+    objects: Box<dyn ObjectStore>,
+    name: String,
+    options: &RemoteOptions,
+) -> Result<Option<RemoteFile>> {
+    // A later open of the archive must not find these zeros in the cache.
+    let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let Some(OpenedVersion { reader, metrics, .. }) = open_newest(objects, name, &options)? else { return Ok(None) };
+    let name = reader.blocks.store.name.clone();
+    RemoteFile::open_source(Box::new(PartialReader::new(reader)), name, &options, metrics).map(Some)
 }
 
-/// The archive as a writer of this host made it and the store does not have it.
+/// Opens the archive as spooled by a writer of this host.
 ///
 /// # Errors
-/// As of [`open`]; `Io` of the kind `NotFound` when nothing is kept of the archive that is there.
-pub(crate) fn open_unsent(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<RemoteFile> {
+/// As of [`open`]; `Io` of the kind `NotFound` when nothing is spooled for this archive.
+pub(crate) fn open_pending_upload(
+    objects: Box<dyn ObjectStore>,
+    name: String,
+    options: &RemoteOptions,
+) -> Result<RemoteFile> {
     let nothing = || Error::request(format!("{name}: nothing is kept here"), std::io::ErrorKind::NotFound);
     let directory = options.spool_directory.as_deref().ok_or_else(nothing)?;
-    let store = Store::new(objects, name.clone(), options.timeout);
-    let spool = Spool::of_last(directory, &name, &store.known()?)?;
-    // The store's cache has what the store has under the numbers that these records have.
-    let options = Options { cache_bytes: Some(0), ..options.clone() };
-    let objects = Spooled { inner: store.objects, spool: Arc::new(OnceLock::from(spool)) };
-    let found = find(Box::new(objects), name.clone(), &options)?.ok_or_else(nothing)?;
-    RemoteFile::of(Box::new(found.reading), name, &options, found.counts)
+    let store = BucketStore::new(objects, name.clone(), options.timeout);
+    let spool = UploadSpool::open_latest(directory, &name, &store.existing_incarnation()?)?;
+    // The cache has the store's content under the same record numbers.
+    let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let objects = SpoolOverlay { inner: store.objects, spool: Arc::new(OnceLock::from(spool)) };
+    let found = open_newest(Box::new(objects), name.clone(), &options)?.ok_or_else(nothing)?;
+    RemoteFile::open_source(Box::new(found.reader), name, &options, found.metrics)
 }
 
-/// An archive as its newest record says.
-struct Found {
-    moment: Moment,
-    reading: Reading,
-    counts: Arc<Counts>,
-    /// When it was looked for.
+/// Newest version of an archive, with its reader.
+struct OpenedVersion {
+    version: BucketVersion,
+    reader: VersionReader,
+    metrics: Arc<RequestMetrics>,
+    /// Time of the list.
     listed: Duration,
 }
 
-fn find(objects: Box<dyn Objects>, name: String, options: &Options) -> Result<Option<Found>> {
-    let counts = Arc::new(Counts::default());
-    let objects = Counted { counts: counts.clone(), inner: objects };
-    let store = Arc::new(Store::new(Box::new(objects), name, options.timeout));
+fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Result<Option<OpenedVersion>> {
+    let metrics = Arc::new(RequestMetrics::default());
+    let objects = Metered { metrics: metrics.clone(), inner: objects };
+    let store = Arc::new(BucketStore::new(Box::new(objects), name, options.timeout));
     let listed = follower::now();
-    let (incarnation, number) = match store.look() {
+    let (incarnation, number) = match store.find_archive() {
         Ok(Some(found)) => found?,
         Ok(None) => return Ok(None),
-        Err(Trouble::Refused(_)) if store.objects.hides() => return Ok(None),
-        Err(trouble) => return Err(store.told(trouble)),
+        Err(RemoteError::Denied(_)) if store.objects.can_hide_missing() => return Ok(None),
+        Err(error) => return Err(store.to_error(error)),
     };
-    let moment = Moment::newest_of(&store, &incarnation, number)?.filter(|moment| moment.trailer.length > 0);
-    let Some(moment) = moment else {
+    let version =
+        BucketVersion::load_newest_from(&store, &incarnation, number)?.filter(|version| version.trailer.length > 0);
+    let Some(version) = version else {
         let why = "a writer came and has not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
-    let reading = Reading::of(store, incarnation, &moment);
-    Ok(Some(Found { moment, reading, counts, listed }))
+    let reader = VersionReader::new(store, incarnation, &version);
+    Ok(Some(OpenedVersion { version, reader, metrics, listed }))
 }
 
-/// Removes what is needed no more, as a writer who comes, cleans and goes.
+/// Garbage-collects an archive: acquires it as a writer, cleans and releases it.
 ///
 /// # Errors
-/// As of [`crate::write`]; `Io` of the kind `NotFound` where there is no archive.
-pub(crate) fn collect(
-    objects: Box<dyn Objects>,
+/// As of [`crate::open_upload`]; `Io` of the kind `NotFound` where there is no archive.
+pub(crate) fn collect_garbage(
+    objects: Box<dyn ObjectStore>,
     name: String,
-    options: &Options,
+    options: &RemoteOptions,
     take_over: bool,
-) -> Result<Collected> {
-    let store = for_writing(objects, name, options);
-    Session::open_known(store, Owner::here(), take_over)?.collect()
+) -> Result<CollectReport> {
+    let store = open_store(objects, name, options);
+    WriterSession::open_existing(store, WriterIdentity::current(), take_over)?.collect_garbage()
 }
 
-/// With what this host keeps for it.
-fn for_writing(objects: Box<dyn Objects>, name: String, options: &Options) -> Arc<Store> {
-    Arc::new(Store::new(objects, name, options.timeout).with_spool_in(options.spool_directory.as_deref()))
+/// Opens a store for writing, with the spool of this host.
+fn open_store(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Arc<BucketStore> {
+    Arc::new(BucketStore::new(objects, name, options.timeout).with_spool_directory(options.spool_directory.as_deref()))
 }
 
-/// A writer of an archive in a bucket: nobody sees any of what is written before [`Bucket::publish`].
+/// Writer of a backup in a bucket: readers see nothing of it before [`Bucket::publish`].
 pub struct Bucket {
-    session: Session,
-    options: Options,
-    staged: Option<Arc<Staged>>,
-    /// There is nothing left to do for it.
-    gone: bool,
+    session: WriterSession,
+    options: RemoteOptions,
+    buffer: Option<Arc<UploadBuffer>>,
+    /// Set once there is nothing to clean up.
+    is_finished: bool,
 }
 
 impl Bucket {
-    /// Comes as a writer to the archive there, or to the empty prefix.
-    pub(crate) fn open(objects: Box<dyn Objects>, name: String, options: &Options, take_over: bool) -> Result<Bucket> {
-        let mut session = Session::open(for_writing(objects, name, options), Owner::here(), take_over)?;
-        session.clean();
-        Ok(Bucket { session, options: options.clone(), staged: None, gone: false })
+    /// Acquires the archive, or the empty prefix, as its writer.
+    pub(crate) fn open(
+        objects: Box<dyn ObjectStore>,
+        name: String,
+        options: &RemoteOptions,
+        take_over: bool,
+    ) -> Result<Bucket> {
+        let mut session =
+            WriterSession::open(open_store(objects, name, options), WriterIdentity::current(), take_over)?;
+        session.remove_expired();
+        Ok(Bucket { session, options: options.clone(), buffer: None, is_finished: false })
     }
 
-    /// What its user should know about its coming.
+    /// Returns a message for the user about the acquisition.
     pub fn notice(&self) -> Option<&str> {
         self.session.notice()
     }
 
-    /// What is there now, to be written to; None for an empty prefix.
+    /// Opens the current content for writing; returns None for an empty prefix.
     ///
     /// # Errors
-    /// Those of requests.
-    pub fn existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
+    /// Errors of requests.
+    pub fn open_existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
         if self.session.length() == 0 {
             return Ok(None);
         }
-        self.stage(false).map(Some)
+        self.start_upload(false).map(Some)
     }
 
-    /// An empty archive's place, to be filled. What was written before is given up.
+    /// Starts an empty archive and discards earlier writes.
     ///
     /// # Errors
-    /// Those of requests.
-    pub fn fresh(&mut self) -> Result<Arc<dyn Storage>> {
-        self.stage(true)
+    /// Errors of requests.
+    pub fn create_empty(&mut self) -> Result<Arc<dyn Storage>> {
+        self.start_upload(true)
     }
 
-    fn stage(&mut self, empty: bool) -> Result<Arc<dyn Storage>> {
-        self.take_back();
-        let staged = Arc::new(Staged::new(&self.session, &self.options, empty)?);
-        self.staged = Some(staged.clone());
-        Ok(staged)
+    fn start_upload(&mut self, empty: bool) -> Result<Arc<dyn Storage>> {
+        self.discard_uploads();
+        let buffer = Arc::new(UploadBuffer::new(&self.session, &self.options, empty)?);
+        self.buffer = Some(buffer.clone());
+        Ok(buffer)
     }
 
-    /// Gives up what was written. Whether the store answers.
-    fn take_back(&mut self) -> bool {
-        let Some(staged) = self.staged.take() else { return true };
-        let (made, sending) = staged.abandon();
-        self.session.take_back(made, sending, Instant::now() + RETREAT)
+    /// discards all writes. Returns whether the store responds.
+    fn discard_uploads(&mut self) -> bool {
+        let Some(buffer) = self.buffer.take() else { return true };
+        let (uploaded, sending) = buffer.abandon();
+        self.session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT)
     }
 
     /// Returns when nothing is under way.
     #[cfg(test)]
-    fn settled(&self) {
-        if let Some(staged) = &self.staged {
-            staged.settle(false).unwrap();
+    fn wait_settled(&self) {
+        if let Some(buffer) = &self.buffer {
+            buffer.wait_uploads(false).unwrap();
         }
     }
 
-    /// Makes the archive what was written, and goes: durable when this returns, all of it or nothing.
+    /// Commits all writes and releases the archive; atomic, and durable on return.
     ///
     /// # Errors
-    /// `InUse` when another writer took over; those of requests. Then the archive is as it was, or as it was to be when the answer was lost.
+    /// `InUse` when another writer took over; errors of requests. Then the archive has its old
+    /// content, or the new one if the response was lost.
     pub fn publish(mut self) -> Result<()> {
-        let Some(staged) = self.staged.take() else { return Ok(()) };
-        let done = staged.publish(&mut self.session);
-        // A record whose fate is not known may name what went up.
-        self.gone = done.is_ok() || self.session.is_undecided();
-        self.staged = Some(staged);
+        let Some(buffer) = self.buffer.take() else { return Ok(()) };
+        let done = buffer.publish(&mut self.session);
+        // A record in doubt may name the uploaded objects.
+        self.is_finished = done.is_ok() || self.session.is_in_doubt();
+        self.buffer = Some(buffer);
         done
     }
 }
 
-/// Without having published: the archive is as it was, and the next writer finds nobody here. Somebody waits for it, perhaps without a network: each request is made once,
-/// and none after one that nobody answered. Without the last record the next writer finds what is left.
+/// Releases the archive without a commit. The user may be waiting without a network: each request
+/// is made once, and none after one without a response. If the last record is missing, the next
+/// writer finds the leftovers.
 impl Drop for Bucket {
     fn drop(&mut self) {
-        if self.gone {
+        if self.is_finished {
             return;
         }
-        self.session.store.hurry();
-        if self.take_back() {
+        self.session.store.retry_once();
+        if self.discard_uploads() {
             let _ = self.session.close();
         }
     }

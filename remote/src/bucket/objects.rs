@@ -1,100 +1,144 @@
-//! What an object store is asked for: four calls, and the names below an archive's prefix.
+//! Object store interface: create, get, list and remove below an archive's prefix.
 
-use crate::source::Trouble;
+use crate::metrics::Metered;
+use crate::range_source::{RemoteError, RemoteResult};
 
-/// The most names that one answer of a list has.
-pub(crate) const LISTED: usize = 1000;
+/// Maximum names in one list response.
+pub(crate) const MAX_LIST_ENTRIES: usize = 1000;
 
-/// Which bytes of an object.
+/// Part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// All of an object that has so many bytes at most.
+pub(crate) enum ObjectRange {
+    /// Whole object with a maximum length.
     All(u64),
-    /// Just these: an offset and a length.
+    /// Offset and length.
     Range(u64, u64),
-    /// The last ones, or all of a shorter object.
+    /// Last bytes, or all of a shorter object.
     Last(u64),
 }
 
-impl Part {
-    /// Of an object that is here.
+impl ObjectRange {
+    /// Returns the part of an object that is in memory.
     ///
     /// # Errors
-    /// As of [`Objects::get`].
-    pub(crate) fn of(self, object: &[u8]) -> Result<Vec<u8>, Trouble> {
+    /// As of [`ObjectStore::get`].
+    pub(crate) fn slice(self, object: &[u8]) -> RemoteResult<Vec<u8>> {
         let length = object.len() as u64;
         let range = match self {
-            Part::All(most) if length > most => {
-                return Err(Trouble::Unusable("an object there is longer than it can be".into()));
+            ObjectRange::All(most) if length > most => {
+                return Err(RemoteError::Unsupported("an object there is longer than it can be".into()));
             }
-            Part::All(_) => 0..length,
-            Part::Range(offset, count) => offset.min(length)..offset.saturating_add(count).min(length),
-            Part::Last(most) => length.saturating_sub(most)..length,
+            ObjectRange::All(_) => 0..length,
+            ObjectRange::Range(offset, count) => offset.min(length)..offset.saturating_add(count).min(length),
+            ObjectRange::Last(most) => length.saturating_sub(most)..length,
         };
         Ok(object[range.start as usize..range.end as usize].to_vec())
     }
 }
 
-/// An object, as a list has it.
+/// List entry of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedObject {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// When the store got it, by its clock in seconds since 1970, where it tells that.
+    /// Creation time by the store's clock in seconds since 1970, if the store sends it.
     pub(crate) time: Option<u64>,
 }
 
-/// Hears of a directory that cannot be looked into; an error ends the list.
-pub(crate) type Barred<'a> = dyn FnMut(&str, Trouble) -> Result<(), Trouble> + 'a;
+/// Callback for unreadable directories; an error ends the list.
+pub(crate) type UnreadableDir<'a> = dyn FnMut(&str, RemoteError) -> RemoteResult<()> + 'a;
 
-/// What became of a creation.
+/// Reply to a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Created {
-    /// The object is durable. With the store's clock in seconds since 1970, where it tells it.
-    Made(Option<u64>),
-    /// There is one of this name, which may be an earlier attempt of the same request: never a verdict by itself.
+pub(crate) enum CreateReply {
+    /// The object is durable; with the store's time in seconds since 1970, if it is sent.
+    Created(Option<u64>),
+    /// The name exists. It may come from an earlier attempt of the same request, so this alone does
+    /// not decide.
     Exists,
 }
 
-/// The objects below one prefix of a store. None is ever overwritten: they are made once and removed once.
+/// Objects below one prefix of a store. They are never overwritten: each is created once and
+/// removed once.
 ///
 /// # Contract
-/// OBJECTS-1  Of any number of creations of one name, before or after a removal of it is asked for, one at most succeeds while the object is there, and it has
-///     all its bytes from then on.
-/// OBJECTS-2  What was created is found by each later `get` and `list`, of whatever process.
-/// OBJECTS-3  After `Trouble::Passing` nothing is known: the request may have been carried out, may yet be, or not.
-pub(crate) trait Objects: Send + Sync {
-    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble>;
+/// OBJECTS-1  Of any number of creates of one name, before or after a removal of it is requested,
+///     at most one succeeds while the object exists, and the object is complete from then on.
+/// OBJECTS-2  A created object is found by every later `get` and `list` of any process.
+/// OBJECTS-3  After `RemoteError::Transient` nothing is known: the request may have been executed,
+///     may still be, or not.
+pub(crate) trait ObjectStore: Send + Sync {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply>;
 
-    /// Whether a refusal may mean that there is no such object.
-    fn hides(&self) -> bool {
+    /// Returns whether a denial may mean that the object does not exist.
+    fn can_hide_missing(&self) -> bool {
         false
     }
 
     /// # Errors
-    /// `Gone` when there is none of the name, `Unusable` when it has more than `All` says. Of a shorter object comes what it has.
-    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble>;
+    /// `NotFound` if the name does not exist, `Unsupported` if the object is longer than `All`
+    /// permits. Of a shorter object, returns the bytes that exist.
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>>;
 
-    /// The first objects in the order of their names' bytes whose names begin with `prefix` and are behind `after`, at most [`LISTED`] and `most`.
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble>;
+    /// Lists the first objects in byte order with names that begin with `prefix` and sort after
+    /// `after`, at most [`MAX_LIST_ENTRIES`] and `most`.
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>>;
 
-    /// The same for who only looks around: `barred` gets the name of each directory whose objects are missing, and why. It never gets one for who removes
-    /// what nothing names, or takes what is missing for gone.
-    fn list_what_can_be(
+    /// Like `list`, but passes unreadable directories to `on_unreadable`; their objects are
+    /// missing. Only for displays: never for a caller that removes orphans or treats missing
+    /// objects as deleted.
+    fn list_tolerant(
         &self,
         prefix: &str,
         after: &str,
         most: usize,
-        _barred: &mut Barred<'_>,
-    ) -> Result<Vec<Listed>, Trouble> {
+        _on_unreadable: &mut UnreadableDir<'_>,
+    ) -> RemoteResult<Vec<ListedObject>> {
         self.list(prefix, after, most)
     }
 
-    /// Removes what creations in the directory `above` that were cut off left beside the objects; one that is under way there may fail.
-    fn sweep(&self, _above: &str) -> Result<(), Trouble> {
+    /// Removes the temporary files of interrupted creates in the directory `above`; a concurrent
+    /// create there may fail.
+    fn sweep(&self, _above: &str) -> RemoteResult<()> {
         Ok(())
     }
 
-    /// Succeeds as well when there is none.
-    fn remove(&self, name: &str) -> Result<(), Trouble>;
+    /// Removes an object; succeeds if it does not exist.
+    fn remove(&self, name: &str) -> RemoteResult<()>;
+}
+
+impl ObjectStore for Metered<dyn ObjectStore> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+        self.metrics.record_outcome(self.inner.create(name, bytes))
+    }
+
+    fn can_hide_missing(&self) -> bool {
+        self.inner.can_hide_missing()
+    }
+
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        self.metrics.count_read(self.inner.get(name, part), Vec::len)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        self.metrics.count_list(self.inner.list(prefix, after, most))
+    }
+
+    fn list_tolerant(
+        &self,
+        prefix: &str,
+        after: &str,
+        most: usize,
+        on_unreadable: &mut UnreadableDir<'_>,
+    ) -> RemoteResult<Vec<ListedObject>> {
+        self.metrics.count_list(self.inner.list_tolerant(prefix, after, most, on_unreadable))
+    }
+
+    fn sweep(&self, above: &str) -> RemoteResult<()> {
+        self.inner.sweep(above)
+    }
+
+    fn remove(&self, name: &str) -> RemoteResult<()> {
+        self.metrics.record_outcome(self.inner.remove(name))
+    }
 }

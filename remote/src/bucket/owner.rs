@@ -1,4 +1,5 @@
-//! Who this writer is, for others who find its record, and for itself after it was killed.
+//! Identity of a writer: shown to users that find its record, and used to detect a dead writer of
+//! this machine.
 
 use std::fs;
 
@@ -6,42 +7,45 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use sha2::{Digest, Sha256};
 
-use super::layout::Owner;
+use super::layout::WriterIdentity;
 
-impl Owner {
-    /// This process.
-    pub(crate) fn here() -> Owner {
+impl WriterIdentity {
+    /// Returns the identity of this process.
+    pub(crate) fn current() -> WriterIdentity {
         let named = |what: &str| fs::read_to_string(what).unwrap_or_default();
-        // Numbers of processes count in their namespace, of which a machine that has one name may have many, all alive.
+        // Numbers of processes count in their namespace, of which a machine that has one name may
+        // have many, all alive.
         let machine = named("/etc/machine-id");
         let machine = match fs::read_link("/proc/self/ns/pid") {
             Ok(namespace) if !machine.trim().is_empty() => format!("{} {}", machine.trim(), namespace.display()),
             _ => String::new(),
         };
         let process = std::process::id();
-        Owner {
+        WriterIdentity {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             machine: hash("machine", &machine),
             boot: hash("boot", &named("/proc/sys/kernel/random/boot_id")),
             process,
-            started: seen(process).map_or(0, |seen| seen.started),
+            started: read_process_stat(process).map_or(0, |stat| stat.started),
         }
     }
 
-    /// Whether this writer knows that the other one is no more: it was of this machine, and ended with its process or with the machine's last run.
-    pub(super) fn survives(&self, other: &Owner) -> bool {
+    /// Returns whether the other writer is known to be dead: it was of this machine, and its
+    /// process or its boot has ended.
+    pub(super) fn outlives(&self, other: &WriterIdentity) -> bool {
         self.machine != [0; 16]
             && self.machine == other.machine
             && (self.boot != other.boot
-                || match seen(other.process) {
-                    Some(seen) => seen.has_ended || seen.started != other.started,
+                || match read_process_stat(other.process) {
+                    Some(stat) => stat.has_ended || stat.started != other.started,
                     // A process of another user may be hidden, but not from a signal.
-                    None => !is_there(other.process),
+                    None => !process_exists(other.process),
                 })
     }
 }
 
-/// The bucket's owner learns from it whether two records are of one machine, and nothing else. Zeros for a machine that has no name.
+/// Hashes a machine name; zeros if there is none. The bucket's owner only learns whether two
+/// records are of one machine.
 fn hash(what: &str, name: &str) -> [u8; 16] {
     let mut short = [0; 16];
     if !name.trim().is_empty() {
@@ -50,31 +54,32 @@ fn hash(what: &str, name: &str) -> [u8; 16] {
     short
 }
 
-/// What /proc says of a process (proc_pid_stat(5)).
-struct Seen {
-    /// In ticks.
+/// Process state from /proc (proc_pid_stat(5)).
+struct ProcessStat {
+    /// Start time in clock ticks.
     started: u64,
-    /// It does nothing any more, and is there until whoever started it, or took that one's place, asks how it ended: in a container perhaps never.
+    /// Zombie: it remains until its parent, or the process that adopted it, reaps it, which in a
+    /// container may be never.
     has_ended: bool,
 }
 
-impl Seen {
-    fn of(stat: &str) -> Option<Seen> {
-        // The name of the program, in parentheses, may have anything. What follows begins with field 3.
+impl ProcessStat {
+    fn parse(stat: &str) -> Option<ProcessStat> {
+        // The program's name, in parentheses, may contain anything. Field 3 follows it.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         // The first thread may have ended before the others.
         let has_ended = matches!(*fields.first()?, "Z" | "X") && fields.get(17)?.parse::<u64>().ok()? <= 1;
-        Some(Seen { started: fields.get(19)?.parse().ok()?, has_ended })
+        Some(ProcessStat { started: fields.get(19)?.parse().ok()?, has_ended })
     }
 }
 
-/// None when there is none of the number.
-fn seen(process: u32) -> Option<Seen> {
-    Seen::of(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+/// Returns None if there is no process with this number.
+fn read_process_stat(process: u32) -> Option<ProcessStat> {
+    ProcessStat::parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// Whether there is a process of the number, whoever may see it.
-fn is_there(process: u32) -> bool {
+/// Returns whether the process exists, even if it is hidden from this user.
+fn process_exists(process: u32) -> bool {
     let Ok(number) = i32::try_from(process) else { return false };
     Pid::from_raw(number).is_none_or(|process| test_kill_process(process) != Err(Errno::SRCH))
 }
@@ -87,37 +92,41 @@ mod tests {
 
     #[test]
     fn a_writer_is_known_to_be_gone_on_its_own_machine_alone() {
-        let here = Owner { machine: [1; 16], boot: [2; 16], ..Owner::here() };
-        assert!(!here.survives(&here), "this process is alive");
-        assert!(here.survives(&Owner { boot: [3; 16], ..here.clone() }), "the machine was started anew");
-        assert!(here.survives(&Owner { started: here.started + 1, ..here.clone() }), "the number has another process");
+        let here = WriterIdentity { machine: [1; 16], boot: [2; 16], ..WriterIdentity::current() };
+        assert!(!here.outlives(&here), "this process is alive");
+        assert!(here.outlives(&WriterIdentity { boot: [3; 16], ..here.clone() }), "the machine was started anew");
         assert!(
-            !here.survives(&Owner { machine: [4; 16], boot: [3; 16], ..here.clone() }),
+            here.outlives(&WriterIdentity { started: here.started + 1, ..here.clone() }),
+            "the number has another process"
+        );
+        assert!(
+            !here.outlives(&WriterIdentity { machine: [4; 16], boot: [3; 16], ..here.clone() }),
             "of others nothing is known"
         );
-        // Of a process that is there, but of which /proc tells nothing, nobody says that it is gone.
-        assert!(is_there(here.process) && is_there(1) && !is_there(u32::MAX));
+        // Of a process that is there, but of which /proc tells nothing, nobody says that it is
+        // gone.
+        assert!(process_exists(here.process) && process_exists(1) && !process_exists(u32::MAX));
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
-        assert!(!is_there(ended.id()));
-        let nameless = Owner { machine: [0; 16], ..here };
-        assert!(!nameless.survives(&Owner { boot: [3; 16], ..nameless.clone() }));
+        assert!(!process_exists(ended.id()));
+        let nameless = WriterIdentity { machine: [0; 16], ..here };
+        assert!(!nameless.outlives(&WriterIdentity { boot: [3; 16], ..nameless.clone() }));
     }
 
     #[test]
     fn a_writer_that_ended_and_that_nobody_asked_about_is_gone() {
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         waitid(WaitId::Pid(Pid::from_child(&ended)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
-        let here = Owner { machine: [1; 16], boot: [2; 16], ..Owner::here() };
-        let started = seen(ended.id()).unwrap().started;
-        assert!(is_there(ended.id()), "its number is not given to another one yet");
-        assert!(here.survives(&Owner { process: ended.id(), started, ..here.clone() }));
+        let here = WriterIdentity { machine: [1; 16], boot: [2; 16], ..WriterIdentity::current() };
+        let started = read_process_stat(ended.id()).unwrap().started;
+        assert!(process_exists(ended.id()), "its number is not given to another one yet");
+        assert!(here.outlives(&WriterIdentity { process: ended.id(), started, ..here.clone() }));
         ended.wait().unwrap();
         let stat = |state: &str, threads: u32| {
             format!("7 (a) b) {state} 1 7 7 0 -1 4 0 0 0 0 1 2 3 4 20 0 {threads} 0 1234 0")
         };
-        assert!(Seen::of(&stat("Z", 1)).is_some_and(|seen| seen.has_ended && seen.started == 1234));
-        assert!(Seen::of(&stat("Z", 2)).is_some_and(|seen| !seen.has_ended), "another thread goes on");
-        assert!(Seen::of(&stat("S", 1)).is_some_and(|seen| !seen.has_ended));
+        assert!(ProcessStat::parse(&stat("Z", 1)).is_some_and(|stat| stat.has_ended && stat.started == 1234));
+        assert!(ProcessStat::parse(&stat("Z", 2)).is_some_and(|seen| !seen.has_ended), "another thread goes on");
+        assert!(ProcessStat::parse(&stat("S", 1)).is_some_and(|seen| !seen.has_ended));
     }
 }

@@ -1,7 +1,9 @@
-//! The objects below a prefix of a bucket that speaks S3, or Google's words of it (`crate::s3`).
+//! Object store below a prefix of a bucket that speaks S3, or Google's dialect of it (`crate::s3`).
 //!
-//! Creations are on the condition that there is none of the name (`If-None-Match: *`), and say the hash of their bytes (`Content-MD5`, the one that all stores know): there
-//! are stores that take what came before a connection was cut for the whole object. Both are signed, so nobody on the way takes them off.
+//! Creates are conditional on the absence of the name (`If-None-Match: *`) and carry the hash of
+//! their bytes (`Content-MD5`, which all stores support): some stores take the bytes received
+//! before a connection was cut for the whole object. Both headers are signed, so no hop can remove
+//! them.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,34 +13,34 @@ use rusty_s3::actions::ListObjectsV2;
 use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
 
-use super::answers::{self, Answer, MAX_LIST, MOST_ANSWERS, limit};
-use super::objects::{Created, LISTED, Listed, Objects, Part};
-use crate::Options;
+use super::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
+use crate::RemoteOptions;
 use crate::address::Cloud;
 use crate::http;
-use crate::provenance::Asked;
-use crate::s3::{self, Asker, Signer};
-use crate::source::Trouble;
+use crate::provenance::RequestKind;
+use crate::range_source::{RemoteError, RemoteResult};
+use crate::s3::{self, S3Bucket, S3Signer};
 
-pub(crate) struct S3 {
+pub(crate) struct S3Store {
     agent: Agent,
-    signer: Signer,
+    bucket: S3Bucket,
     prefix: String,
 }
 
-impl S3 {
-    /// Connects nowhere yet.
+impl S3Store {
+    /// Creates the store without connecting.
     ///
     /// # Errors
-    /// `Invalid` for a place that cannot be asked.
-    pub(crate) fn new(cloud: Cloud, bucket: &str, prefix: &str, options: &Options) -> Result<S3> {
-        Ok(S3::of(Signer::new(cloud, bucket, options)?, prefix, options))
+    /// `Invalid` for an invalid endpoint or bucket.
+    pub(crate) fn new(cloud: Cloud, bucket: &str, prefix: &str, options: &RemoteOptions) -> Result<S3Store> {
+        Ok(S3Store::of(S3Bucket::new(cloud, bucket, options)?, prefix, options))
     }
 
-    pub(super) fn of(signer: Signer, prefix: &str, options: &Options) -> S3 {
-        S3 {
+    pub(super) fn of(bucket: S3Bucket, prefix: &str, options: &RemoteOptions) -> S3Store {
+        S3Store {
             agent: http::agent(options),
-            signer,
+            bucket,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
         }
     }
@@ -48,78 +50,86 @@ impl S3 {
     }
 }
 
-impl Objects for S3 {
-    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
+impl ObjectStore for S3Store {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         let hash = STANDARD.encode(Md5::digest(bytes));
-        self.signer.with(|asker| self.create_as(asker, name, bytes, &hash))
+        self.bucket.with(|signer| self.create_signed(signer, name, bytes, &hash))
     }
 
-    /// From those who may not list.
-    fn hides(&self) -> bool {
+    /// A user without the right to list is denied missing objects.
+    fn can_hide_missing(&self) -> bool {
         true
     }
 
-    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
-        self.signer.with(|asker| self.get_as(asker, name, part))
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        self.bucket.with(|signer| self.get_signed(signer, name, part))
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        self.signer.with(|asker| self.list_as(asker, prefix, after, most))
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        self.bucket.with(|signer| self.list_signed(signer, prefix, after, most))
     }
 
-    fn remove(&self, name: &str) -> Answer<()> {
-        self.signer.with(|asker| self.remove_as(asker, name))
+    fn remove(&self, name: &str) -> RemoteResult<()> {
+        self.bucket.with(|signer| self.remove_signed(signer, name))
     }
 }
 
-impl S3 {
-    fn create_as(&self, asker: &Asker<'_>, name: &str, bytes: &[u8], hash: &str) -> Answer<Created> {
-        let (url, headers) = asker.put(&self.key(name), bytes, hash);
-        let request = s3::with(self.agent.put(url.as_str()), headers);
-        let request = request.config().timeout_global(limit(bytes.len() as u64)).build();
-        let response = request.send(bytes).map_err(|error| http::trouble(&error))?;
-        let response = asker.own(Asked::Create(hash), response)?;
+impl S3Store {
+    fn create_signed(&self, signer: &S3Signer<'_>, name: &str, bytes: &[u8], hash: &str) -> RemoteResult<CreateReply> {
+        let (url, headers) = signer.put(&self.key(name), bytes, hash);
+        let request = s3::with_headers(self.agent.put(url.as_str()), headers);
+        let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
+        let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
+        let response = signer.check_provenance(RequestKind::Create(hash), response)?;
         match response.status() {
             StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
-                Ok(Created::Made(answers::date(&response)))
+                Ok(CreateReply::Created(response::store_time(&response)))
             }
-            StatusCode::PRECONDITION_FAILED => Ok(Created::Exists),
-            // Another request for the name is under way: what becomes of it is not known.
-            StatusCode::CONFLICT => Err(Trouble::Passing("another request is under way (status 409)".into())),
-            StatusCode::NOT_IMPLEMENTED => Err(Trouble::Unusable(
+            StatusCode::PRECONDITION_FAILED => Ok(CreateReply::Exists),
+            // Another request for the name is in progress; its outcome is unknown.
+            StatusCode::CONFLICT => Err(RemoteError::Transient("another request is under way (status 409)".into())),
+            StatusCode::NOT_IMPLEMENTED => Err(RemoteError::Unsupported(
                 "it does not know conditional requests (If-None-Match), without which two writers could destroy each other's work".into(),
             )),
-            StatusCode::NOT_FOUND => Err(Trouble::Unusable("there is no such bucket".into())),
+            StatusCode::NOT_FOUND => Err(RemoteError::Unsupported("there is no such bucket".into())),
             _ => Err(refusal(response)),
         }
     }
 
-    fn get_as(&self, asker: &Asker<'_>, name: &str, part: Part) -> Answer<Vec<u8>> {
+    fn get_signed(&self, signer: &S3Signer<'_>, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         let (range, most) = match part {
-            Part::All(most) => (format!("bytes=0-{most}"), most),
-            Part::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
-            Part::Last(most) => (format!("bytes=-{most}"), most),
+            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
+            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
+            ObjectRange::Last(most) => (format!("bytes=-{most}"), most),
         };
-        let (url, headers) = asker.get(&self.key(name));
-        let request = s3::with(self.agent.get(url.as_str()), headers).header(header::RANGE, range);
-        let request = request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(limit(most)).build();
-        let response = request.call().map_err(|error| http::trouble(&error))?;
-        let response = asker.own(Asked::Read, response)?;
+        let (url, headers) = signer.get(&self.key(name));
+        let request = s3::with_headers(self.agent.get(url.as_str()), headers).header(header::RANGE, range);
+        let request =
+            request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(request_timeout(most)).build();
+        let response = request.call().map_err(|error| http::transport_error(&error))?;
+        let response = signer.check_provenance(RequestKind::Read, response)?;
         match response.status() {
             StatusCode::BAD_REQUEST => Err(refusal(response)),
-            status => {
-                answers::part(response, part, most).unwrap_or_else(|| Err(refused(status))).map(|(bytes, _)| bytes)
-            }
+            status => response::read_part(response, part, most)
+                .unwrap_or_else(|| Err(refused(status)))
+                .map(|(bytes, _)| bytes),
         }
     }
 
-    /// A store may give fewer objects than it was asked for, and say that there are more: these are asked for too, for whoever asks takes a short list for the end.
-    fn list_as(&self, asker: &Asker<'_>, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
-        let most = most.min(LISTED);
+    /// Lists objects. Follows the continuation of a shortened list: the caller takes a short list
+    /// for the end.
+    fn list_signed(
+        &self,
+        signer: &S3Signer<'_>,
+        prefix: &str,
+        after: &str,
+        most: usize,
+    ) -> RemoteResult<Vec<ListedObject>> {
+        let most = most.min(MAX_LIST_ENTRIES);
         let mut listed = Vec::new();
         let mut token: Option<String> = None;
-        for _ in 0..MOST_ANSWERS {
-            let (url, headers) = asker.list(|action| {
+        for _ in 0..MAX_PAGES {
+            let (url, headers) = signer.list(|action| {
                 action.with_prefix(self.key(prefix));
                 action.with_max_keys(most - listed.len());
                 match &token {
@@ -128,45 +138,50 @@ impl S3 {
                     None => {}
                 }
             });
-            let request = s3::with(self.agent.get(url.as_str()), headers);
-            let request = request.config().timeout_global(limit(MAX_LIST)).build();
-            let response = request.call().map_err(|error| http::trouble(&error))?;
-            let response = asker.own(Asked::List, response)?;
+            let request = s3::with_headers(self.agent.get(url.as_str()), headers);
+            let request = request.config().timeout_global(request_timeout(MAX_LIST)).build();
+            let response = request.call().map_err(|error| http::transport_error(&error))?;
+            let response = signer.check_provenance(RequestKind::List, response)?;
             match response.status() {
                 StatusCode::OK => {}
-                StatusCode::NOT_FOUND => return Err(Trouble::Gone),
+                StatusCode::NOT_FOUND => return Err(RemoteError::NotFound),
                 _ => return Err(refusal(response)),
             }
-            let text = as_amazons(answers::list(response)?);
-            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| answers::no_list())?;
+            let text = to_aws_namespace(response::read_list(response)?);
+            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| response::invalid_list())?;
             for object in parsed.contents.into_iter().take(most - listed.len()) {
-                let name = object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(answers::no_list)?;
+                let name =
+                    object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(response::invalid_list)?;
                 let time = object.last_modified.as_deref().and_then(http::list_date);
-                listed.push(Listed { name, bytes: object.size.ok_or_else(answers::no_list)?, time });
+                listed.push(ListedObject { name, bytes: object.size.ok_or_else(response::invalid_list)?, time });
             }
             token = parsed.next_continuation_token.filter(|_| listed.len() < most);
             if token.is_none() {
                 return Ok(listed);
             }
         }
-        Err(Trouble::Unusable("it cuts a list short again and again".into()))
+        Err(RemoteError::Unsupported("it cuts a list short again and again".into()))
     }
 
-    fn remove_as(&self, asker: &Asker<'_>, name: &str) -> Answer<()> {
-        let (url, headers) = asker.delete(&self.key(name));
-        let request = s3::with(self.agent.delete(url.as_str()), headers).config().timeout_global(limit(0)).build();
-        let response = request.call().map_err(|error| http::trouble(&error))?;
+    fn remove_signed(&self, signer: &S3Signer<'_>, name: &str) -> RemoteResult<()> {
+        let (url, headers) = signer.delete(&self.key(name));
+        let request = s3::with_headers(self.agent.delete(url.as_str()), headers)
+            .config()
+            .timeout_global(request_timeout(0))
+            .build();
+        let response = request.call().map_err(|error| http::transport_error(&error))?;
         let status = response.status();
-        let response = match asker.own(Asked::Remove, response) {
-            // PROOF-1: some stores send no proof with an answer that has no content, and with all others.
-            Err(strange) if status.is_success() => {
-                return match self.get_as(asker, name, Part::Last(1)) {
-                    Err(Trouble::Gone) => Ok(()),
-                    Ok(_) => Err(strange),
-                    Err(trouble) => Err(trouble),
+        let response = match signer.check_provenance(RequestKind::Remove, response) {
+            // PROOF-1: some stores send no proof with an answer that has no content, and with all
+            // others.
+            Err(unproven) if status.is_success() => {
+                return match self.get_signed(signer, name, ObjectRange::Last(1)) {
+                    Err(RemoteError::NotFound) => Ok(()),
+                    Ok(_) => Err(unproven),
+                    Err(error) => Err(error),
                 };
             }
-            judged => judged?,
+            checked => checked?,
         };
         match response.status() {
             StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
@@ -175,22 +190,22 @@ impl S3 {
     }
 }
 
-fn refusal(response: Response<Body>) -> Trouble {
+fn refusal(response: Response<Body>) -> RemoteError {
     match response.status() {
         StatusCode::BAD_REQUEST => s3::bad_request(response),
         status => refused(status),
     }
 }
 
-fn refused(status: StatusCode) -> Trouble {
+fn refused(status: StatusCode) -> RemoteError {
     if status.is_redirection() {
-        return Trouble::Refused("the bucket is in another region; AWS_REGION names the one to ask".into());
+        return RemoteError::Denied("the bucket is in another region; AWS_REGION names the one to ask".into());
     }
-    answers::refusal(status)
+    response::status_error(status)
 }
 
-/// A list with Amazon's name for what its elements mean: Google's store has an older one.
-fn as_amazons(text: String) -> String {
+/// Replaces the older XML namespace of Google's store by Amazon's.
+fn to_aws_namespace(text: String) -> String {
     const OLDER: &str = "http://doc.s3.amazonaws.com/2006-03-01";
     const AMAZONS: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
     let begin = text.find("<ListBucketResult").unwrap_or(text.len());

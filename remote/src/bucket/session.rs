@@ -1,8 +1,9 @@
-//! One writer of an archive in a bucket, from its coming to its going.
+//! Writer session: acquire, commit, release.
 //!
-//! Who writes is decided by the numbers of records alone: a number is taken by whoever makes the object of that name, and by nobody after. A writer
-//! comes with a record of its own at the next number, which is never removed: the writer before finds the number of its next commit taken,
-//! however long it slept. Clocks and leases decide nothing; they only tell people who is there.
+//! The record numbers alone decide which writer may commit: a number belongs to the writer that
+//! creates the object of that name. A writer acquires the archive with a record of its own at the
+//! next number, which is never removed: the previous writer finds the number of its next commit
+//! taken, however long it slept. Clocks and leases decide nothing; they only inform users.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,176 +11,198 @@ use std::time::{Duration, Instant, SystemTime};
 use lockbox::{Error, Result};
 use std::sync::Arc;
 
-use super::inventory::Collected;
-use super::layout::{self, Dead, Incarnation, Kind, MAX_BLOCKS, MAX_CHECKPOINT, MAX_DEAD, Owner, Said, Trailer};
-use super::map::Map;
-use super::moment::Moment;
-use super::names::{hex, path, random, unhex};
-use super::objects::LISTED;
-use super::place::{Entry, Hash, Id, Place};
-use super::resend::{self, Resent};
-use super::spool::Spool;
-use super::store::{MARKER, Outcome, Store};
-use crate::source::Trouble;
+use super::inventory::CollectReport;
+use super::layout::{
+    self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, Tombstone, Trailer,
+    WriterIdentity,
+};
+use super::map::BlockMap;
+use super::object_names::{hex, object_path, parse_hash, random_bytes};
+use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
+use super::objects::MAX_LIST_ENTRIES;
+use super::spool::UploadSpool;
+use super::spool_replay::{self, ReplayOutcome};
+use super::store::{BucketStore, CreateOutcome, MARKER};
+use super::version::BucketVersion;
+use crate::range_source::RemoteError;
 
-/// Seconds for which what a newer record needs no more stays: a reader of the moment before may be at it.
+/// Grace period in seconds before dead objects are removed: readers of an older version may use
+/// them.
 pub(crate) const GRACE: u64 = 24 * 3600;
 const HOUR: u64 = 3600;
-/// Objects that are removed at once at most: a stranger's list may name many millions.
-const MOST_CLEANED: usize = 1 << 20;
-/// Times that a writer begins anew because others came as well, at least; and for how long when it waits for the store without end.
-const TRIES: usize = 16;
-const COMING: Duration = Duration::from_secs(30);
-/// Of so many writers that come, one looks for what nobody names although the one before went as it should: who was overtaken may have sent more than was found then.
-const THOROUGH: u64 = 16;
-/// A checkpoint is made when what changed since the last one has more bytes than this, or than an eighth of the map.
-const CHANGES: usize = 64 << 10;
-const MOST_CHANGES: usize = 1 << 20;
-/// Of one run in changes and in checkpoints.
-const RUN_BYTES: usize = 20;
+/// Maximum objects removed at once: a hostile list may name many millions.
+const MAX_REMOVED: usize = 1 << 20;
+/// Minimum attempts of an acquisition that loses races, and their minimum duration if the store's
+/// timeout is infinite.
+const MIN_ATTEMPTS: usize = 16;
+const MIN_ACQUIRE_TIME: Duration = Duration::from_secs(30);
+/// Acquisitions between full orphan scans after a clean close: an overtaken writer may have
+/// uploaded more after the last scan.
+const FULL_SCAN_INTERVAL: u64 = 16;
+/// A checkpoint is written when the changes exceed this size and an eighth of the map.
+const MIN_CHANGES_BYTES: usize = 64 << 10;
+const MAX_CHANGES_BYTES: usize = 1 << 20;
+/// Size of a run in changes and in checkpoints.
+const MAP_RUN_BYTES: usize = 20;
 
-/// The end of the year 9999: what a stranger wrote is told as a time.
-const LAST_TIME: u64 = 253_402_300_799;
+/// End of the year 9999: bound for displaying an untrusted time.
+const MAX_TIME: u64 = 253_402_300_799;
 
-/// Pages that a record itself has: neighbours in the archive.
-pub(super) struct Inline {
+/// Adjacent pages stored in the record itself.
+pub(super) struct InlinePages {
     pub(super) block: u64,
     pub(super) pages: Vec<u8>,
 }
 
-/// A writer whose record is the newest.
-pub(crate) struct Session {
-    pub(super) store: Arc<Store>,
+/// Writer with the newest record.
+pub(crate) struct WriterSession {
+    pub(super) store: Arc<BucketStore>,
     pub(super) incarnation: Incarnation,
     writer: [u8; 16],
-    owner: Owner,
+    owner: WriterIdentity,
     newest: Trailer,
-    map: Map,
-    /// What durable records say is dead.
-    dead: Vec<Dead>,
-    /// What no record names: the next one calls it dead.
-    left: Vec<Id>,
-    /// Checkpoints that were sent and that no record names.
-    made: Vec<Id>,
-    /// What the store's clock said last, and when; None when its last answer did not tell.
+    map: BlockMap,
+    /// Tombstones of durable records.
+    tombstones: Vec<Tombstone>,
+    /// Objects that no record names: the next record declares them dead.
+    orphans: Vec<ObjectId>,
+    /// Uploaded checkpoints that no record names.
+    uploaded: Vec<ObjectId>,
+    /// Last time sent by the store, and when; None if its last response had none.
     clock: Option<(u64, Instant)>,
-    /// A record that was sent and of which the store has not said whether it is there.
-    undecided: Option<Sent>,
+    /// Record that was sent without a confirmation.
+    in_doubt: Option<PendingRecord>,
     fenced: bool,
-    /// What its user should know about its coming.
+    /// Message for the user about the acquisition.
     notice: Option<String>,
-    /// Bytes of changes after which a checkpoint is made at the earliest.
+    /// Minimum size of the changes, in bytes, for a checkpoint.
     pub(super) least_changes: usize,
-    /// Bytes that a checkpoint has at most: [`MAX_CHECKPOINT`], but in tests.
+    /// Maximum size of a checkpoint: [`MAX_CHECKPOINT`], except in tests.
     pub(super) most_checkpoint: u64,
 }
 
-struct Sent {
+struct PendingRecord {
     bytes: Arc<Vec<u8>>,
     trailer: Trailer,
-    map: Map,
-    dead: Vec<Dead>,
+    map: BlockMap,
+    tombstones: Vec<Tombstone>,
 }
 
-impl Session {
-    /// Comes to the archive here, which is made when there is none.
+impl WriterSession {
+    /// Acquires the archive, created if it does not exist.
     ///
     /// # Errors
-    /// `InUse` when another writer is there, as far as its newest record tells, and `take_over` was not said; `Unsupported` for a store that
-    /// cannot tell two writers apart; those of requests; `Damaged`.
-    pub(super) fn open(store: Arc<Store>, owner: Owner, take_over: bool) -> Result<Session> {
-        let incarnation = incarnation(&store)?;
-        Session::open_at(store, incarnation, owner, take_over)
+    /// `InUse` when another writer appears active by its newest record and `take_over` is not set;
+    /// `Unsupported` for a store that cannot tell two writers apart; errors of requests; `Damaged`.
+    pub(super) fn open(store: Arc<BucketStore>, owner: WriterIdentity, take_over: bool) -> Result<WriterSession> {
+        let incarnation = open_or_create_incarnation(&store)?;
+        WriterSession::open_at(store, incarnation, owner, take_over)
     }
 
-    /// The same to one that is there.
+    /// Acquires an existing archive.
     ///
     /// # Errors
-    /// As of [`Session::open`]; `Io` of the kind `NotFound` when there is none.
-    pub(super) fn open_known(store: Arc<Store>, owner: Owner, take_over: bool) -> Result<Session> {
-        let incarnation = store.known()?;
-        Session::open_at(store, incarnation, owner, take_over)
+    /// As of [`WriterSession::open`]; `Io` of the kind `NotFound` when there is none.
+    pub(super) fn open_existing(
+        store: Arc<BucketStore>,
+        owner: WriterIdentity,
+        take_over: bool,
+    ) -> Result<WriterSession> {
+        let incarnation = store.existing_incarnation()?;
+        WriterSession::open_at(store, incarnation, owner, take_over)
     }
 
-    fn open_at(store: Arc<Store>, incarnation: Incarnation, owner: Owner, take_over: bool) -> Result<Session> {
+    fn open_at(
+        store: Arc<BucketStore>,
+        incarnation: Incarnation,
+        owner: WriterIdentity,
+        take_over: bool,
+    ) -> Result<WriterSession> {
         // Harmless where the store carries it out: the same bytes.
-        store.probe(MARKER, &layout::encode_marker(&incarnation))?;
+        store.check_conditional_create(MARKER, &layout::encode_marker(&incarnation))?;
         store.open_spool(&incarnation)?;
-        let resent = store.spool().map(|spool| resend::resend(&store, spool, &incarnation)).transpose()?;
-        let notice = (resent == Some(Resent::Refused)).then(|| refused(&store.name));
-        match Session::come_in_turn(&store, incarnation, &owner, take_over) {
-            Ok(session) => Ok(Session { notice, ..session }),
-            // It is told now or never: what was refused is out of the way.
-            Err(error) => Err(notice.map_or(error.clone(), |notice| told_with(notice, error))),
+        let resent = store.spool().map(|spool| spool_replay::replay(&store, spool, &incarnation)).transpose()?;
+        let notice = (resent == Some(ReplayOutcome::Refused)).then(|| refused_notice(&store.name));
+        match WriterSession::acquire(&store, incarnation, &owner, take_over) {
+            Ok(session) => Ok(WriterSession { notice, ..session }),
+            // The refused data has been set aside, so no later call would report it.
+            Err(error) => Err(notice.map_or(error.clone(), |notice| with_notice(notice, error))),
         }
     }
 
-    fn come_in_turn(store: &Arc<Store>, incarnation: Incarnation, owner: &Owner, take_over: bool) -> Result<Session> {
-        let (mut before, mut lost) = (Moment::newest(store, &incarnation)?, 0);
-        let until = Instant::now() + store.timeout.unwrap_or(COMING);
+    fn acquire(
+        store: &Arc<BucketStore>,
+        incarnation: Incarnation,
+        owner: &WriterIdentity,
+        take_over: bool,
+    ) -> Result<WriterSession> {
+        let (mut before, mut lost) = (BucketVersion::load_newest(store, &incarnation)?, 0);
+        let until = Instant::now() + store.timeout.unwrap_or(MIN_ACQUIRE_TIME);
         loop {
             if let Some(before) = &before
-                && before.trailer.kind != Kind::Close
+                && before.trailer.kind != RecordKind::Close
                 && !take_over
-                && !owner.survives(&before.owner)
+                && !owner.outlives(&before.writer)
             {
                 return Err(in_use(store, before));
             }
-            if let Some(session) = Session::come(store, incarnation, owner, before)? {
+            if let Some(session) = WriterSession::try_acquire(store, incarnation, owner, before)? {
                 return Ok(session);
             }
             lost += 1;
-            if lost >= TRIES && Instant::now() >= until {
+            if lost >= MIN_ATTEMPTS && Instant::now() >= until {
                 return Err(Error::InUse(format!(
                     "{}: others write there without a pause, and none was long enough to come between; try again when they write less",
                     store.name
                 )));
             }
-            before = Moment::newest_of_a_race(store, &incarnation)?;
+            before = BucketVersion::load_newest_racing(store, &incarnation)?;
         }
     }
 
-    /// None when another one came first.
-    fn come(
-        store: &Arc<Store>,
+    /// Returns None if another writer was first.
+    fn try_acquire(
+        store: &Arc<BucketStore>,
         incarnation: Incarnation,
-        owner: &Owner,
-        before: Option<Moment>,
-    ) -> Result<Option<Session>> {
-        let writer = random()?;
+        owner: &WriterIdentity,
+        before: Option<BucketVersion>,
+    ) -> Result<Option<WriterSession>> {
+        let writer = random_bytes()?;
         // A list that is full may have been cut.
-        let is_orderly =
-            before.as_ref().is_none_or(|before| before.trailer.kind == Kind::Close && before.dead.len() < MAX_DEAD);
+        let is_orderly = before
+            .as_ref()
+            .is_none_or(|before| before.trailer.kind == RecordKind::Close && before.tombstones.len() < MAX_TOMBSTONES);
         let (map, dead, newest) = match before {
-            Some(Moment { trailer, map, dead, .. }) => (map, together(dead), trailer),
-            None => (Map::default(), Vec::new(), nothing(incarnation)),
+            Some(BucketVersion { trailer, map, tombstones: dead, .. }) => (map, coalesce_tombstones(dead), trailer),
+            None => (BlockMap::default(), Vec::new(), initial_trailer(incarnation)),
         };
-        let mut session = Session {
+        let mut session = WriterSession {
             store: store.clone(),
             incarnation,
             writer,
             owner: owner.clone(),
             newest,
             map,
-            dead,
-            left: Vec::new(),
-            made: Vec::new(),
+            tombstones: dead,
+            orphans: Vec::new(),
+            uploaded: Vec::new(),
             clock: None,
-            undecided: None,
+            in_doubt: None,
             fenced: false,
             notice: None,
-            least_changes: CHANGES,
+            least_changes: MIN_CHANGES_BYTES,
             most_checkpoint: MAX_CHECKPOINT,
         };
         let (map, length) = (session.map.clone(), session.newest.length);
-        match session.record(map, Vec::new(), length, Kind::Open) {
+        match session.write_record(map, Vec::new(), length, RecordKind::Open) {
             Ok(()) => {}
             Err(_) if session.fenced => return Ok(None),
             Err(error) => return Err(error),
         }
-        // Who looked for the newest record a day ago may have been given a number that was free again: then there are higher ones, and this record is
-        // nothing (rule 1). The newest is never removed, so it is seen.
-        let newest = store.newest(&incarnation)?.unwrap_or(0);
+        // A list of a day ago may have yielded a number that has become free again: then higher
+        // ones exist, and this record is void (rule 1). The newest record is never removed, so it
+        // is seen.
+        let newest = store.newest_sequence(&incarnation)?.unwrap_or(0);
         let ours = session.newest.sequence;
         if newest < ours {
             return Err(Error::Unsupported(format!(
@@ -187,31 +210,35 @@ impl Session {
                 store.name
             )));
         }
-        if newest == ours && (!is_orderly || session.newest.epoch.is_multiple_of(THOROUGH)) {
+        if newest == ours && (!is_orderly || session.newest.epoch.is_multiple_of(FULL_SCAN_INTERVAL)) {
             session.store.sweep(&incarnation)?;
-            session.left = session.find_left()?;
+            session.orphans = session.find_orphans()?;
         }
         Ok((newest == ours).then_some(session))
     }
 
-    /// Segments and checkpoints that nobody names and nobody will: the writer who made them has been overtaken, and a name is not used again. They are
-    /// removed as all that is dead is, for a record of before may have named them.
-    fn find_left(&self) -> Result<Vec<Id>> {
-        // Of records there are none to be found.
-        let mut named: HashSet<Id> = self.dead.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
-        named.extend(self.newest.checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
+    /// Finds segments and checkpoints that no record names or will name: their writer has been
+    /// overtaken, and names are not reused. They are removed like all dead objects, since an
+    /// earlier record may have named them.
+    fn find_orphans(&self) -> Result<Vec<ObjectId>> {
+        // Records are never orphans.
+        let mut named: HashSet<ObjectId> =
+            self.tombstones.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
+        named.extend(self.newest.checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash)));
         let mut left = Vec::new();
-        for (part, id) in [("seg", Id::Segment as fn(Hash) -> Id), ("map", Id::Checkpoint)] {
+        for (part, id) in [("seg", ObjectId::Segment as fn(Hash) -> ObjectId), ("map", ObjectId::Checkpoint)] {
             let prefix = format!("{}/{part}/", hex(&self.incarnation));
             let mut after = String::new();
-            // Whoever's names follow those that can be: a store that has ever more of them is not followed.
-            for _ in 0..=(named.len() + MAX_DEAD) / LISTED + 1 {
-                let listed = self.store.list(&prefix, &after, LISTED)?;
-                let names = listed.iter().filter_map(|object| unhex(object.name.strip_prefix(&prefix)?));
+            // A store with ever more names is not followed.
+            for _ in 0..=(named.len() + MAX_TOMBSTONES) / MAX_LIST_ENTRIES + 1 {
+                let listed = self.store.list(&prefix, &after, MAX_LIST_ENTRIES)?;
+                let names = listed.iter().filter_map(|object| parse_hash(object.name.strip_prefix(&prefix)?));
                 left.extend(names.map(id).filter(|id| !named.contains(id)));
                 match listed.last() {
                     // A store that lists the same names for ever is not followed.
-                    Some(last) if listed.len() == LISTED && last.name > after && left.len() < MAX_DEAD => {
+                    Some(last)
+                        if listed.len() == MAX_LIST_ENTRIES && last.name > after && left.len() < MAX_TOMBSTONES =>
+                    {
                         after.clone_from(&last.name);
                     }
                     _ => break,
@@ -221,61 +248,75 @@ impl Session {
         Ok(left)
     }
 
-    /// Runs of a map from which on it is made anew before it has more than a checkpoint takes.
+    /// Returns the number of runs above which the map is repacked, before it exceeds a checkpoint.
     pub(super) fn most_runs(&self) -> usize {
-        self.most_checkpoint as usize / 2 / RUN_BYTES
+        self.most_checkpoint as usize / 2 / MAP_RUN_BYTES
     }
 
-    pub(super) fn map(&self) -> &Map {
+    pub(super) fn map(&self) -> &BlockMap {
         &self.map
     }
 
-    /// Of the newest record.
+    /// Returns the sequence of the newest record.
     pub(super) fn sequence(&self) -> u64 {
         self.newest.sequence
     }
 
-    /// That the newest record counts from.
+    /// Returns the checkpoint of the newest record.
     pub(super) fn checkpoint(&self) -> Option<(Hash, u64)> {
         self.newest.checkpoint
     }
 
-    /// Of the archive, in bytes.
+    /// Returns the length of the archive in bytes.
     pub(super) fn length(&self) -> u64 {
         self.newest.length
     }
 
-    /// Makes the archive what `map` and `inline` say: durable when this returns, all of it or nothing.
+    /// Commits the content given by `map` and `inline`; atomic, and durable on return.
     ///
     /// # Errors
-    /// `InUse` when another writer took over: nothing is committed from then on. Those of requests: then it is not known whether this is
-    /// durable, and nothing else can be committed before [`Session::settle`] knows.
-    pub(super) fn commit(&mut self, map: Map, inline: Vec<Inline>, length: u64, kind: Kind) -> Result<()> {
-        if self.is_undecided() {
+    /// `InUse` when another writer took over: nothing is committed from then on. Errors of
+    /// requests: then the commit is in doubt, and no other one is possible before
+    /// [`WriterSession::resolve_pending`] succeeds.
+    pub(super) fn commit(
+        &mut self,
+        map: BlockMap,
+        inline: Vec<InlinePages>,
+        length: u64,
+        kind: RecordKind,
+    ) -> Result<()> {
+        if self.is_in_doubt() {
             return Err(Error::invalid("the store has not decided about the commit before"));
         }
-        self.record(map, inline, length, kind)
+        self.write_record(map, inline, length, kind)
     }
 
-    fn record(&mut self, mut map: Map, inline: Vec<Inline>, length: u64, kind: Kind) -> Result<()> {
+    fn write_record(
+        &mut self,
+        mut map: BlockMap,
+        inline: Vec<InlinePages>,
+        length: u64,
+        kind: RecordKind,
+    ) -> Result<()> {
         if self.fenced {
-            return self.settle();
+            return self.resolve_pending();
         }
         let sequence = self.newest.sequence + 1;
-        placed(&inline, sequence).iter().for_each(|entry| map.lay(entry));
+        inline_entries(&inline, sequence).iter().for_each(|entry| map.assign(entry));
         let pages: Vec<u8> = inline.into_iter().flat_map(|run| run.pages).collect();
-        let mut gone = map.forget_dead();
-        gone.extend(&self.left);
+        let mut gone = map.take_unreferenced();
+        gone.extend(&self.orphans);
         // Its pages are forgotten above, when it has some.
-        if self.newest.sequence > 0 && self.newest.kind != Kind::Open && self.newest.blocks == 0 {
-            gone.push(Id::Log(self.newest.sequence));
+        if self.newest.sequence > 0 && self.newest.kind != RecordKind::Open && self.newest.blocks == 0 {
+            gone.push(ObjectId::Log(self.newest.sequence));
         }
         let mut checkpoint = self.newest.checkpoint;
         let changes = map.changes();
-        let most = (map.runs() * RUN_BYTES / 8).clamp(self.least_changes, MOST_CHANGES);
-        let changes = if changes.len() * RUN_BYTES > most {
-            gone.extend(checkpoint.map(|(hash, _)| Id::Checkpoint(hash)));
-            let (bytes, hash) = layout::encode_checkpoint(&self.incarnation, &random()?, sequence, &map.entries());
+        let most = (map.runs() * MAP_RUN_BYTES / 8).clamp(self.least_changes, MAX_CHANGES_BYTES);
+        let changes = if changes.len() * MAP_RUN_BYTES > most {
+            gone.extend(checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash)));
+            let (bytes, hash) =
+                layout::encode_checkpoint(&self.incarnation, &random_bytes()?, sequence, &map.entries());
             // No reader takes a longer one.
             if bytes.len() as u64 > self.most_checkpoint {
                 let name = &self.store.name;
@@ -284,93 +325,98 @@ impl Session {
                 )));
             }
             let length = bytes.len() as u64;
-            self.made.push(Id::Checkpoint(hash));
-            if self.store.create(&path(&self.incarnation, &Id::Checkpoint(hash)), &Arc::new(bytes))? == Outcome::Taken {
+            self.uploaded.push(ObjectId::Checkpoint(hash));
+            if self.store.create(&object_path(&self.incarnation, &ObjectId::Checkpoint(hash)), &Arc::new(bytes))?
+                == CreateOutcome::Conflict
+            {
                 return Err(Error::damaged(format!(
                     "{}: a checkpoint of the same name with other content",
                     self.store.name
                 )));
             }
             checkpoint = Some((hash, length));
-            map.checkpointed();
+            map.reset_changes();
             Vec::new()
         } else {
             changes
         };
-        let mut dead = self.dead.clone();
-        dead.extend(gone.into_iter().map(|id| Dead::of(id, 0)));
-        let mut dead = together(dead);
-        // What is left out is found by the next writer, who sees that the list is full; but for records, whose names tell nobody whether they are needed.
-        dead.truncate(MAX_DEAD);
+        let mut dead = self.tombstones.clone();
+        dead.extend(gone.into_iter().map(|id| Tombstone::new(id, 0)));
+        let mut dead = coalesce_tombstones(dead);
+        // The next writer sees that the list is full and finds the omitted objects; but not omitted
+        // records, whose names do not tell whether they are needed.
+        dead.truncate(MAX_TOMBSTONES);
         let trailer = Trailer {
             kind,
             sequence,
-            epoch: self.newest.epoch + u64::from(kind == Kind::Open),
+            epoch: self.newest.epoch + u64::from(kind == RecordKind::Open),
             writer: self.writer,
-            nonce: random()?,
+            nonce: random_bytes()?,
             time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs()),
-            before: self.newest.hash,
+            previous: self.newest.hash,
             checkpoint,
             length,
-            ..nothing(self.incarnation)
+            ..initial_trailer(self.incarnation)
         };
-        let said = Said { changes, dead, owner: self.owner.clone() };
-        let (bytes, trailer) = layout::encode_record(&trailer, &pages, &said);
-        // What no reader takes is not sent: it would be the archive for ever.
+        let body = RecordBody { changes, tombstones: dead, writer: self.owner.clone() };
+        let (bytes, trailer) = layout::encode_record(&trailer, &pages, &body);
+        // A record that readers reject must not be sent: it would define the archive forever.
         Trailer::decode(&bytes[bytes.len() - layout::TRAILER_BYTES..], &self.incarnation)?;
-        self.undecided = Some(Sent { bytes: Arc::new(bytes), trailer, map, dead: said.dead });
-        self.settle()
+        self.in_doubt = Some(PendingRecord { bytes: Arc::new(bytes), trailer, map, tombstones: body.tombstones });
+        self.resolve_pending()
     }
 
-    /// Whether a record was sent of which the store has not said whether it is there.
-    pub(super) fn is_undecided(&self) -> bool {
-        self.undecided.is_some() && !self.fenced
+    /// Returns whether a record was sent without a confirmation.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.is_some() && !self.fenced
     }
 
-    /// Whether there is nothing that this writer can still say: it has gone, another one came, or nobody knows what became of its last record.
+    /// Returns whether this writer cannot commit any more: it has closed, lost the archive, or its
+    /// last record is in doubt.
     pub(super) fn is_over(&self) -> bool {
-        self.fenced || self.undecided.is_some() || self.newest.kind == Kind::Close
+        self.fenced || self.in_doubt.is_some() || self.newest.kind == RecordKind::Close
     }
 
-    /// Says in a record of its own that nobody writes here any more; the archive is as it was.
+    /// Releases the archive with a record of its own and unchanged content.
     ///
     /// # Errors
-    /// As of [`Session::commit`].
+    /// As of [`WriterSession::commit`].
     pub(super) fn close(&mut self) -> Result<()> {
-        self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Close)
+        self.commit(self.map.clone(), Vec::new(), self.length(), RecordKind::Close)
     }
 
-    /// Has the store decide about the record that was sent last.
+    /// Resolves the record in doubt by sending it again.
     ///
     /// # Errors
-    /// As of [`Session::commit`].
-    pub(super) fn settle(&mut self) -> Result<()> {
+    /// As of [`WriterSession::commit`].
+    pub(super) fn resolve_pending(&mut self) -> Result<()> {
         if self.fenced {
-            let kept = match self.store.spool().map_or(0, Spool::bytes) {
+            let hint = match self.store.spool().map_or(0, UploadSpool::bytes) {
                 0 => "",
                 _ => "; what was written last is kept on this machine, see 'lockbox remote unsent'",
             };
-            return Err(Error::InUse(format!("{}: another writer took over{kept}", self.store.name)));
+            return Err(Error::InUse(format!("{}: another writer took over{hint}", self.store.name)));
         }
-        let Some(sent) = &self.undecided else { return Ok(()) };
-        let name = path(&self.incarnation, &Id::Log(sent.trailer.sequence));
-        match self.store.create(&name, &sent.bytes)? {
-            Outcome::Taken => {
+        let Some(pending) = &self.in_doubt else { return Ok(()) };
+        let name = object_path(&self.incarnation, &ObjectId::Log(pending.trailer.sequence));
+        match self.store.create(&name, &pending.bytes)? {
+            CreateOutcome::Conflict => {
                 self.fenced = true;
-                if sent.trailer.kind == Kind::Commit {
-                    self.keep_refused(&name, &sent.bytes);
+                if pending.trailer.kind == RecordKind::Commit {
+                    self.spool_refused(&name, &pending.bytes);
                 }
-                return self.settle();
+                return self.resolve_pending();
             }
-            Outcome::Made(date) => self.clock = date.map(|date| (date, Instant::now())),
+            CreateOutcome::Created(date) => self.clock = date.map(|date| (date, Instant::now())),
         }
-        if let Some(Sent { trailer, map, dead, .. }) = self.undecided.take() {
-            (self.newest, self.map, self.dead) = (trailer, map, dead);
-            self.left.clear();
-            self.made.clear();
+        if let Some(PendingRecord { trailer, map, tombstones, .. }) = self.in_doubt.take() {
+            (self.newest, self.map, self.tombstones) = (trailer, map, tombstones);
+            self.orphans.clear();
+            self.uploaded.clear();
         }
-        self.date();
-        // What waited here while the store did not answer is there. Of a file that stays the next writer finds that, too.
+        self.date_tombstones();
+        // The spooled objects are in the store. If the file cannot be emptied, the next writer
+        // finds that out.
         if let Some(spool) = self.store.spool()
             && let Err(error) = spool.clear()
         {
@@ -379,11 +425,12 @@ impl Session {
         Ok(())
     }
 
-    /// What another writer came before is for its user to read (SPOOL-4): whatever of it went up stays in the store for a day.
-    fn keep_refused(&self, name: &str, bytes: &[u8]) {
+    /// Spools a record that lost against another writer, for its user to read (SPOOL-4): its
+    /// objects stay in the store for a day.
+    fn spool_refused(&self, name: &str, bytes: &[u8]) {
         let Some(spool) = self.store.spool() else { return };
-        match spool.keep_refused(name, bytes) {
-            Ok(()) => tracing::warn!("{}", refused(&self.store.name)),
+        match spool.append_refused(name, bytes) {
+            Ok(()) => tracing::warn!("{}", refused_notice(&self.store.name)),
             Err(error) => tracing::warn!("{}: what was written last is lost: {error}", self.store.name),
         }
     }
@@ -392,115 +439,131 @@ impl Session {
         self.notice.as_deref()
     }
 
-    /// Gives what is dead since an unknown time the time that the store's clock showed last: durable records said it before. What a machine that was suspended thinks the
-    /// time is would be too early.
-    fn date(&mut self) {
+    /// Dates new tombstones, which durable records have declared, with the last time from the
+    /// store. The local clock would be too early after a suspend.
+    fn date_tombstones(&mut self) {
         if let Some((date, _)) = self.clock {
-            self.dead.iter_mut().filter(|dead| dead.since == 0).for_each(|dead| dead.since = date);
+            self.tombstones.iter_mut().filter(|dead| dead.since == 0).for_each(|dead| dead.since = date);
         }
     }
 
-    /// Takes back what went up and no record names: `made` and checkpoints are removed, as far as the store does that before `until`. The next record calls dead what is left
-    /// of it, and what is still being sent. Whether the store answers.
-    pub(super) fn take_back(&mut self, mut made: Vec<Id>, sending: Vec<Id>, until: Instant) -> bool {
-        made.append(&mut self.made);
-        let (left, trouble) = self.store.remove(&self.incarnation, &made, Some(until));
-        self.left.extend(left.into_iter().chain(sending));
-        !matches!(trouble, Some(Trouble::Passing(_)))
+    /// Removes `uploaded` objects and checkpoints that no record names, until the deadline. The
+    /// next record declares the rest dead, and `sending`, which are in flight. Returns whether the
+    /// store responds.
+    pub(super) fn discard_uploads(
+        &mut self,
+        mut uploaded: Vec<ObjectId>,
+        sending: Vec<ObjectId>,
+        until: Instant,
+    ) -> bool {
+        uploaded.append(&mut self.uploaded);
+        let (left, error) = self.store.remove(&self.incarnation, &uploaded, Some(until));
+        self.orphans.extend(left.into_iter().chain(sending));
+        !matches!(error, Some(RemoteError::Transient(_)))
     }
 
-    /// Removes what durable records have called dead for longer than the grace. By the store's clock; one that went back removes nothing.
-    /// What cannot be removed now is left for the next writer. Gives how many are removed, and what was in the way.
-    pub(super) fn clean(&mut self) -> (u64, Option<Trouble>) {
-        self.remove_dead(&self.due(MOST_CLEANED))
+    /// Removes objects that durable records declared dead for longer than the grace period, by the
+    /// store's clock; after a step back, nothing. Failed removals are left to the next writer.
+    /// Returns the number of removed objects and the first error.
+    pub(super) fn remove_expired(&mut self) -> (u64, Option<RemoteError>) {
+        self.remove_objects(&self.expired(MAX_REMOVED))
     }
 
-    /// What is to be removed now, so many at most.
-    pub(super) fn due(&self, most: usize) -> Vec<Id> {
+    /// Returns the objects to remove now, at most `most`.
+    pub(super) fn expired(&self, most: usize) -> Vec<ObjectId> {
         let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return Vec::new() };
-        let is_due = |dead: &Dead| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
-        self.dead.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids()).take(most).collect()
+        let is_due = |dead: &Tombstone| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
+        self.tombstones.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids()).take(most).collect()
     }
 
-    /// Removes what is due, as [`Session::clean`] does.
-    pub(super) fn remove_dead(&mut self, due: &[Id]) -> (u64, Option<Trouble>) {
-        let (left, trouble) = self.store.remove(&self.incarnation, due, None);
-        let gone: HashSet<Id> = due.iter().filter(|id| !left.contains(id)).copied().collect();
-        let stays = |dead: &Dead| -> Vec<Dead> {
-            match dead.more > 0 && dead.ids().any(|id| gone.contains(&id)) {
-                true => dead.ids().filter(|id| !gone.contains(id)).map(|id| Dead::of(id, dead.since)).collect(),
+    /// Removes objects, as in [`WriterSession::remove_expired`].
+    pub(super) fn remove_objects(&mut self, due: &[ObjectId]) -> (u64, Option<RemoteError>) {
+        let (left, error) = self.store.remove(&self.incarnation, due, None);
+        let gone: HashSet<ObjectId> = due.iter().filter(|id| !left.contains(id)).copied().collect();
+        let stays = |dead: &Tombstone| -> Vec<Tombstone> {
+            match dead.extra > 0 && dead.ids().any(|id| gone.contains(&id)) {
+                true => dead.ids().filter(|id| !gone.contains(id)).map(|id| Tombstone::new(id, dead.since)).collect(),
                 false => Some(*dead).filter(|dead| !gone.contains(&dead.id)).into_iter().collect(),
             }
         };
-        self.dead = together(self.dead.iter().flat_map(stays).collect());
-        ((due.len() - left.len()) as u64, trouble)
+        self.tombstones = coalesce_tombstones(self.tombstones.iter().flat_map(stays).collect());
+        ((due.len() - left.len()) as u64, error)
     }
 
-    /// Cleans, looks for what no record names, which is dead from now on, and goes.
+    /// Removes expired objects, declares orphans dead and closes the archive.
     ///
     /// # Errors
-    /// As of [`Session::commit`]; what cannot be listed or removed.
-    pub(super) fn collect(mut self) -> Result<Collected> {
-        let (removed, trouble) = self.clean();
-        let found = self.store.sweep(&self.incarnation).and_then(|()| self.find_left());
+    /// As of [`WriterSession::commit`]; errors of listing and removing.
+    pub(super) fn collect_garbage(mut self) -> Result<CollectReport> {
+        let (removed, error) = self.remove_expired();
+        let found = self.store.sweep(&self.incarnation).and_then(|()| self.find_orphans());
         // It goes in any case, or would be in the way of the next one.
         if let Ok(found) = &found {
-            self.left.clone_from(found);
+            self.orphans.clone_from(found);
         }
-        if !self.left.is_empty() {
-            // The record that says it first is dated by its own answer, and that stands in the next one: the day of what was found begins now.
-            self.commit(self.map.clone(), Vec::new(), self.length(), Kind::Commit)?;
+        if !self.orphans.is_empty() {
+            // The response to this record dates it, and the next record stores that date: the grace
+            // period of the orphans begins now.
+            self.commit(self.map.clone(), Vec::new(), self.length(), RecordKind::Commit)?;
         }
         self.close()?;
-        if let Some(trouble) = trouble {
-            return Err(self.store.told(trouble));
+        if let Some(error) = error {
+            return Err(self.store.to_error(error));
         }
-        Ok(Collected {
+        Ok(CollectReport {
             removed,
             found: found?.len() as u64,
-            waiting: self.dead.iter().map(|dead| u64::from(dead.more) + 1).sum(),
+            waiting: self.tombstones.iter().map(|dead| u64::from(dead.extra) + 1).sum(),
             notice: self.notice,
         })
     }
 
-    /// Makes a segment.
+    /// Uploads a segment.
     ///
     /// # Errors
-    /// Those of requests.
-    pub(super) fn make_segment(store: &Store, incarnation: &Incarnation, id: &Id, bytes: &Arc<Vec<u8>>) -> Result<()> {
-        match store.create(&path(incarnation, id), bytes)? {
-            Outcome::Made(_) => Ok(()),
-            Outcome::Taken => {
+    /// Errors of requests.
+    pub(super) fn create_segment(
+        store: &BucketStore,
+        incarnation: &Incarnation,
+        id: &ObjectId,
+        bytes: &Arc<Vec<u8>>,
+    ) -> Result<()> {
+        match store.create(&object_path(incarnation, id), bytes)? {
+            CreateOutcome::Created(_) => Ok(()),
+            CreateOutcome::Conflict => {
                 Err(Error::damaged(format!("{}: a segment of the same name with other content", store.name)))
             }
         }
     }
 }
 
-/// Records first, of which those with numbers one after the other are one entry when they died within one hour of the store's clock: a writer that commits once a second makes 86,400 in
-/// the day for which they stay, and each commit has the list. The last one's time is that of all. None is named twice.
-fn together(dead: Vec<Dead>) -> Vec<Dead> {
-    let number = |dead: &Dead| if let Id::Log(first) = dead.id { Some(first) } else { None };
-    let (mut records, objects): (Vec<Dead>, Vec<Dead>) = dead.into_iter().partition(|dead| number(dead).is_some());
+/// Sorts records before other objects and merges consecutive ones that died within one hour of the
+/// store's clock: a writer that commits once a second creates 86,400 in the grace period, and each
+/// commit stores the list. A merged entry has the time of its latest record. Removes duplicates.
+fn coalesce_tombstones(tombstones: Vec<Tombstone>) -> Vec<Tombstone> {
+    let number = |dead: &Tombstone| if let ObjectId::Log(first) = dead.id { Some(first) } else { None };
+    let (mut records, objects): (Vec<Tombstone>, Vec<Tombstone>) =
+        tombstones.into_iter().partition(|dead| number(dead).is_some());
     records.sort_by_key(number);
-    let mut all: Vec<Dead> = Vec::new();
+    let mut all: Vec<Tombstone> = Vec::new();
     for mut next in records {
-        let count = |dead: &Dead| u64::from(dead.more) + 1;
-        // Of an enemy's list: each of thousands of runs over each other would be taken apart into all that it names when one of that is removed.
+        let count = |dead: &Tombstone| u64::from(dead.extra) + 1;
+        // A hostile list of thousands of overlapping runs would be expanded when one of their
+        // records is removed.
         if let (Some(end), Some(first)) = (all.last().and_then(|last| Some(number(last)? + count(last))), number(&next))
             && first < end
         {
-            let Some(more) = u64::from(next.more).checked_sub(end - first) else { continue };
-            next = Dead { id: Id::Log(end), more: more as u32, ..next };
+            let Some(extra) = u64::from(next.extra).checked_sub(end - first) else { continue };
+            next = Tombstone { id: ObjectId::Log(end), extra: extra as u32, ..next };
         }
         match all.last_mut() {
             Some(last)
                 if number(last).map(|first| first + count(last)) == number(&next)
                     && (last.since == 0) == (next.since == 0)
                     && last.since / HOUR == next.since / HOUR
-                    && count(last) + u64::from(next.more) <= MAX_BLOCKS.into() =>
+                    && count(last) + u64::from(next.extra) <= MAX_BLOCKS.into() =>
             {
-                last.more += next.more + 1;
+                last.extra += next.extra + 1;
                 last.since = last.since.max(next.since);
             }
             _ => all.push(next),
@@ -510,15 +573,15 @@ fn together(dead: Vec<Dead>) -> Vec<Dead> {
     all
 }
 
-/// Where pages lie that the record of this number has itself.
-pub(super) fn placed(inline: &[Inline], sequence: u64) -> Vec<Entry> {
-    let count = |run: &Inline| run.pages.len() as u64 / layout::BLOCK;
+/// Returns the map entries of pages stored in the record of this number.
+pub(super) fn inline_entries(inline: &[InlinePages], sequence: u64) -> Vec<MapEntry> {
+    let count = |run: &InlinePages| run.pages.len() as u64 / layout::BLOCK;
     let blocks = inline.iter().map(count).sum::<u64>() as u32;
     let mut at = 0;
-    let place = |run: &Inline| {
-        let entry = Entry {
+    let place = |run: &InlinePages| {
+        let entry = MapEntry {
             blocks: run.block..run.block + count(run),
-            place: Some(Place { id: Id::Log(sequence), blocks, at }),
+            place: Some(ObjectRef { id: ObjectId::Log(sequence), blocks, at }),
         };
         at += count(run) as u32;
         entry
@@ -526,34 +589,34 @@ pub(super) fn placed(inline: &[Inline], sequence: u64) -> Vec<Entry> {
     inline.iter().map(place).collect()
 }
 
-/// The incarnation of the archive here, which is made when there is none.
-fn incarnation(store: &Store) -> Result<Incarnation> {
-    for _ in 0..TRIES {
-        if let Some(found) = store.incarnation().map_err(|trouble| store.told(trouble))? {
+/// Reads the incarnation of the archive, created if it does not exist.
+fn open_or_create_incarnation(store: &BucketStore) -> Result<Incarnation> {
+    for _ in 0..MIN_ATTEMPTS {
+        if let Some(found) = store.read_incarnation().map_err(|error| store.to_error(error))? {
             return found;
         }
-        let made = random()?;
-        match store.create(MARKER, &Arc::new(layout::encode_marker(&made)))? {
-            Outcome::Made(_) => return Ok(made),
-            Outcome::Taken => {}
+        let created = random_bytes()?;
+        match store.create(MARKER, &Arc::new(layout::encode_marker(&created)))? {
+            CreateOutcome::Created(_) => return Ok(created),
+            CreateOutcome::Conflict => {}
         }
     }
-    Err(store.told(Trouble::Unusable("what was just written there is not found".into())))
+    Err(store.to_error(RemoteError::Unsupported("what was just written there is not found".into())))
 }
 
-/// What is before the first record.
-fn nothing(incarnation: Incarnation) -> Trailer {
+/// Returns the trailer before the first record.
+fn initial_trailer(incarnation: Incarnation) -> Trailer {
     Trailer { incarnation, ..Trailer::default() }
 }
 
-fn refused(name: &str) -> String {
+fn refused_notice(name: &str) -> String {
     format!(
         "{name}: what was written last on this machine came after another writer had taken over, and is kept here alone; 'lockbox remote unsent' tells of it"
     )
 }
 
-/// An error with what else its user should know.
-fn told_with(notice: String, error: Error) -> Error {
+/// Adds a notice for the user to an error.
+fn with_notice(notice: String, error: Error) -> Error {
     match error {
         Error::InUse(why) => Error::InUse(format!("{notice}; {why}")),
         Error::Io { context, source } => Error::Io { context: format!("{notice}; {context}"), source },
@@ -564,9 +627,9 @@ fn told_with(notice: String, error: Error) -> Error {
     }
 }
 
-fn in_use(store: &Store, before: &Moment) -> Error {
-    let host = lockbox_terminal::display(before.owner.host.as_bytes());
-    let time = lockbox_terminal::utc(before.trailer.time.min(LAST_TIME) as i64);
+fn in_use(store: &BucketStore, before: &BucketVersion) -> Error {
+    let host = lockbox_terminal::display(before.writer.host.as_bytes());
+    let time = lockbox_terminal::utc(before.trailer.time.min(MAX_TIME) as i64);
     Error::InUse(format!(
         "{}: a writer on {host} has it open, or ended without closing it; its newest record is of {time} UTC",
         store.name

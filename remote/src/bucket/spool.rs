@@ -1,20 +1,26 @@
-//! What a writer made and no store has yet, kept on this host.
+//! Upload spool: objects kept on this host until the store takes them.
 //!
-//! A mount that has to end while its store does not answer, or whose record was refused because another writer came first, would take with it what was written last. So the
-//! objects go into a file, in the order in which the store is to get them, as sealed as they are. The next writer of this user here sends them before anything else; and
-//! when that cannot be any more, because another writer's commits follow upon the last one that the store has, they are kept under another name, to be read and
-//! thrown away by whoever wrote them.
+//! A mount that ends while its store does not respond, or loses its record to another writer, would
+//! lose its last writes. So its objects are appended to a file, sealed as they are, in upload
+//! order. The next writer of this user on this host sends them first. If another writer's commits
+//! follow the store's last record, they can no longer be sent: they are renamed, and kept for the
+//! user to read or delete.
 //!
 //! # Invariants
-//! SPOOL-1  What lies in the file is what the store would have got, byte for byte, in that order, and on the medium before anybody is told so. A file that was torn ends
-//!     before the first entry that is not whole: nobody was told of that one.
-//! SPOOL-2  While something is held back everything that comes after it is, and is read from here: the store never gets an object whose predecessor it may not have.
-//! SPOOL-3  What is sent later is what was to be sent then, or nothing: each record has to follow upon the store's newest one by that one's hash, or to be there. Whoever came
-//!     as a writer since has the number of the first one, with a record that is never removed (BUCKET-3), so it is not free again, as one may be that a commit had.
-//! SPOOL-4  Nothing is thrown away that the store does not have, but by order of who owns it.
+//! SPOOL-1  The file contains the exact bytes of the uploads, in upload order, and is durable
+//!     before an append succeeds. A torn file ends before its first incomplete entry, whose append
+//!     did not succeed.
+//! SPOOL-2  While spooling is active, all later objects are spooled as well, and read from the
+//!     spool: the store never gets an object without its predecessor.
+//! SPOOL-3  A replay sends the original records or nothing: each must follow the store's newest
+//!     record by its hash, or already exist. A writer that acquired the archive since has taken the
+//!     first number with a record that is never removed (BUCKET-3), so that number is not free
+//!     again, as the number of a commit may be.
+//! SPOOL-4  Objects that the store lacks are deleted only by order of their owner.
 //!
-//! The file: a head (magic, version and length of the address of 32 bits each, the address, SHA-256 of all that), and entries (lengths of name and object of 64 bits each,
-//! SHA-256 of both, the name, the object). Integers are little-endian.
+//! The file: a header (magic, version and address length of 32 bits each, the address, SHA-256 of
+//! all that), and entries (lengths of name and object of 64 bits each, SHA-256 of both, the name,
+//! the object). Integers are little-endian.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -33,90 +39,92 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
-use super::names::{hex, id_of, random};
-use super::objects::{Barred, Created, Listed, Objects, Part};
-use super::place::Id;
-use crate::cache::{is_own, make, own, private, unseen};
-use crate::source::Trouble;
+use super::object_names::{hex, parse_path, random_bytes};
+use super::object_ref::ObjectId;
+use super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore, UnreadableDir};
+use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
+use crate::range_source::{RemoteError, RemoteResult};
 
 const MAGIC: &[u8; 8] = b"LBXSPOOL";
 const VERSION: u32 = 1;
 const HASH: usize = 32;
-/// Of an entry before its name.
-const ENTRY: u64 = 16 + HASH as u64;
-const LONGEST_ADDRESS: u32 = 8 << 10;
-const LONGEST_NAME: u64 = 1 << 10;
-/// Longer than any object.
-const LONGEST_OBJECT: u64 = 128 << 20;
-/// How often, and how long after another, a file is asked for that somebody else has.
-const TRIES: usize = 20;
-const AGAIN: Duration = Duration::from_millis(10);
-/// What waits to be sent, and what cannot be sent any more.
-const WAITS: &str = ".unsent";
-const REFUSED: &str = ".refused";
+/// Size of an entry before its name.
+const ENTRY_HEADER: u64 = 16 + HASH as u64;
+const MAX_ADDRESS: u32 = 8 << 10;
+const MAX_NAME: u64 = 1 << 10;
+/// Upper bound above the size of any object.
+const MAX_OBJECT: u64 = 128 << 20;
+/// Attempts to lock a file of another process, and their interval.
+const MAX_LOCK_ATTEMPTS: usize = 20;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// Suffixes of files to be sent, and of refused ones.
+const PENDING_SUFFIX: &str = ".unsent";
+const REFUSED_SUFFIX: &str = ".refused";
 
-/// The objects that a host keeps for one archive, by who writes it or reads them.
-pub(crate) struct Spool {
+/// Spooled objects of one archive, for its writer or for readers.
+pub(crate) struct UploadSpool {
     directory: OwnedFd,
     address: String,
-    /// Of the file that waits.
+    /// Name of the pending file.
     name: String,
-    kept: Mutex<Kept>,
+    state: Mutex<SpoolState>,
     /// SPOOL-2
-    holds_back: AtomicBool,
-    /// Bytes of this writer's that were refused.
+    is_spooling: AtomicBool,
+    /// Bytes of this writer that were refused.
     refused: AtomicU64,
 }
 
-struct Kept {
-    /// None when another one has to be made for what comes next.
+struct SpoolState {
+    /// None if the next append has to create a file.
     file: Option<File>,
-    entries: Vec<Entry>,
+    entries: Vec<SpoolEntry>,
     end: u64,
 }
 
-struct Entry {
+struct SpoolEntry {
     name: String,
     at: u64,
     length: u64,
 }
 
-/// What a host keeps of one archive.
+/// Spool file of one archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unsent {
-    /// The name of the file.
+pub struct PendingUpload {
+    /// File name.
     pub file: String,
     pub address: String,
     pub bytes: u64,
-    /// When it was written last.
+    /// Time of the last write.
     pub time: SystemTime,
-    /// Another writer came first: it is never sent.
+    /// Another writer was first: the file is never sent.
     pub refused: bool,
-    /// A writer is there that may still send it.
+    /// A writer has it open and may still send it.
     pub used: bool,
 }
 
-impl Spool {
-    /// For who writes to the archive at `address` that has this incarnation: one address may be of different archives, by whoever is asked, and by time. None where nothing can
-    /// be kept, which is told in the log, and where another process keeps what it writes there.
+impl UploadSpool {
+    /// Opens the spool for a writer of the archive at `address` with this incarnation: one address
+    /// may lead to different archives, by user and over time. Returns None if spooling is
+    /// impossible, which is logged, or if another process has the file open.
     ///
     /// # Errors
-    /// When something waits there and cannot be sent: whoever came as a writer all the same would be the other one that came first (SPOOL-4).
-    pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Option<Spool>> {
-        let name = stem(address, incarnation) + WAITS;
-        let opened = make(directory).and_then(|()| private(directory)).and_then(|directory| {
-            let file = taken(&directory, &name)?;
+    /// When a pending file exists that cannot be sent: acquiring the archive would make it
+    /// unsendable (SPOOL-4).
+    pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Option<UploadSpool>> {
+        let name = stem(address, incarnation) + PENDING_SUFFIX;
+        let opened = create_private_dir(directory).and_then(|()| open_private_dir(directory)).and_then(|directory| {
+            let file = open_locked(&directory, &name)?;
             let (entries, end) = file.as_ref().map_or(Ok((Vec::new(), 0)), |file| read(file, address))?;
-            let kept = Mutex::new(Kept { file, entries, end });
-            let (holds_back, refused) = (AtomicBool::new(false), AtomicU64::new(0));
-            Ok(Spool { directory, address: address.to_owned(), name: name.clone(), kept, holds_back, refused })
+            let state = Mutex::new(SpoolState { file, entries, end });
+            let (is_spooling, refused) = (AtomicBool::new(false), AtomicU64::new(0));
+            Ok(UploadSpool { directory, address: address.to_owned(), name: name.clone(), state, is_spooling, refused })
         });
         match opened {
-            Ok(spool) => Ok(Some(spool).filter(|spool| spool.kept.lock().file.is_some())),
+            Ok(spool) => Ok(Some(spool).filter(|spool| spool.state.lock().file.is_some())),
             Err(error) => {
                 let path = directory.join(name);
                 let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes()).to_string();
-                if waits(&path) {
+                if has_content(&path) {
                     let what =
                         format!("{address}: what was not sent lies in {shown}, and cannot be sent as it lies there");
                     return Err(Error::io(what, error));
@@ -127,196 +135,198 @@ impl Spool {
         }
     }
 
-    /// What was kept last of the archive at `address` that has this incarnation, to be read.
+    /// Opens the latest spool file of the archive at `address` with this incarnation, for reading.
     ///
     /// # Errors
-    /// `Io` of the kind `NotFound` when there is nothing; those of the host.
-    pub(super) fn of_last(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Spool> {
-        let failed = |error: io::Error| unseen(directory, error);
+    /// `Io` of the kind `NotFound` when there is nothing; I/O errors of the host.
+    pub(super) fn open_latest(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<UploadSpool> {
+        let failed = |error: io::Error| cannot_read_dir(directory, error);
         let stem = stem(address, incarnation);
-        let found = unsent(directory)?.into_iter().filter(|unsent| unsent.file.starts_with(&stem));
-        let Some(last) = found.max_by_key(|unsent| unsent.time) else {
+        let found = pending_uploads(directory)?.into_iter().filter(|pending| pending.file.starts_with(&stem));
+        let Some(last) = found.max_by_key(|pending| pending.time) else {
             let none = format!("{address}: everything that was written here was sent");
             return Err(Error::request(none, io::ErrorKind::NotFound));
         };
-        let directory = private(directory).map_err(failed)?;
+        let directory = open_private_dir(directory).map_err(failed)?;
         let gone = || failed(io::ErrorKind::NotFound.into());
-        let (file, _) = own(&directory, &last.file).map_err(failed)?.ok_or_else(gone)?;
+        let (file, _) = open_own_file(&directory, &last.file).map_err(failed)?.ok_or_else(gone)?;
         let (entries, end) = read(&file, address).map_err(failed)?;
-        let kept = Mutex::new(Kept { file: Some(file), entries, end });
-        let (holds_back, refused) = (AtomicBool::new(true), AtomicU64::new(0));
-        Ok(Spool { directory, address: address.to_owned(), name: last.file, kept, holds_back, refused })
+        let state = Mutex::new(SpoolState { file: Some(file), entries, end });
+        let (is_spooling, refused) = (AtomicBool::new(true), AtomicU64::new(0));
+        Ok(UploadSpool { directory, address: address.to_owned(), name: last.file, state, is_spooling, refused })
     }
 
-    pub(super) fn holds_back(&self) -> bool {
-        self.holds_back.load(Ordering::Acquire)
+    pub(super) fn is_spooling(&self) -> bool {
+        self.is_spooling.load(Ordering::Acquire)
     }
 
-    /// Bytes of this writer's that are here and not in the store.
+    /// Returns the bytes of this writer that are here and not in the store.
     pub(super) fn bytes(&self) -> u64 {
-        let waiting = if self.holds_back() { bytes(&self.kept.lock().entries) } else { 0 };
+        let waiting = if self.is_spooling() { bytes(&self.state.lock().entries) } else { 0 };
         waiting + self.refused.load(Ordering::Relaxed)
     }
 
-    /// Keeps an object, which is on the medium when this returns (SPOOL-1). With `held`, nothing is sent from then on (SPOOL-2).
+    /// Appends an object durably (SPOOL-1). With `exclusive`, starts spooling: nothing is sent from
+    /// then on (SPOOL-2).
     ///
     /// # Errors
-    /// Those of the host; `NoSpace`.
-    pub(super) fn keep(&self, name: &str, object: &[u8], held: bool) -> Result<()> {
-        let mut kept = self.kept.lock();
-        let is_here = kept.entries.iter().any(|entry| entry.name == name && entry.length == object.len() as u64);
-        let done = if is_here { Ok(()) } else { self.try_keep(&mut kept, name, object) };
-        if held && done.is_ok() {
-            self.holds_back.store(true, Ordering::Release);
+    /// I/O errors of the host; `NoSpace`.
+    pub(super) fn append(&self, name: &str, object: &[u8], exclusive: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        let is_here = state.entries.iter().any(|entry| entry.name == name && entry.length == object.len() as u64);
+        let done = if is_here { Ok(()) } else { self.try_append(&mut state, name, object) };
+        if exclusive && done.is_ok() {
+            self.is_spooling.store(true, Ordering::Release);
         }
         done.map_err(|error| {
             Error::io(format!("what was not sent to {} cannot be kept on this machine", self.address), error)
         })
     }
 
-    fn try_keep(&self, kept: &mut Kept, name: &str, object: &[u8]) -> io::Result<()> {
-        if kept.file.is_none() {
-            kept.file = taken(&self.directory, &self.name)?;
-            kept.end = 0;
+    fn try_append(&self, state: &mut SpoolState, name: &str, object: &[u8]) -> io::Result<()> {
+        if state.file.is_none() {
+            state.file = open_locked(&self.directory, &self.name)?;
+            state.end = 0;
         }
-        let file = kept.file.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
-        if kept.end == 0 {
-            let head = head(&self.address);
+        let file = state.file.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
+        if state.end == 0 {
+            let header = encode_header(&self.address);
             file.set_len(0)?;
-            file.write_all_at(&head, 0)?;
-            kept.end = head.len() as u64;
+            file.write_all_at(&header, 0)?;
+            state.end = header.len() as u64;
         }
-        let mut entry = Vec::with_capacity(ENTRY as usize + name.len());
+        let mut entry = Vec::with_capacity(ENTRY_HEADER as usize + name.len());
         entry.extend_from_slice(&(name.len() as u64).to_le_bytes());
         entry.extend_from_slice(&(object.len() as u64).to_le_bytes());
-        entry.extend_from_slice(&sum(name, object));
+        entry.extend_from_slice(&checksum(name, object));
         entry.extend_from_slice(name.as_bytes());
-        let at = kept.end + entry.len() as u64;
-        file.write_all_at(&entry, kept.end)?;
+        let at = state.end + entry.len() as u64;
+        file.write_all_at(&entry, state.end)?;
         file.write_all_at(object, at)?;
         file.sync_data()?;
         host_call::sync(&self.directory)?;
-        kept.end = at + object.len() as u64;
-        kept.entries.push(Entry { name: name.to_owned(), at, length: object.len() as u64 });
+        state.end = at + object.len() as u64;
+        state.entries.push(SpoolEntry { name: name.to_owned(), at, length: object.len() as u64 });
         Ok(())
     }
 
-    /// The object of this name, when it is here.
+    /// Reads a spooled object, if there is one of this name.
     pub(super) fn object(&self, name: &str) -> Option<io::Result<Vec<u8>>> {
-        let kept = self.kept.lock();
-        let entry = kept.entries.iter().find(|entry| entry.name == name)?;
+        let state = self.state.lock();
+        let entry = state.entries.iter().find(|entry| entry.name == name)?;
         let mut object = vec![0; entry.length as usize];
-        let file = kept.file.as_ref()?;
+        let file = state.file.as_ref()?;
         Some(file.read_exact_at(&mut object, entry.at).map(|()| object))
     }
 
-    /// Whatever is kept is in the store, but for what is held back.
+    /// Empties the file once the store has its objects; does nothing while spooling.
     ///
     /// # Errors
-    /// Those of the host.
+    /// I/O errors of the host.
     pub(super) fn clear(&self) -> Result<()> {
-        let mut kept = self.kept.lock();
-        if kept.end == 0 || self.holds_back() {
+        let mut state = self.state.lock();
+        if state.end == 0 || self.is_spooling() {
             return Ok(());
         }
-        kept.entries.clear();
-        kept.end = 0;
-        let Some(file) = &kept.file else { return Ok(()) };
+        state.entries.clear();
+        state.end = 0;
+        let Some(file) = &state.file else { return Ok(()) };
         let cleared = file.set_len(0).and_then(|()| file.sync_data());
         cleared.map_err(|error| Error::io("cannot empty what was kept of an archive", error))
     }
 
-    /// What is kept is never to be sent: another writer came first (SPOOL-4). Gives the bytes of it.
+    /// Renames the file as refused: it is never sent, since another writer was first (SPOOL-4).
+    /// Returns its bytes.
     ///
     /// # Errors
-    /// Those of the host.
-    pub(super) fn refuse(&self) -> Result<u64> {
-        let mut kept = self.kept.lock();
-        if kept.entries.is_empty() {
+    /// I/O errors of the host.
+    pub(super) fn mark_refused(&self) -> Result<u64> {
+        let mut state = self.state.lock();
+        if state.entries.is_empty() {
             return Ok(0);
         }
-        let stem = self.name.strip_suffix(WAITS).unwrap_or(&self.name);
-        let renamed = random().map(|chance| format!("{stem}-{}{REFUSED}", hex(&chance)));
+        let stem = self.name.strip_suffix(PENDING_SUFFIX).unwrap_or(&self.name);
+        let renamed = random_bytes().map(|chance| format!("{stem}-{}{REFUSED_SUFFIX}", hex(&chance)));
         let cannot = |error: io::Error| Error::io("cannot keep what another writer came before", error);
         let directory = self.directory.as_fd();
         rename_to_free_name(directory, self.name.as_bytes(), directory, renamed?.as_bytes())
             .and_then(|()| host_call::sync(&self.directory))
             .map_err(|error| cannot(error.into()))?;
-        let refused = bytes(&kept.entries);
-        *kept = Kept { file: None, entries: Vec::new(), end: 0 };
-        self.holds_back.store(false, Ordering::Release);
+        let refused = bytes(&state.entries);
+        *state = SpoolState { file: None, entries: Vec::new(), end: 0 };
+        self.is_spooling.store(false, Ordering::Release);
         Ok(refused)
     }
 
-    /// Keeps a record that was refused, which is the last of its writer.
+    /// Spools a refused record, the last one of its writer.
     ///
     /// # Errors
-    /// Those of the host.
-    pub(super) fn keep_refused(&self, name: &str, object: &[u8]) -> Result<()> {
-        self.keep(name, object, false)?;
-        self.refused.store(self.refuse()?, Ordering::Relaxed);
+    /// I/O errors of the host.
+    pub(super) fn append_refused(&self, name: &str, object: &[u8]) -> Result<()> {
+        self.append(name, object, false)?;
+        self.refused.store(self.mark_refused()?, Ordering::Relaxed);
         Ok(())
     }
 
     #[cfg(test)]
     pub(super) fn names(&self) -> Vec<String> {
-        self.kept.lock().entries.iter().map(|entry| entry.name.clone()).collect()
+        self.state.lock().entries.iter().map(|entry| entry.name.clone()).collect()
     }
 
-    /// Objects up to the last record, in their order: what comes behind it is named by nothing.
-    pub(super) fn whole(&self, incarnation: &Incarnation) -> Vec<(String, Id)> {
-        let kept = self.kept.lock();
+    /// Returns the objects up to the last record, in order: no record names the later ones.
+    pub(super) fn replayable_objects(&self, incarnation: &Incarnation) -> Vec<(String, ObjectId)> {
+        let state = self.state.lock();
         let named =
-            kept.entries.iter().filter_map(|entry| Some((entry.name.clone(), id_of(incarnation, &entry.name)?)));
+            state.entries.iter().filter_map(|entry| Some((entry.name.clone(), parse_path(incarnation, &entry.name)?)));
         let mut objects: Vec<_> = named.collect();
-        let records = objects.iter().rposition(|(_, id)| matches!(id, Id::Log(_)));
+        let records = objects.iter().rposition(|(_, id)| matches!(id, ObjectId::Log(_)));
         objects.truncate(records.map_or(0, |last| last + 1));
         objects
     }
 }
 
-impl Drop for Spool {
-    /// An empty file says nothing.
+impl Drop for UploadSpool {
+    /// Removes the file if it is empty.
     fn drop(&mut self) {
-        let kept = self.kept.get_mut();
-        if kept.file.is_some() && kept.entries.is_empty() && !self.holds_back.load(Ordering::Relaxed) {
+        let state = self.state.get_mut();
+        if state.file.is_some() && state.entries.is_empty() && !self.is_spooling.load(Ordering::Relaxed) {
             let _ = unlinkat(&self.directory, &*self.name, AtFlags::empty());
         }
     }
 }
 
-/// Whether a file of this user's has something there. An empty one says nothing.
-fn waits(path: &Path) -> bool {
+/// Returns whether a file of this user exists and is not empty.
+fn has_content(path: &Path) -> bool {
     let is_ours = |metadata: &Metadata| metadata.uid() == rustix::process::geteuid().as_raw();
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && is_ours(&metadata) && metadata.len() > 0)
 }
 
-fn bytes(entries: &[Entry]) -> u64 {
+fn bytes(entries: &[SpoolEntry]) -> u64 {
     entries.iter().map(|entry| entry.length).sum()
 }
 
-/// What the names of files of one archive begin with.
+/// Returns the common prefix of the file names of one archive.
 fn stem(address: &str, incarnation: &Incarnation) -> String {
     let hash = Sha256::new().chain_update(incarnation).chain_update(address.as_bytes()).finalize();
     hex(&hash[..16])
 }
 
-/// The file of this name, made when it is missing, locked; None when another process has it.
-fn taken(directory: &OwnedFd, name: &str) -> io::Result<Option<File>> {
+/// Opens and locks the file, created if missing; returns None if another process has it.
+fn open_locked(directory: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_LOCK_ATTEMPTS {
         let file = File::from(openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?);
         if file.try_lock().is_err() {
-            // Who lists what is here asks by a lock, too, and has it for a moment.
-            thread::sleep(AGAIN);
+            // A listing takes the lock for a moment, too.
+            thread::sleep(LOCK_RETRY_INTERVAL);
             continue;
         }
         let metadata = file.metadata()?;
-        // Whoever had it before may have removed it since it was opened.
+        // Its previous user may have removed it since it was opened.
         if metadata.nlink() == 0 {
             continue;
         }
-        if !is_own(&metadata) {
+        if !is_own_file(&metadata) {
             return Err(io::Error::other("what is to be kept there is not a file of this user's alone"));
         }
         return Ok(Some(file));
@@ -324,21 +334,21 @@ fn taken(directory: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     Ok(None)
 }
 
-fn head(address: &str) -> Vec<u8> {
-    let mut head = MAGIC.to_vec();
-    head.extend_from_slice(&VERSION.to_le_bytes());
-    head.extend_from_slice(&(address.len() as u32).to_le_bytes());
-    head.extend_from_slice(address.as_bytes());
-    let hash = Sha256::digest(&head);
-    head.extend_from_slice(&hash);
-    head
+fn encode_header(address: &str) -> Vec<u8> {
+    let mut header = MAGIC.to_vec();
+    header.extend_from_slice(&VERSION.to_le_bytes());
+    header.extend_from_slice(&(address.len() as u32).to_le_bytes());
+    header.extend_from_slice(address.as_bytes());
+    let hash = Sha256::digest(&header);
+    header.extend_from_slice(&hash);
+    header
 }
 
-fn sum(name: &str, object: &[u8]) -> [u8; HASH] {
+fn checksum(name: &str, object: &[u8]) -> [u8; HASH] {
     Sha256::new().chain_update(name.as_bytes()).chain_update(object).finalize().into()
 }
 
-/// The address in the head, and where the entries begin; None for what is no such file.
+/// Returns the address in the header and the offset of the entries; None if it is not a spool file.
 fn address_in(file: &File) -> io::Result<Option<(String, u64)>> {
     let mut fixed = [0; 16];
     let length = file.metadata()?.len();
@@ -348,7 +358,7 @@ fn address_in(file: &File) -> io::Result<Option<(String, u64)>> {
     file.read_exact_at(&mut fixed, 0)?;
     let number = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
     let end = 16 + u64::from(number(12)) + HASH as u64;
-    if !fixed.starts_with(MAGIC) || number(8) != VERSION || number(12) > LONGEST_ADDRESS || length < end {
+    if !fixed.starts_with(MAGIC) || number(8) != VERSION || number(12) > MAX_ADDRESS || length < end {
         return Ok(None);
     }
     let mut address = vec![0; number(12) as usize];
@@ -356,14 +366,15 @@ fn address_in(file: &File) -> io::Result<Option<(String, u64)>> {
     let Ok(address) = String::from_utf8(address) else { return Ok(None) };
     let mut whole = vec![0; end as usize];
     file.read_exact_at(&mut whole, 0)?;
-    Ok((whole == head(&address)).then_some((address, end)))
+    Ok((whole == encode_header(&address)).then_some((address, end)))
 }
 
-/// The entries that are whole, and where the next one is to stand: 0 for a file that has no head for this address.
+/// Reads the complete entries; returns them with the offset of the next one: 0 if the file has no
+/// header for this address.
 ///
 /// # Errors
-/// Those of the host; what another version made is no file that was torn.
-fn read(file: &File, address: &str) -> io::Result<(Vec<Entry>, u64)> {
+/// I/O errors of the host; a file of another version is an error and does not count as torn.
+fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
     let mut fixed = [0; 12];
     if file.metadata()?.len() >= fixed.len() as u64 {
         file.read_exact_at(&mut fixed, 0)?;
@@ -376,36 +387,36 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<Entry>, u64)> {
     };
     let length = file.metadata()?.len();
     let mut entries = Vec::new();
-    while at + ENTRY <= length {
-        let mut fixed = [0; ENTRY as usize];
+    while at + ENTRY_HEADER <= length {
+        let mut fixed = [0; ENTRY_HEADER as usize];
         file.read_exact_at(&mut fixed, at)?;
         let (lengths, hash) = fixed.split_at(16);
         let (name, object) = lengths.split_at(8);
         let number = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_le_bytes);
         let (name, object) = (number(name), number(object));
-        if name > LONGEST_NAME || object > LONGEST_OBJECT || at + ENTRY + name + object > length {
+        if name > MAX_NAME || object > MAX_OBJECT || at + ENTRY_HEADER + name + object > length {
             break;
         }
         let mut bytes = vec![0; (name + object) as usize];
-        file.read_exact_at(&mut bytes, at + ENTRY)?;
+        file.read_exact_at(&mut bytes, at + ENTRY_HEADER)?;
         let (named, content) = bytes.split_at(name as usize);
         let Ok(named) = std::str::from_utf8(named) else { break };
-        if sum(named, content) != hash {
+        if checksum(named, content) != hash {
             break;
         }
-        entries.push(Entry { name: named.to_owned(), at: at + ENTRY + name, length: object });
-        at += ENTRY + name + object;
+        entries.push(SpoolEntry { name: named.to_owned(), at: at + ENTRY_HEADER + name, length: object });
+        at += ENTRY_HEADER + name + object;
     }
     Ok((entries, at))
 }
 
-/// What is kept in this directory of archives whose stores do not have it, by address and time.
+/// Lists the spool files in a directory by address and time.
 ///
 /// # Errors
-/// Those of the host; a directory that others own or can write to is none of ours.
-pub(crate) fn unsent(directory: &Path) -> Result<Vec<Unsent>> {
-    let failed = |error: io::Error| unseen(directory, error);
-    let opened = match private(directory) {
+/// I/O errors of the host; rejects a directory that other users own or can write to.
+pub(crate) fn pending_uploads(directory: &Path) -> Result<Vec<PendingUpload>> {
+    let failed = |error: io::Error| cannot_read_dir(directory, error);
+    let opened = match open_private_dir(directory) {
         Ok(opened) => opened,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
@@ -414,95 +425,98 @@ pub(crate) fn unsent(directory: &Path) -> Result<Vec<Unsent>> {
     for entry in Dir::read_from(&opened).map_err(|error| failed(error.into()))? {
         let entry = entry.map_err(|error| failed(error.into()))?;
         if let Ok(name) = entry.file_name().to_str() {
-            found.extend(look(&opened, name).map_err(failed)?);
+            found.extend(inspect(&opened, name).map_err(failed)?);
         }
     }
     found.sort_by(|one, other| (&one.address, one.time).cmp(&(&other.address, other.time)));
     Ok(found)
 }
 
-/// The file of this name; None for what is none, or has nothing.
-fn look(directory: &OwnedFd, name: &str) -> io::Result<Option<Unsent>> {
-    let refused = name.ends_with(REFUSED);
-    if !refused && !name.ends_with(WAITS) {
+/// Describes the file; None if it is not a spool file, or is empty.
+fn inspect(directory: &OwnedFd, name: &str) -> io::Result<Option<PendingUpload>> {
+    let refused = name.ends_with(REFUSED_SUFFIX);
+    if !refused && !name.ends_with(PENDING_SUFFIX) {
         return Ok(None);
     }
-    let Some((file, metadata)) = own(directory, name)? else { return Ok(None) };
+    let Some((file, metadata)) = open_own_file(directory, name)? else { return Ok(None) };
     let Some((address, start)) = address_in(&file)? else { return Ok(None) };
     // It may have been begun since.
     let bytes = metadata.len().saturating_sub(start);
     let used = !refused && file.try_lock().is_err();
     let (file, time) = (name.to_owned(), metadata.modified()?);
-    Ok((bytes > 0).then_some(Unsent { file, address, bytes, time, refused, used }))
+    Ok((bytes > 0).then_some(PendingUpload { file, address, bytes, time, refused, used }))
 }
 
-/// Throws away what was refused of any archive that was at `address`, and what waits for it. Gives what was removed.
+/// Deletes refused and pending files for `address` and returns them.
 ///
 /// # Errors
-/// As of [`unsent`]; `InUse` when a writer is there that may still send it: then nothing is removed.
-pub(crate) fn forget(directory: &Path, address: &str) -> Result<Vec<Unsent>> {
-    let found: Vec<Unsent> = unsent(directory)?.into_iter().filter(|unsent| unsent.address == address).collect();
+/// As of [`pending_uploads`]; `InUse` when an active writer may still send one: then nothing is
+/// removed.
+pub(crate) fn discard(directory: &Path, address: &str) -> Result<Vec<PendingUpload>> {
+    let found: Vec<PendingUpload> =
+        pending_uploads(directory)?.into_iter().filter(|pending| pending.address == address).collect();
     if found.is_empty() {
         return Ok(found);
     }
-    let failed = |error: io::Error| unseen(directory, error);
-    let opened = private(directory).map_err(failed)?;
-    // Each is locked until it is gone: a writer that came since would go on with a file that has no name.
+    let failed = |error: io::Error| cannot_read_dir(directory, error);
+    let opened = open_private_dir(directory).map_err(failed)?;
+    // Each is locked until it is gone: a writer that came since would go on with a file that has no
+    // name.
     let mut held = Vec::new();
-    for unsent in found.iter().filter(|unsent| !unsent.refused) {
-        let file = own(&opened, &unsent.file).map_err(failed)?.map(|(file, _)| file);
-        if unsent.used || file.as_ref().is_some_and(|file| file.try_lock().is_err()) {
+    for pending in found.iter().filter(|pending| !pending.refused) {
+        let file = open_own_file(&opened, &pending.file).map_err(failed)?.map(|(file, _)| file);
+        if pending.used || file.as_ref().is_some_and(|file| file.try_lock().is_err()) {
             return Err(Error::InUse(format!("{address}: it is open for writing, and what waits may still be sent")));
         }
         held.extend(file);
     }
-    for unsent in &found {
-        unlinkat(&opened, &*unsent.file, AtFlags::empty()).map_err(|error| failed(error.into()))?;
+    for pending in &found {
+        unlinkat(&opened, &*pending.file, AtFlags::empty()).map_err(|error| failed(error.into()))?;
     }
     Ok(found)
 }
 
-/// A store as it would be if it had what is kept here.
-pub(super) struct Spooled {
-    pub(super) inner: Arc<dyn Objects>,
-    pub(super) spool: Arc<OnceLock<Spool>>,
+/// Store overlaid with the spooled objects.
+pub(super) struct SpoolOverlay {
+    pub(super) inner: Arc<dyn ObjectStore>,
+    pub(super) spool: Arc<OnceLock<UploadSpool>>,
 }
 
-impl Spooled {
-    /// What is read from here.
-    fn object(&self, name: &str) -> Option<std::result::Result<Vec<u8>, Trouble>> {
-        let object = self.spool.get().filter(|spool| spool.holds_back())?.object(name)?;
-        Some(object.map_err(|error| Trouble::Damaged(format!("what was kept cannot be read: {error}"))))
+impl SpoolOverlay {
+    /// Reads an object from the spool while spooling.
+    fn object(&self, name: &str) -> Option<RemoteResult<Vec<u8>>> {
+        let object = self.spool.get().filter(|spool| spool.is_spooling())?.object(name)?;
+        Some(object.map_err(|error| RemoteError::Damaged(format!("what was kept cannot be read: {error}"))))
     }
 }
 
-impl Objects for Spooled {
-    fn create(&self, name: &str, bytes: &[u8]) -> std::result::Result<Created, Trouble> {
+impl ObjectStore for SpoolOverlay {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         self.inner.create(name, bytes)
     }
 
-    fn hides(&self) -> bool {
-        self.inner.hides()
+    fn can_hide_missing(&self) -> bool {
+        self.inner.can_hide_missing()
     }
 
-    fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         let Some(object) = self.object(name) else { return self.inner.get(name, part) };
-        part.of(&object?)
+        part.slice(&object?)
     }
 
-    /// The newest record is the first of its list.
-    fn list(&self, prefix: &str, after: &str, most: usize) -> std::result::Result<Vec<Listed>, Trouble> {
-        let mut here: Vec<Listed> = Vec::new();
-        // Of its log, and of all that lies there (see `Store::look`).
+    /// Lists spooled records before stored ones: the newest record sorts first.
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        let mut here: Vec<ListedObject> = Vec::new();
+        // For lists of the log, and of the whole prefix (see `BucketStore::find_archive`).
         let shows_newest = prefix.is_empty() || prefix.ends_with("/log/");
-        if let Some(spool) = self.spool.get().filter(|spool| spool.holds_back() && shows_newest) {
-            let kept = spool.kept.lock();
+        if let Some(spool) = self.spool.get().filter(|spool| spool.is_spooling() && shows_newest) {
+            let state = spool.state.lock();
             let is_record = |name: &str| name.starts_with(prefix) && name.contains("/log/");
-            let named = kept.entries.iter().filter(|entry| is_record(&entry.name));
-            here.extend(named.map(|entry| Listed { name: entry.name.clone(), bytes: entry.length, time: None }));
+            let named = state.entries.iter().filter(|entry| is_record(&entry.name));
+            here.extend(named.map(|entry| ListedObject { name: entry.name.clone(), bytes: entry.length, time: None }));
         }
         here.sort_by(|one, other| one.name.cmp(&other.name));
-        // Whatever the store has of records with numbers as high as these is of whoever came first.
+        // Records of the store with equal or higher numbers are of the writer that was first.
         let Some(last) = here.last().map(|last| last.name.clone()) else { return self.inner.list(prefix, after, most) };
         here.retain(|listed| *listed.name > *after);
         here.truncate(most);
@@ -513,21 +527,21 @@ impl Objects for Spooled {
         Ok(here)
     }
 
-    fn list_what_can_be(
+    fn list_tolerant(
         &self,
         prefix: &str,
         after: &str,
         most: usize,
-        barred: &mut Barred<'_>,
-    ) -> std::result::Result<Vec<Listed>, Trouble> {
-        self.inner.list_what_can_be(prefix, after, most, barred)
+        on_unreadable: &mut UnreadableDir<'_>,
+    ) -> RemoteResult<Vec<ListedObject>> {
+        self.inner.list_tolerant(prefix, after, most, on_unreadable)
     }
 
-    fn sweep(&self, above: &str) -> std::result::Result<(), Trouble> {
+    fn sweep(&self, above: &str) -> RemoteResult<()> {
         self.inner.sweep(above)
     }
 
-    fn remove(&self, name: &str) -> std::result::Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.inner.remove(name)
     }
 }

@@ -1,4 +1,4 @@
-//! The store's four calls with patience, and the names of an archive's objects.
+//! Object store operations with retries, and record reads of one archive.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,365 +12,381 @@ use std::time::{Duration, Instant};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::beside::{all, both, by_many};
-use super::layout::{self, Incarnation, MAX_SAID, Said, TRAILER_BYTES, Trailer};
-use super::map::Map;
-use super::names::{hex, id_of, path, what};
-use super::objects::{Barred, Created, LISTED, Listed, Objects, Part};
-use super::place::{Hash, Id, Place};
-use super::spool::{Spool, Spooled};
-use crate::file::{patiently, told};
-use crate::source::Trouble;
+use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trailer};
+use super::map::BlockMap;
+use super::object_names::{describe, hex, object_path, parse_path};
+use super::object_ref::{Hash, ObjectId, ObjectRef};
+use super::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore, UnreadableDir};
+use super::parallel::{collect_all, run_both, run_on_threads};
+use super::spool::{SpoolOverlay, UploadSpool};
+use crate::range_source::{RemoteError, RemoteResult};
+use crate::remote_file::with_retry;
 
 pub(super) const MARKER: &str = "lockbox";
-/// Bytes of a record's end that come with the first request for it, and with that of who opens: what the writer who went left for who comes (less than what two round
-/// trips cost on most links).
-const TAIL: u64 = 256 << 10;
-const FIRST_TAIL: u64 = 768 << 10;
-/// Objects that are looked through: four thousand lists, some minutes of them.
-const MOST_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
-/// From one round of attempts of who insists to the next.
-const AGAIN: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
-/// From one look at whether somebody leaves to the next.
-const LOOKS: Duration = Duration::from_millis(100);
-/// Records that a writer makes, at most, while somebody who wants to take over looks for the newest: each is two ways, and so is the looking.
-const BEHIND: u64 = 4;
-/// Removals under way at once, and how many make one more worth its start.
-const REMOVING: usize = 8;
-const REMOVED_BY_ONE: usize = 4;
+/// Bytes requested from the end of a record, and more at open: the previous writer left there the
+/// blocks that an open reads first (cheaper than two extra round trips on most links).
+const TAIL_BYTES: u64 = 256 << 10;
+const OPEN_TAIL_BYTES: u64 = 768 << 10;
+/// Maximum objects walked: four thousand lists, which take some minutes.
+const MAX_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
+/// Pause between rounds of attempts in the mode `forever`.
+const RETRY_INTERVAL: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
+/// Interval for checking whether spooling has started.
+const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum records that a writer commits while another one looks for the newest: each commit takes
+/// two round trips, and so does the look.
+const MAX_RECORDS_AHEAD: u64 = 4;
+/// Maximum concurrent removals, and removals per thread.
+const MAX_REMOVE_THREADS: usize = 8;
+const REMOVALS_PER_THREAD: usize = 4;
 
-/// The objects below one prefix.
+/// Objects of one archive in a store.
 #[derive(Clone)]
-pub(crate) struct Store {
-    pub(super) objects: Arc<dyn Objects>,
+pub(crate) struct BucketStore {
+    pub(super) objects: Arc<dyn ObjectStore>,
     /// For messages.
     pub(super) name: String,
     pub(super) timeout: Option<Duration>,
-    patience: Arc<Patience>,
-    /// Where what the store does not take is kept, once it is known of which archive.
-    spool: Arc<OnceLock<Spool>>,
-    spools: Option<PathBuf>,
-    /// What came with the record that was read last.
-    tail: Arc<Mutex<Option<Tail>>>,
+    retry_mode: Arc<RetryMode>,
+    /// Spool, once the archive's incarnation is known.
+    spool: Arc<OnceLock<UploadSpool>>,
+    spool_directory: Option<PathBuf>,
+    /// Pages that came with the last record read.
+    tail: Arc<Mutex<Option<RecordTail>>>,
 }
 
-/// How long whoever asks waits.
+/// Retry behaviour of requests.
 #[derive(Default)]
-struct Patience {
-    /// Whoever asks is on the way out: nothing is asked twice.
-    hurries: AtomicBool,
-    /// What is to be made is sent until the store has decided.
-    insists: AtomicBool,
-    /// Since when whoever insists does not any more.
-    leaves: OnceLock<Instant>,
+struct RetryMode {
+    /// The caller is closing: nothing is tried twice.
+    once: AtomicBool,
+    /// Creates are repeated until the store has decided.
+    forever: AtomicBool,
+    /// Time since which creates are spooled after the timeout.
+    spool_since: OnceLock<Instant>,
 }
 
-/// An archive, and the number of its newest record where that is known.
-type Looked = (Incarnation, Option<u64>);
+/// Incarnation of an archive, and the sequence of its newest record if it is known.
+type FoundArchive = (Incarnation, Option<u64>);
 
-/// The last pages of a record.
-struct Tail {
+/// Last pages of a record.
+struct RecordTail {
     sequence: u64,
-    /// Of them the first, counted as a block of the record, and their bytes.
+    /// First of these blocks, as a block number in the record, and their bytes.
     at: u32,
     bytes: Vec<u8>,
 }
 
-impl Tail {
-    /// Of the end of a record, in which so many bytes stand behind the pages.
-    fn of(trailer: &Trailer, end: &[u8], behind: usize) -> Option<Tail> {
+impl RecordTail {
+    /// Extracts the pages from the end of a record, in which `behind` bytes follow them.
+    fn of(trailer: &Trailer, end: &[u8], behind: usize) -> Option<RecordTail> {
         let before = trailer.bytes().checked_sub(end.len() as u64)?;
         let at = before.div_ceil(layout::BLOCK);
         let pages = end.get((at * layout::BLOCK - before) as usize..end.len() - behind)?;
         let is_so = pages.len() as u64 == u64::from(trailer.blocks).checked_sub(at)? * layout::BLOCK;
         let at = u32::try_from(at).ok().filter(|_| is_so && !pages.is_empty())?;
-        Some(Tail { sequence: trailer.sequence, at, bytes: pages.to_vec() })
+        Some(RecordTail { sequence: trailer.sequence, at, bytes: pages.to_vec() })
     }
 
-    /// So many bytes from this place on, when it has them.
-    fn part(&self, place: &Place, length: u64) -> Option<&[u8]> {
-        let behind = place.at.checked_sub(self.at).filter(|_| place.id == Id::Log(self.sequence))?;
+    /// Returns `length` bytes from a position on, if the tail has them.
+    fn part(&self, place: &ObjectRef, length: u64) -> Option<&[u8]> {
+        let behind = place.at.checked_sub(self.at).filter(|_| place.id == ObjectId::Log(self.sequence))?;
         let from = u64::from(behind) * layout::BLOCK;
         self.bytes.get(usize::try_from(from).ok()?..usize::try_from(from + length).ok()?)
     }
 }
 
-/// What became of an object that somebody wanted to make.
+/// Result of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// It is durable; by the store's clock, where that answered.
-    Made(Option<u64>),
+pub(super) enum CreateOutcome {
+    /// The object is durable; with the store's time, if it was sent.
+    Created(Option<u64>),
     /// The name has other content.
-    Taken,
+    Conflict,
 }
 
-impl Store {
-    pub(super) fn new(objects: Box<dyn Objects>, name: String, timeout: Option<Duration>) -> Store {
-        let patience = Arc::default();
+impl BucketStore {
+    pub(super) fn new(objects: Box<dyn ObjectStore>, name: String, timeout: Option<Duration>) -> BucketStore {
+        let retry_mode = Arc::default();
         let spool = Arc::new(OnceLock::new());
-        Store { objects: objects.into(), name, timeout, patience, spool, spools: None, tail: Arc::default() }
+        BucketStore {
+            objects: objects.into(),
+            name,
+            timeout,
+            retry_mode,
+            spool,
+            spool_directory: None,
+            tail: Arc::default(),
+        }
     }
 
-    /// The same, with a directory for what it does not take of an archive that is written to.
-    pub(super) fn with_spool_in(self, directory: Option<&Path>) -> Store {
-        let objects = Arc::new(Spooled { inner: self.objects, spool: self.spool.clone() });
-        Store { objects, spools: directory.map(Path::to_owned), ..self }
+    /// Sets the directory of the spool for writers.
+    pub(super) fn with_spool_directory(self, directory: Option<&Path>) -> BucketStore {
+        let objects = Arc::new(SpoolOverlay { inner: self.objects, spool: self.spool.clone() });
+        BucketStore { objects, spool_directory: directory.map(Path::to_owned), ..self }
     }
 
-    /// Has what the store does not take of this archive kept, where there is a directory for it.
+    /// Opens the spool of this archive, if there is a directory for it.
     ///
     /// # Errors
-    /// As of [`Spool::open`].
+    /// As of [`UploadSpool::open`].
     pub(super) fn open_spool(&self, incarnation: &Incarnation) -> Result<()> {
-        let Some(directory) = self.spools.as_deref() else { return Ok(()) };
-        if let Some(spool) = Spool::open(directory, &self.name, incarnation)? {
+        let Some(directory) = self.spool_directory.as_deref() else { return Ok(()) };
+        if let Some(spool) = UploadSpool::open(directory, &self.name, incarnation)? {
             self.spool.get_or_init(|| spool);
         }
         Ok(())
     }
 
-    pub(super) fn spool(&self) -> Option<&Spool> {
+    pub(super) fn spool(&self) -> Option<&UploadSpool> {
         self.spool.get()
     }
 
-    /// From now on nothing that fails is tried again.
-    pub(super) fn hurry(&self) {
-        self.patience.hurries.store(true, Ordering::Relaxed);
+    /// Stops retrying.
+    pub(super) fn retry_once(&self) {
+        self.retry_mode.once.store(true, Ordering::Relaxed);
     }
 
-    /// From now on an object that is to be made is sent until the store has said what became of it, or somebody hurries.
-    pub(super) fn insist(&self) {
-        self.patience.insists.store(true, Ordering::Relaxed);
+    /// Repeats creates until the store has decided, or [`Self::retry_once`] is called.
+    pub(super) fn retry_forever(&self) {
+        self.retry_mode.forever.store(true, Ordering::Relaxed);
     }
 
-    /// From now on what the store does not take in time is kept here, for the next writer to send (SPOOL-2). Whoever waits without end, or cannot keep anything, waits on.
-    pub(super) fn leave(&self) {
+    /// Spools objects that the store does not take within the timeout, for the next writer to send
+    /// (SPOOL-2). Without a timeout or a spool, creates keep waiting.
+    pub(super) fn spool_on_timeout(&self) {
         if self.timeout.is_some() && self.spool().is_some() {
-            self.patience.leaves.get_or_init(Instant::now);
+            self.retry_mode.spool_since.get_or_init(Instant::now);
         }
     }
 
-    fn insists(&self) -> bool {
-        self.patience.insists.load(Ordering::Relaxed)
+    fn is_retrying_forever(&self) -> bool {
+        self.retry_mode.forever.load(Ordering::Relaxed)
     }
 
-    fn hurries(&self) -> bool {
-        self.patience.hurries.load(Ordering::Relaxed)
+    fn is_retrying_once(&self) -> bool {
+        self.retry_mode.once.load(Ordering::Relaxed)
     }
 
-    /// A call that may be repeated.
-    fn ask<T>(
-        &self,
-        call: &mut dyn FnMut(&dyn Objects) -> std::result::Result<T, Trouble>,
-    ) -> std::result::Result<T, Trouble> {
-        self.patiently(&mut || call(&*self.objects))
+    /// Makes an idempotent request with retries.
+    fn request<T>(&self, call: &mut dyn FnMut(&dyn ObjectStore) -> RemoteResult<T>) -> RemoteResult<T> {
+        self.with_retry(&mut || call(&*self.objects))
     }
 
-    /// Tries again what may pass. Who hurries is not kept by what began before, nor by a time without end: the attempt that runs is the last.
-    pub(super) fn patiently<T>(
-        &self,
-        attempt: &mut dyn FnMut() -> std::result::Result<T, Trouble>,
-    ) -> std::result::Result<T, Trouble> {
-        patiently(&|| if self.hurries() { Some(Duration::ZERO) } else { self.timeout }, attempt)
+    /// Retries transient errors. After [`Self::retry_once`], the running attempt is the last,
+    /// regardless of the timeout.
+    pub(super) fn with_retry<T>(&self, attempt: &mut dyn FnMut() -> RemoteResult<T>) -> RemoteResult<T> {
+        with_retry(&|| if self.is_retrying_once() { Some(Duration::ZERO) } else { self.timeout }, attempt)
     }
 
-    pub(super) fn told(&self, trouble: Trouble) -> Error {
-        told(&self.name, trouble)
+    pub(super) fn to_error(&self, error: RemoteError) -> Error {
+        error.into_error(&self.name)
     }
 
-    /// The incarnation of the archive here; None when there is none.
-    pub(super) fn incarnation(&self) -> std::result::Result<Option<Result<Incarnation>>, Trouble> {
-        match self.ask(&mut |objects| objects.get(MARKER, Part::All(layout::MARKER_BYTES as u64))) {
+    /// Reads the incarnation of the archive; None if there is none.
+    pub(super) fn read_incarnation(&self) -> RemoteResult<Option<Result<Incarnation>>> {
+        match self.request(&mut |objects| objects.get(MARKER, ObjectRange::All(layout::MARKER_BYTES as u64))) {
             Ok(bytes) => Ok(Some(layout::decode_marker(&bytes))),
-            Err(Trouble::Gone) => Ok(None),
-            Err(trouble) => Err(trouble),
+            Err(RemoteError::NotFound) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    /// The same, and the number of the newest record when that was found beside it: no name of an archive's objects comes before its own, unless others lie there.
-    pub(super) fn look(&self) -> std::result::Result<Option<Result<Looked>>, Trouble> {
-        // That it fails is told when it is asked for again.
+    /// Reads the incarnation, and concurrently lists the newest record: no other name of an archive
+    /// sorts before its own, unless foreign objects exist.
+    pub(super) fn find_archive(&self) -> RemoteResult<Option<Result<FoundArchive>>> {
+        // A failure is reported by the later request.
         let list = || self.objects.list("", "", 1).ok().and_then(|listed| listed.into_iter().next());
-        let (incarnation, first) = both(|| self.incarnation(), "list", list);
+        let (incarnation, first) = run_both(|| self.read_incarnation(), "list", list);
         let first = first.flatten();
         Ok(incarnation?.map(|incarnation| {
             let incarnation = incarnation?;
-            let id = first.and_then(|first| id_of(&incarnation, &first.name));
-            let number = id.and_then(|id| if let Id::Log(number) = id { Some(number) } else { None });
+            let id = first.and_then(|first| parse_path(&incarnation, &first.name));
+            let number = id.and_then(|id| if let ObjectId::Log(number) = id { Some(number) } else { None });
             Ok((incarnation, number))
         }))
     }
 
-    /// Makes an object, repeating the same bytes until the store has decided. That a name is taken is no verdict: what is there may be
-    /// ours, of an answer that was lost. Of whoever leaves it is made when it is kept here.
+    /// Creates an object, repeating the same bytes until the store has decided. An existing name
+    /// does not decide: it may be ours, of a lost response. After [`Self::spool_on_timeout`], a
+    /// spooled object counts as created.
     ///
     /// # Errors
-    /// Those of requests. After one it is not known whether the object is or will be there.
-    pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Outcome> {
+    /// Errors of requests. After one, the object may or may not exist, or appear later.
+    pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
         match self.spool() {
-            Some(spool) if spool.holds_back() => spool.keep(name, bytes, true).map(|()| Outcome::Made(None)),
-            Some(spool) if self.insists() => self.create_beside(spool, name, bytes),
+            Some(spool) if spool.is_spooling() => {
+                spool.append(name, bytes, true).map(|()| CreateOutcome::Created(None))
+            }
+            Some(spool) if self.is_retrying_forever() => self.create_on_thread(spool, name, bytes),
             _ => self.try_create(name, bytes),
         }
     }
 
-    /// By a thread of its own: a request that nobody answers has minutes for a large object, and whoever leaves meanwhile does not wait for its end. What it still does then
-    /// is what the next writer does, too.
-    fn create_beside(&self, spool: &Spool, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Outcome> {
+    /// Creates an object on a thread of its own: the request may take minutes for a large object,
+    /// and a mount that ends does not wait for it. If it succeeds later, a replay does the same.
+    fn create_on_thread(&self, spool: &UploadSpool, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
         let (sender, answer) = mpsc::channel();
         let (store, named, object) = (self.clone(), name.to_owned(), bytes.clone());
         let started = thread::Builder::new().name("create".into()).spawn(move || {
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             let _ = sender.send(store.try_create(&named, &object));
         });
         if let Err(error) = started {
             return Err(Error::io("cannot start a thread that sends", error));
         }
         loop {
-            match answer.recv_timeout(LOOKS) {
+            match answer.recv_timeout(TIMEOUT_CHECK_INTERVAL) {
                 Ok(outcome) => return outcome,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::request("a thread that sends has ended", io::ErrorKind::Other));
                 }
             }
-            let left = self.patience.leaves.get().zip(self.timeout);
+            let left = self.retry_mode.spool_since.get().zip(self.timeout);
             if left.is_some_and(|(since, timeout)| since.elapsed() >= timeout) {
-                return spool.keep(name, bytes, true).map(|()| Outcome::Made(None));
+                return spool.append(name, bytes, true).map(|()| CreateOutcome::Created(None));
             }
         }
     }
 
-    fn try_create(&self, name: &str, bytes: &[u8]) -> Result<Outcome> {
+    fn try_create(&self, name: &str, bytes: &[u8]) -> Result<CreateOutcome> {
         loop {
-            match self.attempt(name, bytes) {
-                // No trouble decides. Who is refused may be let in again, a full store may get room, and what a store or somebody before it says of a token that
-                // expired, of a slow connection, or of a bucket that is being moved looks like an answer that never changes.
-                Err(trouble) if self.insists() => {
-                    if self.keep_meanwhile(name, bytes)? {
-                        return Ok(Outcome::Made(None));
+            match self.create_once(name, bytes) {
+                // No error is final. Access may be granted again, a full store may get space, and
+                // an expired token, a slow connection or a bucket in migration can look like a
+                // permanent failure.
+                Err(error) if self.is_retrying_forever() => {
+                    if self.spool_object(name, bytes)? {
+                        return Ok(CreateOutcome::Created(None));
                     }
-                    if self.hurries() {
-                        return Err(self.told(trouble));
+                    if self.is_retrying_once() {
+                        return Err(self.to_error(error));
                     }
-                    let why = trouble.words();
+                    let why = error.message();
                     tracing::warn!("{}: nothing is durable until the store takes it: {why}", self.name);
-                    thread::sleep(AGAIN);
+                    thread::sleep(RETRY_INTERVAL);
                 }
-                outcome => return outcome.map_err(|trouble| self.told(trouble)),
+                outcome => return outcome.map_err(|error| self.to_error(error)),
             }
         }
     }
 
-    fn attempt(&self, name: &str, bytes: &[u8]) -> std::result::Result<Outcome, Trouble> {
-        if let Created::Made(date) = self.ask(&mut |objects| objects.create(name, bytes))? {
-            return Ok(Outcome::Made(date));
+    fn create_once(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateOutcome> {
+        if let CreateReply::Created(date) = self.request(&mut |objects| objects.create(name, bytes))? {
+            return Ok(CreateOutcome::Created(date));
         }
         // The end of each object has a hash or a nonce, and the hash of a record's pages.
         let most = bytes.len().min(TRAILER_BYTES) as u64;
-        let there = self.ask(&mut |objects| objects.get(name, Part::Last(most)))?;
+        let there = self.request(&mut |objects| objects.get(name, ObjectRange::Last(most)))?;
         // A shorter object ends as any does that it is the end of.
         let is_ours = there.len() as u64 == most && bytes.ends_with(&there);
-        Ok(if is_ours { Outcome::Made(None) } else { Outcome::Taken })
+        Ok(if is_ours { CreateOutcome::Created(None) } else { CreateOutcome::Conflict })
     }
 
-    /// Keeps what the store did not take yet: a machine that ends now has it for the next writer. Whether that is enough.
-    fn keep_meanwhile(&self, name: &str, bytes: &[u8]) -> Result<bool> {
+    /// Spools an object that the store has not taken yet, for the next writer after a crash.
+    /// Returns whether that completes the create.
+    fn spool_object(&self, name: &str, bytes: &[u8]) -> Result<bool> {
         let Some(spool) = self.spool() else { return Ok(false) };
-        let leaves = self.patience.leaves.get().is_some();
-        match spool.keep(name, bytes, leaves) {
-            Err(error) if leaves => return Err(error),
+        let is_closing = self.retry_mode.spool_since.get().is_some();
+        match spool.append(name, bytes, is_closing) {
+            Err(error) if is_closing => return Err(error),
             Err(error) => tracing::debug!(%error, "it is in memory alone"),
             Ok(()) => {}
         }
-        Ok(leaves)
+        Ok(is_closing)
     }
 
-    /// Finds out whether the store refuses a second object of a name: without that two writers cannot be told apart.
+    /// Checks that the store rejects a second object of a name: without that, two writers are
+    /// indistinguishable.
     ///
     /// # Errors
-    /// `Unsupported`; those of requests.
-    pub(super) fn probe(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        match self.ask(&mut |objects| objects.create(name, bytes)).map_err(|trouble| self.told(trouble))? {
-            Created::Exists => Ok(()),
-            Created::Made(_) => Err(Error::Unsupported(format!(
+    /// `Unsupported`; errors of requests.
+    pub(super) fn check_conditional_create(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        match self.request(&mut |objects| objects.create(name, bytes)).map_err(|error| self.to_error(error))? {
+            CreateReply::Exists => Ok(()),
+            CreateReply::Created(_) => Err(Error::Unsupported(format!(
                 "{}: the store overwrites what is there although it was asked not to (If-None-Match), so two writers could destroy each other's work",
                 self.name
             ))),
         }
     }
 
-    pub(super) fn get(&self, name: &str, part: Part) -> std::result::Result<Vec<u8>, Trouble> {
-        self.ask(&mut |objects| objects.get(name, part))
+    pub(super) fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        self.request(&mut |objects| objects.get(name, part))
     }
 
-    /// Removes objects, several at once, until `until`. None is asked for twice, and no more are when the store refuses one or does not answer: it would do so with
-    /// thousands, each in its time. Gives those that may be there still, and what was in the way.
+    /// Removes objects concurrently until the deadline. Each is requested once; the first error
+    /// stops the rest, which would fail as slowly one by one. Returns the objects that may remain,
+    /// and the error.
     pub(super) fn remove(
         &self,
         incarnation: &Incarnation,
-        ids: &[Id],
+        ids: &[ObjectId],
         until: Option<Instant>,
-    ) -> (HashSet<Id>, Option<Trouble>) {
-        let left = Mutex::new((ids.iter().copied().collect::<HashSet<Id>>(), None));
+    ) -> (HashSet<ObjectId>, Option<RemoteError>) {
+        let left = Mutex::new((ids.iter().copied().collect::<HashSet<ObjectId>>(), None));
         let next = AtomicUsize::new(0);
         let work = || {
             while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
                 let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                let removed = self.objects.remove(&path(incarnation, id));
-                let (left, trouble) = &mut *left.lock();
+                let removed = self.objects.remove(&object_path(incarnation, id));
+                let (left, error) = &mut *left.lock();
                 match removed {
                     Ok(()) => drop(left.remove(id)),
-                    Err(why) => *trouble = Some(why),
+                    Err(why) => *error = Some(why),
                 }
             }
         };
-        by_many("remove", (ids.len() / REMOVED_BY_ONE).min(REMOVING), work);
+        run_on_threads("remove", (ids.len() / REMOVALS_PER_THREAD).min(MAX_REMOVE_THREADS), work);
         left.into_inner()
     }
 
-    /// Removes what writers who have been overtaken began and never named.
+    /// Removes the temporary objects of overtaken writers.
     ///
     /// # Errors
-    /// Those of requests.
+    /// Errors of requests.
     pub(super) fn sweep(&self, incarnation: &Incarnation) -> Result<()> {
         ["log", "seg", "map"].iter().try_for_each(|part| {
             let above = format!("{}/{part}", hex(incarnation));
-            self.ask(&mut |objects| objects.sweep(&above)).map_err(|trouble| self.told(trouble))
+            self.request(&mut |objects| objects.sweep(&above)).map_err(|error| self.to_error(error))
         })
     }
 
-    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>> {
-        self.ask(&mut |objects| objects.list(prefix, after, most)).map_err(|trouble| self.told(trouble))
+    pub(super) fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<ListedObject>> {
+        self.request(&mut |objects| objects.list(prefix, after, most)).map_err(|error| self.to_error(error))
     }
 
-    /// Shows all objects whose names begin so.
+    /// Visits all objects with a prefix.
     ///
     /// # Errors
-    /// Those of requests, and that of `visit`; a store that lists the same names again, or ever more of them, is not followed.
-    pub(super) fn walk(&self, prefix: &str, visit: &mut dyn FnMut(Listed) -> Result<()>) -> Result<()> {
-        self.walk_what_can_be(prefix, &mut |_, trouble| Err(trouble), visit)
+    /// Errors of requests and of `visit`; a store that repeats names or exceeds the limit.
+    pub(super) fn walk(&self, prefix: &str, visit: &mut dyn FnMut(ListedObject) -> Result<()>) -> Result<()> {
+        self.walk_tolerant(prefix, &mut |_, error| Err(error), visit)
     }
 
-    /// The same but for what is in directories that cannot be looked into, see [`Objects::list_what_can_be`].
-    pub(super) fn walk_what_can_be(
+    /// Visits all objects except those in unreadable directories; see
+    /// [`ObjectStore::list_tolerant`].
+    pub(super) fn walk_tolerant(
         &self,
         prefix: &str,
-        barred: &mut Barred<'_>,
-        visit: &mut dyn FnMut(Listed) -> Result<()>,
+        on_unreadable: &mut UnreadableDir<'_>,
+        visit: &mut dyn FnMut(ListedObject) -> Result<()>,
     ) -> Result<()> {
         let (mut after, mut seen) = (String::new(), 0);
         loop {
-            let listed = self.ask(&mut |objects| objects.list_what_can_be(prefix, &after, LISTED, barred));
-            let listed = listed.map_err(|trouble| self.told(trouble))?;
+            let listed =
+                self.request(&mut |objects| objects.list_tolerant(prefix, &after, MAX_LIST_ENTRIES, on_unreadable));
+            let listed = listed.map_err(|error| self.to_error(error))?;
             seen += listed.len();
-            if seen > MOST_LISTED {
+            if seen > MAX_LISTED {
                 return Err(Error::Unsupported(format!("{}: it has more objects than are looked through", self.name)));
             }
-            let is_full = listed.len() == LISTED;
+            let is_full = listed.len() == MAX_LIST_ENTRIES;
             for object in listed {
                 if object.name <= after {
-                    return Err(self.told(Trouble::Unusable("what it lists is not in the order of its bytes".into())));
+                    return Err(self
+                        .to_error(RemoteError::Unsupported("what it lists is not in the order of its bytes".into())));
                 }
                 after.clone_from(&object.name);
                 visit(object)?;
@@ -381,57 +397,76 @@ impl Store {
         }
     }
 
-    /// The incarnation of the archive here.
+    /// Reads the incarnation of an existing archive.
     ///
     /// # Errors
-    /// `Io` of the kind `NotFound` when there is none; those of requests; `Damaged`.
-    pub(super) fn known(&self) -> Result<Incarnation> {
-        match self.incarnation().map_err(|trouble| self.told(trouble))? {
+    /// `Io` of the kind `NotFound` when there is none; errors of requests; `Damaged`.
+    pub(super) fn existing_incarnation(&self) -> Result<Incarnation> {
+        match self.read_incarnation().map_err(|error| self.to_error(error))? {
             Some(incarnation) => incarnation,
-            None => Err(self.told(Trouble::Gone)),
+            None => Err(self.to_error(RemoteError::NotFound)),
         }
     }
 
-    /// The number of the newest record; None when there is none.
+    /// Finds the sequence of the newest record; None if there is none.
     ///
     /// # Errors
-    /// Those of requests; `Damaged` for a name that is none.
-    pub(super) fn newest(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
-        self.ask(&mut |objects| newest(objects, incarnation)).map_err(|trouble| self.told(trouble))
+    /// Errors of requests; `Damaged` for an invalid name.
+    pub(super) fn newest_sequence(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
+        self.request(&mut |objects| find_newest(objects, incarnation)).map_err(|error| self.to_error(error))
     }
 
-    /// A record, but for its pages. None when there is none of this number.
+    /// Reads a record without its pages; None if the number does not exist.
     ///
     /// # Errors
-    /// Those of requests; `Damaged`.
-    pub(super) fn record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
-        self.record_with(incarnation, sequence, TAIL)
+    /// Errors of requests; `Damaged`.
+    pub(super) fn read_record(
+        &self,
+        incarnation: &Incarnation,
+        sequence: u64,
+    ) -> Result<Option<(Trailer, RecordBody)>> {
+        self.read_record_with(incarnation, sequence, TAIL_BYTES)
     }
 
-    /// The same with more of its pages: who opens the archive needs what they have.
+    /// Like [`Self::read_record`], with more of its pages, which an open needs.
     ///
     /// # Errors
-    /// As of [`Store::record`].
-    pub(super) fn first_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
-        self.record_with(incarnation, sequence, FIRST_TAIL)
+    /// As of [`BucketStore::read_record`].
+    pub(super) fn read_record_for_open(
+        &self,
+        incarnation: &Incarnation,
+        sequence: u64,
+    ) -> Result<Option<(Trailer, RecordBody)>> {
+        self.read_record_with(incarnation, sequence, OPEN_TAIL_BYTES)
     }
 
-    /// The last one of the next few records, of which none is known to be there: they are asked for side by side, so it was the newest one way to the store ago, unless
-    /// there are more.
+    /// Reads the last existing one of the next few records, requested concurrently: unless there
+    /// are more, it was the newest one half a round trip ago.
     ///
     /// # Errors
-    /// As of [`Store::record`].
-    pub(super) fn record_behind(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<(Trailer, Said)>> {
-        let answers = all("record", BEHIND as usize, |number| self.record(incarnation, sequence + 1 + number as u64));
+    /// As of [`BucketStore::read_record`].
+    pub(super) fn read_newest_after(
+        &self,
+        incarnation: &Incarnation,
+        sequence: u64,
+    ) -> Result<Option<(Trailer, RecordBody)>> {
+        let answers = collect_all("record", MAX_RECORDS_AHEAD as usize, |number| {
+            self.read_record(incarnation, sequence + 1 + number as u64)
+        });
         Ok(answers.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().next_back())
     }
 
-    fn record_with(&self, incarnation: &Incarnation, sequence: u64, most: u64) -> Result<Option<(Trailer, Said)>> {
-        let name = path(incarnation, &Id::Log(sequence));
-        let tail = match self.get(&name, Part::Last(most)) {
+    fn read_record_with(
+        &self,
+        incarnation: &Incarnation,
+        sequence: u64,
+        most: u64,
+    ) -> Result<Option<(Trailer, RecordBody)>> {
+        let name = object_path(incarnation, &ObjectId::Log(sequence));
+        let tail = match self.get(&name, ObjectRange::Last(most)) {
             Ok(tail) => tail,
-            Err(Trouble::Gone) => return Ok(None),
-            Err(trouble) => return Err(self.told(trouble)),
+            Err(RemoteError::NotFound) => return Ok(None),
+            Err(error) => return Err(self.to_error(error)),
         };
         let short = || Error::damaged(format!("{}: a record that ends too early", self.name));
         let at = tail.len().checked_sub(TRAILER_BYTES).ok_or_else(short)?;
@@ -439,98 +474,104 @@ impl Store {
         if trailer.sequence != sequence {
             return Err(Error::damaged(format!("{}: a record lies under another's number", self.name)));
         }
-        let needed = trailer.said_bytes() as usize + TRAILER_BYTES;
+        let needed = trailer.body_bytes() as usize + TRAILER_BYTES;
         let whole;
         let tail = if needed <= tail.len() {
-            *self.tail.lock() = Tail::of(&trailer, &tail, needed);
+            *self.tail.lock() = RecordTail::of(&trailer, &tail, needed);
             &tail[tail.len() - needed..]
         } else {
-            debug_assert!(needed as u64 <= MAX_SAID + TRAILER_BYTES as u64);
-            whole = self.get(&name, Part::Last(needed as u64)).map_err(|trouble| self.told(trouble))?;
+            debug_assert!(needed as u64 <= MAX_BODY + TRAILER_BYTES as u64);
+            whole = self.get(&name, ObjectRange::Last(needed as u64)).map_err(|error| self.to_error(error))?;
             if whole.len() != needed {
                 return Err(short());
             }
             &whole[..]
         };
-        let said = layout::decode_said(&trailer, &tail[..needed - TRAILER_BYTES])?;
-        Ok(Some((trailer, said)))
+        let body = layout::decode_body(&trailer, &tail[..needed - TRAILER_BYTES])?;
+        Ok(Some((trailer, body)))
     }
 
-    /// The map that a record's changes count from.
+    /// Reads the map of a checkpoint.
     ///
     /// # Errors
-    /// Those of requests; `Damaged`.
-    pub(super) fn checkpoint(&self, incarnation: &Incarnation, checkpoint: Option<(Hash, u64)>) -> Result<Map> {
-        let Some((hash, length)) = checkpoint else { return Ok(Map::default()) };
-        let bytes = match self.get(&path(incarnation, &Id::Checkpoint(hash)), Part::All(length)) {
+    /// Errors of requests; `Damaged`.
+    pub(super) fn read_checkpoint(
+        &self,
+        incarnation: &Incarnation,
+        checkpoint: Option<(Hash, u64)>,
+    ) -> Result<BlockMap> {
+        let Some((hash, length)) = checkpoint else { return Ok(BlockMap::default()) };
+        let bytes = match self.get(&object_path(incarnation, &ObjectId::Checkpoint(hash)), ObjectRange::All(length)) {
             Ok(bytes) => bytes,
-            Err(Trouble::Gone) => return Err(self.missing(&Id::Checkpoint(hash))),
-            Err(trouble) => return Err(self.told(trouble)),
+            Err(RemoteError::NotFound) => return Err(self.missing(&ObjectId::Checkpoint(hash))),
+            Err(error) => return Err(self.to_error(error)),
         };
-        let mut map = Map::default();
-        layout::decode_checkpoint(incarnation, &hash, &bytes)?.iter().for_each(|entry| map.lay(entry));
-        map.checkpointed();
+        let mut map = BlockMap::default();
+        layout::decode_checkpoint(incarnation, &hash, &bytes)?.iter().for_each(|entry| map.assign(entry));
+        map.reset_changes();
         Ok(map)
     }
 
-    pub(super) fn missing(&self, id: &Id) -> Error {
-        Error::damaged(format!("{}: {}", self.name, missing(id)))
+    pub(super) fn missing(&self, id: &ObjectId) -> Error {
+        Error::damaged(format!("{}: {}", self.name, missing_message(id)))
     }
 
-    /// The record that came with pages last.
-    pub(super) fn has_of(&self) -> Option<Id> {
-        self.tail.lock().as_ref().map(|tail| Id::Log(tail.sequence))
+    /// Returns the last record read with pages.
+    pub(super) fn tail_record(&self) -> Option<ObjectId> {
+        self.tail.lock().as_ref().map(|tail| ObjectId::Log(tail.sequence))
     }
 
-    /// Fills `out` with blocks of an object when they came along with a record.
-    pub(super) fn has(&self, place: &Place, out: &mut [u8]) -> bool {
+    /// Fills `out` with blocks of the cached record tail; returns whether it has them.
+    pub(super) fn copy_cached(&self, place: &ObjectRef, out: &mut [u8]) -> bool {
         let tail = self.tail.lock();
-        let here = tail.as_ref().and_then(|tail| tail.part(place, out.len() as u64));
-        if let Some(here) = here {
-            out.copy_from_slice(here);
+        let cached = tail.as_ref().and_then(|tail| tail.part(place, out.len() as u64));
+        if let Some(cached) = cached {
+            out.copy_from_slice(cached);
         }
-        here.is_some()
+        cached.is_some()
     }
 
-    /// So many bytes of an object's blocks from a place on, which the record `sequence` needs.
-    pub(super) fn blocks(
+    /// Reads `length` bytes of an object's blocks, which the record `sequence` needs.
+    pub(super) fn read_blocks(
         &self,
         incarnation: &Incarnation,
         sequence: &AtomicU64,
-        place: &Place,
+        place: &ObjectRef,
         length: u64,
-    ) -> std::result::Result<Vec<u8>, Trouble> {
-        let here = self.tail.lock().as_ref().and_then(|tail| tail.part(place, length).map(<[u8]>::to_vec));
-        if let Some(here) = here {
-            return Ok(here);
+    ) -> RemoteResult<Vec<u8>> {
+        let cached = self.tail.lock().as_ref().and_then(|tail| tail.part(place, length).map(<[u8]>::to_vec));
+        if let Some(cached) = cached {
+            return Ok(cached);
         }
-        let part = Part::Range(u64::from(place.at) * layout::BLOCK, length);
-        match self.objects.get(&path(incarnation, &place.id), part) {
+        let part = ObjectRange::Range(u64::from(place.at) * layout::BLOCK, length);
+        match self.objects.get(&object_path(incarnation, &place.id), part) {
             Ok(bytes) if bytes.len() as u64 == length => Ok(bytes),
-            Ok(_) => Err(Trouble::Damaged(format!("{} is shorter than it was made", what(&place.id)))),
-            // The newest record is never removed, and what it needs neither.
-            Err(Trouble::Gone) if newest(&*self.objects, incarnation)? == Some(sequence.load(Ordering::Acquire)) => {
-                Err(Trouble::Damaged(missing(&place.id)))
+            Ok(_) => Err(RemoteError::Damaged(format!("{} is shorter than it was made", describe(&place.id)))),
+            // The newest record and its objects are never removed.
+            Err(RemoteError::NotFound)
+                if find_newest(&*self.objects, incarnation)? == Some(sequence.load(Ordering::Acquire)) =>
+            {
+                Err(RemoteError::Damaged(missing_message(&place.id)))
             }
             // It was needed no more for a day.
-            Err(Trouble::Gone) => Err(Trouble::Changed),
-            Err(trouble) => Err(trouble),
+            Err(RemoteError::NotFound) => Err(RemoteError::Changed),
+            Err(error) => Err(error),
         }
     }
 }
 
-/// The number of the newest record; None when there is none.
-fn newest(objects: &dyn Objects, incarnation: &Incarnation) -> std::result::Result<Option<u64>, Trouble> {
+/// Finds the sequence of the newest record; None if there is none.
+fn find_newest(objects: &dyn ObjectStore, incarnation: &Incarnation) -> RemoteResult<Option<u64>> {
     let prefix = format!("{}/log/", hex(incarnation));
     let listed = objects.list(&prefix, "", 1)?;
     let Some(first) = listed.first() else { return Ok(None) };
     let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
     match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
         Some(complement) => Ok(Some(u64::MAX - complement)),
-        None => Err(Trouble::Damaged("an object in the log that is no record of it".into())),
+        None => Err(RemoteError::Damaged("an object in the log that is no record of it".into())),
     }
 }
 
-fn missing(id: &Id) -> String {
-    format!("{} is missing, which its newest record needs", what(id))
+fn missing_message(id: &ObjectId) -> String {
+    format!("{} is missing, which its newest record needs", describe(id))
 }

@@ -1,4 +1,4 @@
-//! Stores of each cloud on a real connection: what they are asked, and what their answers mean.
+//! The store of each cloud on a real connection: its requests, and the meaning of its responses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,16 +15,17 @@ use parking_lot::Mutex;
 use rusty_s3::UrlStyle;
 use url::Url;
 
-use crate::Options;
+use crate::RemoteOptions;
 use crate::address::Cloud;
-use crate::azure::{Account, Container};
-use crate::bucket::objects::{Created, LISTED, Objects, Part};
-use crate::bucket::store::Store;
-use crate::bucket::{Azure, S3, probe};
-use crate::credentials::Credentials;
-use crate::digits::hex;
-use crate::s3::Signer;
-use crate::source::Trouble;
+use crate::azure::{AzureAccount, AzureContainer};
+use crate::bucket::objects::{CreateReply, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+use crate::bucket::store::BucketStore;
+use crate::bucket::{AzureStore, S3Store};
+use crate::credentials::CredentialCache;
+use crate::diagnostics::probe_store;
+use crate::hex::hex;
+use crate::range_source::RemoteError;
+use crate::s3::S3Bucket;
 
 /// A store in memory that speaks what one cloud does, as far as it is asked.
 pub(super) struct Server {
@@ -46,7 +47,7 @@ pub(super) struct Server {
     pub(super) portal: Mutex<Option<(usize, u16)>>,
 }
 
-struct Asked {
+struct RequestKind {
     method: String,
     key: String,
     query: BTreeMap<String, String>,
@@ -67,7 +68,7 @@ impl Server {
         let server = Arc::new(Server {
             cloud,
             objects: Mutex::default(),
-            cut: AtomicUsize::new(LISTED),
+            cut: AtomicUsize::new(MAX_LIST_ENTRIES),
             asked: Mutex::default(),
             scripted: Mutex::default(),
             refused: Mutex::default(),
@@ -103,7 +104,7 @@ impl Server {
         reader.read_exact(&mut body).unwrap();
         self.asked.lock().push(format!("{method} {}", url.query().unwrap_or_default()));
         let query = url.query_pairs().into_owned().collect();
-        let asked = Asked { method, key, query, headers, body };
+        let asked = RequestKind { method, key, query, headers, body };
         let (head, body) = self.between(&asked).unwrap_or_else(|| {
             let (status, more, body) = self.carry_out(&asked);
             let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(self.clock.load(Ordering::Relaxed)));
@@ -120,8 +121,9 @@ impl Server {
         let _ = stream.write_all(&body);
     }
 
-    /// What a portal on the way answers in the store's place: a page with a tag, of another time; a part of that where a part is asked for.
-    fn between(&self, asked: &Asked) -> Option<(String, Vec<u8>)> {
+    /// What a portal on the way answers in the store's place: a page with a tag, of another time; a
+    /// part of that where a part is asked for.
+    fn between(&self, asked: &RequestKind) -> Option<(String, Vec<u8>)> {
         let mut portal = self.portal.lock();
         let (left, status) = portal.as_mut()?;
         if *left > 0 {
@@ -149,8 +151,8 @@ impl Server {
         })
     }
 
-    fn carry_out(&self, asked: &Asked) -> Answer {
-        let told = |status, code: &str| match self.cloud {
+    fn carry_out(&self, asked: &RequestKind) -> Answer {
+        let message = |status, code: &str| match self.cloud {
             Cloud::Azure => (status, format!("x-ms-error-code: {code}\r\nETag: \"0x8D4BCC2E4835CD0\"\r\n"), Vec::new()),
             _ if status < 400 => (status, String::new(), Vec::new()),
             _ => {
@@ -160,10 +162,10 @@ impl Server {
         };
         let proof = asked.query.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&");
         if self.refused.lock().is_some_and(|refused| proof.contains(refused)) {
-            return told(403, "AuthenticationFailed");
+            return message(403, "AuthenticationFailed");
         }
         if let Some((status, code)) = self.scripted.lock().pop() {
-            return told(status, code);
+            return message(status, code);
         }
         let mut objects = self.objects.lock();
         match &*asked.method {
@@ -176,7 +178,11 @@ impl Server {
                 let is_azure = self.cloud == Cloud::Azure;
                 assert_eq!(asked.headers.get("x-ms-blob-type").is_some_and(|kind| kind == "BlockBlob"), is_azure);
                 if objects.contains_key(&asked.key) {
-                    return if is_azure { told(409, "BlobAlreadyExists") } else { told(412, "PreconditionFailed") };
+                    return if is_azure {
+                        message(409, "BlobAlreadyExists")
+                    } else {
+                        message(412, "PreconditionFailed")
+                    };
                 }
                 objects.insert(asked.key.clone(), asked.body.clone());
                 let hash = STANDARD.encode(Md5::digest(&asked.body));
@@ -188,25 +194,25 @@ impl Server {
                 (if is_azure { 201 } else { 200 }, proof, Vec::new())
             }
             "DELETE" => match (objects.remove(&asked.key), self.cloud) {
-                (Some(_), Cloud::Azure) => told(202, ""),
-                (None, Cloud::Azure) => told(404, "BlobNotFound"),
-                _ => told(204, ""),
+                (Some(_), Cloud::Azure) => message(202, ""),
+                (None, Cloud::Azure) => message(404, "BlobNotFound"),
+                _ => message(204, ""),
             },
             "GET" if asked.key.is_empty() => self.list(&objects, &asked.query),
             _ => {
-                let Some(bytes) = objects.get(&asked.key) else { return told(404, "BlobNotFound") };
+                let Some(bytes) = objects.get(&asked.key) else { return message(404, "BlobNotFound") };
                 let (first, last) = asked.headers["range"].strip_prefix("bytes=").unwrap().split_once('-').unwrap();
                 let length = bytes.len();
                 let range = match first {
-                    "" if self.cloud == Cloud::Azure => return told(400, "InvalidHeaderValue"),
+                    "" if self.cloud == Cloud::Azure => return message(400, "InvalidHeaderValue"),
                     "" => length.saturating_sub(last.parse().unwrap())..length,
                     first => first.parse().unwrap()..(last.parse::<usize>().unwrap() + 1).min(length),
                 };
                 if range.start >= length {
-                    return told(416, "InvalidRange");
+                    return message(416, "InvalidRange");
                 }
-                let told = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
-                (206, format!("{told}{}", tag_of(bytes)), bytes[range].to_vec())
+                let message = format!("Content-Range: bytes {}-{}/{length}\r\n", range.start, range.end - 1);
+                (206, format!("{message}{}", tag_of(bytes)), bytes[range].to_vec())
             }
         }
     }
@@ -220,7 +226,7 @@ impl Server {
         };
         // A marker is what nobody would take for a name.
         let begin = begin.strip_prefix("2!").unwrap_or(begin);
-        let most = most.parse().unwrap_or(LISTED).min(self.cut.load(Ordering::Relaxed));
+        let most = most.parse().unwrap_or(MAX_LIST_ENTRIES).min(self.cut.load(Ordering::Relaxed));
         let mut found = objects.iter().filter(|(name, _)| name.starts_with(prefix) && &***name > begin).peekable();
         let (mut rows, mut last) = (String::new(), "");
         for (name, bytes) in found.by_ref().take(most) {
@@ -259,35 +265,35 @@ fn tag_of(bytes: &[u8]) -> String {
     format!("ETag: \"{}\"\r\n", hex(&Md5::digest(bytes)))
 }
 
-fn options() -> Options {
-    Options { timeout: Some(Duration::ZERO), allow_http: true, allow_private: true, ..Options::default() }
+fn options() -> RemoteOptions {
+    RemoteOptions { timeout: Some(Duration::ZERO), allow_http: true, allow_private: true, ..RemoteOptions::default() }
 }
 
-fn account(endpoint: &Url, proof: (&str, &str)) -> Account {
+fn account(endpoint: &Url, proof: (&str, &str)) -> AzureAccount {
     let variable = |name: &str| match name {
         "AZURE_STORAGE_ACCOUNT" => Some("account".to_owned()),
         "AZURE_STORAGE_SERVICE_ENDPOINT" => Some(endpoint.to_string()),
         _ if name == proof.0 => Some(proof.1.to_owned()),
         _ => None,
     };
-    Account::of(&variable, &|_| None).unwrap()
+    AzureAccount::of(&variable, &|_| None).unwrap()
 }
 
-fn azure(endpoint: &Url, proof: (&'static str, &'static str)) -> Azure {
+fn azure(endpoint: &Url, proof: (&'static str, &'static str)) -> AzureStore {
     let (known, endpoint) = (account(endpoint, proof), endpoint.clone());
     let look = move || Ok(Some(account(&endpoint, proof)));
-    Azure::of(Container::at("b", known, look, &options()).unwrap(), "p", &options())
+    AzureStore::of(AzureContainer::at("b", known, look, &options()).unwrap(), "p", &options())
 }
 
 const KEY: (&str, &str) = ("AZURE_STORAGE_KEY", "a2V5");
 
-pub(super) fn objects(cloud: Cloud, endpoint: &Url) -> Box<dyn Objects> {
+pub(super) fn objects(cloud: Cloud, endpoint: &Url) -> Box<dyn ObjectStore> {
     if cloud == Cloud::Azure {
         return Box::new(azure(endpoint, KEY));
     }
     let bucket = rusty_s3::Bucket::new(endpoint.clone(), UrlStyle::Path, "b", "x").unwrap();
-    let credentials = Credentials::new(|| Ok(Some(rusty_s3::Credentials::new("id", "secret"))));
-    Box::new(S3::of(Signer::of(cloud, bucket, credentials), "p", &options()))
+    let credentials = CredentialCache::new(|| Ok(Some(rusty_s3::Credentials::new("id", "secret"))));
+    Box::new(S3Store::of(S3Bucket::of(cloud, bucket, credentials), "p", &options()))
 }
 
 pub(super) const CLOUDS: [Cloud; 3] = [Cloud::S3, Cloud::Google, Cloud::Azure];
@@ -298,7 +304,7 @@ fn each_cloud_is_asked_for_what_a_store_owes() {
         let (server, endpoint) = Server::start(cloud);
         let objects = objects(cloud, &endpoint);
         let mut findings = Vec::new();
-        probe(&*objects, Some(Duration::ZERO), &mut findings, &mut || Ok(())).unwrap();
+        probe_store(&*objects, Some(Duration::ZERO), &mut findings, &mut || Ok(())).unwrap();
         // The server's clock stands still.
         let wrong =
             findings.iter().find(|finding| finding.name != "clock" && (!finding.works || finding.advice.is_some()));
@@ -313,12 +319,12 @@ fn lists_that_a_store_cuts_short_are_asked_for_on() {
         let (server, endpoint) = Server::start(cloud);
         let all: Vec<String> = (0..2500).map(|number| format!("seg/{number:04}")).collect();
         *server.objects.lock() = all.iter().map(|name| (format!("p/{name}"), vec![1])).collect();
-        for (cut, asked) in [(LISTED, 3), (300, 10), (70, 38)] {
+        for (cut, asked) in [(MAX_LIST_ENTRIES, 3), (300, 10), (70, 38)] {
             server.cut.store(cut, Ordering::Relaxed);
             server.asked.lock().clear();
-            let store = Store::new(objects(cloud, &endpoint), "x".into(), Some(Duration::ZERO));
+            let store = BucketStore::new(objects(cloud, &endpoint), "x".into(), Some(Duration::ZERO));
             let mut seen = Vec::new();
-            let visit = &mut |object: crate::bucket::objects::Listed| {
+            let visit = &mut |object: crate::bucket::objects::ListedObject| {
                 seen.push(object.name);
                 Ok(())
             };
@@ -326,7 +332,7 @@ fn lists_that_a_store_cuts_short_are_asked_for_on() {
             assert!(seen == all, "{cloud:?} {cut}: {}", seen.len());
             assert!(server.asked.lock().len() <= asked + 3, "{cloud:?} {cut}: {}", server.asked.lock().len());
         }
-        server.cut.store(LISTED, Ordering::Relaxed);
+        server.cut.store(MAX_LIST_ENTRIES, Ordering::Relaxed);
         let objects = objects(cloud, &endpoint);
         let names = |after: &str, most| {
             let listed = objects.list("seg/", after, most).unwrap();
@@ -334,13 +340,15 @@ fn lists_that_a_store_cuts_short_are_asked_for_on() {
         };
         // Behind a name at which no list ended, or that is none.
         assert_eq!(names("seg/1234", 2), all[1235..1237]);
-        assert_eq!(names("seg/1234x", LISTED), all[1235..2235]);
-        assert_eq!(names("seg/2234", LISTED), all[2235..]);
-        assert_eq!(names("seg/9", LISTED), [""; 0]);
+        assert_eq!(names("seg/1234x", MAX_LIST_ENTRIES), all[1235..2235]);
+        assert_eq!(names("seg/2234", MAX_LIST_ENTRIES), all[2235..]);
+        assert_eq!(names("seg/9", MAX_LIST_ENTRIES), [""; 0]);
         assert_eq!(names("", 1), all[..1]);
         // A store that has always more, and never any.
         server.cut.store(0, Ordering::Relaxed);
-        assert!(matches!(objects.list("seg/", "", 1), Err(Trouble::Unusable(why)) if why.contains("again and again")));
+        assert!(
+            matches!(objects.list("seg/", "", 1), Err(RemoteError::Unsupported(why)) if why.contains("again and again"))
+        );
     }
 }
 
@@ -349,9 +357,9 @@ fn a_marker_that_is_refused_is_not_needed() {
     let (server, endpoint) = Server::start(Cloud::Azure);
     *server.objects.lock() = (0..1500).map(|number| (format!("p/{number:04}"), vec![1])).collect();
     let azure = azure(&endpoint, KEY);
-    assert_eq!(azure.list("", "", LISTED).unwrap().len(), LISTED);
+    assert_eq!(azure.list("", "", MAX_LIST_ENTRIES).unwrap().len(), MAX_LIST_ENTRIES);
     *server.scripted.lock() = vec![(400, "OutOfRangeInput")];
-    let rest = azure.list("", "0999", LISTED).unwrap();
+    let rest = azure.list("", "0999", MAX_LIST_ENTRIES).unwrap();
     assert_eq!((rest.len(), &*rest[0].name), (500, "1000"));
 }
 
@@ -363,14 +371,14 @@ fn the_last_bytes_of_a_blob_are_one_request_or_two() {
         let bytes: Vec<u8> = (0..length).map(|at: usize| (at % 251) as u8).collect();
         server.objects.lock().insert("p/name".into(), bytes.clone());
         server.asked.lock().clear();
-        let last = azure.get("name", Part::Last(100)).unwrap();
+        let last = azure.get("name", ObjectRange::Last(100)).unwrap();
         assert_eq!(
             (last, server.asked.lock().len()),
             (bytes[length.saturating_sub(100)..].to_vec(), asked),
             "{length}"
         );
     }
-    assert_eq!(azure.get("none", Part::Last(100)), Err(Trouble::Gone));
+    assert_eq!(azure.get("none", ObjectRange::Last(100)), Err(RemoteError::NotFound));
 }
 
 #[test]
@@ -381,10 +389,10 @@ fn what_azure_answers_is_taken_for_what_it_is() {
         server.scripted.lock().push((status, code));
         azure.create("name", b"bytes")
     };
-    assert_eq!(create(409, "BlobAlreadyExists"), Ok(Created::Exists));
-    assert_eq!(create(412, "ConditionNotMet"), Ok(Created::Exists));
-    assert_eq!(create(201, ""), Ok(Created::Made(Some(1_795_654_800))));
-    let passing = |created| matches!(created, Err(Trouble::Passing(_)));
+    assert_eq!(create(409, "BlobAlreadyExists"), Ok(CreateReply::Exists));
+    assert_eq!(create(412, "ConditionNotMet"), Ok(CreateReply::Exists));
+    assert_eq!(create(201, ""), Ok(CreateReply::Created(Some(1_795_654_800))));
+    let passing = |created| matches!(created, Err(RemoteError::Transient(_)));
     for (status, code) in [
         (409, "ContainerBeingDeleted"),
         (400, "Md5Mismatch"),
@@ -401,14 +409,14 @@ fn what_azure_answers_is_taken_for_what_it_is() {
         (404, "ContainerNotFound", "no such container"),
         (400, "InvalidHeaderValue", "400 InvalidHeaderValue"),
     ] {
-        let told = create(status, code).unwrap_err().words();
-        assert!(told.contains(why) && !told.contains("s3cr3t") && !told.contains('<'), "{told}");
+        let message = create(status, code).unwrap_err().message();
+        assert!(message.contains(why) && !message.contains("s3cr3t") && !message.contains('<'), "{message}");
     }
     server.scripted.lock().push((404, "ContainerNotFound"));
-    assert_eq!(azure.list("", "", 1), Err(Trouble::Gone));
+    assert_eq!(azure.list("", "", 1), Err(RemoteError::NotFound));
     assert_eq!(azure.remove("none"), Ok(()));
     server.scripted.lock().push((409, "SnapshotsPresent"));
-    assert!(matches!(azure.remove("none"), Err(Trouble::Unusable(why)) if why.contains("SnapshotsPresent")));
+    assert!(matches!(azure.remove("none"), Err(RemoteError::Unsupported(why)) if why.contains("SnapshotsPresent")));
 }
 
 #[test]
@@ -421,14 +429,14 @@ fn who_is_refused_is_asked_for_another_token_once() {
         let proof = |token| ("AZURE_STORAGE_SAS_TOKEN", token);
         let known = account(&endpoint, proof(tokens[0]));
         let look = move || Ok(Some(account(&endpoint, proof(tokens[looks.fetch_add(1, Ordering::Relaxed)]))));
-        Azure::of(Container::at("b", known, look, &options()).unwrap(), "p", &options())
+        AzureStore::of(AzureContainer::at("b", known, look, &options()).unwrap(), "p", &options())
     };
-    assert!(matches!(container(&["sv=1&sig=old", "sv=1&sig=new"]).create("one", b"x"), Ok(Created::Made(_))));
+    assert!(matches!(container(&["sv=1&sig=old", "sv=1&sig=new"]).create("one", b"x"), Ok(CreateReply::Created(_))));
     assert_eq!((looks.swap(0, Ordering::Relaxed), server.asked.lock().len()), (2, 2));
     server.asked.lock().clear();
     // The same once more is not sent.
-    let told = container(&["sv=1&sig=old", "sv=1&sig=old"]).create("two", b"x").unwrap_err();
-    assert!(matches!(&told, Trouble::Refused(why) if !why.contains("sig")), "{told:?}");
+    let message = container(&["sv=1&sig=old", "sv=1&sig=old"]).create("two", b"x").unwrap_err();
+    assert!(matches!(&message, RemoteError::Denied(why) if !why.contains("sig")), "{message:?}");
     assert_eq!((looks.load(Ordering::Relaxed), server.asked.lock().len()), (2, 1));
 }
 
@@ -437,10 +445,10 @@ fn a_token_that_has_expired_is_a_refusal_and_a_cut_request_passes() {
     let (server, endpoint) = Server::start(Cloud::S3);
     let objects = objects(Cloud::S3, &endpoint);
     let ask = [
-        |objects: &dyn Objects| objects.create("name", b"bytes").map(drop),
-        |objects: &dyn Objects| objects.get("name", Part::Last(1)).map(drop),
-        |objects: &dyn Objects| objects.list("", "", 1).map(drop),
-        |objects: &dyn Objects| objects.remove("name"),
+        |objects: &dyn ObjectStore| objects.create("name", b"bytes").map(drop),
+        |objects: &dyn ObjectStore| objects.get("name", ObjectRange::Last(1)).map(drop),
+        |objects: &dyn ObjectStore| objects.list("", "", 1).map(drop),
+        |objects: &dyn ObjectStore| objects.remove("name"),
     ];
     for ask in ask {
         let asked = |code| {
@@ -448,17 +456,17 @@ fn a_token_that_has_expired_is_a_refusal_and_a_cut_request_passes() {
             ask(&*objects)
         };
         for code in ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired"] {
-            let told = asked(code);
-            assert!(matches!(&told, Err(Trouble::Refused(why)) if why.contains(code)), "{code}: {told:?}");
+            let message = asked(code);
+            assert!(matches!(&message, Err(RemoteError::Denied(why)) if why.contains(code)), "{code}: {message:?}");
         }
         for code in ["RequestTimeout", "IncompleteBody", "BadDigest"] {
-            let told = asked(code);
-            assert!(matches!(&told, Err(Trouble::Passing(why)) if why.contains(code)), "{code}: {told:?}");
+            let message = asked(code);
+            assert!(matches!(&message, Err(RemoteError::Transient(why)) if why.contains(code)), "{code}: {message:?}");
         }
-        let told = asked("AuthorizationHeaderMalformed");
-        assert!(matches!(&told, Err(Trouble::Unusable(why)) if why.contains("Malformed")), "{told:?}");
-        let told = asked("\u{1b}[31m");
-        assert_eq!(told, Err(Trouble::Unusable("it answers with status 400".into())));
+        let message = asked("AuthorizationHeaderMalformed");
+        assert!(matches!(&message, Err(RemoteError::Unsupported(why)) if why.contains("Malformed")), "{message:?}");
+        let message = asked("\u{1b}[31m");
+        assert_eq!(message, Err(RemoteError::Unsupported("it answers with status 400".into())));
     }
 }
 
@@ -466,7 +474,8 @@ fn a_token_that_has_expired_is_a_refusal_and_a_cut_request_passes() {
 fn an_object_whose_answer_was_cut_is_no_shorter_object() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
-    // Nothing but the end of the connection tells where these answers end, and of those that come in pieces the last one.
+    // Nothing but the end of the connection tells where these answers end, and of those that come
+    // in pieces the last one.
     let bodies = ["\r\n0123", "transfer-encoding: chunked\r\n\r\n4\r\n0123\r\n0\r\n\r\n"];
     thread::spawn(move || {
         for (number, stream) in listener.incoming().enumerate() {
@@ -480,9 +489,9 @@ fn an_object_whose_answer_was_cut_is_no_shorter_object() {
     });
     for cloud in CLOUDS {
         let objects = objects(cloud, &endpoint);
-        for part in [Part::All(10), Part::Range(0, 10), Part::Last(10)].repeat(2) {
+        for part in [ObjectRange::All(10), ObjectRange::Range(0, 10), ObjectRange::Last(10)].repeat(2) {
             let got = objects.get("name", part);
-            assert!(matches!(got, Err(Trouble::Passing(_))), "{cloud:?} {part:?}: {got:?}");
+            assert!(matches!(got, Err(RemoteError::Transient(_))), "{cloud:?} {part:?}: {got:?}");
         }
     }
 }

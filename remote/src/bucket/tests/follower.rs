@@ -1,4 +1,4 @@
-//! Readers that go on with a writer: each moment is one that was, they come in order, and what is kept from one to the next is right.
+//! Followers: each version existed, versions appear in order, and shared content is right.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,21 +9,21 @@ use lockbox::storage::Storage;
 
 use super::super::follower::now;
 use super::super::session::GRACE;
-use super::super::{Follower, Living, open};
-use super::counting::{How, counting};
-use super::living::{self, NAME, published, whole};
+use super::super::{BucketWriter, Follower, open};
+use super::nth_request::{How, counting};
 use super::simulated::{Dice, World};
+use super::writable::{self, NAME, published, whole};
 use super::{Compared, options, seed};
-use crate::Options;
-use crate::file::RemoteFile;
+use crate::RemoteOptions;
+use crate::remote_file::RemoteFile;
 
 const MIB: u64 = 1 << 20;
 
-fn living(world: &Arc<World>) -> Living {
-    living::living(world, 1).unwrap()
+fn living(world: &Arc<World>) -> BucketWriter {
+    writable::living(world, 1).unwrap()
 }
 
-fn follower(world: &Arc<World>, options: &Options) -> Follower {
+fn follower(world: &Arc<World>, options: &RemoteOptions) -> Follower {
     open(world.store(2), NAME.into(), options).unwrap().unwrap()
 }
 
@@ -46,7 +46,7 @@ fn each_moment_is_what_its_writer_made_durable_and_older_ones_stay_what_they_wer
     let first = seed(1);
     for seed in first..first + 12 {
         let place = tempfile::tempdir().unwrap();
-        let cached = Options {
+        let cached = RemoteOptions {
             cache_directory: Some(place.path().to_owned()),
             cache_bytes: Some([0, MIB, 16 * MIB][(seed % 3) as usize]),
             ..options()
@@ -68,7 +68,7 @@ fn each_moment_is_what_its_writer_made_durable_and_older_ones_stay_what_they_wer
                 if dice.one_in(3) {
                     continue;
                 }
-                follower.look().unwrap();
+                follower.poll().unwrap();
                 assert!(whole(&**follower.file()) == now, "SEED={seed}");
                 seen.push((follower.file().clone(), now.clone()));
                 let (file, was) = &seen[dice.below(seen.len() as u64) as usize];
@@ -95,22 +95,23 @@ fn nothing_new_costs_one_request_and_what_did_not_change_none() {
     let mut follower = follower(&world, &options());
     assert!(whole(&**follower.file()) == now);
     asked(&world);
-    follower.look().unwrap();
+    follower.poll().unwrap();
     assert_eq!(asked(&world), ["get"]);
     let living = living(&world);
     // A record that says only that somebody came is no new moment.
-    let (before, moment) = (follower.file().clone(), follower.moment());
-    follower.look().unwrap();
-    assert!(Arc::ptr_eq(&before, follower.file()) && follower.moment() == moment);
+    let (before, moment) = (follower.file().clone(), follower.sequence());
+    follower.poll().unwrap();
+    assert!(Arc::ptr_eq(&before, follower.file()) && follower.sequence() == moment);
     assert_eq!(asked(&world), ["get", "list"]);
-    // One page at the file's start, which is fetched at once; one behind it, which is fetched when it is read.
+    // One page at the file's start, which is fetched at once; one behind it, which is fetched when
+    // it is read.
     let mut compared = Compared { storage: &living, now: &mut now };
     compared.write(4096, &[5; 4096]).unwrap();
     compared.write(5 * MIB, &[6; 4096]).unwrap();
     living.barrier().unwrap();
     asked(&world);
-    follower.look().unwrap();
-    assert!(follower.moment() > moment);
+    follower.poll().unwrap();
+    assert!(follower.sequence() > moment);
     // What it has itself comes with the record.
     assert_eq!(asked(&world), ["get", "list"]);
     let behind = |file: &RemoteFile| {
@@ -119,7 +120,8 @@ fn nothing_new_costs_one_request_and_what_did_not_change_none() {
         bytes
     };
     assert!(behind(follower.file()) == now[2 * MIB as usize..]);
-    // The piece of 64 KiB in which the second one lies is of two objects now, of which one is that record.
+    // The piece of 64 KiB in which the second one lies is of two objects now, of which one is that
+    // record.
     assert_eq!(asked(&world), ["get"]);
     // Who reads the moment before has what it had.
     assert!(behind(&before) == vec![3; 4 * MIB as usize]);
@@ -142,9 +144,9 @@ fn who_slept_for_days_goes_on_with_the_newest_and_what_is_gone_is_stale() {
     drop(living);
     drop(self::living(&world));
     // It does not see that the next number was taken.
-    follower.look_by(&|| now_plus(60)).unwrap();
+    follower.poll_by(&|| now_plus(60)).unwrap();
     assert!(Arc::ptr_eq(&before, follower.file()), "the record behind the one that it read is still there");
-    follower.look_by(&|| now_plus(4 * GRACE)).unwrap();
+    follower.poll_by(&|| now_plus(4 * GRACE)).unwrap();
     assert!(whole(&**follower.file()) == now);
     let stale = before.read_at(5 * MIB, &mut [0; 4096]).unwrap_err();
     let is_stale = |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle);
@@ -174,10 +176,10 @@ fn a_record_of_another_history_and_a_store_that_went_back_are_told_and_not_follo
         objects.keys().find(|name| name.contains("/log/")).unwrap().clone()
     };
     let new = world.with(|state| state.objects.clone());
-    let moment = follower.moment();
+    let moment = follower.sequence();
     // The store of before this follower's moment, where another writer goes on.
     world.with(|state| state.objects = old.clone());
-    assert!(matches!(follower.look_by(&|| now_plus(2 * 3600)), Err(Error::Damaged(_))));
+    assert!(matches!(follower.poll_by(&|| now_plus(2 * 3600)), Err(Error::Damaged(_))));
     let other_one = self::living(&world);
     Compared { storage: &other_one, now: &mut vec![0; MIB as usize] }.write(MIB, &[7; 4096]).unwrap();
     other_one.barrier().unwrap();
@@ -187,11 +189,11 @@ fn a_record_of_another_history_and_a_store_that_went_back_are_told_and_not_follo
         state.objects = new.clone();
         state.objects.insert(newest(&new), other);
     });
-    assert!(matches!(follower.look(), Err(Error::Damaged(_))));
-    assert_eq!(follower.moment(), moment);
+    assert!(matches!(follower.poll(), Err(Error::Damaged(_))));
+    assert_eq!(follower.sequence(), moment);
     world.with(|state| state.objects = new);
-    follower.look().unwrap();
-    assert!(follower.moment() > moment);
+    follower.poll().unwrap();
+    assert!(follower.sequence() > moment);
 }
 
 #[test]
@@ -206,7 +208,7 @@ fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
         let mut commit = |byte: u8| {
             living.write_at(0, &[byte; 4096]).unwrap();
             bytes[..4096].fill(byte);
-            *living.cleaned.lock() = Instant::now() - Duration::from_secs(3600);
+            *living.last_cleaned.lock() = Instant::now() - Duration::from_secs(3600);
             living.barrier().unwrap();
             world.with(|state| state.clock += GRACE + 60);
         };
@@ -219,28 +221,29 @@ fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
         let awake = now();
         (2..7).for_each(&mut commit);
         let later = awake + Duration::from_secs(5 * (GRACE + 60));
-        if follower.look_by(&|| later).is_ok() {
+        if follower.poll_by(&|| later).is_ok() {
             assert!(asked.load(Ordering::Relaxed) <= opening + fault, "request {fault} was told as answered");
             ended = true;
             break;
         }
         failed += 1;
-        follower.look_by(&|| later + Duration::from_secs(1)).unwrap();
+        follower.poll_by(&|| later + Duration::from_secs(1)).unwrap();
         assert!(whole(&**follower.file()) == bytes, "request {fault}");
     }
     assert!(ended && failed > 2, "{failed}");
 }
 
-/// Records have numbers, which are given again when a store is set back to an older state and written on.
+/// Records have numbers, which are given again when a store is set back to an older state and
+/// written on.
 #[test]
 fn what_is_kept_of_another_history_is_forgotten_when_it_is_told() {
     let world = World::new(1, 0);
     let place = tempfile::tempdir().unwrap();
-    let cached = Options { cache_directory: Some(place.path().into()), cache_bytes: Some(32 << 20), ..options() };
+    let cached = RemoteOptions { cache_directory: Some(place.path().into()), cache_bytes: Some(32 << 20), ..options() };
     let mut now = vec![3; 6 * MIB as usize];
     published(&world, &now);
     let one = living(&world);
-    let commit = |living: &Living, now: &mut Vec<u8>, at: u64, byte: u8| {
+    let commit = |living: &BucketWriter, now: &mut Vec<u8>, at: u64, byte: u8| {
         Compared { storage: living, now }.write(at, &[byte; 4096]).unwrap();
         living.barrier().unwrap();
     };

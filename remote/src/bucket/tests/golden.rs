@@ -1,6 +1,9 @@
-//! The golden bucket (`tests/data/golden/bucket`): every later program reads what the first version put into a store.
+//! The golden bucket (`tests/data/golden/bucket`): every later program reads what the first version
+//! put into a store.
 //!
-//! It has the golden archive `objects`: a part in a segment, a part in a record with a checkpoint, the rest in a record of changes; and records of a writer that came, went, and left something dead.
+//! It has the golden archive `objects`: a part in a segment, a part in a record with a checkpoint,
+//! the rest in a record of changes; and records of a writer that came, went, and left something
+//! dead.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,15 +11,15 @@ use std::time::Duration;
 
 use lockbox::storage::Storage;
 
-use super::super::directory::Directory;
-use super::super::layout::{self, BLOCK, Kind};
-use super::super::names::random;
-use super::super::place::{Entry, Id, Place};
-use super::super::session::{Inline, Session};
-use super::super::store::Store;
-use super::super::{examine, open};
+use super::super::directory::DirectoryStore;
+use super::super::layout::{self, BLOCK, RecordKind};
+use super::super::object_names::random_bytes;
+use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::session::{InlinePages, WriterSession};
+use super::super::store::BucketStore;
+use super::super::{check_objects, open};
 use super::{options, somebody};
-use crate::Names;
+use crate::DirectoryTrust;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden").join(name)
@@ -26,18 +29,18 @@ fn archive() -> Vec<u8> {
     zstd::decode_all(&*std::fs::read(golden("objects.lbx.zst")).unwrap()).unwrap()
 }
 
-fn directory(writer: Option<Names>) -> Box<Directory> {
-    Box::new(Directory::open(&golden("bucket"), writer).unwrap())
+fn directory(writer: Option<DirectoryTrust>) -> Box<DirectoryStore> {
+    Box::new(DirectoryStore::open(&golden("bucket"), writer).unwrap())
 }
 
 /// Runs of blocks that are no zeros.
-fn runs(bytes: &[u8]) -> Vec<Inline> {
-    let mut runs: Vec<Inline> = Vec::new();
+fn runs(bytes: &[u8]) -> Vec<InlinePages> {
+    let mut runs: Vec<InlinePages> = Vec::new();
     for (block, page) in (0..).zip(bytes.chunks(BLOCK as usize)).filter(|(_, page)| page.iter().any(|byte| *byte != 0))
     {
         match runs.last_mut() {
             Some(run) if run.block + run.pages.len() as u64 / BLOCK == block => run.pages.extend_from_slice(page),
-            _ => runs.push(Inline { block, pages: page.to_vec() }),
+            _ => runs.push(InlinePages { block, pages: page.to_vec() }),
         }
     }
     runs
@@ -48,8 +51,9 @@ fn runs(bytes: &[u8]) -> Vec<Inline> {
 fn write_golden_bucket() {
     let bytes = archive();
     assert!(bytes.len().is_multiple_of(BLOCK as usize));
-    let store = || Arc::new(Store::new(directory(Some(Names::Ours)), "golden".into(), Some(Duration::ZERO)));
-    let mut session = Session::open(store(), somebody(), false).unwrap();
+    let store =
+        || Arc::new(BucketStore::new(directory(Some(DirectoryTrust::Trusted)), "golden".into(), Some(Duration::ZERO)));
+    let mut session = WriterSession::open(store(), somebody(), false).unwrap();
     let (mut runs, length) = (runs(&bytes), bytes.len() as u64);
     assert!(runs.len() >= 3, "{} runs", runs.len());
     let rest = runs.split_off(runs.len() * 2 / 3);
@@ -60,22 +64,23 @@ fn write_golden_bucket() {
         blocks.push(run.block..run.block + run.pages.len() as u64 / BLOCK);
         pages.extend_from_slice(&run.pages);
     }
-    let (segment, hash) = layout::encode_segment(&session.incarnation, &random().unwrap(), &blocks, &pages);
-    Session::make_segment(&session.store, &session.incarnation, &Id::Segment(hash), &Arc::new(segment)).unwrap();
+    let (segment, hash) = layout::encode_segment(&session.incarnation, &random_bytes().unwrap(), &blocks, &pages);
+    WriterSession::create_segment(&session.store, &session.incarnation, &ObjectId::Segment(hash), &Arc::new(segment))
+        .unwrap();
     let mut at = 0;
     for run in blocks {
         let count = (run.end - run.start) as u32;
-        let place = Place { id: Id::Segment(hash), blocks: (pages.len() as u64 / BLOCK) as u32, at };
-        map.lay(&Entry { blocks: run, place: Some(place) });
+        let place = ObjectRef { id: ObjectId::Segment(hash), blocks: (pages.len() as u64 / BLOCK) as u32, at };
+        map.assign(&MapEntry { blocks: run, place: Some(place) });
         at += count;
     }
-    session.commit(map, inline, length, Kind::Commit).unwrap();
+    session.commit(map, inline, length, RecordKind::Commit).unwrap();
     let least = std::mem::take(&mut session.least_changes);
     // A checkpoint, which has all of before.
-    session.commit(session.map().clone(), Vec::new(), length, Kind::Commit).unwrap();
+    session.commit(session.map().clone(), Vec::new(), length, RecordKind::Commit).unwrap();
     session.least_changes = least;
-    session.commit(session.map().clone(), rest, length, Kind::Commit).unwrap();
-    session.commit(session.map().clone(), Vec::new(), length, Kind::Close).unwrap();
+    session.commit(session.map().clone(), rest, length, RecordKind::Commit).unwrap();
+    session.commit(session.map().clone(), Vec::new(), length, RecordKind::Close).unwrap();
 }
 
 #[test]
@@ -85,7 +90,8 @@ fn the_golden_bucket_has_the_bytes_of_its_archive_and_lacks_nothing() {
     let mut read = vec![0; file.len().unwrap() as usize];
     file.read_at(0, &mut read).unwrap();
     assert!(read == bytes);
-    let examined = examine(directory(None), "file:///golden".into(), &options(), true, &mut |_, _| Ok(())).unwrap();
+    let examined =
+        check_objects(directory(None), "file:///golden".into(), &options(), true, &mut |_, _| Ok(())).unwrap();
     assert!(examined.faults.is_empty() && examined.unnamed.objects == 0, "{examined:?}");
     // Two records with pages, a segment, a checkpoint, and the newest record.
     assert!(

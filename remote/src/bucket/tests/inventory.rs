@@ -1,32 +1,33 @@
-//! What is told of a store without a key, what a collection removes, and what both cost.
+//! Inventory without a key, removals of a garbage collection, and the costs of both.
 
 use std::sync::Arc;
 
 use lockbox::{Error, Result};
 
-use super::super::inventory::{Amount, Below, Collected, Examined, Stored};
-use super::super::layout::{BLOCK, Kind};
-use super::super::names::hex;
-use super::super::objects::{LISTED, Objects};
-use super::super::session::{GRACE, Session};
-use super::super::store::{MARKER, Store};
-use super::super::{Bucket, archives, collect, examine};
+use super::super::inventory::{CollectReport, ObjectCheck, ObjectTotals, PrefixedStore, StoredArchive};
+use super::super::layout::{BLOCK, RecordKind};
+use super::super::object_names::hex;
+use super::super::objects::{MAX_LIST_ENTRIES, ObjectStore};
+use super::super::session::{GRACE, WriterSession};
+use super::super::store::{BucketStore, MARKER};
+use super::super::{Bucket, check_objects, collect_garbage, list_archives};
 use super::simulated::World;
 use super::{options, somebody, store};
 
-fn below(world: &Arc<World>, prefix: &str) -> Box<dyn Objects> {
-    Box::new(Below { objects: world.store(1).into(), prefix: prefix.into() })
+fn below(world: &Arc<World>, prefix: &str) -> Box<dyn ObjectStore> {
+    Box::new(PrefixedStore { objects: world.store(1).into(), prefix: prefix.into() })
 }
 
-/// An archive of some segments below a prefix, with a record that its writer went, and one that has pages.
+/// An archive of some segments below a prefix, with a record that its writer went, and one that has
+/// pages.
 fn back_up(world: &Arc<World>, prefix: &str) {
     let come = || Bucket::open(below(world, prefix), "s3://b/p".into(), &options(), true).unwrap();
     let mut one = come();
     one.session.least_changes = 0;
-    one.fresh().unwrap().write_at(0, &vec![7; 20 << 20]).unwrap();
+    one.create_empty().unwrap().write_at(0, &vec![7; 20 << 20]).unwrap();
     one.publish().unwrap();
     let mut two = come();
-    two.existing().unwrap().unwrap().write_at(1 << 20, &[8; 5 << 10]).unwrap();
+    two.open_existing().unwrap().unwrap().write_at(1 << 20, &[8; 5 << 10]).unwrap();
     two.publish().unwrap();
 }
 
@@ -34,18 +35,18 @@ fn below_b(name: &str) -> String {
     format!("s3://b/{name}")
 }
 
-fn listed(world: &Arc<World>) -> Vec<Stored> {
-    archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())).unwrap()
+fn listed(world: &Arc<World>) -> Vec<StoredArchive> {
+    list_archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())).unwrap()
 }
 
-fn examined(world: &Arc<World>, whole: bool) -> Result<Examined> {
-    examine(world.store(1), "s3://b/p".into(), &options(), whole, &mut |_, _| Ok(()))
+fn examined(world: &Arc<World>, whole: bool) -> Result<ObjectCheck> {
+    check_objects(world.store(1), "s3://b/p".into(), &options(), whole, &mut |_, _| Ok(()))
 }
 
-fn all(world: &World, prefix: &str) -> Amount {
+fn all(world: &World, prefix: &str) -> ObjectTotals {
     world.with(|state| {
         let objects = state.objects.iter().filter(|(name, _)| name.starts_with(prefix));
-        objects.fold(Amount::default(), |sum, (_, bytes)| Amount {
+        objects.fold(ObjectTotals::default(), |sum, (_, bytes)| ObjectTotals {
             objects: sum.objects + 1,
             bytes: sum.bytes + bytes.len() as u64,
         })
@@ -64,8 +65,8 @@ fn archives_are_listed_wherever_they_lie_with_what_they_have() {
     back_up(&world, "b/c/");
     let (a, c) = (all(&world, "a/"), all(&world, "b/c/"));
     // A writer that has come and nothing more, a marker that is none, and what is no archive's.
-    std::mem::forget(Session::open(
-        Arc::new(Store::new(below(&world, "d/"), "d".into(), options().timeout)),
+    std::mem::forget(WriterSession::open(
+        Arc::new(BucketStore::new(below(&world, "d/"), "d".into(), options().timeout)),
         somebody(),
         true,
     ));
@@ -89,9 +90,9 @@ fn archives_are_listed_wherever_they_lie_with_what_they_have() {
     assert_eq!((came.length, came.writer.as_deref()), (0, Some("host")));
     assert!(matches!(found[3].newest, Err(Error::Damaged(_))));
     // One that is the place itself.
-    let own = archives(below(&world, "a/"), &|_| "s3://b/a".into(), &options(), &mut |_, _| Ok(())).unwrap();
+    let own = list_archives(below(&world, "a/"), &|_| "s3://b/a".into(), &options(), &mut |_, _| Ok(())).unwrap();
     assert_eq!((&*own[0].address, own[0].amount, own.len()), ("s3://b/a", a, 1));
-    let stops = archives(world.store(1), &below_b, &options(), &mut |_, _| Err(Error::Interrupted(2)));
+    let stops = list_archives(world.store(1), &below_b, &options(), &mut |_, _| Err(Error::Interrupted(2)));
     assert!(matches!(stops, Err(Error::Interrupted(2))));
 }
 
@@ -117,7 +118,7 @@ fn each_object_that_is_gone_cut_or_altered_is_named_and_the_sound_archive_costs_
     for name in names {
         let kept = world.with(|state| state.objects.remove(&name).unwrap());
         let last = &name[name.len() - 8..];
-        let is_told = |examined: Result<Examined>| match examined {
+        let is_told = |examined: Result<ObjectCheck>| match examined {
             Ok(examined) => examined
                 .faults
                 .iter()
@@ -135,7 +136,8 @@ fn each_object_that_is_gone_cut_or_altered_is_named_and_the_sound_archive_costs_
         altered += usize::from(is_told(examined(&world, true)));
         world.with(|state| state.objects.insert(name, kept));
     }
-    // Of the newest record, an older one is what an observer sees: it is the newest then, and misses what was removed for it.
+    // Of the newest record, an older one is what an observer sees: it is the newest then, and
+    // misses what was removed for it.
     let needed = sound.needed.objects as usize;
     assert_eq!(altered, needed);
     assert_eq!(cut, needed);
@@ -146,15 +148,15 @@ fn each_object_that_is_gone_cut_or_altered_is_named_and_the_sound_archive_costs_
 #[test]
 fn a_collection_removes_what_was_dead_for_a_day_and_finds_what_nobody_named() {
     let world = World::new(1, 0);
-    let collected = || collect(world.store(1), "s3://b/p".into(), &options(), false);
+    let collected = || collect_garbage(world.store(1), "s3://b/p".into(), &options(), false);
     // Where there is no archive none is made.
     assert!(matches!(collected(), Err(Error::Io { .. })));
-    assert_eq!(all(&world, ""), Amount::default());
+    assert_eq!(all(&world, ""), ObjectTotals::default());
     back_up(&world, "");
     let prefix = world.with(|state| state.objects.keys().next().unwrap()[..32].to_owned());
     let left = format!("{prefix}/seg/{}", hex(&[9; 32]));
     world.with(|state| state.objects.insert(left.clone(), vec![1; 5000]));
-    assert_eq!(examined(&world, false).unwrap().unnamed, Amount { objects: 1, bytes: 5000 });
+    assert_eq!(examined(&world, false).unwrap().unnamed, ObjectTotals { objects: 1, bytes: 5000 });
     let first = collected().unwrap();
     assert_eq!((first.removed, first.found), (0, 1), "nothing is dead for a day");
     assert!(first.waiting >= 1 && world.with(|state| state.objects.contains_key(&left)));
@@ -169,13 +171,13 @@ fn a_collection_removes_what_was_dead_for_a_day_and_finds_what_nobody_named() {
     let after = examined(&world, true).unwrap();
     assert!(after.faults.is_empty() && after.needed.bytes > 20 << 20, "{after:?}");
     // It is a writer as any: one that is there is told, and one that may not remove is.
-    let mut owner = Session::open(store(&world, 2), somebody(), true).unwrap();
+    let mut owner = WriterSession::open(store(&world, 2), somebody(), true).unwrap();
     assert!(matches!(collected(), Err(Error::InUse(_))));
     world.with(|state| state.clock += GRACE + 60);
-    let taken = collect(world.store(1), "s3://b/p".into(), &options(), true).unwrap();
-    assert!(taken != Collected::default());
+    let taken = collect_garbage(world.store(1), "s3://b/p".into(), &options(), true).unwrap();
+    assert!(taken != CollectReport::default());
     let map = owner.map().clone();
-    assert!(matches!(owner.commit(map, Vec::new(), BLOCK, Kind::Commit), Err(Error::InUse(_))));
+    assert!(matches!(owner.commit(map, Vec::new(), BLOCK, RecordKind::Commit), Err(Error::InUse(_))));
     world.with(|state| {
         state.clock += GRACE + 60;
         state.keeps = true;
@@ -192,10 +194,13 @@ fn a_store_that_lists_for_ever_is_looked_through_to_a_bound() {
     back_up(&world, "");
     let prefix = world.with(|state| state.objects.keys().next().unwrap()[..32].to_owned());
     world.with(|state| {
-        for number in 0..21 * LISTED as u64 {
+        for number in 0..21 * MAX_LIST_ENTRIES as u64 {
             state.objects.insert(format!("{prefix}/seg/{number:064x}"), Vec::new());
         }
     });
     assert!(matches!(examined(&world, false), Err(Error::Unsupported(_))));
-    assert!(matches!(archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())), Err(Error::Unsupported(_))));
+    assert!(matches!(
+        list_archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())),
+        Err(Error::Unsupported(_))
+    ));
 }

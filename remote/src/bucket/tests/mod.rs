@@ -1,24 +1,24 @@
 //! The bucket's invariants on a simulated store.
 
+mod captive_portal;
 mod clouds;
-mod counting;
-mod figures;
 mod follower;
 mod golden;
-mod hooked;
+mod interleavings;
 mod inventory;
-mod leaving;
-mod living;
-mod portal;
+mod long_sessions;
+mod nth_request;
+mod orphans;
+mod partial_reader;
 mod probe;
-mod salvaged;
+mod replacement;
+mod request_counts;
 mod schedules;
 mod simulated;
-mod spooled;
-mod staged;
-mod staying;
-mod succeeded;
+mod spool;
+mod upload;
 mod vectors;
+mod writable;
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -29,9 +29,9 @@ use lockbox::Result;
 use lockbox::storage::Storage;
 
 use self::simulated::World;
-use super::layout::Owner;
-use super::store::Store;
-use crate::Options;
+use super::layout::WriterIdentity;
+use super::store::BucketStore;
+use crate::RemoteOptions;
 
 fn seed(default: u64) -> u64 {
     let seed = std::env::var("SEED").map_or(default, |seed| seed.parse().unwrap());
@@ -39,12 +39,12 @@ fn seed(default: u64) -> u64 {
     seed
 }
 
-fn store(world: &Arc<World>, actor: u64) -> Arc<Store> {
+fn store(world: &Arc<World>, actor: u64) -> Arc<BucketStore> {
     Arc::new(store_of(world, actor))
 }
 
-fn store_of(world: &Arc<World>, actor: u64) -> Store {
-    Store::new(world.store(actor), "s3://b/p".into(), Some(Duration::ZERO))
+fn store_of(world: &Arc<World>, actor: u64) -> BucketStore {
+    BucketStore::new(world.store(actor), "s3://b/p".into(), Some(Duration::ZERO))
 }
 
 /// A storage that is changed, and the bytes that it has to have.
@@ -83,24 +83,31 @@ impl Compared<'_> {
 }
 
 /// Of a machine that has no name: nobody is known to be gone.
-fn somebody() -> Owner {
-    Owner { host: "host".into(), ..Owner::default() }
+fn somebody() -> WriterIdentity {
+    WriterIdentity { host: "host".into(), ..WriterIdentity::default() }
 }
 
-fn options() -> Options {
-    Options { timeout: Some(Duration::ZERO), cache_directory: None, cache_bytes: Some(0), ..Options::default() }
+fn options() -> RemoteOptions {
+    RemoteOptions {
+        timeout: Some(Duration::ZERO),
+        cache_directory: None,
+        cache_bytes: Some(0),
+        ..RemoteOptions::default()
+    }
 }
 
-/// Runs `work` in another thread, and returns when that has ended or sleeps, which it does who waits for a lock that the caller's thread holds.
+/// Runs `work` in another thread, and returns when that has ended or sleeps, which it does who
+/// waits for a lock that the caller's thread holds.
 ///
-/// A thread that sleeps for a moment for another reason makes the order of the two another one, which has to be as right.
+/// A thread that sleeps for a moment for another reason makes the order of the two another one,
+/// which has to be as right.
 fn run_until_it_waits(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    let (tell, told) = mpsc::channel();
+    let (tell, message) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
         work();
     });
-    let status = Path::new("/proc").join(told.recv().unwrap()).join("status");
+    let status = Path::new("/proc").join(message.recv().unwrap()).join("status");
     // Some when it sleeps: how often it went to sleep by itself.
     let sleeps = || {
         let text = std::fs::read_to_string(&status).unwrap_or_default();

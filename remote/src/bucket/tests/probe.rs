@@ -1,20 +1,18 @@
-//! What a probe finds of stores that do one thing otherwise, and what it leaves.
+//! Findings of a probe for stores that break one rule, and the objects that it leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::super::objects::{Created, Listed, Objects, Part};
-use super::super::probe::probe;
+use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
 use super::simulated::World;
-use crate::source::Trouble;
-
-type Answer<T> = Result<T, Trouble>;
+use crate::diagnostics::probe_store;
+use crate::range_source::{RemoteError, RemoteResult};
 
 /// Names of what does not work or could be better, and how the store is afterwards.
-fn probed(world: &Arc<World>, objects: &dyn Objects) -> (Vec<&'static str>, Vec<&'static str>) {
+fn probed(world: &Arc<World>, objects: &dyn ObjectStore) -> (Vec<&'static str>, Vec<&'static str>) {
     let mut findings = Vec::new();
-    probe(objects, Some(Duration::ZERO), &mut findings, &mut || Ok(())).unwrap();
+    probe_store(objects, Some(Duration::ZERO), &mut findings, &mut || Ok(())).unwrap();
     world.with(|state| assert!(state.keeps || state.objects.is_empty(), "{:?}", state.objects.keys()));
     let named = |works: bool| {
         let of = findings.iter().filter(|finding| finding.works == works && finding.advice.is_some());
@@ -26,7 +24,7 @@ fn probed(world: &Arc<World>, objects: &dyn Objects) -> (Vec<&'static str>, Vec<
 
 /// A store that does one thing otherwise.
 struct Odd {
-    objects: Box<dyn Objects>,
+    objects: Box<dyn ObjectStore>,
     how: How,
     asked: AtomicUsize,
 }
@@ -43,33 +41,33 @@ enum How {
     KeepsReading,
 }
 
-impl Objects for Odd {
-    fn create(&self, name: &str, bytes: &[u8]) -> Answer<Created> {
+impl ObjectStore for Odd {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         match (self.how, self.objects.create(name, bytes)?) {
             (How::ReadOnly, _) => {
                 self.objects.remove(name)?;
-                Err(Trouble::Refused("you may not".into()))
+                Err(RemoteError::Denied("you may not".into()))
             }
-            (How::NoClock, Created::Made(_)) => Ok(Created::Made(None)),
+            (How::NoClock, CreateReply::Created(_)) => Ok(CreateReply::Created(None)),
             // Not the one that comes after the first, but in the race.
-            (How::TwoWinners, Created::Exists) if asked > 2 => Ok(Created::Made(Some(1))),
+            (How::TwoWinners, CreateReply::Exists) if asked > 2 => Ok(CreateReply::Created(Some(1))),
             (_, created) => Ok(created),
         }
     }
 
-    fn get(&self, name: &str, part: Part) -> Answer<Vec<u8>> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         match (self.how, part) {
-            (How::WholeObjects, Part::Range(..)) => self.objects.get(name, Part::All(u64::MAX)),
+            (How::WholeObjects, ObjectRange::Range(..)) => self.objects.get(name, ObjectRange::All(u64::MAX)),
             (How::KeepsReading, _) => match self.objects.get(name, part) {
-                Err(Trouble::Gone) => Ok(vec![0]),
+                Err(RemoteError::NotFound) => Ok(vec![0]),
                 got => got,
             },
             _ => self.objects.get(name, part),
         }
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Answer<Vec<Listed>> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         let mut listed = self.objects.list(prefix, after, most)?;
         match self.how {
             How::Unordered => listed.reverse(),
@@ -79,7 +77,7 @@ impl Objects for Odd {
         Ok(listed)
     }
 
-    fn remove(&self, name: &str) -> Answer<()> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.objects.remove(name)
     }
 }
@@ -121,7 +119,7 @@ fn who_is_interrupted_between_any_two_requests_leaves_nothing() {
     loop {
         let world = World::new(1, 0);
         let (mut asked, mut findings) = (0, Vec::new());
-        let done = probe(&*world.store(1), Some(Duration::ZERO), &mut findings, &mut || {
+        let done = probe_store(&*world.store(1), Some(Duration::ZERO), &mut findings, &mut || {
             asked += 1;
             if asked > stops { Err(lockbox::Error::Interrupted(2)) } else { Ok(()) }
         });

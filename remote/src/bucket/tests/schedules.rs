@@ -1,4 +1,5 @@
-//! Writers, readers and cleaning in every order of their requests: what was acknowledged is what a fresh reader finds, and nothing else is ever found.
+//! Writers, readers and garbage collection in every order of their requests: a new reader finds
+//! exactly the acknowledged commits.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,19 +9,19 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use super::super::blocks::Blocks;
+use super::super::block_cache::BlockFetcher;
 use super::super::follower::{Follower, now};
-use super::super::layout::{BLOCK, Kind, encode_segment};
-use super::super::moment::{Moment, Reading};
-use super::super::names::random;
+use super::super::layout::{BLOCK, RecordKind, encode_segment};
+use super::super::object_names::random_bytes;
+use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
 use super::super::open;
-use super::super::place::{Entry, Id, Place};
-use super::super::session::{GRACE, Inline, Session};
-use super::super::spool::{Spool, unsent};
-use super::super::store::Store;
+use super::super::session::{GRACE, InlinePages, WriterSession};
+use super::super::spool::{UploadSpool, pending_uploads};
+use super::super::store::BucketStore;
+use super::super::version::{BucketVersion, VersionReader};
 use super::simulated::{Dice, World};
 use super::{options, seed, somebody, store, store_of};
-use crate::source::{Source, Trouble};
+use crate::range_source::{RangeSource, RemoteError};
 
 const BLOCKS: u64 = 12;
 
@@ -37,7 +38,8 @@ struct Truth {
     reads: u64,
     removed: u64,
     followed: u64,
-    /// Commits that the store did not take, and writers that came with such ones and sent them, or found that they were too late.
+    /// Commits that the store did not take, and writers that came with such ones and sent them, or
+    /// found that they were too late.
     kept: u64,
     sent: u64,
     refused: u64,
@@ -67,8 +69,8 @@ fn look(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) -> Option<View> {
     let begun = world.with(|state| state.clock);
     let acknowledged = truth.lock().acknowledged;
     let store = store(world, actor);
-    let incarnation = store.incarnation().ok()??.unwrap();
-    let newest = Moment::newest(&store, &incarnation);
+    let incarnation = store.read_incarnation().ok()??.unwrap();
+    let newest = BucketVersion::load_newest(&store, &incarnation);
     let is_late = || world.with(|state| state.clock) - begun >= GRACE;
     let moment = match newest {
         Ok(found) => found,
@@ -80,14 +82,14 @@ fn look(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) -> Option<View> {
         assert_eq!(acknowledged, 0, "an acknowledged commit is gone");
         return None;
     };
-    let reading = Reading::of(store, incarnation, &moment);
-    let bytes = match reading.first(BLOCKS * BLOCK) {
+    let reading = VersionReader::new(store, incarnation, &moment);
+    let bytes = match reading.read_start(BLOCKS * BLOCK) {
         Ok((_, bytes)) => bytes,
-        Err(Trouble::Changed) => {
+        Err(RemoteError::Changed) => {
             assert!(is_late(), "what a reader needs was removed under it");
             return None;
         }
-        Err(Trouble::Damaged(why)) => panic!("{why}"),
+        Err(RemoteError::Damaged(why)) => panic!("{why}"),
         Err(_) => return None,
     };
     let mut view = View::default();
@@ -106,7 +108,8 @@ fn look(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) -> Option<View> {
     Some(view)
 }
 
-/// Goes on with whoever writes: its moments come in order, and each has what was acknowledged when it was looked for.
+/// Goes on with whoever writes: its moments come in order, and each has what was acknowledged when
+/// it was looked for.
 fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
     let begun = world.with(|state| state.clock);
     let is_late = || world.with(|state| state.clock) - begun >= GRACE;
@@ -136,7 +139,7 @@ fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
         let acknowledged = truth.lock().acknowledged;
         // As long as the machine was awake in the store's time.
         let passed = || Duration::from_secs(world.with(|state| state.clock) - begun);
-        match follower.look_by(&|| now() + passed()) {
+        match follower.poll_by(&|| now() + passed()) {
             Ok(()) => {}
             Err(lockbox::Error::Damaged(why)) if !is_late() => panic!("{why}"),
             Err(_) => continue,
@@ -147,14 +150,14 @@ fn follow(world: &Arc<World>, actor: u64, truth: &Mutex<Truth>) {
 
 /// `place`: where this one keeps what the store does not take.
 fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Truth>, dice: &mut Dice) {
-    let store = store_of(world, actor).with_spool_in(place);
-    let kept = |store: &Store| store.spool().map_or(0, Spool::bytes);
-    let waits = place.is_some_and(|place| unsent(place).unwrap().iter().any(|unsent| !unsent.refused));
-    let Ok(mut session) = Session::open(Arc::new(store), somebody(), true) else { return };
+    let store = store_of(world, actor).with_spool_directory(place);
+    let kept = |store: &BucketStore| store.spool().map_or(0, UploadSpool::bytes);
+    let waits = place.is_some_and(|place| pending_uploads(place).unwrap().iter().any(|unsent| !unsent.refused));
+    let Ok(mut session) = WriterSession::open(Arc::new(store), somebody(), true) else { return };
     session.least_changes = 20 * dice.below(8) as usize;
     // What the session says is there.
-    let reading = Reading {
-        blocks: Blocks {
+    let reading = VersionReader {
+        blocks: BlockFetcher {
             store: session.store.clone(),
             incarnation: session.incarnation,
             sequence: Arc::new(session.sequence().into()),
@@ -163,7 +166,7 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
         length: session.length(),
         tag: String::new(),
     };
-    let Ok((_, bytes)) = reading.first(BLOCKS * BLOCK) else { return };
+    let Ok((_, bytes)) = reading.read_start(BLOCKS * BLOCK) else { return };
     let mut view = View::default();
     for (found, block) in view.iter_mut().zip(bytes.chunks(BLOCK as usize)) {
         *found = u64::from_le_bytes(block[..8].try_into().unwrap());
@@ -182,12 +185,12 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
     }
     for _ in 0..=dice.below(4) {
         if place.is_some() && dice.one_in(2) {
-            session.store.insist();
-            session.store.leave();
+            session.store.retry_forever();
+            session.store.spool_on_timeout();
         }
         if dice.one_in(3) {
             let before = world.with(|state| state.objects.len());
-            session.clean();
+            session.remove_expired();
             truth.lock().removed += before.saturating_sub(world.with(|state| state.objects.len())) as u64;
         }
         let parent = view[0];
@@ -200,13 +203,13 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
         let mut inline = vec![];
         let mut segment = vec![];
         view[0] = commit;
-        inline.push(Inline { block: 0, pages: block(commit) });
+        inline.push(InlinePages { block: 0, pages: block(commit) });
         for number in 1..BLOCKS {
             match dice.below(6) {
-                0 => inline.push(Inline { block: number, pages: block(commit) }),
+                0 => inline.push(InlinePages { block: number, pages: block(commit) }),
                 1 => segment.push(number),
                 2 if dice.one_in(3) => {
-                    map.lay(&Entry { blocks: number..number + 1, place: None });
+                    map.assign(&MapEntry { blocks: number..number + 1, place: None });
                     view[number as usize] = 0;
                     continue;
                 }
@@ -217,23 +220,23 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
         if !segment.is_empty() {
             let runs: Vec<_> = segment.iter().map(|number| *number..number + 1).collect();
             let pages: Vec<u8> = segment.iter().flat_map(|_| block(commit)).collect();
-            let (bytes, hash) = encode_segment(&session.incarnation, &random().unwrap(), &runs, &pages);
-            let id = Id::Segment(hash);
-            if Session::make_segment(&session.store, &session.incarnation, &id, &Arc::new(bytes)).is_err() {
+            let (bytes, hash) = encode_segment(&session.incarnation, &random_bytes().unwrap(), &runs, &pages);
+            let id = ObjectId::Segment(hash);
+            if WriterSession::create_segment(&session.store, &session.incarnation, &id, &Arc::new(bytes)).is_err() {
                 return;
             }
             for (at, blocks) in (0..).zip(runs) {
-                map.lay(&Entry { blocks, place: Some(Place { id, blocks: segment.len() as u32, at }) });
+                map.assign(&MapEntry { blocks, place: Some(ObjectRef { id, blocks: segment.len() as u32, at }) });
             }
         }
         truth.lock().attempts.insert(commit, (view, parent));
-        let kind = if dice.one_in(4) { Kind::Close } else { Kind::Commit };
+        let kind = if dice.one_in(4) { RecordKind::Close } else { RecordKind::Commit };
         let mut done = session.commit(map, inline, BLOCKS * BLOCK, kind);
         for _ in 0..dice.below(4) {
-            if done.is_ok() || !session.is_undecided() {
+            if done.is_ok() || !session.is_in_doubt() {
                 break;
             }
-            done = session.settle();
+            done = session.resolve_pending();
         }
         if done.is_err() {
             return;
@@ -248,7 +251,7 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
         if !truth.follows(truth.acknowledged, commit) {
             truth.acknowledged = commit;
         }
-        if kind == Kind::Close {
+        if kind == RecordKind::Close {
             return;
         }
     }

@@ -1,15 +1,16 @@
-//! A store whose requests are lost, answered to nobody, carried out late and twice; and actors that take turns at every request, so that each order of their
-//! requests is possible and a seed names one.
+//! A store whose requests are lost, answered to nobody, carried out late and twice; and actors that
+//! take turns at every request, so that each order of their requests is possible and a seed names
+//! one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::beside::ORDER;
-use super::super::objects::{Created, Listed, Objects, Part};
+use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::parallel::ORDER;
 use super::super::session::GRACE;
-use crate::source::Trouble;
+use crate::range_source::{RemoteError, RemoteResult};
 
 /// Chance, the same for a seed.
 pub(super) struct Dice(u64);
@@ -83,7 +84,7 @@ impl World {
     }
 
     /// The store as an actor of this number sees it.
-    pub(super) fn store(self: &Arc<World>, actor: u64) -> Box<dyn Objects> {
+    pub(super) fn store(self: &Arc<World>, actor: u64) -> Box<dyn ObjectStore> {
         Box::new(Seen { world: self.clone(), actor, dead: Mutex::new(false) })
     }
 
@@ -194,13 +195,9 @@ enum Fault {
 }
 
 impl Seen {
-    fn request<T>(
-        &self,
-        what: String,
-        work: impl FnOnce(&mut State, &Fault) -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
+    fn request<T>(&self, what: String, work: impl FnOnce(&mut State, &Fault) -> RemoteResult<T>) -> RemoteResult<T> {
         if *self.dead.lock() {
-            return Err(Trouble::Refused("it was killed".into()));
+            return Err(RemoteError::Denied("it was killed".into()));
         }
         {
             let mut state = self.world.state.lock();
@@ -215,7 +212,7 @@ impl Seen {
         let faults = state.faults;
         if state.dice.one_in(faults * 4) {
             *self.dead.lock() = true;
-            return Err(Trouble::Refused("it was killed".into()));
+            return Err(RemoteError::Denied("it was killed".into()));
         }
         let fault = match state.dice.below(3) {
             _ if state.away => Fault::Lost,
@@ -238,41 +235,41 @@ impl Seen {
         let answer = work(&mut state, &fault);
         match fault {
             Fault::None => answer,
-            _ => Err(Trouble::Passing("no answer".into())),
+            _ => Err(RemoteError::Transient("no answer".into())),
         }
     }
 }
 
-impl Objects for Seen {
-    fn create(&self, name: &str, bytes: &[u8]) -> Result<Created, Trouble> {
+impl ObjectStore for Seen {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
         self.request(format!("create {name}"), |state, fault| {
             state.sent += bytes.len() as u64;
             match fault {
-                Fault::Lost => return Err(Trouble::Gone),
+                Fault::Lost => return Err(RemoteError::NotFound),
                 Fault::Late => {
                     state.late.push((name.to_owned(), bytes.to_vec()));
-                    return Err(Trouble::Gone);
+                    return Err(RemoteError::NotFound);
                 }
                 Fault::None | Fault::Silent => {}
             }
             let made = state.put(name, bytes);
-            Ok(if made { Created::Made(Some(state.clock)) } else { Created::Exists })
+            Ok(if made { CreateReply::Created(Some(state.clock)) } else { CreateReply::Exists })
         })
     }
 
-    fn get(&self, name: &str, part: Part) -> Result<Vec<u8>, Trouble> {
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         self.request(format!("get {name}"), |state, _| {
-            let bytes = state.objects.get(name).ok_or(Trouble::Gone)?;
-            let bytes = part.of(bytes)?;
+            let bytes = state.objects.get(name).ok_or(RemoteError::NotFound)?;
+            let bytes = part.slice(bytes)?;
             state.came += bytes.len() as u64;
             Ok(bytes)
         })
     }
 
-    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, Trouble> {
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
         self.request(format!("list {prefix}"), |state, _| {
             let found = state.objects.iter().filter(|(name, _)| name.starts_with(prefix) && ***name > *after);
-            let listed = |(name, bytes): (&String, &Vec<u8>)| Listed {
+            let listed = |(name, bytes): (&String, &Vec<u8>)| ListedObject {
                 name: name.clone(),
                 bytes: bytes.len() as u64,
                 time: None,
@@ -281,10 +278,10 @@ impl Objects for Seen {
         })
     }
 
-    fn remove(&self, name: &str) -> Result<(), Trouble> {
+    fn remove(&self, name: &str) -> RemoteResult<()> {
         self.request(format!("remove {name}"), |state, fault| {
             if state.keeps {
-                return Err(Trouble::Refused("you may not".into()));
+                return Err(RemoteError::Denied("you may not".into()));
             }
             if !matches!(fault, Fault::Lost) {
                 state.objects.remove(name);

@@ -1,52 +1,57 @@
-//! The objects byte for byte as format-spec/bucket-vectors.json has them, and rubbish in their place.
+//! Byte layout of the objects as in format-spec/bucket-vectors.json, and malformed input.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::super::layout::{
-    self, Dead, Kind, MAX_BLOCKS, Owner, Said, TRAILER_BYTES, Trailer, decode_checkpoint, decode_marker, decode_said,
-    encode_checkpoint, encode_marker, encode_record, encode_segment,
+    self, MAX_BLOCKS, RecordBody, RecordKind, TRAILER_BYTES, Tombstone, Trailer, WriterIdentity, decode_body,
+    decode_checkpoint, decode_marker, encode_checkpoint, encode_marker, encode_record, encode_segment,
 };
-use super::super::names::hex;
-use super::super::place::{Entry, Id, Place};
+use super::super::object_names::hex;
+use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
 use super::seed;
 use super::simulated::Dice;
 
 const INCARNATION: [u8; 16] = [0x11; 16];
 
-fn entries() -> Vec<Entry> {
-    let (segment, record) = (Id::Segment([0x22; 32]), Id::Log(5));
+fn entries() -> Vec<MapEntry> {
+    let (segment, record) = (ObjectId::Segment([0x22; 32]), ObjectId::Log(5));
     vec![
-        Entry { blocks: 0..1, place: Some(Place { id: record, blocks: 3, at: 2 }) },
-        Entry { blocks: 1..100, place: None },
-        Entry { blocks: 100..4000, place: Some(Place { id: segment, blocks: 4096, at: 10 }) },
-        Entry { blocks: 4000..4001, place: Some(Place { id: record, blocks: 3, at: 0 }) },
+        MapEntry { blocks: 0..1, place: Some(ObjectRef { id: record, blocks: 3, at: 2 }) },
+        MapEntry { blocks: 1..100, place: None },
+        MapEntry { blocks: 100..4000, place: Some(ObjectRef { id: segment, blocks: 4096, at: 10 }) },
+        MapEntry { blocks: 4000..4001, place: Some(ObjectRef { id: record, blocks: 3, at: 0 }) },
     ]
 }
 
 fn record(pages: &[u8]) -> (Vec<u8>, Trailer) {
     let trailer = Trailer {
-        kind: Kind::Commit,
+        kind: RecordKind::Commit,
         incarnation: INCARNATION,
         sequence: 6,
         epoch: 2,
         writer: [0x33; 16],
         nonce: [0x44; 16],
         time: 1_700_000_000,
-        before: [0x55; 32],
+        previous: [0x55; 32],
         checkpoint: Some(([0x66; 32], 300)),
         length: 4001 * 4096,
         ..Trailer::default()
     };
     let dead = vec![
-        Dead::of(Id::Segment([0x77; 32]), 1_699_000_000),
-        Dead::of(Id::Checkpoint([0x88; 32]), 0),
-        Dead { id: Id::Log(2), more: 2, since: 1_699_000_001 },
+        Tombstone::new(ObjectId::Segment([0x77; 32]), 1_699_000_000),
+        Tombstone::new(ObjectId::Checkpoint([0x88; 32]), 0),
+        Tombstone { id: ObjectId::Log(2), extra: 2, since: 1_699_000_001 },
     ];
-    let owner =
-        Owner { host: "laptop".into(), machine: [0x99; 16], boot: [0xaa; 16], process: 1234, started: 5_678_901 };
-    encode_record(&trailer, pages, &Said { changes: entries(), dead, owner })
+    let owner = WriterIdentity {
+        host: "laptop".into(),
+        machine: [0x99; 16],
+        boot: [0xaa; 16],
+        process: 1234,
+        started: 5_678_901,
+    };
+    encode_record(&trailer, pages, &RecordBody { changes: entries(), tombstones: dead, writer: owner })
 }
 
 /// What this program writes.
@@ -54,7 +59,7 @@ fn written() -> Value {
     let pages: Vec<u8> = (0..3).flat_map(|byte| [byte; 4096]).collect();
     let (record, _) = record(&pages);
     let (segment, segment_name) = encode_segment(&INCARNATION, &[0xbb; 16], &[7..8, 20..22], &pages);
-    let no_zeros: Vec<Entry> = entries().into_iter().filter(|entry| entry.place.is_some()).collect();
+    let no_zeros: Vec<MapEntry> = entries().into_iter().filter(|entry| entry.place.is_some()).collect();
     let (checkpoint, checkpoint_name) = encode_checkpoint(&INCARNATION, &[0xcc; 16], 6, &no_zeros);
     json!({
         "about": "Objects of ../bucket.md; `pages` are three blocks of the bytes 00, 01 and 02, left out where an object begins with them",
@@ -83,10 +88,10 @@ fn what_is_written_is_read() {
     let at = bytes.len() - TRAILER_BYTES;
     let read = Trailer::decode(&bytes[at..], &INCARNATION).unwrap();
     assert_eq!(read, trailer);
-    let said = decode_said(&read, &bytes[8192..at]).unwrap();
-    assert_eq!((said.changes, said.owner.host.as_str()), (entries(), "laptop"));
-    assert_eq!(said.dead.iter().map(|dead| dead.ids().count()).collect::<Vec<_>>(), [1, 1, 3]);
-    assert_eq!(said.dead[2].ids().collect::<Vec<_>>(), [Id::Log(2), Id::Log(3), Id::Log(4)]);
+    let said = decode_body(&read, &bytes[8192..at]).unwrap();
+    assert_eq!((said.changes, said.writer.host.as_str()), (entries(), "laptop"));
+    assert_eq!(said.tombstones.iter().map(|dead| dead.ids().count()).collect::<Vec<_>>(), [1, 1, 3]);
+    assert_eq!(said.tombstones[2].ids().collect::<Vec<_>>(), [ObjectId::Log(2), ObjectId::Log(3), ObjectId::Log(4)]);
     let (bytes, name) = encode_checkpoint(&INCARNATION, &[1; 16], 6, &entries());
     assert_eq!(decode_checkpoint(&INCARNATION, &name, &bytes).unwrap(), entries());
     assert!(decode_checkpoint(&[0; 16], &name, &bytes).is_err(), "of another incarnation");
@@ -95,22 +100,26 @@ fn what_is_written_is_read() {
 
 #[test]
 fn runs_of_dead_records_that_cannot_be_are_refused() {
-    let (segment, most) = (Id::Segment([1; 32]), MAX_BLOCKS);
+    let (segment, most) = (ObjectId::Segment([1; 32]), MAX_BLOCKS);
     for (id, more, sequence, can_be) in [
-        (Id::Log(1), 4, 6, true),
+        (ObjectId::Log(1), 4, 6, true),
         // The newest is never dead, and neither is what comes after it.
-        (Id::Log(1), 5, 6, false),
-        (Id::Log(7), 0, 6, false),
-        (Id::Log(u64::MAX), 1, 6, false),
-        (Id::Log(1), most, 10_000, true),
-        (Id::Log(1), most + 1, 10_000, false),
+        (ObjectId::Log(1), 5, 6, false),
+        (ObjectId::Log(7), 0, 6, false),
+        (ObjectId::Log(u64::MAX), 1, 6, false),
+        (ObjectId::Log(1), most, 10_000, true),
+        (ObjectId::Log(1), most + 1, 10_000, false),
         (segment, 0, 6, true),
         (segment, 1, 6, false),
     ] {
-        let said = Said { changes: entries(), dead: vec![Dead { id, more, since: 5 }], owner: Owner::default() };
+        let said = RecordBody {
+            changes: entries(),
+            tombstones: vec![Tombstone { id, extra: more, since: 5 }],
+            writer: WriterIdentity::default(),
+        };
         let trailer = Trailer { incarnation: INCARNATION, sequence, epoch: 1, ..Trailer::default() };
         let (bytes, trailer) = encode_record(&trailer, &[], &said);
-        let decoded = decode_said(&trailer, &bytes[..bytes.len() - TRAILER_BYTES]);
+        let decoded = decode_body(&trailer, &bytes[..bytes.len() - TRAILER_BYTES]);
         assert_eq!(decoded.is_ok(), can_be, "{id:?} {more} {sequence}");
     }
 }
@@ -118,7 +127,7 @@ fn runs_of_dead_records_that_cannot_be_are_refused() {
 #[test]
 fn a_record_that_has_no_next_one_is_refused() {
     let (_, trailer) = record(&[]);
-    let said = || Said { changes: entries(), dead: Vec::new(), owner: Owner::default() };
+    let said = || RecordBody { changes: entries(), tombstones: Vec::new(), writer: WriterIdentity::default() };
     for (sequence, epoch, is_one) in
         [(1, 1, true), (u64::MAX - 1, u64::MAX - 1, true), (0, 1, false), (u64::MAX, 1, false), (1, u64::MAX, false)]
     {
@@ -145,7 +154,7 @@ fn objects_of_an_enemy_are_refused_or_harmless() {
         let name = Sha256::digest(&wrong).into();
         if let Ok(entries) = decode_checkpoint(&INCARNATION, &name, &wrong) {
             let mut behind = 0;
-            for Entry { blocks, place } in entries {
+            for MapEntry { blocks, place } in entries {
                 assert!(behind <= blocks.start && blocks.start < blocks.end && blocks.end <= 1 << 51, "seed {seed}");
                 let count = blocks.end - blocks.start;
                 assert!(place.is_none_or(|place| u64::from(place.at) + count <= place.blocks.into()), "seed {seed}");
@@ -160,9 +169,9 @@ fn objects_of_an_enemy_are_refused_or_harmless() {
         let hash = Sha256::digest(&trailer[..TRAILER_BYTES - 32]);
         trailer[TRAILER_BYTES - 32..].copy_from_slice(&hash);
         if let Ok(trailer) = Trailer::decode(&trailer, &INCARNATION) {
-            assert!(trailer.said_bytes() <= layout::MAX_SAID, "seed {seed}");
+            assert!(trailer.body_bytes() <= layout::MAX_BODY, "seed {seed}");
             // Whatever it says of lengths, nothing is read beyond what is there.
-            let _ = decode_said(&trailer, &bytes[..bytes.len() - TRAILER_BYTES]);
+            let _ = decode_body(&trailer, &bytes[..bytes.len() - TRAILER_BYTES]);
         }
     }
 }

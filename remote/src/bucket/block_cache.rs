@@ -1,0 +1,278 @@
+//! Block fetches of an archive in a bucket, and an in-memory cache of uploaded blocks.
+//!
+//! Adjacent blocks of an object are fetched together, and several requests run concurrently. The cache
+//! has the inline blocks of a writer's last records, and prefetched ones.
+//!
+//! # Invariants
+//! NEAR-1  A block is keyed by its object and its position there, and an object never changes
+//!     (BUCKET-1): no entry is ever stale, wherever the archive's blocks move.
+//! NEAR-2  A reader waits for a block in flight and does not request it again. If the fetch fails,
+//!     the reader requests the block itself and gets the error.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use lru::LruCache;
+use parking_lot::{Condvar, Mutex};
+
+use super::layout::{BLOCK, Incarnation};
+use super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::parallel::run_on_threads;
+use super::store::BucketStore;
+use crate::range_source::RemoteResult;
+
+/// Maximum objects requested concurrently by one read: the start of a written archive spans many.
+const MAX_CONCURRENT_FETCHES: usize = 16;
+/// Maximum gap, in blocks, between two parts of an object that are fetched with one request.
+const MAX_GAP: u64 = 32;
+
+/// Fetches blocks of an archive, independent of its version.
+#[derive(Clone)]
+pub(super) struct BlockFetcher {
+    pub(super) store: Arc<BucketStore>,
+    pub(super) incarnation: Incarnation,
+    /// Sequence of the newest record that the reader depends on: that of its version, or a later
+    /// one of a writer that still reads its base.
+    pub(super) sequence: Arc<AtomicU64>,
+}
+
+impl BlockFetcher {
+    /// Fetches `length` bytes from an object.
+    pub(super) fn fetch(&self, place: &ObjectRef, length: u64) -> RemoteResult<Vec<u8>> {
+        self.store.read_blocks(&self.incarnation, &self.sequence, place, length)
+    }
+
+    /// Fills `out` with a range from the locations in `parts`; unmapped blocks are zeros.
+    pub(super) fn fill(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
+        out.fill(0);
+        self.overlay(parts, range, out)
+    }
+
+    /// Like [`Self::fill`], but keeps the bytes of unmapped blocks.
+    pub(super) fn overlay(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
+        let fetches = plan_fetches(parts);
+        let fetched = self.fetch_all(&fetches)?;
+        scatter(&fetches, fetched, &range, out);
+        Ok(())
+    }
+
+    /// Runs all fetches concurrently.
+    fn fetch_all(&self, fetches: &[BlockFetch]) -> RemoteResult<Vec<Vec<u8>>> {
+        let fetch = |fetch: &BlockFetch| self.fetch(&fetch.place, fetch.blocks * BLOCK);
+        if let [one] = fetches {
+            return Ok(vec![fetch(one)?]);
+        }
+        let fetched: Vec<OnceLock<_>> = fetches.iter().map(|_| OnceLock::new()).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some((fetch_of, place)) = {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                fetches.get(number).zip(fetched.get(number))
+            } {
+                let answer = fetch(fetch_of);
+                // The others are asked for in vain.
+                let failed = answer.is_err();
+                let _ = place.set(answer);
+                if failed {
+                    next.store(fetches.len(), Ordering::Relaxed);
+                }
+            }
+        };
+        run_on_threads("fetch", fetches.len().min(MAX_CONCURRENT_FETCHES), work);
+        // A fetch is skipped only after another one failed.
+        fetched.into_iter().filter_map(OnceLock::into_inner).collect()
+    }
+}
+
+/// Copies the fetched bytes to their places in the range.
+fn scatter(fetches: &[BlockFetch], fetched: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [u8]) {
+    for (fetch, bytes) in fetches.iter().zip(fetched) {
+        for (blocks, at) in &fetch.parts {
+            let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
+            let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);
+            let from = from + (place.start - blocks.start * BLOCK) as usize;
+            let length = (place.end - place.start) as usize;
+            let to = (place.start - range.start) as usize;
+            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
+        }
+    }
+}
+
+/// One request: a run of blocks of an object, and the archive blocks among them with their
+/// positions in the object.
+struct BlockFetch {
+    place: ObjectRef,
+    blocks: u64,
+    parts: Vec<(Range<u64>, u32)>,
+}
+
+/// Groups parts into requests: neighbours in an object share one.
+fn plan_fetches(parts: &[MapEntry]) -> Vec<BlockFetch> {
+    let mut by_object: BTreeMap<_, Vec<(ObjectRef, Range<u64>)>> = BTreeMap::new();
+    for MapEntry { blocks, place } in parts {
+        if let Some(place) = place {
+            by_object.entry(place.id).or_default().push((*place, blocks.clone()));
+        }
+    }
+    let mut fetches: Vec<BlockFetch> = Vec::new();
+    for mut parts in by_object.into_values() {
+        parts.sort_unstable_by_key(|(place, _)| place.at);
+        let mut last: Option<BlockFetch> = None;
+        for (place, blocks) in parts {
+            let count = blocks.end - blocks.start;
+            match &mut last {
+                Some(fetch) if u64::from(place.at) <= u64::from(fetch.place.at) + fetch.blocks + MAX_GAP => {
+                    fetch.blocks = fetch.blocks.max(u64::from(place.at - fetch.place.at) + count);
+                    fetch.parts.push((blocks, place.at));
+                }
+                _ => {
+                    let next = BlockFetch { place, blocks: count, parts: vec![(blocks, place.at)] };
+                    fetches.extend(last.replace(next));
+                }
+            }
+        }
+        fetches.extend(last);
+    }
+    fetches
+}
+
+/// Capacity in blocks: 4 MiB.
+const CAPACITY: NonZeroUsize = NonZeroUsize::new(4 << 8).unwrap();
+/// Maximum concurrent requests: more than the pieces of a page of file data.
+const MAX_PREFETCH_THREADS: usize = 32;
+
+pub(super) type BlockBytes = [u8; BLOCK as usize];
+
+/// Object and block number in it.
+type BlockKey = (ObjectId, u32);
+
+/// In-memory cache of uploaded blocks.
+pub(super) struct BlockCache {
+    blocks: BlockFetcher,
+    state: Mutex<CacheState>,
+    arrived: Condvar,
+}
+
+struct CacheState {
+    blocks: LruCache<BlockKey, Arc<BlockBytes>>,
+    in_flight: HashSet<BlockKey>,
+    queue: VecDeque<BlockFetch>,
+    threads: usize,
+}
+
+impl BlockCache {
+    pub(super) fn new(blocks: BlockFetcher) -> BlockCache {
+        let state = CacheState {
+            blocks: LruCache::new(CAPACITY),
+            in_flight: HashSet::new(),
+            queue: VecDeque::new(),
+            threads: 0,
+        };
+        BlockCache { blocks, state: Mutex::new(state), arrived: Condvar::new() }
+    }
+
+    /// Inserts a block that the store has.
+    pub(super) fn insert(&self, place: &ObjectRef, block: &BlockBytes) {
+        self.state.lock().blocks.put((place.id, place.at), Arc::new(*block));
+    }
+
+    /// Prefetches blocks concurrently. A hint: excess blocks are dropped.
+    pub(super) fn prefetch(self: &Arc<BlockCache>, parts: &[MapEntry]) {
+        let state = &mut *self.state.lock();
+        let mut missing = Vec::new();
+        for (block, place) in parts.iter().flat_map(split_blocks) {
+            let name = (place.id, place.at);
+            // Counts as a use: prefetched blocks must not evict it.
+            let is_here = state.blocks.get(&name).is_some();
+            if !is_here && state.in_flight.len() < CAPACITY.get() && state.in_flight.insert(name) {
+                missing.push(MapEntry { blocks: block..block + 1, place: Some(place) });
+            }
+        }
+        let fetches = plan_fetches(&missing);
+        // All running threads are busy.
+        let wanted = state.threads + fetches.len();
+        state.queue.extend(fetches);
+        while state.threads < wanted.min(MAX_PREFETCH_THREADS) {
+            let cache = self.clone();
+            if thread::Builder::new().name("fetch".into()).spawn(move || cache.run_prefetch()).is_err() {
+                break;
+            }
+            state.threads += 1;
+        }
+        if state.threads == 0 {
+            // No thread will fetch them.
+            state.queue.clear();
+            state.in_flight.clear();
+        }
+    }
+
+    /// Runs a prefetch thread until the queue is empty.
+    fn run_prefetch(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let Some(fetch) = state.queue.pop_front() else {
+                state.threads -= 1;
+                return;
+            };
+            drop(state);
+            let fetched = self.blocks.fetch(&fetch.place, fetch.blocks * BLOCK);
+            let bytes = fetched.unwrap_or_default();
+            let state = &mut *self.state.lock();
+            for (blocks, at) in &fetch.parts {
+                for at in *at..*at + (blocks.end - blocks.start) as u32 {
+                    let name = (fetch.place.id, at);
+                    state.in_flight.remove(&name);
+                    let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
+                    let block = bytes.get(from..from + BLOCK as usize);
+                    if let Some(block) = block.and_then(|block| block.try_into().ok()) {
+                        state.blocks.put(name, Arc::new(block));
+                    }
+                }
+            }
+            self.arrived.notify_all();
+        }
+    }
+
+    /// Returns the cached blocks of the parts, after waiting for those in flight, and the parts to
+    /// request.
+    pub(super) fn get_or_wait(&self, parts: Vec<MapEntry>) -> (Vec<(u64, Arc<BlockBytes>)>, Vec<MapEntry>) {
+        let (mut cached, mut missing) = (Vec::new(), Vec::new());
+        let mut state = self.state.lock();
+        for part in parts {
+            let mut rest = part.blocks.start;
+            for (block, place) in split_blocks(&part) {
+                let name = (place.id, place.at);
+                while state.in_flight.contains(&name) {
+                    self.arrived.wait(&mut state);
+                }
+                if let Some(found) = state.blocks.get(&name) {
+                    cached.push((block, found.clone()));
+                    missing.extend(slice_entry(&part, rest..block));
+                    rest = block + 1;
+                }
+            }
+            missing.extend(slice_entry(&part, rest..part.blocks.end));
+        }
+        (cached, missing)
+    }
+}
+
+/// Iterates over the blocks of an entry with their references; zeros have none.
+fn split_blocks(part: &MapEntry) -> impl Iterator<Item = (u64, ObjectRef)> + use<> {
+    let MapEntry { blocks, place } = part.clone();
+    let first = blocks.start;
+    place.into_iter().flat_map(move |place| {
+        blocks.clone().map(move |block| (block, ObjectRef { at: place.at + (block - first) as u32, ..place }))
+    })
+}
+
+/// Returns the entry restricted to these blocks; None if there are none.
+fn slice_entry(part: &MapEntry, blocks: Range<u64>) -> Option<MapEntry> {
+    let behind = (blocks.start - part.blocks.start) as u32;
+    let place = part.place.map(|place| ObjectRef { at: place.at + behind, ..place });
+    (!blocks.is_empty()).then_some(MapEntry { blocks, place })
+}

@@ -1,0 +1,71 @@
+//! Reads of a writer that runs for days, or has a store that refused data.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::storage::Storage;
+
+use super::super::BucketWriter;
+use super::super::session::GRACE;
+use super::Compared;
+use super::simulated::World;
+use super::writable::{living, made, published, spent, whole};
+
+/// The base of what a writer reads has pieces of many objects: what of them it wrote anew dies, and
+/// is removed while it stays.
+#[test]
+fn a_writer_that_stays_for_days_reads_what_lies_beside_what_was_removed() {
+    let world = World::new(1, 0);
+    // More than the start that is in memory, and than a record has itself.
+    let mut now = vec![7; 1200 * 4096];
+    published(&world, &now);
+    let commit = |storage: &BucketWriter, now: &mut Vec<u8>, byte: u8| {
+        for block in (450..650_u64).step_by(2) {
+            Compared { storage, now: &mut *now }.write(block * 4096, &[byte; 4096]).unwrap();
+        }
+        storage.barrier().unwrap();
+    };
+    commit(&living(&world, 1).unwrap(), &mut now, 0xA0);
+    let records = |world: &Arc<World>| -> Vec<String> {
+        world.with(|state| state.objects.keys().filter(|name| name.contains("/log/")).cloned().collect())
+    };
+    let before = records(&world);
+    let mut storage = living(&world, 1).unwrap();
+    commit(&storage, &mut now, 0xB0);
+    world.with(|state| state.clock += GRACE + 60);
+    for byte in 0xC0..0xC4 {
+        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
+        commit(&storage, &mut now, byte);
+    }
+    world.with(|state| state.clock += GRACE + 60);
+    for byte in 0xD0..0xD4 {
+        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
+        commit(&storage, &mut now, byte);
+    }
+    let after = records(&world);
+    assert!(before.iter().any(|name| !after.contains(name)), "nothing was removed: {before:?} {after:?}");
+    spent(&world);
+    let mut block = [0; 4096];
+    storage.read_at(501 * 4096, &mut block).unwrap();
+    assert_eq!(block, [7; 4096]);
+    let asked = spent(&world);
+    // Each of them is there: nothing had to be looked for.
+    assert!(asked.iter().all(|asked| asked.contains(" get ")), "{asked:?}");
+    assert!(whole(&storage) == now);
+}
+
+#[test]
+fn what_did_not_go_up_is_still_read_by_who_wrote_it() {
+    let world = World::new(1, 0);
+    let mut now = made(&world, 3);
+    let storage = living(&world, 2).unwrap();
+    world.with(|state| state.away = true);
+    // Whether it is known by then that the first of it does not go up is up to chance.
+    let _ = storage.write_at(4096, &vec![9; 9 << 20]);
+    now.truncate(4096);
+    now.resize(4096 + (9 << 20), 9);
+    assert!(storage.buffer.wait_uploads(false).is_err());
+    world.with(|state| state.away = false);
+    assert!(storage.barrier().is_err());
+    assert!(whole(&storage) == now);
+}

@@ -1,0 +1,443 @@
+//! Exact costs of an archive in a store: requests and bytes. `bench/remote.sh` measures the rest.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::archive::{Archive, CreateOptions, OpenOptions};
+use lockbox::crypto::Passphrase;
+use lockbox::crypto::kdf::KdfCost;
+use lockbox::exchange::resolve;
+use lockbox::format::ROOT_INO;
+use lockbox::fs::{Creator, mode};
+use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
+use lockbox::storage::Storage;
+use parking_lot::{Condvar, Mutex};
+
+use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::session::WriterSession;
+use super::super::writable::BucketWriter;
+use super::super::{Bucket, open};
+use super::simulated::{Dice, World};
+use super::writable::{NAME, published};
+use super::{options, somebody, store};
+use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
+use crate::remote_file::RemoteFile;
+
+/// Of a page of file data: a head and 128 KiB.
+const PAGE: u64 = 33 * 4096;
+const CREATOR: Creator = Creator { uid: 1, gid: 1, umask: None };
+
+fn passphrase() -> Passphrase {
+    Passphrase::new(b"a passphrase".to_vec())
+}
+
+/// What nothing makes smaller.
+fn noise(dice: &mut Dice, bytes: usize) -> Vec<u8> {
+    let mut noise = Vec::with_capacity(bytes + 4);
+    while noise.len() < bytes {
+        noise.extend_from_slice(&(dice.below(1 << 31) as u32).to_le_bytes()[..3]);
+    }
+    noise.truncate(bytes);
+    noise
+}
+
+fn reader(world: &Arc<World>) -> Arc<dyn Storage> {
+    open(world.store(9), NAME.into(), &options()).unwrap().unwrap().file().clone()
+}
+
+fn writer(world: &Arc<World>) -> Arc<dyn Storage> {
+    Arc::new(BucketWriter::open(world.store(1), NAME.into(), &options(), true).unwrap())
+}
+
+/// Requests by their first word, and bytes to the store and from it, since the last call.
+#[derive(Debug, Default, PartialEq)]
+struct Spent {
+    creations: usize,
+    reads: usize,
+    lists: usize,
+    others: usize,
+    sent: u64,
+    came: u64,
+}
+
+fn spent(world: &World) -> Spent {
+    world.with(|state| {
+        let mut spent =
+            Spent { sent: std::mem::take(&mut state.sent), came: std::mem::take(&mut state.came), ..Spent::default() };
+        for line in std::mem::take(&mut state.requests) {
+            match line.split(' ').nth(2) {
+                Some("create") => spent.creations += 1,
+                Some("get") => spent.reads += 1,
+                Some("list") => spent.lists += 1,
+                _ => spent.others += 1,
+            }
+        }
+        spent
+    })
+}
+
+/// A store that answers requests for some objects when so many are there together: whoever asks for
+/// one after the other is not answered.
+struct Together {
+    objects: Box<dyn ObjectStore>,
+    /// Whose answers wait, by name; a list by what the names begin with.
+    which: Box<dyn Fn(&str) -> bool + Send + Sync>,
+    gate: Arc<Gate>,
+}
+
+/// Opens when so many are there.
+#[derive(Default)]
+struct Gate {
+    missing: Mutex<usize>,
+    come: Condvar,
+}
+
+impl Gate {
+    fn of(count: usize) -> Arc<Gate> {
+        Arc::new(Gate { missing: Mutex::new(count), come: Condvar::new() })
+    }
+
+    fn close(&self, count: usize) {
+        *self.missing.lock() = count;
+    }
+}
+
+impl Together {
+    fn these(
+        objects: Box<dyn ObjectStore>,
+        which: impl Fn(&str) -> bool + Send + Sync + 'static,
+        gate: Arc<Gate>,
+    ) -> Box<dyn ObjectStore> {
+        Box::new(Together { objects, which: Box::new(which), gate })
+    }
+
+    fn wait(&self, name: &str) -> RemoteResult<()> {
+        let mut missing = self.gate.missing.lock();
+        if !(self.which)(name) || *missing == 0 {
+            return Ok(());
+        }
+        *missing -= 1;
+        self.gate.come.notify_all();
+        let is_closed = |missing: &mut usize| *missing > 0;
+        match self.gate.come.wait_while_for(&mut missing, is_closed, Duration::from_secs(20)).timed_out() {
+            true => Err(RemoteError::Denied("the others did not come".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl ObjectStore for Together {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+        self.objects.create(name, bytes)
+    }
+
+    fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        self.wait(name)?;
+        self.objects.get(name, part)
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
+        self.wait(prefix)?;
+        self.objects.list(prefix, after, most)
+    }
+
+    fn remove(&self, name: &str) -> RemoteResult<()> {
+        self.objects.remove(name)
+    }
+}
+
+/// An archive in the store with one file of noise.
+fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
+    let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
+    let storage = bucket.create_empty().unwrap();
+    Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator: CREATOR }).unwrap();
+    drop(storage);
+    bucket.publish().unwrap();
+    let key = unlock_with(&reader(world), &Secrets::from(passphrase()), &UnlockLimits::default()).unwrap();
+    let storage = writer(world);
+    let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let file = fs.make_node(ROOT_INO, b"large", mode::REGULAR | 0o600, 0, CREATOR).unwrap();
+    let mut dice = Dice::of(1);
+    for at in (0..bytes).step_by(1 << 20) {
+        fs.write(file.ino, at as u64, &noise(&mut dice, (bytes - at).min(1 << 20))).unwrap();
+    }
+    fs.sync().unwrap();
+    archive.close().unwrap();
+    drop(storage);
+    spent(world);
+    key
+}
+
+/// Goals: 5 requests at most and 4 round trips to open it, 4 for a page of a tree that nobody
+/// knows, one for a page of a tree that is known.
+#[test]
+fn an_archive_in_a_store_is_opened_in_five_requests_and_a_page_costs_one() {
+    let world = World::new(1, 0);
+    let key = archive(&world, 64 << 20);
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let opened = |storage: &Arc<dyn Storage>| {
+        let opening = spent(&world);
+        let archive = Archive::open(storage, &key, &reading).unwrap();
+        let ino = resolve(archive.file_system(), b"large").unwrap().ino;
+        (opening, spent(&world), archive, ino)
+    };
+    let storage = reader(&world);
+    let (.., archive, ino) = opened(&storage);
+    let fs = archive.file_system();
+    let mut bytes = Vec::new();
+    let mut page = |at: u64| {
+        bytes.clear();
+        fs.read_into(ino, at, 4096, &mut bytes).unwrap();
+        spent(&world)
+    };
+    let unknown = page(20 << 20);
+    assert!(unknown.reads <= 4, "{unknown:?}");
+    // 64 MiB lie in eight segments and some records: a page that ends in another one than it begins
+    // in needs two requests, side by side.
+    let known: Vec<usize> = [50, 3, 40, 11, 33, 58, 27].into_iter().map(|at| page(at << 20).reads).collect();
+    assert!(
+        known.iter().filter(|reads| **reads > 1).count() <= 2 && known.iter().all(|reads| *reads <= 3),
+        "{known:?}"
+    );
+    // After one writer, after one with many commits, and after one that leaves more to be gathered
+    // than a record has.
+    for (commits, size) in [(0, 0), (70, 4096), (30, 1 << 20)] {
+        let storage = writer(&world);
+        let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+        let mut dice = Dice::of(7);
+        for number in 0..commits {
+            let ino = resolve(archive.file_system(), b"large").unwrap().ino;
+            // Five MiB of eight.
+            let at = if size > 4096 { number / 5 * 8 + number % 5 } else { number };
+            archive.file_system().write(ino, at << 20, &noise(&mut dice, size)).unwrap();
+            archive.file_system().sync().unwrap();
+        }
+        archive.close().unwrap();
+        drop(storage);
+        spent(&world);
+        // The marker beside a list, the newest record, and the object in which most of the file's
+        // start lies with the rest of that record, when it is long. Then what of the tree the
+        // record has not.
+        let store = Together::these(world.store(9), |name| !name.contains('/'), Gate::of(2));
+        let storage: Arc<dyn Storage> = open(store, NAME.into(), &options()).unwrap().unwrap().file().clone();
+        let (opening, rest, ..) = opened(&storage);
+        assert_eq!((opening.lists, opening.creations, opening.others), (1, 0, 0));
+        assert!(opening.reads + rest.reads <= 4 && rest.reads <= 1, "{commits} commits: {opening:?}, {rest:?}");
+    }
+}
+
+/// What a writer who goes brings together (the start of the archive, of which each of its records
+/// has some) is asked for at once, not one after the other.
+#[test]
+fn who_goes_asks_for_all_of_the_start_at_once() {
+    let gone = |count: usize| {
+        let world = World::new(1, 0);
+        let mut wanted = vec![1; 100 * 4096];
+        published(&world, &wanted);
+        let gate = Gate::of(0);
+        let store = Together::these(world.store(1), |_| true, gate.clone());
+        let storage = BucketWriter::open(store, NAME.into(), &options(), true).unwrap();
+        for number in 0..20_usize {
+            storage.write_at(number as u64 * 4096 * 2, &[number as u8 + 2; 4096]).unwrap();
+            wanted[number * 8192..number * 8192 + 4096].fill(number as u8 + 2);
+            storage.barrier().unwrap();
+        }
+        spent(&world);
+        let mut found = vec![0; wanted.len()];
+        storage.read_at(0, &mut found).unwrap();
+        assert!(found == wanted);
+        assert_eq!(spent(&world), Spent::default(), "what it wrote itself just now is in memory");
+        // Until it writes more.
+        for number in 1..3 {
+            storage.write_at(number << 22, &vec![7; 4 << 20]).unwrap();
+            storage.barrier().unwrap();
+        }
+        storage.write_at(3 << 22, &[7]).unwrap();
+        storage.barrier().unwrap();
+        spent(&world);
+        gate.close(count);
+        // What it wrote itself is read in the same way.
+        let mut found = vec![0; wanted.len()];
+        storage.read_at(0, &mut found).unwrap();
+        assert!(found == wanted);
+        let read = spent(&world);
+        assert_eq!((read.reads, read.creations), (20, 0));
+        drop(storage);
+        let going = spent(&world);
+        let storage = reader(&world);
+        assert_eq!(spent(&world).reads, 3, "it was not brought together");
+        let mut found = vec![0; wanted.len()];
+        storage.read_at(0, &mut found).unwrap();
+        assert!(found == wanted);
+        going
+    };
+    let going = gone(0);
+    // Twenty records; most of the start stays where it is.
+    assert_eq!((going.creations, going.reads, going.lists, going.others), (1, 20, 0, 0));
+    assert_eq!(gone(16), going);
+}
+
+/// Goal: 8 requests at most to open an archive that is one file of a server, and 5 round trips.
+#[test]
+fn an_archive_that_is_one_file_is_opened_with_few_requests() {
+    struct Plain(Vec<u8>);
+    impl RangeSource for Plain {
+        fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+            let version = FileVersion { length: self.0.len() as u64, tag: None, modified: None };
+            Ok((version, self.0[..self.0.len().min(count as usize)].to_vec()))
+        }
+
+        fn read_range(&self, _: &FileVersion, range: std::ops::Range<u64>) -> RemoteResult<Vec<u8>> {
+            Ok(self.0[range.start as usize..range.end as usize].to_vec())
+        }
+    }
+    let world = World::new(1, 0);
+    let key = archive(&world, 16 << 20);
+    let storage = reader(&world);
+    let mut bytes = vec![0; storage.len().unwrap() as usize];
+    storage.read_at(0, &mut bytes).unwrap();
+    let file =
+        Arc::new(RemoteFile::open_metered(Box::new(Plain(bytes)), "https://host/a.lbx".into(), &options()).unwrap());
+    assert_eq!(file.stats().reads, 1);
+    let storage: Arc<dyn Storage> = file.clone();
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let archive = Archive::open(&storage, &key, &reading).unwrap();
+    resolve(archive.file_system(), b"large").unwrap();
+    let opened = file.stats().reads;
+    // The start of the file, and what of the tree lies side by side.
+    assert!(opened <= 3, "{opened}");
+}
+
+/// Goal: one request up to 4 MiB.
+#[test]
+fn a_sync_of_an_archive_is_one_request() {
+    let world = World::new(1, 0);
+    let key = archive(&world, 8 << 20);
+    let storage = writer(&world);
+    let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    let ino = resolve(fs, b"large").unwrap().ino;
+    let mut dice = Dice::of(2);
+    for size in [1, 4096, 4096, 4096, 1 << 20, 7 << 19] {
+        // Whole pages, or a piece of one: of a page that is written in part the rest is read.
+        let at = dice.below(((8 << 20) - size) >> 17) << 17;
+        fs.write(ino, at, &noise(&mut dice, size as usize)).unwrap();
+        spent(&world);
+        fs.sync().unwrap();
+        let sync = spent(&world);
+        assert_eq!((sync.creations, sync.reads, sync.lists, sync.others), (1, 0, 0, 0), "{size}: {sync:?}");
+        assert!(sync.sent < size * 34 / 32 + (64 << 10), "{size}: {sync:?}");
+    }
+    fs.sync().unwrap();
+    assert_eq!(spent(&world), Spent::default());
+}
+
+/// Goal: two round trips at most. A page of which pieces were written again and again is written as
+/// a whole some time, and what writes begin or end within is read: by then these pieces lie in as
+/// many records, and all of them are asked for together, beside what lies as it was.
+#[test]
+fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
+    let pieces = |metrics: &[usize]| {
+        let world = World::new(1, 0);
+        let key = archive(&world, 8 << 20);
+        let gate = Gate::of(0);
+        // What lies as it was is read along with its neighbours, by whoever comes first.
+        let known: HashSet<String> = world.with(|state| state.objects.keys().cloned().collect());
+        let is_own = move |name: &str| !known.contains(name);
+        let store = Together::these(world.store(1), is_own.clone(), gate.clone());
+        let storage: Arc<dyn Storage> = Arc::new(BucketWriter::open(store, NAME.into(), &options(), true).unwrap());
+        let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+        let fs = archive.file_system();
+        let ino = resolve(fs, b"large").unwrap().ino;
+        let mut dice = Dice::of(5);
+        let mut content = noise(&mut Dice::of(1), 1 << 20);
+        let mut asked = Vec::new();
+        for round in 0..40 {
+            // So many pieces of two pages, of which no two begin or end where one of the cells
+            // does.
+            for page in [0, 3 << 17] {
+                let at = page + (dice.below(31) << 12) + 1000;
+                let piece = noise(&mut dice, 3000);
+                content[at as usize..at as usize + piece.len()].copy_from_slice(&piece);
+                fs.write(ino, at, &piece).unwrap();
+            }
+            spent(&world);
+            gate.close(metrics.get(round).copied().unwrap_or(0));
+            fs.sync().unwrap();
+            gate.close(0);
+            let own = |line: &&String| line.split(" get ").nth(1).is_some_and(&is_own);
+            asked.push(world.with(|state| state.requests.iter().filter(own).count()));
+            let sync = spent(&world);
+            assert_eq!((sync.creations, sync.lists, sync.others), (1, 0, 0), "{sync:?}");
+            // What others write is what is in memory of the last records.
+            for _ in 0..5 {
+                let page = noise(&mut dice, 1 << 20);
+                fs.write(ino, (1 + dice.below(7)) << 20, &page).unwrap();
+                fs.sync().unwrap();
+            }
+        }
+        let mut found = Vec::new();
+        fs.read_into(ino, 0, 1 << 20, &mut found).unwrap();
+        assert!(found[..1 << 20] == content, "it has other bytes");
+        asked
+    };
+    let asked = pieces(&[]);
+    let most = asked.iter().copied().max().unwrap_or_default();
+    assert!(most >= 8, "no page is written as a whole: {asked:?}");
+    assert_eq!(pieces(&asked), asked);
+}
+
+/// Goal: at most 1.02 times the data.
+#[test]
+fn what_is_written_goes_up_once_and_with_little_beside_it() {
+    let world = World::new(1, 0);
+    archive(&world, 1);
+    let storage = writer(&world);
+    let before = storage.len().unwrap();
+    spent(&world);
+    let mut dice = Dice::of(3);
+    let data = 64 << 20;
+    for at in (0..data).step_by(1 << 20) {
+        storage.write_at(before + at, &noise(&mut dice, 1 << 20)).unwrap();
+    }
+    storage.barrier().unwrap();
+    let written = spent(&world);
+    assert!(written.sent * 1000 <= data * 1002, "{written:?}");
+    // Segments of 8 MiB, and the record.
+    assert_eq!((written.creations, written.reads, written.lists, written.others), (9, 0, 0, 0));
+}
+
+/// Goal for random overwrites, what goes up when writers go included: at most 2.2 times what was
+/// written. Of what stays at least half is needed.
+#[test]
+fn random_overwrites_send_little_more_than_twice_what_was_written() {
+    let world = World::new(1, 0);
+    archive(&world, 1);
+    let pages = 400;
+    let storage = writer(&world);
+    let mut dice = Dice::of(4);
+    let page = noise(&mut dice, PAGE as usize);
+    let start = storage.len().unwrap();
+    for number in 0..pages {
+        storage.write_at(start + number * PAGE, &page).unwrap();
+    }
+    drop(storage);
+    spent(&world);
+    let mut written = 0;
+    for _ in 0..12 {
+        let storage = writer(&world);
+        for _ in 0..pages / 4 {
+            storage.write_at(start + dice.below(pages) * PAGE, &page).unwrap();
+            written += PAGE;
+        }
+        storage.barrier().unwrap();
+        drop(storage);
+        let session = WriterSession::open(store(&world, 7), somebody(), true).unwrap();
+        let needed: u64 = session.map().objects_with_sizes().map(|(_, blocks)| u64::from(blocks)).sum();
+        assert!(needed <= session.map().live_blocks() * 2, "{needed} blocks for {}", session.map().live_blocks());
+    }
+    let sent = world.with(|state| state.sent);
+    assert!(sent * 10 <= written * 22, "{sent} bytes for {written}");
+}

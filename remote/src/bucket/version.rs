@@ -1,0 +1,337 @@
+//! Version of an archive in a bucket: the state that one record names. It never changes, and its
+//! objects exist for a day after newer records stopped needing them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use lockbox::{Error, Result};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
+use super::block_cache::BlockFetcher;
+use super::layout::{BLOCK, Incarnation, RecordBody, Tombstone, Trailer, WriterIdentity};
+use super::map::BlockMap;
+use super::object_names::hex;
+use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
+use super::store::BucketStore;
+use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult};
+use crate::remote_file::START_BYTES;
+
+/// Maximum restarts when a concurrent writer commits during an open.
+const MAX_ATTEMPTS: usize = 8;
+
+/// Content of a record, with its map.
+pub(crate) struct BucketVersion {
+    pub(super) trailer: Trailer,
+    /// Map of the checkpoint, and the changes since.
+    pub(super) checkpoint: BlockMap,
+    pub(super) changes: Vec<MapEntry>,
+    pub(super) map: BlockMap,
+    pub(super) tombstones: Vec<Tombstone>,
+    pub(super) writer: WriterIdentity,
+}
+
+impl BucketVersion {
+    /// Loads the newest version; None before the first record.
+    ///
+    /// # Errors
+    /// Errors of requests; `Damaged`.
+    pub(super) fn load_newest(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<BucketVersion>> {
+        BucketVersion::load_newest_from(store, incarnation, None)
+    }
+
+    /// Loads the newest version, starting with a sequence that was just listed.
+    ///
+    /// # Errors
+    /// As of [`BucketVersion::load_newest`].
+    pub(super) fn load_newest_from(
+        store: &BucketStore,
+        incarnation: &Incarnation,
+        mut found: Option<u64>,
+    ) -> Result<Option<BucketVersion>> {
+        for _ in 0..MAX_ATTEMPTS {
+            let number = found.take().map_or_else(|| store.newest_sequence(incarnation), |number| Ok(Some(number)));
+            let Some(sequence) = number? else { return Ok(None) };
+            // The newest record is never removed, so it was not the newest any more.
+            let Some((trailer, body)) = store.read_record_for_open(incarnation, sequence)? else { continue };
+            let checkpoint = store.read_checkpoint(incarnation, trailer.checkpoint);
+            match checkpoint.and_then(|checkpoint| BucketVersion::new(store, checkpoint, trailer, body)) {
+                // After a suspend of a day, the objects may have been removed.
+                Err(Error::Damaged(_)) if store.newest_sequence(incarnation)? != Some(sequence) => {}
+                version => return version.map(Some),
+            }
+        }
+        Err(Error::damaged(format!("{}: the newest record that is listed is not there", store.name)))
+    }
+
+    /// Loads the newest version while another writer commits continuously. A list and then a read
+    /// return the newest record of two round trips ago, and the writer has committed since; this
+    /// reads the newest one of one round trip ago.
+    ///
+    /// # Errors
+    /// As of [`BucketVersion::load_newest`].
+    pub(super) fn load_newest_racing(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<BucketVersion>> {
+        let Some(version) = BucketVersion::load_newest(store, incarnation)? else { return Ok(None) };
+        let Some((trailer, body)) = store.read_newest_after(incarnation, version.trailer.sequence)? else {
+            return Ok(Some(version));
+        };
+        let BucketVersion { trailer: Trailer { checkpoint: name, .. }, checkpoint, .. } = &version;
+        BucketVersion::load_reusing(store, incarnation, (*name, checkpoint), trailer, body).map(Some)
+    }
+
+    /// Loads the version of a record, reusing the map of the checkpoint `known` if the record names
+    /// it.
+    ///
+    /// # Errors
+    /// As of [`BucketVersion::load_newest`].
+    pub(super) fn load_reusing(
+        store: &BucketStore,
+        incarnation: &Incarnation,
+        known: (Option<(Hash, u64)>, &BlockMap),
+        trailer: Trailer,
+        body: RecordBody,
+    ) -> Result<BucketVersion> {
+        let checkpoint = match trailer.checkpoint == known.0 {
+            true => known.1.clone(),
+            false => store.read_checkpoint(incarnation, trailer.checkpoint)?,
+        };
+        BucketVersion::new(store, checkpoint, trailer, body)
+    }
+
+    /// Builds the version of a record from the map of its checkpoint.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(super) fn new(
+        store: &BucketStore,
+        checkpoint: BlockMap,
+        trailer: Trailer,
+        body: RecordBody,
+    ) -> Result<BucketVersion> {
+        let mut map = checkpoint.clone();
+        for entry in &body.changes {
+            map.assign(entry);
+        }
+        if map.end() > trailer.length.div_ceil(BLOCK) {
+            return Err(Error::damaged(format!("{}: a map of more than the archive has", store.name)));
+        }
+        Ok(BucketVersion {
+            trailer,
+            checkpoint,
+            changes: body.changes,
+            map,
+            tombstones: body.tombstones,
+            writer: body.writer,
+        })
+    }
+}
+
+/// Reads the bytes of a version.
+pub(crate) struct VersionReader {
+    pub(super) blocks: BlockFetcher,
+    pub(super) map: BlockMap,
+    pub(super) length: u64,
+    /// Hash of the version's record.
+    pub(super) tag: String,
+}
+
+impl VersionReader {
+    pub(super) fn new(store: Arc<BucketStore>, incarnation: Incarnation, version: &BucketVersion) -> VersionReader {
+        let (length, tag) = (version.trailer.length, hex(&version.trailer.hash));
+        let sequence = Arc::new(AtomicU64::new(version.trailer.sequence));
+        VersionReader { blocks: BlockFetcher { store, incarnation, sequence }, map: version.map.clone(), length, tag }
+    }
+
+    pub(super) fn version(&self) -> FileVersion {
+        FileVersion { length: self.length, tag: Some(self.tag.clone()), modified: None }
+    }
+
+    /// Reads the start of the file, like [`RangeSource::read_start`]; blocks at an unchanged
+    /// location are copied from `old`, the start at an earlier version.
+    pub(super) fn start_reusing(&self, before: &VersionReader, old: &[u8]) -> RemoteResult<Vec<u8>> {
+        let mut start = vec![0; usize::try_from(START_BYTES.min(self.length)).unwrap_or_default()];
+        let count = start.len().div_ceil(BLOCK as usize) as u64;
+        let (here, there) = (block_locations(&self.map, count), block_locations(&before.map, count));
+        let mut missing = Vec::new();
+        for (number, bytes) in (0..).zip(start.chunks_mut(BLOCK as usize)) {
+            let at = number as usize * BLOCK as usize;
+            match old.get(at..at + bytes.len()) {
+                Some(known) if here[number as usize] == there[number as usize] => bytes.copy_from_slice(known),
+                _ => missing.extend(self.map.parts(number..number + 1)),
+            }
+        }
+        let all = 0..start.len() as u64;
+        self.blocks.overlay(&missing, all, &mut start)?;
+        Ok(start)
+    }
+
+    fn read_bytes(&self, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        // The file's last block may be a part of one.
+        let parts = self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
+        let length = range.end - range.start;
+        match &parts[..] {
+            // A contiguous run of one object is returned as it arrived.
+            [MapEntry { place: Some(place), .. }]
+                if range.start.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK) =>
+            {
+                self.blocks.fetch(place, length)
+            }
+            _ => {
+                let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+                self.blocks.overlay(&parts, range, &mut bytes)?;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+/// Returns the location of each of the first blocks; None for zeros.
+fn block_locations(map: &BlockMap, count: u64) -> Vec<Option<(ObjectId, u32)>> {
+    let each = |MapEntry { blocks, place }: MapEntry| {
+        let first = blocks.start;
+        blocks.map(move |block| place.map(|place| (place.id, place.at + (block - first) as u32)))
+    };
+    map.parts(0..count).into_iter().flat_map(each).collect()
+}
+
+impl RangeSource for VersionReader {
+    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+        Ok((self.version(), self.read_bytes(0..count.min(self.length))?))
+    }
+
+    fn is_atomic(&self) -> bool {
+        true
+    }
+
+    fn cache_scope(&self) -> Option<&[u8]> {
+        Some(&self.blocks.incarnation)
+    }
+
+    /// Derived from the locations of the blocks: an object never changes.
+    fn cache_key(&self, range: Range<u64>) -> RangeKey {
+        let mut hash = Sha256::new();
+        hash.update((range.end - range.start).to_le_bytes());
+        for MapEntry { blocks, place } in self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK)) {
+            hash.update((blocks.end - blocks.start).to_le_bytes());
+            match place {
+                None => hash.update([0]),
+                Some(ObjectRef { id: ObjectId::Log(sequence), at, .. }) => {
+                    hash.update([1]);
+                    hash.update(sequence.to_le_bytes());
+                    hash.update(at.to_le_bytes());
+                }
+                Some(ObjectRef { id: ObjectId::Segment(name) | ObjectId::Checkpoint(name), at, .. }) => {
+                    hash.update([2]);
+                    hash.update(name);
+                    hash.update(at.to_le_bytes());
+                }
+            }
+        }
+        hash.finalize().into()
+    }
+
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
+        let end = offset + out.len() as u64;
+        let mut block = [0; BLOCK as usize];
+        let parts = self.map.parts(offset / BLOCK..end.div_ceil(BLOCK));
+        parts.into_iter().all(|MapEntry { blocks, place }| {
+            let first = blocks.start;
+            blocks.into_iter().all(|number| {
+                let place = place.map(|place| ObjectRef { at: place.at + (number - first) as u32, ..place });
+                let is_here = place.is_some_and(|place| self.blocks.store.copy_cached(&place, &mut block));
+                let part = (number * BLOCK).max(offset)..((number + 1) * BLOCK).min(end);
+                if is_here {
+                    let from = (part.start - number * BLOCK) as usize;
+                    let (to, length) = ((part.start - offset) as usize, (part.end - part.start) as usize);
+                    out[to..to + length].copy_from_slice(&block[from..from + length]);
+                }
+                is_here
+            })
+        })
+    }
+
+    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        if *version != self.version() {
+            return Err(RemoteError::Changed);
+        }
+        self.read_bytes(range)
+    }
+}
+
+/// Reads a version with missing or truncated objects block by block, for a rescue.
+///
+/// Missing blocks read as zeros, in which no page of the archive begins; the other blocks of the
+/// same request are still read. A failed request is reported as an error (REMOTE-3).
+pub(super) struct PartialReader {
+    reader: VersionReader,
+    version: FileVersion,
+    /// First missing block of each damaged object.
+    missing_from: Mutex<HashMap<ObjectId, u32>>,
+}
+
+impl PartialReader {
+    pub(super) fn new(reader: VersionReader) -> PartialReader {
+        let version = FileVersion { length: reader.length, tag: Some(reader.tag.clone()), modified: None };
+        PartialReader { reader, version, missing_from: Mutex::default() }
+    }
+
+    /// Reads a range.
+    fn fill(&self, range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
+        let parts = self.reader.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
+        let parts: Vec<MapEntry> = parts.iter().filter_map(|part| self.readable_part(part)).collect();
+        match self.reader.blocks.fill(&parts, range.clone(), out) {
+            Err(RemoteError::Damaged(_)) => {}
+            other => return other,
+        }
+        out.fill(0);
+        parts.iter().try_for_each(|part| self.bisect(part, &range, out))
+    }
+
+    /// Returns the blocks of a part that are not known to be missing.
+    fn readable_part(&self, part: &MapEntry) -> Option<MapEntry> {
+        let place = part.place?;
+        let missing_from = self.missing_from.lock().get(&place.id).copied().unwrap_or(u32::MAX);
+        let end = part.blocks.end.min(part.blocks.start + u64::from(missing_from.saturating_sub(place.at)));
+        (part.blocks.start < end).then(|| MapEntry { blocks: part.blocks.start..end, ..part.clone() })
+    }
+
+    /// Reads a part by bisection: an object has no blocks after its first missing one.
+    fn bisect(&self, part: &MapEntry, all: &Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
+        let Some(part) = self.readable_part(part) else { return Ok(()) };
+        let range = (part.blocks.start * BLOCK).max(all.start)..(part.blocks.end * BLOCK).min(all.end);
+        let into = &mut out[(range.start - all.start) as usize..(range.end - all.start) as usize];
+        let (why, place) = match (self.reader.blocks.fill(std::slice::from_ref(&part), range, into), part.place) {
+            (Err(RemoteError::Damaged(why)), Some(place)) => (why, place),
+            (other, _) => return other,
+        };
+        into.fill(0);
+        let count = part.blocks.end - part.blocks.start;
+        if count == 1 {
+            tracing::warn!("{}: {why}; what it lacks is passed over", self.reader.blocks.store.name);
+            self.missing_from.lock().insert(place.id, place.at);
+            return Ok(());
+        }
+        let middle = part.blocks.start + count / 2;
+        let later = ObjectRef { at: place.at + (count / 2) as u32, ..place };
+        self.bisect(&MapEntry { blocks: part.blocks.start..middle, ..part.clone() }, all, out)?;
+        self.bisect(&MapEntry { blocks: middle..part.blocks.end, place: Some(later) }, all, out)
+    }
+}
+
+impl RangeSource for PartialReader {
+    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+        let mut bytes = vec![0; usize::try_from(count.min(self.reader.length)).unwrap_or_default()];
+        self.fill(0..bytes.len() as u64, &mut bytes)?;
+        Ok((self.version.clone(), bytes))
+    }
+
+    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        if *version != self.version {
+            return Err(RemoteError::Changed);
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.fill(range, &mut bytes).map(|()| bytes)
+    }
+}

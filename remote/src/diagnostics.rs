@@ -1,0 +1,429 @@
+//! Diagnostics for `lockbox doctor`: probes a web server or an object store, and reports missing
+//! capabilities before they matter.
+//!
+//! A web server gets two requests: for the start of the file, as at open, and one with a condition
+//! that cannot hold. A store is probed with temporary objects: the contract OBJECTS-1 to 3, and the
+//! clock.
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockbox::Result;
+
+use crate::address::{Address, Cloud};
+use crate::bucket::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore, random_bytes};
+use crate::hex::hex;
+use crate::http::{HttpSource, RangeResponse};
+use crate::range_source::{FileVersion, RemoteError, RemoteResult};
+use crate::remote_file::with_retry;
+use crate::{RemoteOptions, azure, object_store, s3};
+
+/// Result of one check of a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeFinding {
+    /// Stable identifier for programs.
+    pub name: &'static str,
+    /// Set if the check passed. A passed check with advice could be improved.
+    pub works: bool,
+    pub found: String,
+    pub advice: Option<&'static str>,
+}
+
+impl ProbeFinding {
+    pub(crate) fn good(name: &'static str, found: impl Into<String>) -> ProbeFinding {
+        ProbeFinding { name, works: true, found: found.into(), advice: None }
+    }
+
+    pub(crate) fn advice(name: &'static str, found: impl Into<String>, advice: &'static str) -> ProbeFinding {
+        ProbeFinding { name, works: true, found: found.into(), advice: Some(advice) }
+    }
+
+    pub(crate) fn bad(name: &'static str, found: impl Into<String>, advice: &'static str) -> ProbeFinding {
+        ProbeFinding { name, works: false, found: found.into(), advice: Some(advice) }
+    }
+}
+
+/// Returns advice for an error.
+fn remedy(error: &RemoteError) -> &'static str {
+    match error {
+        RemoteError::Transient(_) => "see whether the server runs and can be reached from here",
+        RemoteError::Denied(_) => {
+            "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
+        }
+        RemoteError::NotFound => "see whether the name is right",
+        RemoteError::NoSpace(_) => "make room there",
+        RemoteError::Changed | RemoteError::Damaged(_) | RemoteError::Unsupported(_) => {
+            "use another server, or set this one up as lockbox-remote(7) says"
+        }
+    }
+}
+
+/// Bytes requested from a web server.
+const PROBE_BYTES: u64 = 4096;
+/// Tag that no file has.
+const NO_TAG: &str = "\"lockbox-doctor\"";
+
+/// Probes an address. Removes all objects that it created, also if `goes_on`, which is called
+/// between requests, cancels it.
+///
+/// # Errors
+/// `Invalid` for an address that needs an option; the error of `goes_on`; of a directory, those of
+/// the host.
+pub fn probe_address(
+    address: &Address,
+    options: &RemoteOptions,
+    goes_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<Vec<ProbeFinding>> {
+    let mut findings = Vec::new();
+    if let Address::Bucket { cloud, .. } = address {
+        findings.push(probe_credentials(*cloud));
+    }
+    match object_store(address, options, None)? {
+        None => probe_web(&HttpSource::new(address, options)?, address, &mut findings),
+        Some(objects) => probe_store(&*objects, options.timeout, &mut findings, goes_on)?,
+    }
+    Ok(findings)
+}
+
+/// Checks whether credentials are found; never displays them.
+fn probe_credentials(cloud: Cloud) -> ProbeFinding {
+    const NAME: &str = "credentials";
+    let (found, none, mend) = match cloud {
+        Cloud::S3 => (
+            s3::credential_lookup(cloud, None)().map(|found| found.is_some()),
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, unless it is public",
+            "mend the profile that AWS_PROFILE names",
+        ),
+        Cloud::Google => (
+            s3::credential_lookup(cloud, None)().map(|found| found.is_some()),
+            "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY to an HMAC key, unless it is public",
+            "mend the profile that AWS_PROFILE names",
+        ),
+        Cloud::Azure => (
+            azure::account_lookup(None)().map(|found| found.is_some_and(|account| account.has_secret())),
+            "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, unless it is public",
+            "mend the variables AZURE_STORAGE_..., or ~/.azure/config",
+        ),
+    };
+    match found {
+        Ok(true) => ProbeFinding::good(NAME, "found, and requests are signed with them"),
+        Ok(false) => ProbeFinding::advice(NAME, "none were found, so the bucket is asked as a public one", none),
+        Err(error) => ProbeFinding::bad(NAME, error.message(), mend),
+    }
+}
+
+fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFinding>) {
+    findings.push(match address {
+        Address::Web(url) if url.scheme() == "http" => ProbeFinding::advice(
+            "transport",
+            "plain http",
+            "serve it over https: everybody on the way sees which parts are read, and can keep them from being read",
+        ),
+        _ => ProbeFinding::good("transport", "https, with a certificate that is to be trusted here"),
+    });
+    let answered = http.request_range(&(0..PROBE_BYTES), None);
+    let answer = answered.and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES));
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            let name = if matches!(error, RemoteError::Unsupported(_)) { "ranges" } else { "file" };
+            findings.push(ProbeFinding::bad(name, error.message(), remedy(&error)));
+            return;
+        }
+    };
+    let FileVersion { length, tag, modified } = &answer.version;
+    findings.push(ProbeFinding::good("file", format!("{length} bytes")));
+    findings.push(ProbeFinding::good("ranges", "parts of the file are served, uncompressed"));
+    findings.push(match (tag, modified) {
+        (Some(tag), _) => ProbeFinding::good("version", format!("a strong entity tag: {tag}")),
+        (None, Some(modified)) => ProbeFinding::advice(
+            "version",
+            format!("no strong entity tag, but a time: {modified}"),
+            "have the server send an ETag: without one two versions of a second are not told apart, and nothing is kept on disk",
+        ),
+        (None, None) => ProbeFinding::advice(
+            "version",
+            "neither a strong entity tag nor a time",
+            "have the server send an ETag: without one versions of one length are not told apart, and nothing is kept on disk",
+        ),
+    });
+    if tag.is_none() {
+        return;
+    }
+    let other = FileVersion { length: *length, tag: Some(NO_TAG.into()), modified: None };
+    let answered = http
+        .request_range(&(0..PROBE_BYTES), Some(&other))
+        .and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES));
+    findings.push(match answered {
+        Err(RemoteError::Changed) => ProbeFinding::good("conditions", "If-Match is honoured"),
+        Ok(_) => ProbeFinding::advice(
+            "conditions",
+            "If-Match is passed over",
+            "nothing has to be done: the tag in each answer is compared",
+        ),
+        Err(error) => ProbeFinding::bad("conditions", error.message(), remedy(&error)),
+    });
+}
+
+/// Concurrent creators of one object.
+const WRITERS: u8 = 8;
+/// Size of an object in bytes.
+const BYTES: usize = 10_000;
+/// Clock skew in seconds above which a store rejects signatures.
+const MAX_CLOCK_SKEW: u64 = 300;
+const USE_ANOTHER: &str = "use another store for backups: two writers could destroy each other's work there";
+
+/// Objects of this probe, removed in every case.
+struct ProbeObjects<'a> {
+    objects: &'a dyn ObjectStore,
+    timeout: Option<Duration>,
+    prefix: String,
+    names: Vec<String>,
+}
+
+impl ProbeObjects<'_> {
+    /// Returns a new name, recorded before its object is created.
+    fn next(&mut self) -> String {
+        let name = format!("{}{}", self.prefix, self.names.len());
+        self.names.push(name.clone());
+        name
+    }
+
+    fn request<T>(&self, mut call: impl FnMut(&dyn ObjectStore) -> RemoteResult<T>) -> RemoteResult<T> {
+        with_retry(&|| self.timeout, &mut || call(self.objects))
+    }
+
+    /// Removes the objects and forgets their names.
+    fn remove(&mut self) -> RemoteResult<()> {
+        while let Some(name) = self.names.last().cloned() {
+            self.request(|objects| objects.remove(&name))?;
+            self.names.pop();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ProbeObjects<'_> {
+    fn drop(&mut self) {
+        self.names.iter().for_each(|name| drop(self.objects.remove(name)));
+    }
+}
+
+fn content(of: u8) -> Vec<u8> {
+    (0..BYTES).map(|at| (at % 251) as u8 ^ of).collect()
+}
+
+/// Adds findings about the store. Stops at the first operation that fails entirely.
+///
+/// # Errors
+/// That of `goes_on`.
+pub(crate) fn probe_store(
+    objects: &dyn ObjectStore,
+    timeout: Option<Duration>,
+    findings: &mut Vec<ProbeFinding>,
+    goes_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    // Without retries: an unreachable store is reported at once.
+    match objects.list("", "", 1) {
+        Ok(_) => findings.push(ProbeFinding::good("lists", "what lies there can be listed")),
+        Err(error @ RemoteError::Denied(_)) => findings.push(ProbeFinding::advice(
+            "lists",
+            error.message(),
+            "give the right to list if there are backups of many objects; an archive that is one object is read without it",
+        )),
+        Err(RemoteError::NotFound) => {
+            findings.push(ProbeFinding::bad("lists", "there is no such bucket", remedy(&RemoteError::NotFound)));
+            return Ok(());
+        }
+        Err(error) => {
+            findings.push(ProbeFinding::bad("lists", error.message(), remedy(&error)));
+            return Ok(());
+        }
+    }
+    goes_on()?;
+    let prefix = format!("probe-{}-", hex(&random_bytes()?));
+    let mut created = ProbeObjects { objects, timeout, prefix, names: Vec::new() };
+    let (first, bytes) = (created.next(), content(0));
+    let date = match created.request(|objects| objects.create(&first, &bytes)) {
+        Ok(CreateReply::Created(date)) => {
+            findings.push(ProbeFinding::good("writes", "objects can be made"));
+            date
+        }
+        Ok(CreateReply::Exists) => {
+            let found = "it says of a name that nobody has used that it is taken";
+            findings.push(ProbeFinding::bad("writes", found, USE_ANOTHER));
+            return Ok(());
+        }
+        Err(error @ RemoteError::Denied(_)) => {
+            findings.push(ProbeFinding::advice(
+                "writes",
+                error.message(),
+                "give the right to put and delete objects if backups are to be written; reading needs neither",
+            ));
+            return Ok(());
+        }
+        Err(error) => {
+            findings.push(ProbeFinding::bad("writes", error.message(), remedy(&error)));
+            return Ok(());
+        }
+    };
+    goes_on()?;
+    findings.push(probe_conditional(&created, &first));
+    goes_on()?;
+    findings.push(probe_race(&mut created));
+    goes_on()?;
+    findings.push(report("ranges", probe_ranges(&created, &first, &bytes), "parts of objects are served"));
+    goes_on()?;
+    findings.push(report(
+        "order",
+        probe_order(&mut created),
+        "what was just made is listed, in the order of its bytes",
+    ));
+    findings.push(probe_clock(date));
+    goes_on()?;
+    findings.push(probe_removal(&mut created));
+    Ok(())
+}
+
+/// Reports success, or a deviation.
+fn report(name: &'static str, done: RemoteResult<Option<String>>, good: &str) -> ProbeFinding {
+    match done {
+        Ok(None) => ProbeFinding::good(name, good),
+        Ok(Some(wrong)) => {
+            ProbeFinding::bad(name, wrong, "use another store, or set this one up as lockbox-remote(7) says")
+        }
+        Err(error) => ProbeFinding::bad(name, error.message(), remedy(&error)),
+    }
+}
+
+/// Probes a second create of one name.
+fn probe_conditional(created: &ProbeObjects<'_>, first: &str) -> ProbeFinding {
+    const NAME: &str = "conditions";
+    let other = content(1);
+    match created.request(|objects| objects.create(first, &other)) {
+        Ok(CreateReply::Exists) => ProbeFinding::good(NAME, "an object is made only where there is none of its name"),
+        Ok(CreateReply::Created(_)) => ProbeFinding::bad(
+            NAME,
+            "what is there is overwritten although it was asked not to be (If-None-Match)",
+            USE_ANOTHER,
+        ),
+        Err(error) => ProbeFinding::bad(NAME, error.message(), USE_ANOTHER),
+    }
+}
+
+/// Probes concurrent creates of one name.
+fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
+    const NAME: &str = "one writer";
+    let name = created.next();
+    let created = &*created;
+    let name = &*name;
+    let answers: Vec<RemoteResult<CreateReply>> = thread::scope(|scope| {
+        let make = move |writer| created.request(|objects| objects.create(name, &content(writer)));
+        let started: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || make(writer))).collect();
+        let lost = |_| Err(RemoteError::Transient("it was not asked".into()));
+        started.into_iter().map(|writer| writer.join().unwrap_or_else(lost)).collect()
+    });
+    let winners: Vec<u8> = (0..)
+        .zip(&answers)
+        .filter(|(_, answer)| matches!(answer, Ok(CreateReply::Created(_))))
+        .map(|(writer, _)| writer)
+        .collect();
+    let there = match created.request(|objects| objects.get(name, ObjectRange::All(BYTES as u64))) {
+        Ok(there) => there,
+        Err(error) => return ProbeFinding::bad(NAME, error.message(), remedy(&error)),
+    };
+    match winners[..] {
+        [winner] if there == content(winner) => {
+            ProbeFinding::good(NAME, format!("of {WRITERS} who made one object at once, one did"))
+        }
+        [_] => {
+            ProbeFinding::bad(NAME, "an object has other bytes than those of who was told that it made it", USE_ANOTHER)
+        }
+        [] => ProbeFinding::advice(
+            NAME,
+            format!("of {WRITERS} who made one object at once, none was told that it did"),
+            "try again: answers may have been lost",
+        ),
+        _ => ProbeFinding::bad(
+            NAME,
+            format!("of {WRITERS} who made one object at once, {} did", winners.len()),
+            USE_ANOTHER,
+        ),
+    }
+}
+
+fn probe_ranges(created: &ProbeObjects<'_>, name: &str, bytes: &[u8]) -> RemoteResult<Option<String>> {
+    let length = bytes.len();
+    for (part, wanted) in [
+        (ObjectRange::All(length as u64), 0..length),
+        (ObjectRange::Range(0, 1), 0..1),
+        (ObjectRange::Range(1000, 4096), 1000..5096),
+        // Truncated at the end of the object.
+        (ObjectRange::Range(length as u64 - 5, 10), length - 5..length),
+        (ObjectRange::Last(7), length - 7..length),
+    ] {
+        if created.request(|objects| objects.get(name, part))? != bytes[wanted] {
+            return Ok(Some("what is sent are other bytes than those that were asked for".into()));
+        }
+    }
+    Ok(None)
+}
+
+fn probe_order(created: &mut ProbeObjects<'_>) -> RemoteResult<Option<String>> {
+    // Not in their order.
+    let mut names: Vec<String> = ["b", "c", "a"].map(|letter| format!("{}{letter}", created.prefix)).into();
+    for name in &names {
+        created.names.push(name.clone());
+        created.request(|objects| objects.create(name, b"probe"))?;
+    }
+    names.sort();
+    let made = format!("{}a", created.prefix);
+    let mut all = created.names.clone();
+    all.sort();
+    let list = |after: &str, most| created.request(|objects| objects.list(&created.prefix, after, most));
+    let named = |listed: Vec<ListedObject>| listed.into_iter().map(|object| object.name).collect::<Vec<_>>();
+    let wrong = if named(list("", MAX_LIST_ENTRIES)?) != all {
+        "what was just made is not listed, or not in the order of its bytes"
+    } else if named(list(&made, 1)?) != names[1..2] {
+        "lists do not begin behind the name that they were asked to begin behind"
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(wrong.into()))
+}
+
+fn probe_clock(date: Option<u64>) -> ProbeFinding {
+    const NAME: &str = "clock";
+    let here = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    match date.map(|date| date.abs_diff(here)) {
+        None => ProbeFinding::advice(
+            NAME,
+            "the store does not tell the time",
+            "what backups need no more is never removed there; use another store if that matters",
+        ),
+        Some(wrong) if wrong > MAX_CLOCK_SKEW => ProbeFinding::advice(
+            NAME,
+            format!("that of the store and that of this machine differ by {wrong} seconds"),
+            "set the clocks: stores refuse what is signed at another time, and removal goes by theirs",
+        ),
+        Some(wrong) => ProbeFinding::good(NAME, format!("the same as here to {wrong} seconds")),
+    }
+}
+
+fn probe_removal(created: &mut ProbeObjects<'_>) -> ProbeFinding {
+    const NAME: &str = "removal";
+    const ADVICE: &str =
+        "give the right to delete objects, and remove those: without it what backups need no more stays for ever";
+    let last = created.names.clone();
+    if let Err(error) = created.remove() {
+        let left = format!("{}; objects whose names begin with {} are left there", error.message(), created.prefix);
+        return ProbeFinding::advice(NAME, left, ADVICE);
+    }
+    let gone = |name: &String| {
+        matches!(created.request(|objects| objects.get(name, ObjectRange::Last(1))), Err(RemoteError::NotFound))
+    };
+    match last.iter().all(gone) {
+        true => ProbeFinding::good(NAME, "objects can be removed, and all of this probe are"),
+        false => ProbeFinding::advice(NAME, "what was removed is still there", ADVICE),
+    }
+}

@@ -1,0 +1,589 @@
+//! Remote file as a read-only storage.
+//!
+//! The start of the file, which names the newest commit, is fetched at open and stays in memory
+//! (REMOTE-2). All other bytes are read in slots: from memory, from the disk cache, or by requests
+//! that span adjacent slots. Sequential reads are prefetched by background threads, so that the
+//! latency of a distant server is paid once and not for each request.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockbox::storage::Storage;
+use lockbox::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use sha2::{Digest, Sha256};
+
+use crate::RemoteOptions;
+use crate::address::Address;
+use crate::cache::DiskCache;
+use crate::http::HttpSource;
+use crate::metrics::{Metered, RequestMetrics, RequestStats};
+use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
+use crate::slot_cache::{CAPACITY, CacheSlot, REQUEST_SLOTS, SLOT, SlotCache};
+
+/// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); rounded
+/// up to a slot.
+pub(crate) const START_BYTES: u64 = (385u64 * 4096).next_multiple_of(SLOT);
+/// Minimum slots of a demand request: a page of file data has 33 blocks and begins anywhere.
+const MIN_SLOTS: u64 = 4;
+/// Maximum slots of one request.
+const MAX_SLOTS: u64 = 64;
+/// Prefetch threads, each with at most [`REQUEST_SLOTS`], and slots that all of them fetch
+/// concurrently: 20 MiB, 1.5 times the bandwidth-delay product of a gigabit link with a tenth of a
+/// second. Adjacent runs are usually shorter than a full request, so more threads are needed than
+/// full requests would take.
+const MAX_THREADS: usize = 64;
+const MAX_PREFETCH_SLOTS: u64 = 320;
+/// Maximum queued prefetch ranges; more are dropped.
+const MAX_QUEUED: usize = 256;
+const MIN_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+
+/// Remote file at the version found when it was opened (REMOTE-1).
+pub(crate) struct RemoteFile {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    source: Box<dyn RangeSource>,
+    /// For messages.
+    name: String,
+    timeout: Option<Duration>,
+    version: FileVersion,
+    start: Vec<u8>,
+    cache: Option<Arc<DiskCache>>,
+    slots: Mutex<SlotCache>,
+    arrived: Condvar,
+    queue: Mutex<PrefetchQueue>,
+    queued: Condvar,
+    metrics: Arc<RequestMetrics>,
+}
+
+#[derive(Default)]
+struct PrefetchQueue {
+    ranges: std::collections::VecDeque<Range<u64>>,
+    threads: usize,
+    idle: usize,
+    /// Slots being fetched.
+    in_flight: u64,
+    ended: bool,
+}
+
+impl PrefetchQueue {
+    /// Returns the next range to fetch within the limit.
+    fn next(&mut self) -> Option<Range<u64>> {
+        let range = self.ranges.pop_front_if(|range| self.in_flight + range.end - range.start <= MAX_PREFETCH_SLOTS)?;
+        self.in_flight += range.end - range.start;
+        Some(range)
+    }
+}
+
+impl RemoteFile {
+    /// # Errors
+    /// As [`crate::open`].
+    pub(crate) fn open(address: &Address, options: &RemoteOptions) -> Result<RemoteFile> {
+        RemoteFile::open_metered(Box::new(HttpSource::new(address, options)?), address.to_string(), options)
+    }
+
+    /// Opens `source` and counts each of its calls as one request.
+    pub(crate) fn open_metered(
+        source: Box<dyn RangeSource>,
+        name: String,
+        options: &RemoteOptions,
+    ) -> Result<RemoteFile> {
+        let metrics = Arc::new(RequestMetrics::default());
+        let source = Metered { metrics: metrics.clone(), inner: source };
+        RemoteFile::open_source(Box::new(source), name, options, metrics)
+    }
+
+    /// Opens `source`, which counts its own requests.
+    pub(crate) fn open_source(
+        source: Box<dyn RangeSource>,
+        name: String,
+        options: &RemoteOptions,
+        metrics: Arc<RequestMetrics>,
+    ) -> Result<RemoteFile> {
+        let first = with_retry(&|| options.timeout, &mut || source.read_start(START_BYTES));
+        let (version, start) = first.map_err(|error| error.into_error(&name))?;
+        let cache = options.cache_directory.as_deref().filter(|_| {
+            // Without a tag, cached bytes cannot be matched to this version.
+            options.cache_bytes != Some(0) && version.tag.is_some()
+        });
+        let identity = || cache_identity(&name, source.cache_scope(), &version, &start);
+        let cache = cache.and_then(|directory| DiskCache::open(directory, &name, identity(), options.cache_bytes));
+        let (cache, timeout) = (cache.map(Arc::new), options.timeout);
+        Ok(RemoteFile::with(Inner { cache, ..Inner::new(source, name, timeout, version, start, metrics) }))
+    }
+
+    fn with(inner: Inner) -> RemoteFile {
+        RemoteFile { inner: Arc::new(inner) }
+    }
+
+    /// Returns the file at a later version with a known start. Slots with an unchanged cache key
+    /// are not fetched again. Readers of the old version are not affected.
+    pub(crate) fn with_version(
+        &self,
+        source: Box<dyn RangeSource>,
+        version: FileVersion,
+        start: Vec<u8>,
+    ) -> RemoteFile {
+        let old = &*self.inner;
+        let source = Box::new(Metered { metrics: old.metrics.clone(), inner: source });
+        let name = old.name.clone();
+        let new = Inner::new(source, name, old.timeout, version, start, old.metrics.clone());
+        let slots = old.slots.lock().retain_copy(|slot| {
+            let range = new.slot_bytes(&(slot..slot + 1));
+            old.slot_bytes(&(slot..slot + 1)) == range
+                && old.source.cache_key(range.clone()) == new.source.cache_key(range)
+        });
+        RemoteFile::with(Inner { cache: old.cache.clone(), slots: Mutex::new(slots), ..new })
+    }
+
+    /// Returns the start of the file, which is in memory.
+    pub(crate) fn start(&self) -> &[u8] {
+        &self.inner.start
+    }
+
+    #[cfg(test)]
+    pub(crate) fn stats(&self) -> RequestStats {
+        self.stats_fn()()
+    }
+
+    /// Returns a function that reads the statistics of this file and its later versions, without
+    /// keeping them open.
+    pub(crate) fn stats_fn(&self) -> impl Fn() -> RequestStats + use<> {
+        let (metrics, cache) = (self.inner.metrics.clone(), self.inner.cache.clone());
+        move || metrics.stats(cache.as_ref().map_or(0, |cache| cache.hits()))
+    }
+
+    /// Queues slots for the prefetch threads. A hint: excess ranges are dropped.
+    fn queue_prefetch(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let mut queue = self.inner.queue.lock();
+        for range in ranges {
+            if queue.ranges.len() < MAX_QUEUED && !range.is_empty() {
+                queue.ranges.push_back(range);
+                // One for each: the others would wake for nothing, many times a read.
+                self.inner.queued.notify_one();
+                if queue.ranges.len() > queue.idle && queue.threads < MAX_THREADS {
+                    let inner = Arc::downgrade(&self.inner);
+                    let started = thread::Builder::new().name("fetch".into()).spawn(move || run_prefetch(&inner));
+                    queue.threads += usize::from(started.is_ok());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        self.inner.queue.lock().ended = true;
+        self.inner.queued.notify_all();
+    }
+}
+
+/// Runs a prefetch thread until the file is dropped.
+fn run_prefetch(inner: &Weak<Inner>) {
+    let mut done = 0;
+    while let Some(inner) = inner.upgrade() {
+        let mut queue = inner.queue.lock();
+        queue.in_flight -= std::mem::take(&mut done);
+        let range = loop {
+            if queue.ended {
+                return;
+            }
+            if let Some(range) = queue.next() {
+                // There may be room for more.
+                inner.queued.notify_one();
+                break range;
+            }
+            queue.idle += 1;
+            inner.queued.wait(&mut queue);
+            queue.idle -= 1;
+        };
+        drop(queue);
+        done = range.end - range.start;
+        let mut left = range;
+        while !left.is_empty() {
+            // A claim is held in memory as a whole.
+            let part = left.start..left.end.min(left.start + MAX_SLOTS);
+            let claimed = inner.slots.lock().claim_missing(part.clone());
+            left.start = if claimed.is_empty() { part.end } else { claimed.end };
+            if claimed.is_empty() {
+                continue;
+            }
+            // The reader of the slot meets the error itself.
+            if inner.fetch_claimed(claimed, Duration::ZERO.into()).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Creates the state without a disk cache.
+    fn new(
+        source: Box<dyn RangeSource>,
+        name: String,
+        timeout: Option<Duration>,
+        version: FileVersion,
+        start: Vec<u8>,
+        metrics: Arc<RequestMetrics>,
+    ) -> Inner {
+        Inner {
+            source,
+            name,
+            timeout,
+            version,
+            start,
+            cache: None,
+            slots: Mutex::new(SlotCache::new()),
+            arrived: Condvar::new(),
+            queue: Mutex::default(),
+            queued: Condvar::new(),
+            metrics,
+        }
+    }
+
+    /// Returns the slot after the last one.
+    fn end(&self) -> u64 {
+        self.version.length.div_ceil(SLOT)
+    }
+
+    fn slot_bytes(&self, slots: &Range<u64>) -> Range<u64> {
+        slots.start * SLOT..(slots.end * SLOT).min(self.version.length)
+    }
+
+    /// Fetches claimed slots from the disk or the server and stores them in the slot cache. Ends
+    /// the claim in every case.
+    fn fetch_claimed(&self, claimed: Range<u64>, timeout: Option<Duration>) -> Result<Vec<CacheSlot>> {
+        let mut slots: Vec<CacheSlot> = Vec::new();
+        let mut at = claimed.start;
+        let mut outcome = Ok(());
+        while at < claimed.end && outcome.is_ok() {
+            if let Some(slot) = self.read_disk_cache(at) {
+                slots.push(slot);
+                at += 1;
+                continue;
+            }
+            // Up to the next slot that the disk has.
+            let end = (at + 1..claimed.end.min(at + MAX_SLOTS)).find(|slot| self.may_be_on_disk(*slot));
+            let missing = at..end.unwrap_or(claimed.end.min(at + MAX_SLOTS));
+            match self.fetch_slots(&missing, timeout) {
+                Ok(fetched) => {
+                    slots.extend(fetched);
+                    at = missing.end;
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        self.slots.lock().complete(claimed, &slots);
+        self.arrived.notify_all();
+        outcome.map(|()| slots)
+    }
+
+    fn read_disk_cache(&self, slot: u64) -> Option<CacheSlot> {
+        let cache = self.cache.as_ref()?;
+        let place = self.slot_bytes(&(slot..slot + 1));
+        // In its place at once.
+        let mut bytes: CacheSlot = std::iter::repeat_n(0, (place.end - place.start) as usize).collect();
+        let out = Arc::get_mut(&mut bytes)?;
+        cache.get(slot, &self.source.cache_key(place), out).then_some(bytes)
+    }
+
+    /// Returns whether the disk cache lists the slot.
+    fn may_be_on_disk(&self, slot: u64) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.may_contain(slot))
+    }
+
+    fn fetch_slots(&self, slots: &Range<u64>, timeout: Option<Duration>) -> Result<Vec<CacheSlot>> {
+        let range = self.slot_bytes(slots);
+        let answered = with_retry(&|| timeout, &mut || self.source.read_range(&self.version, range.clone()));
+        let bytes = answered.map_err(|error| error.into_deferred_error(&self.name))?;
+        debug_assert_eq!(bytes.len() as u64, range.end - range.start);
+        let fetched: Vec<CacheSlot> = bytes.chunks(SLOT as usize).map(CacheSlot::from).collect();
+        if let Some(cache) = &self.cache {
+            for (slot, bytes) in slots.clone().zip(&fetched) {
+                cache.put(slot, &self.source.cache_key(self.slot_bytes(&(slot..slot + 1))), bytes);
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Returns whether the failed object may lie outside of the requested range: a slot, and a
+    /// request of several slots, span many objects.
+    fn may_be_outside_range(&self, error: &Error) -> bool {
+        let is_gone = match error {
+            Error::Damaged(_) => true,
+            Error::Io { source, .. } => source.kind() == io::ErrorKind::StaleNetworkFileHandle,
+            _ => false,
+        };
+        is_gone && self.source.is_atomic()
+    }
+
+    /// Reads exactly these bytes.
+    fn read_exactly(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let answered = with_retry(&|| self.timeout, &mut || self.source.read_range(&self.version, range.clone()));
+        out.copy_from_slice(&answered.map_err(|error| error.into_deferred_error(&self.name))?);
+        Ok(())
+    }
+
+    /// Returns a slot from any source. `wanted` is the range that its reader needs.
+    fn read_slot(&self, slot: u64, wanted: Range<u64>) -> Result<CacheSlot> {
+        let mut slots = self.slots.lock();
+        loop {
+            if let Some(found) = slots.get(slot) {
+                self.metrics.count_hit();
+                return Ok(found);
+            }
+            if slots.is_in_flight(slot) {
+                self.arrived.wait(&mut slots);
+                continue;
+            }
+            // From the disk the neighbours come as fast when they are read.
+            let least = if self.may_be_on_disk(slot) { slot + 1 } else { (slot + MIN_SLOTS).min(self.end()) };
+            let claimed = slots.claim_missing(slot..wanted.end.max(least).min(slot + MAX_SLOTS));
+            drop(slots);
+            // Returned directly: the slot cache may have evicted it already.
+            return self.fetch_claimed(claimed, self.timeout)?.into_iter().next().ok_or(Error::Stale);
+        }
+    }
+}
+
+impl Storage for RemoteFile {
+    fn len(&self) -> Result<u64> {
+        Ok(self.inner.version.length)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let inner = &*self.inner;
+        let length = inner.version.length;
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
+            Error::damaged(format!(
+                "archive is truncated: length={length} needed={}",
+                offset.saturating_add(out.len() as u64)
+            ))
+        })?;
+        if end <= inner.start.len() as u64 {
+            out.copy_from_slice(&inner.start[offset as usize..end as usize]);
+            return Ok(());
+        }
+        if inner.source.read_cached(offset, out) {
+            inner.metrics.count_hit();
+            return Ok(());
+        }
+        let wanted = offset / SLOT..end.div_ceil(SLOT);
+        let ahead = inner.slots.lock().plan_readahead(wanted.clone(), inner.end());
+        self.queue_prefetch(ahead);
+        for number in wanted.clone() {
+            let place = inner.slot_bytes(&(number..number + 1));
+            let part = offset.max(place.start)..end.min(place.end);
+            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
+            match inner.read_slot(number, wanted.clone()) {
+                Ok(slot) => {
+                    let from = (part.start - place.start) as usize..(part.end - place.start) as usize;
+                    into.copy_from_slice(&slot[from]);
+                }
+                Err(error) if inner.may_be_outside_range(&error) => inner.read_exactly(part, into)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_far(&self) -> bool {
+        true
+    }
+
+    fn will_need(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.inner.version.length);
+        if end > self.inner.start.len() as u64 && offset < end {
+            let first = offset / SLOT;
+            // More would not be there any more when it is read. In parts, for several threads.
+            let end = end.div_ceil(SLOT).min(first + CAPACITY.get() as u64);
+            let parts = (first..end).step_by(REQUEST_SLOTS as usize).map(|start| start..end.min(start + REQUEST_SLOTS));
+            let missing: Vec<Range<u64>> = {
+                let slots = self.inner.slots.lock();
+                parts.filter(|part| slots.has_missing(part)).collect()
+            };
+            self.queue_prefetch(missing);
+        }
+    }
+
+    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn set_len(&self, _length: u64) -> Result<()> {
+        Err(read_only())
+    }
+
+    /// Does nothing: the storage is read-only.
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn ordered(&self) -> bool {
+        self.inner.source.is_atomic()
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        let slots = offset / SLOT..offset.saturating_add(length).div_ceil(SLOT);
+        self.inner.slots.lock().forget(slots.clone());
+        self.inner.cache.iter().for_each(|cache| cache.forget(&slots));
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        let length = self.inner.version.length;
+        Ok((offset < length).then_some(offset..length))
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+}
+
+pub(crate) fn read_only() -> Error {
+    Error::ReadOnly("an archive on a server can only be read".into())
+}
+
+/// Computes the identity of a disk cache: the address and the cache scope. For a file without a
+/// scope, its version and the commits named by its start: some servers keep the tag if a file
+/// changes twice within a second.
+fn cache_identity(
+    name: &str,
+    lineage: Option<&[u8]>,
+    version: &FileVersion,
+    start: &[u8],
+) -> crate::cache::CacheIdentity {
+    let mut hash = Sha256::new();
+    let mut part = |part: &[u8]| {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    };
+    part(name.as_bytes());
+    if let Some(lineage) = lineage {
+        part(b"lineage");
+        part(lineage);
+    } else {
+        part(version.tag.as_deref().unwrap_or_default().as_bytes());
+        part(start);
+        part(&version.length.to_le_bytes());
+    }
+    hash.finalize().into()
+}
+
+/// Exponential backoff with a time limit that counts from the first failure: an attempt that takes
+/// longer than the limit, such as a large body on a slow link, is repeated nevertheless.
+struct Backoff {
+    failed: Option<Instant>,
+    pause: Duration,
+}
+
+impl Backoff {
+    fn new() -> Backoff {
+        Backoff { failed: None, pause: MIN_PAUSE }
+    }
+
+    /// Returns the pause after an attempt that failed at `now`; pauses double and have jitter. None
+    /// when the time is over.
+    fn pause(&mut self, now: Instant, timeout: Option<Duration>) -> Option<Duration> {
+        let failed = *self.failed.get_or_insert(now);
+        let rest = self.pause.mul_f64(0.5 + random_fraction() / 2.0);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
+        timeout.is_none_or(|timeout| now - failed + rest <= timeout).then_some(rest)
+    }
+}
+
+/// Retries transient errors until the timeout, which is read again after each attempt.
+pub(crate) fn with_retry<T>(
+    timeout: &dyn Fn() -> Option<Duration>,
+    attempt: &mut dyn FnMut() -> RemoteResult<T>,
+) -> RemoteResult<T> {
+    let mut backoff = Backoff::new();
+    loop {
+        match attempt() {
+            Err(error @ RemoteError::Transient(_)) => match backoff.pause(Instant::now(), timeout()) {
+                Some(pause) => thread::sleep(pause),
+                None => return Err(error),
+            },
+            other => return other,
+        }
+    }
+}
+
+/// Returns a random number from 0 to 1.
+fn random_fraction() -> f64 {
+    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of zeros that tells of each request how many slots it brings and how many are under
+    /// way.
+    struct ProbeSource {
+        inner: Arc<std::sync::OnceLock<Weak<Inner>>>,
+        sender: Mutex<std::sync::mpsc::Sender<(u64, usize)>>,
+    }
+
+    impl RangeSource for ProbeSource {
+        fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
+            Ok((FileVersion { length: 1 << 40, tag: None, modified: None }, vec![0; count as usize]))
+        }
+
+        fn read_range(&self, _: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+            let coming =
+                self.inner.get().and_then(Weak::upgrade).map_or(0, |inner| inner.slots.lock().in_flight_count());
+            let _ = self.sender.lock().send(((range.end - range.start) / SLOT, coming));
+            Ok(vec![0; (range.end - range.start) as usize])
+        }
+    }
+
+    #[test]
+    fn who_needs_everything_is_not_brought_it_at_once() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let inner = Arc::new(std::sync::OnceLock::new());
+        let source = ProbeSource { inner: inner.clone(), sender: Mutex::new(sender) };
+        let options = RemoteOptions { cache_directory: None, cache_bytes: Some(0), ..RemoteOptions::default() };
+        let file = RemoteFile::open_metered(Box::new(source), "https://host/a".into(), &options).unwrap();
+        inner.set(Arc::downgrade(&file.inner)).unwrap();
+        file.will_need(0, u64::MAX);
+        let mut brought = 0;
+        while brought < CAPACITY.get() as u64 {
+            let (slots, coming) = receiver.recv().unwrap();
+            brought += slots;
+            assert!(coming <= MAX_PREFETCH_SLOTS as usize, "{coming} slots are under way");
+        }
+        assert_eq!(brought, CAPACITY.get() as u64);
+    }
+
+    #[test]
+    fn an_attempt_that_takes_long_is_repeated_all_the_same() {
+        let (mut backoff, limit) = (Backoff::new(), Some(Duration::from_secs(30)));
+        let first = Instant::now() + Duration::from_secs(54);
+        assert!(backoff.pause(first, limit).is_some(), "it had no second chance");
+        assert!(backoff.pause(first + Duration::from_secs(20), limit).is_some());
+        assert_eq!(backoff.pause(first + Duration::from_secs(31), limit), None);
+        assert_eq!(Backoff::new().pause(first, Some(Duration::ZERO)), None, "who has no patience asks once");
+        let mut hard = Backoff::new();
+        for number in 0..100 {
+            let pause = hard.pause(first + Duration::from_secs(1000 * number), None);
+            assert!(pause.is_some_and(|pause| pause <= MAX_PAUSE));
+        }
+        // Whose time is over meanwhile does not begin again.
+        assert_eq!(hard.pause(first + Duration::from_secs(100_000), Some(Duration::ZERO)), None);
+    }
+}
