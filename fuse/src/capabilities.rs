@@ -3,7 +3,7 @@
 //!
 //! # Former uses of capabilities, and their replacements
 //! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the unmounter, which is
-//!   outside ([`crate::unmounter`]).
+//!   outside ([`crate::mount_helper`]).
 //! - `mount -o remount`: the mounting command, which asks the daemon for a flush alone.
 //! - An archive, log or backup of another user: opened before, or by the command that asks, and
 //!   kept as a descriptor.

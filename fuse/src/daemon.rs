@@ -26,11 +26,11 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::daemon_config::Task;
 use crate::exit::Failure;
-use crate::journal::{self, Target};
+use crate::logging::{self, Target};
 use crate::mount;
 use crate::session;
-use crate::task::Task;
 
 /// The hidden argument that makes the program the daemon.
 pub const ARGUMENT: &str = "--daemon";
@@ -177,7 +177,7 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let (namespaces, task, key) = read_task().map_err(failed)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
-    let log = journal::start(&Target::of(&task.options), task.verbose)?;
+    let log = logging::start(&Target::of(&task.options), task.verbose)?;
     let ready = |notices: &[String]| {
         report(&Report::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;

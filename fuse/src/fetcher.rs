@@ -23,7 +23,7 @@ use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
 
 use crate::broker::Brokerage;
-use crate::journal::{self, Target};
+use crate::logging::{self, Target};
 use crate::mount::send_descriptor;
 use crate::{capabilities, filter, sandbox};
 
@@ -47,7 +47,7 @@ pub(crate) fn start(
     let mut command = Command::new("/proc/self/exe");
     command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
     // A terminal's interrupt is for the daemon alone.
-    command.args(journal::argument(log)).process_group(0);
+    command.args(logging::argument(log)).process_group(0);
     command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
     Place::apart(&mut command, archive, how, access)
 }
@@ -62,8 +62,8 @@ pub fn run() -> io::Result<()> {
     let mut arguments = std::env::args_os().skip(2);
     let confined = arguments.next().is_none_or(|word| word != FREE);
     let log = arguments.next().map(PathBuf::from);
-    let log = journal::target(log.as_deref());
-    journal::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
+    let log = logging::target(log.as_deref());
+    logging::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if !confined {
         return elsewhere::fetch(control, None, |_| {});

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Activity;
-use crate::ending::Event;
+use crate::shutdown::Event;
 
 /// How often the clock is looked at.
 const STEP: Duration = Duration::from_secs(1);

@@ -134,7 +134,7 @@ mod tests {
     use lockbox::format::{Ino, ROOT_INO};
 
     use super::*;
-    use crate::moments::tests::{CREATOR, opened};
+    use crate::snapshot_requests::tests::{CREATOR, opened};
 
     const HOUR: i64 = 3600;
     /// 2026-11-23T00:00:00Z

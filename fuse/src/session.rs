@@ -2,15 +2,15 @@
 //!
 //! # Order of starting
 //! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
-//! daemon must never do, since the answer would be its own (see [`crate::watch`]). After the mount no path is opened but in /proc, /sys and
-//! /dev, over which nothing is mounted ([`crate::hidden`]).
+//! daemon must never do, since the answer would be its own (see [`crate::deadlock_watchdog`]). After the mount no path is opened but in /proc, /sys and
+//! /dev, over which nothing is mounted ([`crate::mountpoint_check`]).
 //! 1  The process that fetches the archive; the namespaces in which the mount is to be, which whoever has a second thread cannot join; the archive with
 //!    its directory, what is remembered of it, the control socket, the bus, the process that unmounts.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
 //! 4  The event loops, and whatever else runs.
 //!
-//! How it stops is said in [`crate::ending`].
+//! How it stops is said in [`crate::shutdown`].
 //!
 //! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
 
@@ -37,28 +37,28 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::CapabilitySet;
 
 use crate::adapter::{Activity, Adapter, Followed, Manner, Shown, snapshot_dir};
-use crate::answers::{Answers, Living};
-use crate::callers::Callers;
-use crate::ending::{Attached, Elsewhere, End, Event, Place, Slot};
+use crate::control_handler::{Answers, Living};
+use crate::daemon_config::Task;
+use crate::deadlock_watchdog::Watch;
+use crate::event_loop::Pace;
 use crate::exit::{Failure, Mounting};
 use crate::fetcher;
-use crate::follow::{self, Failing, Follow};
-use crate::former;
 use crate::idle::{self, Watcher};
-use crate::journal::Target;
 use crate::kernel_cache::KernelCache;
-use crate::moments;
+use crate::logging::Target;
 use crate::mount::Mount;
+use crate::mount_helper::Unmounter;
 use crate::options::Options;
-use crate::pace::Pace;
 use crate::point_owner;
+use crate::previous_daemon;
+use crate::process_info::Callers;
+use crate::replica::{self, Failing, Follow};
 use crate::sandbox::{self, Reach};
 use crate::schedule::Schedule;
+use crate::shutdown::{Attached, Elsewhere, End, Event, Place, Slot};
+use crate::snapshot_requests;
 use crate::suspend;
-use crate::task::Task;
 use crate::ticker::Ticker;
-use crate::unmounter::Unmounter;
-use crate::watch::Watch;
 use crate::{capabilities, filter, kernel};
 
 /// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
@@ -132,7 +132,7 @@ pub fn serve(
         ready(&notices)?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
         let Running { server, place, cache, activity, schedule, shown: _ } = running;
-        let scheduled = schedule.zip(moments::of(&slot));
+        let scheduled = schedule.zip(snapshot_requests::of(&slot));
         let _ticker = (!task.options.read_only)
             .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile(), scheduled))
             .transpose()
@@ -278,7 +278,7 @@ fn start(
             let shown = Arc::new(Shown::new(adapter, asked));
             serve_requests(Followed(Arc::clone(&shown)), connection, config, &cache, ended, end)?;
             let (slot, activity) = (Arc::clone(slot), Arc::clone(&activity));
-            follow::start(follow, Arc::clone(&shown), slot, activity, failing).map_err(thread_failed)?;
+            replica::start(follow, Arc::clone(&shown), slot, activity, failing).map_err(thread_failed)?;
             Some(shown)
         }
     };
@@ -364,7 +364,7 @@ fn elsewhere_in_use(address: &Path, takes_over: bool, error: Error) -> Failure {
 /// Names the holder of an archive when its daemon can be asked.
 fn in_use(task: &Task, error: Error) -> Failure {
     match error {
-        Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),
+        Error::InUse(_) => previous_daemon::serving(task.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
     }
 }

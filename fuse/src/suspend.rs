@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use lockbox::fs::FileSystem;
 
-use crate::ending::{ARRIVAL, Event, Place, Slept};
 use crate::kernel_cache::KernelCache;
 use crate::login::{self, Login};
+use crate::shutdown::{ARRIVAL, Event, Place, Slept};
 
 /// What unmounting and closing may take before the rest is saved beside it.
 const CLOSING: Duration = Duration::from_millis(1500);

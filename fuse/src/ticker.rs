@@ -17,10 +17,10 @@ use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::Witness;
 use lockbox::{Error, Result};
 
-use crate::ending::{ARRIVAL, Place};
 use crate::kernel_cache::KernelCache;
-use crate::moments::collect;
 use crate::schedule;
+use crate::shutdown::{ARRIVAL, Place};
+use crate::snapshot_requests::collect;
 
 const STEP: Duration = Duration::from_secs(1);
 /// From one flush of the kernel's pages to the next.

@@ -12,8 +12,8 @@ use fuser::{
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use lockbox_fuse::event_loop::{LONG_BYTES, Pace};
 use lockbox_fuse::kernel;
-use lockbox_fuse::pace::{LONG_BYTES, Pace};
 
 use crate::store::{Content, Entry, New, Result, Store};
 

@@ -10,14 +10,14 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use super::activity::Activity;
 use super::handle;
 use super::open_directories::OpenDirectories;
-use super::syncs::Syncs;
-use super::taken::TakenCapabilities;
-use crate::callers::Callers;
+use super::removed_capabilities::TakenCapabilities;
+use super::sync::Syncs;
 use crate::convert::{GENERATION, ino, notes_access, writes};
 use crate::errno::errno;
+use crate::event_loop::{InFlight, Pace};
 use crate::kernel_cache::KernelCache;
 use crate::options::SnapshotDir;
-use crate::pace::{InFlight, Pace};
+use crate::process_info::Callers;
 
 /// What the options of a mount say of how it is served.
 #[derive(Clone, Copy)]

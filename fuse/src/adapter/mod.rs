@@ -5,22 +5,22 @@
 //! numbers (VIEW-1), and is served by the file `snapshots`.
 
 mod activity;
-mod caller;
 mod content;
 mod context;
-mod followed;
+mod credentials;
 mod listings;
 mod open_directories;
 mod privileges;
+mod removed_capabilities;
+mod replica_fs;
 mod reply;
 mod seek;
 mod snapshots;
-mod syncs;
-mod taken;
+mod sync;
 
 pub use activity::Activity;
 pub use context::{Adapter, Manner};
-pub use followed::{Followed, Shown};
+pub use replica_fs::{Followed, Shown};
 pub use snapshots::snapshot_dir;
 
 use std::ffi::OsStr;
@@ -31,10 +31,10 @@ use std::time::SystemTime;
 
 use crate::convert::{GENERATION, ino, writes};
 use crate::errno::errno;
+use crate::event_loop::LONG_BYTES;
 use crate::kernel_cache::FOR_EVER;
-use crate::pace::LONG_BYTES;
 use crate::{convert, kernel};
-use caller::Caller;
+use credentials::Caller;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
     OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,

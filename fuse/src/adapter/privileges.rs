@@ -14,9 +14,9 @@ use fuser::Request;
 use lockbox::fs::{SetAttributes, XattrMode, mode};
 use lockbox::{Error, Result, format};
 
-use super::caller::Caller;
 use super::context::Adapter;
-use super::taken::CAPABILITY;
+use super::credentials::Caller;
+use super::removed_capabilities::CAPABILITY;
 
 const GROUP_EXECUTE: u32 = 0o010;
 /// Together these bits have a program run with the rights of its group.

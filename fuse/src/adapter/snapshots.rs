@@ -25,7 +25,9 @@ use super::seek;
 use crate::convert::{self, GENERATION, writes};
 use crate::errno::errno;
 use crate::kernel_cache::FOR_EVER;
-use crate::kernel_cache::views::{CONTENT_LIFETIME, NAMES_LIFETIME, Place, View, Views, directory_number, is_live};
+use crate::kernel_cache::snapshot_inodes::{
+    CONTENT_LIFETIME, NAMES_LIFETIME, Place, View, Views, directory_number, is_live,
+};
 use crate::options::SnapshotDir;
 
 /// The name in the root.

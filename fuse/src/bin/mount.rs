@@ -12,13 +12,14 @@ use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
+use lockbox_fuse::daemon_config::Task;
 use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
-use lockbox_fuse::journal::{self, Target};
+use lockbox_fuse::logging::{self, Target};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::Options;
-use lockbox_fuse::task::Task;
 use lockbox_fuse::{
-    broker, daemon, fetcher, former, fstab, hidden, kept, kernel, mount, point_owner, remount, session, unmounter,
+    broker, daemon, fetcher, fstab, kernel, mount, mount_helper, mount8_options, mountpoint_check, point_owner,
+    previous_daemon, remount, session,
 };
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::located::real_path;
@@ -144,8 +145,8 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
         return finish(&daemon::run(), false);
     }
-    if std::env::args_os().nth(1).is_some_and(|first| first == unmounter::ARGUMENT) {
-        return if unmounter::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    if std::env::args_os().nth(1).is_some_and(|first| first == mount_helper::ARGUMENT) {
+        return if mount_helper::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
     if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
         return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
@@ -208,13 +209,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     };
     // The daemon does that for itself.
     let _ = harden::lock_memory_if_plenty();
-    if let Some(change) = remount::requested(&arguments.options, &kept::asked())? {
+    if let Some(change) = remount::requested(&arguments.options, &mount8_options::asked())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = real_path(&arguments.directory).map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
     }
     let mut options = options(arguments)?;
-    kept::check(&options, &arguments.archive, &arguments.directory)?;
+    mount8_options::check(&options, &arguments.archive, &arguments.directory)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
@@ -237,7 +238,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     };
     let made = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
-    hidden::check(&point, &archive, &options)?;
+    mountpoint_check::check(&point, &archive, &options)?;
     if !arguments.for_program {
         point_owner::check_early(&archive, &point, &options)?;
     }
@@ -260,7 +261,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
             tell(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
         }
-        former::wait(&archive, options.read_only, tell)?;
+        previous_daemon::wait(&archive, options.read_only, tell)?;
     }
     let (key, refused) = lockbox_host::unlock(
         place.site(),
@@ -360,7 +361,7 @@ fn may_only_be_read(archive: &Path) -> bool {
 fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {
     if task.options.foreground {
         daemon::close_inherited();
-        journal::start(&Target::of(&task.options), task.verbose)?;
+        logging::start(&Target::of(&task.options), task.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: &[String]| {
             notify.ready(&task.point().to_string_lossy());

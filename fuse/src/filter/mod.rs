@@ -26,7 +26,7 @@
 //! A filter binds the thread that puts it on and the threads that this one starts: so it comes
 //! before any other thread, as Landlock does.
 
-mod allowed;
+mod allowlist;
 mod names;
 mod refusals;
 
@@ -44,8 +44,8 @@ use seccompiler::{
 };
 
 use crate::mount::receive_descriptor;
-use allowed::Allowed;
-pub(crate) use allowed::Process;
+use allowlist::Allowed;
+pub(crate) use allowlist::Process;
 
 /// Stands in a compiled program where the crate has no action for listeners.
 const MARK: SeccompAction = SeccompAction::Trace(0);
@@ -168,7 +168,7 @@ fn allow_list(process: Process, otherwise: SeccompAction) -> Result<BpfProgram, 
 /// Refuses the calls that only the installation needed, and the calls that are refused without a
 /// log line.
 fn closing(process: Process) -> Result<BpfProgram, BackendError> {
-    let mut list: Rules = allowed::QUIET.iter().map(|&call| (call, Vec::new())).collect();
+    let mut list: Rules = allowlist::QUIET.iter().map(|&call| (call, Vec::new())).collect();
     list.insert(libc::SYS_seccomp, Vec::new());
     if process == Process::Daemon {
         list.insert(libc::SYS_sendmsg, Vec::new());

@@ -47,13 +47,13 @@
 //!     what it believes of the size is taken from it then, too, or it would cut what it reads of the new content to the length of the old. Its number names the same file in all moments, for numbers are given once.
 
 mod attributes;
-mod built;
-mod gone;
 mod names;
 mod pages;
+mod restore_invalidation;
+pub(crate) mod snapshot_inodes;
 mod times;
 mod unlinked;
-pub(crate) mod views;
+mod unlinked_times;
 mod writers;
 
 use std::sync::OnceLock;
@@ -62,8 +62,8 @@ use std::time::Duration;
 
 use fuser::{FopenFlags, Notifier};
 
+use snapshot_inodes::Views;
 use unlinked::Unlinked;
-use views::Views;
 use writers::Writers;
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.

@@ -6,7 +6,7 @@ use lockbox::error::Timestamp;
 use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
 use lockbox::{Result, format};
 
-use super::{KernelCache, gone};
+use super::{KernelCache, unlinked_times};
 
 impl KernelCache {
     /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing, and those of a file that is gone are
@@ -18,7 +18,7 @@ impl KernelCache {
         set: &SetAttributes,
         by_handle: bool,
     ) -> Result<Attributes> {
-        gone::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
+        unlinked_times::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
     }
 
     /// Only of an inode with writers can the kernel have times to store while a program sets others: it stores them before each close(2)

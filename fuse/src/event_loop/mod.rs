@@ -18,7 +18,7 @@
 //! From 1 and 2 follows that no call is lost: who stays away and who calls decide under one lock, a call is a count and not
 //! only a signal, and whoever comes back takes one call at most, also when its time is up just then.
 
-mod linger;
+mod busy_poll;
 mod queue;
 
 use std::cell::Cell;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use self::linger::{Arrival, Linger};
+use self::busy_poll::{Arrival, Linger};
 pub use self::queue::Queue;
 
 /// How long a loop stays away at most: an unmount waits for it, and 50 wake-ups a second cost nothing under load.

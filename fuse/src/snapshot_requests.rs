@@ -12,9 +12,9 @@ use lockbox::control::{Among, Listed, Name, PAGE, Response, Why};
 use lockbox::error::Refusal;
 use lockbox_terminal::display;
 
-use crate::ending::{Place, Slot};
 use crate::kernel_cache::KernelCache;
 use crate::options::Options;
+use crate::shutdown::{Place, Slot};
 
 /// The moments of the archive while it is open, without the slot, which the end of the mount takes.
 pub(crate) fn of(slot: &Slot) -> Option<Moments> {

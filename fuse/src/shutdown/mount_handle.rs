@@ -15,12 +15,12 @@ use lockbox_host::point::Point;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
-use super::handover::HandOver;
+use super::writeback::HandOver;
 use crate::exit::Failure;
 use crate::kernel::{self, ReadAhead};
 use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
-use crate::unmounter::{Unmounted, Unmounter};
+use crate::mount_helper::{Unmounted, Unmounter};
 
 /// How long a flush may take where it has to wait: with locking before a sleep it has to fit into logind's five seconds.
 const FLUSH: Duration = Duration::from_secs(2);

@@ -5,7 +5,7 @@
 
 use fuser::Request;
 
-use crate::callers::Callers;
+use crate::process_info::Callers;
 
 /// Numbers of linux/capability.h.
 const CAP_FOWNER: u32 = 3;
@@ -59,7 +59,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::callers;
+    use crate::process_info;
 
     #[test]
     fn without_proc_only_the_primary_group_and_the_user_count() {
@@ -73,7 +73,7 @@ mod tests {
     fn this_process_is_what_the_system_says() {
         let uid = nix::unistd::getuid().as_raw();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || callers::serve(theirs));
+        std::thread::spawn(move || process_info::serve(theirs));
         let this = Caller { callers: &Callers::over(ours), uid, gid: u32::MAX - 1, thread: std::process::id() };
         for group in nix::unistd::getgroups().unwrap() {
             assert!(this.keeps_set_gid(group.as_raw()));

@@ -197,7 +197,7 @@ mod tests {
         assert!(ended.is_err());
         file.write_all(b"said by the C library").unwrap();
         let told = std::fs::read_to_string(&log).unwrap();
-        assert!(told.contains("ERROR") && told.contains("fuse/src/journal.rs:"), "{told}");
+        assert!(told.contains("ERROR") && told.contains("fuse/src/logging.rs:"), "{told}");
         assert!(!told.contains("content of a file"), "{told}");
         assert!(told.ends_with("said by the C library"), "{told}");
     }

@@ -18,14 +18,14 @@ use parking_lot::Mutex;
 
 use crate::adapter::Activity;
 use crate::backups;
-use crate::ending::{Event, Place, Slot};
-use crate::follow::Failing;
+use crate::daemon_config::Task;
+use crate::deadlock_watchdog::Strangers;
 use crate::kernel_cache::KernelCache;
-use crate::moments;
+use crate::replica::Failing;
 use crate::restores::{self, Turns};
 use crate::schedule::Schedule;
-use crate::task::Task;
-use crate::watch::Strangers;
+use crate::shutdown::{Event, Place, Slot};
+use crate::snapshot_requests;
 
 /// What there is while the mount lives.
 pub(crate) struct Living {
@@ -100,23 +100,25 @@ impl Answers {
             Request::Sync => self.done(FileSystem::make_durable),
             Request::Purge => self.done(FileSystem::purge),
             Request::SnapshotCreate { name } => self.about_snapshots(true, |moments| {
-                let collected = moments::collect(&self.living.place, &self.living.cache);
-                moments::done(collected.and_then(|()| moments.create(&name.0)))
+                let collected = snapshot_requests::collect(&self.living.place, &self.living.cache);
+                snapshot_requests::done(collected.and_then(|()| moments.create(&name.0)))
             }),
             Request::SnapshotList { after, held } => self.about_snapshots(false, |all| {
-                moments::list(all, *after, *held).unwrap_or_else(|error| moments::refused(&error))
+                snapshot_requests::list(all, *after, *held).unwrap_or_else(|error| snapshot_requests::refused(&error))
             }),
-            Request::SnapshotHeld { ranges } => self.about_snapshots(false, |moments| moments::held(moments, ranges)),
+            Request::SnapshotHeld { ranges } => {
+                self.about_snapshots(false, |moments| snapshot_requests::held(moments, ranges))
+            }
             Request::SnapshotRemove { ids, among } => {
-                self.about_snapshots(true, |moments| moments::remove(moments, ids, *among))
+                self.about_snapshots(true, |moments| snapshot_requests::remove(moments, ids, *among))
             }
             Request::SnapshotDiff { older, newer } => {
                 let Some(fs) = self.file_system() else { return closing() };
                 self.about_snapshots(false, |moments| {
-                    let collected = moments::collect(&self.living.place, &self.living.cache);
+                    let collected = snapshot_requests::collect(&self.living.place, &self.living.cache);
                     let tell =
                         || restores::tell_differences((&fs, moments), &self.turns, &client, older, newer.as_ref());
-                    collected.and_then(|()| tell()).unwrap_or_else(|error| moments::refused(&error))
+                    collected.and_then(|()| tell()).unwrap_or_else(|error| snapshot_requests::refused(&error))
                 })
             }
             Request::SnapshotRestore { name, paths, to } => {
@@ -126,17 +128,17 @@ impl Answers {
                     let now = Timestamp::from_system(SystemTime::now());
                     let cache = &self.living.cache;
                     let restore = || restores::restore((&fs, moments), (&self.turns, cache), &client, &wanted, now);
-                    let collected = moments::collect(&self.living.place, cache);
-                    collected.and_then(|()| restore()).unwrap_or_else(|error| moments::refused(&error))
+                    let collected = snapshot_requests::collect(&self.living.place, cache);
+                    collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::refused(&error))
                 })
             }
             Request::Backup { whole, verify } => {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);
                 let Some(backups) = backups else { return closing() };
                 let how = backups::How { whole: *whole, verify: *verify };
-                moments::collect(&self.living.place, &self.living.cache)
+                snapshot_requests::collect(&self.living.place, &self.living.cache)
                     .and_then(|()| backups::make(backups, how, client))
-                    .unwrap_or_else(|error| moments::refused(&error))
+                    .unwrap_or_else(|error| snapshot_requests::refused(&error))
             }
             Request::Stop { lazy, abandon } => {
                 let (answer, answered) = mpsc::channel();
@@ -162,9 +164,9 @@ impl Answers {
     }
 
     fn about_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
-        match moments::read_only(&self.task.options).filter(|_| changes) {
+        match snapshot_requests::read_only(&self.task.options).filter(|_| changes) {
             Some(refused) => refused,
-            None => moments::of(&self.slot).map_or_else(closing, |moments| work(&moments)),
+            None => snapshot_requests::of(&self.slot).map_or_else(closing, |moments| work(&moments)),
         }
     }
 

@@ -9,8 +9,8 @@
 //!    not closed.
 
 mod event;
-mod handover;
-mod place;
+mod mount_handle;
+mod writeback;
 
 use std::io;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
 use crate::exit::Failure;
-use crate::unmounter::Unmounted;
+use crate::mount_helper::Unmounted;
 
 pub(crate) use event::{Event, Slept};
-pub(crate) use place::{ARRIVAL, Attached, Place};
+pub(crate) use mount_handle::{ARRIVAL, Attached, Place};
 
 /// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
 const HAND_OVER: Duration = Duration::from_secs(10);
@@ -422,7 +422,7 @@ mod tests {
     use nix::unistd::geteuid;
 
     use super::*;
-    use crate::journal;
+    use crate::logging;
 
     /// Answers with what it is told to and remembers what was asked of it.
     struct Played {
@@ -475,7 +475,7 @@ mod tests {
     fn logged_when(unmounted: Unmounted, script: Vec<Event>) -> String {
         let log = Log::default();
         let writer = log.clone();
-        let builder = tracing_subscriber::fmt().with_env_filter(journal::filter(false));
+        let builder = tracing_subscriber::fmt().with_env_filter(logging::filter(false));
         let subscriber = builder.with_target(false).with_ansi(false).with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(subscriber, || played(unmounted, false, 60, script));
         let bytes = log.0.lock().clone();

@@ -23,11 +23,11 @@ use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
 
-use crate::callers::{self, Callers};
 use crate::filter;
-use crate::journal::{self, Target};
+use crate::logging::{self, Target};
 use crate::login;
 use crate::mount::{self, UnmountError};
+use crate::process_info::{self, Callers};
 
 /// The hidden argument that makes the program the unmounter.
 pub const ARGUMENT: &str = "--unmounter";
@@ -141,7 +141,7 @@ impl Unmounter {
             .arg(ARGUMENT)
             .arg(point)
             .arg(if made { MADE } else { "" })
-            .args(journal::argument(log))
+            .args(logging::argument(log))
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
             .stdin(OwnedFd::from(their_orders))
@@ -239,11 +239,11 @@ pub fn run() -> io::Result<()> {
     // While nothing is mounted on it.
     let made = made.then(|| Made::of(&point)).transpose()?;
     // Opened while it is there: the mount may hide it.
-    journal::start(&journal::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
+    logging::start(&logging::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
-    thread::Builder::new().name("callers".into()).spawn(move || callers::serve(questions))?;
+    thread::Builder::new().name("callers".into()).spawn(move || process_info::serve(questions))?;
     orders.write_all(b"ready\n")?;
     let (mut id, mut device) = ([0; 8], [0; 8]);
     if orders.read_exact(&mut id).and_then(|()| orders.read_exact(&mut device)).is_err() {

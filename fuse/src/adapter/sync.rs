@@ -21,7 +21,7 @@ use lockbox::fs::{BegunSync, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply::reply_empty;
-use crate::pace::{InFlight, Pace};
+use crate::event_loop::{InFlight, Pace};
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Lead {

@@ -25,12 +25,12 @@ use lockbox::fs::FileSystem;
 use parking_lot::{Mutex, RwLock};
 
 use super::context::Adapter;
+use super::removed_capabilities::TakenCapabilities;
 use super::snapshots::snapshot_dir;
-use super::taken::TakenCapabilities;
 use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel;
-use crate::kernel_cache::views::is_live;
+use crate::kernel_cache::snapshot_inodes::is_live;
 use crate::options::SnapshotDir;
 
 /// Moments that are held for what is open and gone.
@@ -298,10 +298,10 @@ mod tests {
 
     use super::*;
     use crate::adapter::{Activity, Manner};
-    use crate::callers::Callers;
+    use crate::event_loop::Pace;
     use crate::kernel_cache::KernelCache;
-    use crate::moments::tests::CREATOR;
-    use crate::pace::Pace;
+    use crate::process_info::Callers;
+    use crate::snapshot_requests::tests::CREATOR;
 
     /// An archive, and copies of it as it was.
     struct Written {

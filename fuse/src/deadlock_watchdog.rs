@@ -32,7 +32,7 @@ use std::time::Duration;
 use nix::sys::stat::{major, minor};
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, fstatfs, openat};
 
-use crate::ending::{Event, Mount, Place};
+use crate::shutdown::{Event, Mount, Place};
 
 /// From one look to the next.
 const PERIOD: Duration = Duration::from_secs(2);

@@ -14,8 +14,8 @@ use lockbox_host::elsewhere::{Following, Place};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, Shown};
-use crate::ending::Slot;
 use crate::idle::since_boot;
+use crate::shutdown::Slot;
 
 /// From one look to the next while nobody uses the mount.
 const SELDOM: Duration = Duration::from_secs(60);
