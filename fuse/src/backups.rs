@@ -4,12 +4,12 @@ use lockbox::archive::{BackedUp, Backups, Destination};
 use lockbox::control::{BackupDone, Client, Response};
 use lockbox::{Error, Result};
 
-pub(crate) struct How {
+pub(crate) struct BackupMode {
     pub(crate) whole: bool,
     pub(crate) verify: bool,
 }
 
-pub(crate) fn make(backups: Backups, how: How, mut client: Client) -> Result<Response> {
+pub(crate) fn run_backup(backups: Backups, mode: BackupMode, mut client: Client) -> Result<Response> {
     let Some(file) = client.file.take() else {
         return Err(Error::invalid("a backup goes into a file that comes with the request"));
     };
@@ -17,18 +17,18 @@ pub(crate) fn make(backups: Backups, how: How, mut client: Client) -> Result<Res
     // A backup that nobody waits for keeps nothing from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;
-    let done = match how.whole {
+    let done = match mode.whole {
         true => Some(source.fill(&file, watch)?),
         false => source.bring_up_to_date(&file, watch)?,
     };
-    if how.verify && done.is_some() {
+    if mode.verify && done.is_some() {
         source.verify(&file, watch)?;
     }
-    let told = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
+    let report = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
         seconds: time.seconds,
         nanos: time.nanos,
         generation: generation.0,
         copied_bytes,
     };
-    Ok(Response::BackedUp { done: done.map(told) })
+    Ok(Response::BackedUp { done: done.map(report) })
 }

@@ -18,7 +18,7 @@ use lockbox_host::elsewhere;
 use nix::sys::signal::SigSet;
 
 use crate::filter;
-use crate::logging::{self, Target};
+use crate::logging::{self, LogTarget};
 
 /// The hidden argument that makes the program this process.
 pub const ARGUMENT: &str = "--broker";
@@ -34,13 +34,13 @@ pub(crate) struct Brokerage {
 impl Brokerage {
     /// # Errors
     /// The errors of starting a process.
-    pub(crate) fn start(log: &Target<'_>) -> io::Result<Brokerage> {
+    pub(crate) fn start(log: &LogTarget<'_>) -> io::Result<Brokerage> {
         let (questions, their_questions) = UnixStream::pair()?;
         let (refusals, their_refusals) = UnixStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("mount.lockbox").arg(ARGUMENT).args(logging::argument(log)).process_group(0);
+        command.arg0("mount.lockbox").arg(ARGUMENT).args(logging::to_argument(log)).process_group(0);
         command.stdin(OwnedFd::from(their_questions)).stdout(OwnedFd::from(their_refusals));
-        command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
+        command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
         let child = command.spawn()?;
         Ok(Brokerage { child, questions, refusals })
     }
@@ -65,8 +65,9 @@ impl Brokerage {
 pub fn run() -> io::Result<()> {
     SigSet::all().thread_block()?;
     let log = std::env::args_os().nth(2).map(PathBuf::from);
-    logging::start(&logging::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
+    logging::start(&logging::from_argument(log.as_deref()), false)
+        .map_err(|failure| io::Error::other(failure.message))?;
     let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    thread::Builder::new().name("listener".into()).spawn(move || filter::name_refusals(&refusals, "fetcher"))?;
+    thread::Builder::new().name("listener".into()).spawn(move || filter::log_refusals(&refusals, "fetcher"))?;
     elsewhere::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

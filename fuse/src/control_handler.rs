@@ -18,143 +18,144 @@ use parking_lot::Mutex;
 
 use crate::adapter::Activity;
 use crate::backups;
-use crate::daemon_config::Task;
-use crate::deadlock_watchdog::Strangers;
+use crate::daemon_config::DaemonConfig;
+use crate::deadlock_watchdog::ForeignFileUse;
 use crate::kernel_cache::KernelCache;
-use crate::replica::Failing;
-use crate::restores::{self, Turns};
-use crate::schedule::Schedule;
-use crate::shutdown::{Event, Place, Slot};
+use crate::replica::ReplicaFailure;
+use crate::restores::{self, OperationLocks};
+use crate::schedule::SnapshotSchedule;
+use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
 use crate::snapshot_requests;
 
 /// What there is while the mount lives.
-pub(crate) struct Living {
+pub(crate) struct DaemonState {
     pub(crate) activity: Arc<Activity>,
-    pub(crate) place: Arc<Place>,
+    pub(crate) mount: Arc<MountHandle>,
     pub(crate) cache: Arc<KernelCache>,
     /// None when it takes no snapshots by itself.
-    pub(crate) schedule: Option<Arc<Schedule>>,
+    pub(crate) schedule: Option<Arc<SnapshotSchedule>>,
     /// The mount namespace of this process.
     pub(crate) namespace: u64,
     /// None for an archive that is a file of this host.
-    pub(crate) telling: Option<Telling>,
+    pub(crate) remote_status: Option<Telling>,
     /// Of a mount that follows.
-    pub(crate) following: Option<Failing>,
+    pub(crate) replica_failure: Option<ReplicaFailure>,
     /// Told of work with files that came with requests.
-    pub(crate) strangers: Strangers,
+    pub(crate) foreign_files: ForeignFileUse,
 }
 
 /// What the answers are taken from.
-pub(crate) struct Answers {
-    task: Task,
-    slot: Slot,
-    living: Living,
-    events: Mutex<Sender<Event>>,
-    turns: Turns,
-    since: i64,
+pub(crate) struct ControlHandler {
+    config: DaemonConfig,
+    slot: ArchiveSlot,
+    state: DaemonState,
+    events: Mutex<Sender<MountEvent>>,
+    locks: OperationLocks,
+    mounted_at: i64,
     /// The newest commit when the mount began.
     first_generation: u64,
     /// What /proc says of this process, opened before the sandbox took /proc away.
     own_status: Option<File>,
 }
 
-impl Answers {
+impl ControlHandler {
     pub(crate) fn new(
-        task: Task,
-        slot: Slot,
-        living: Living,
-        events: Sender<Event>,
+        config: DaemonConfig,
+        slot: ArchiveSlot,
+        state: DaemonState,
+        events: Sender<MountEvent>,
         own_status: Option<File>,
-    ) -> Answers {
+    ) -> ControlHandler {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let since = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        let mounted_at = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
         if let Some(Err(error)) = slot.lock().as_ref().map(|archive| archive.file_system().look_at_snapshots()) {
             tracing::warn!("the snapshots cannot be counted: {error}");
         }
         let first_generation = slot.lock().as_ref().map_or(0, |archive| archive.file_system().generation().0);
-        Answers {
-            task,
+        ControlHandler {
+            config,
             slot,
-            living,
+            state,
             events: Mutex::new(events),
-            turns: Turns::default(),
-            since,
+            locks: OperationLocks::default(),
+            mounted_at,
             first_generation,
             own_status,
         }
     }
 
-    pub(crate) fn respond(&self, request: &Request, asking: Client) -> Response {
-        let _at_work = asking.file.is_some().then(|| self.living.strangers.begin());
+    pub(crate) fn handle(&self, request: &Request, asking: Client) -> Response {
+        let _at_work = asking.file.is_some().then(|| self.state.foreign_files.begin());
         // Its file is to be closed before that ends.
         let client = asking;
         match request {
             Request::Status => {
                 // Without the slot: another process is asked.
-                let remote = self.living.telling.as_ref().and_then(|tell| tell());
+                let remote = self.state.remote_status.as_ref().and_then(|status| status());
                 match self.slot.lock().as_ref() {
                     Some(archive) => Response::Status(Box::new(Status { remote, ..self.status(archive) })),
-                    None => closing(),
+                    None => closing_response(),
                 }
             }
-            Request::Sync => self.done(FileSystem::make_durable),
-            Request::Purge => self.done(FileSystem::purge),
-            Request::SnapshotCreate { name } => self.about_snapshots(true, |moments| {
-                let collected = snapshot_requests::collect(&self.living.place, &self.living.cache);
-                snapshot_requests::done(collected.and_then(|()| moments.create(&name.0)))
+            Request::Sync => self.run(FileSystem::make_durable),
+            Request::Purge => self.run(FileSystem::purge),
+            Request::SnapshotCreate { name } => self.with_snapshots(true, |moments| {
+                let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
+                snapshot_requests::to_response(collected.and_then(|()| moments.create(&name.0)))
             }),
-            Request::SnapshotList { after, held } => self.about_snapshots(false, |all| {
-                snapshot_requests::list(all, *after, *held).unwrap_or_else(|error| snapshot_requests::refused(&error))
+            Request::SnapshotList { after, held } => self.with_snapshots(false, |all| {
+                snapshot_requests::list_page(all, *after, *held)
+                    .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }),
             Request::SnapshotHeld { ranges } => {
-                self.about_snapshots(false, |moments| snapshot_requests::held(moments, ranges))
+                self.with_snapshots(false, |moments| snapshot_requests::held_bytes(moments, ranges))
             }
             Request::SnapshotRemove { ids, among } => {
-                self.about_snapshots(true, |moments| snapshot_requests::remove(moments, ids, *among))
+                self.with_snapshots(true, |moments| snapshot_requests::remove_snapshots(moments, ids, *among))
             }
             Request::SnapshotDiff { older, newer } => {
-                let Some(fs) = self.file_system() else { return closing() };
-                self.about_snapshots(false, |moments| {
-                    let collected = snapshot_requests::collect(&self.living.place, &self.living.cache);
-                    let tell =
-                        || restores::tell_differences((&fs, moments), &self.turns, &client, older, newer.as_ref());
-                    collected.and_then(|()| tell()).unwrap_or_else(|error| snapshot_requests::refused(&error))
+                let Some(fs) = self.file_system() else { return closing_response() };
+                self.with_snapshots(false, |moments| {
+                    let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
+                    let send =
+                        || restores::send_differences((&fs, moments), &self.locks, &client, older, newer.as_ref());
+                    collected.and_then(|()| send()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
             }
             Request::SnapshotRestore { name, paths, to } => {
-                let Some(fs) = self.file_system() else { return closing() };
-                self.about_snapshots(true, |moments| {
-                    let wanted = restores::Wanted { name, paths, to: to.as_ref() };
+                let Some(fs) = self.file_system() else { return closing_response() };
+                self.with_snapshots(true, |moments| {
+                    let request = restores::RestoreRequest { name, paths, to: to.as_ref() };
                     let now = Timestamp::from_system(SystemTime::now());
-                    let cache = &self.living.cache;
-                    let restore = || restores::restore((&fs, moments), (&self.turns, cache), &client, &wanted, now);
-                    let collected = snapshot_requests::collect(&self.living.place, cache);
-                    collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::refused(&error))
+                    let cache = &self.state.cache;
+                    let restore = || restores::restore((&fs, moments), (&self.locks, cache), &client, &request, now);
+                    let collected = snapshot_requests::collect_writes(&self.state.mount, cache);
+                    collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
             }
             Request::Backup { whole, verify } => {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);
-                let Some(backups) = backups else { return closing() };
-                let how = backups::How { whole: *whole, verify: *verify };
-                snapshot_requests::collect(&self.living.place, &self.living.cache)
-                    .and_then(|()| backups::make(backups, how, client))
-                    .unwrap_or_else(|error| snapshot_requests::refused(&error))
+                let Some(backups) = backups else { return closing_response() };
+                let mode = backups::BackupMode { whole: *whole, verify: *verify };
+                snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
+                    .and_then(|()| backups::run_backup(backups, mode, client))
+                    .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }
             Request::Stop { lazy, abandon } => {
                 let (answer, answered) = mpsc::channel();
-                let _ = self.events.lock().send(Event::Stop { lazy: *lazy, abandon: *abandon, answer });
-                answered.recv().unwrap_or_else(|_| closing())
+                let _ = self.events.lock().send(MountEvent::Stop { lazy: *lazy, abandon: *abandon, answer });
+                answered.recv().unwrap_or_else(|_| closing_response())
             }
         }
     }
 
     /// Without the slot, which the end of the mount takes, while `work` runs.
-    fn done(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
+    fn run(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
         let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
         match fs.map(|fs| work(&fs)) {
             Some(Ok(())) => Response::Done,
             Some(Err(error)) => Response::Failed { message: error.to_string() },
-            None => closing(),
+            None => closing_response(),
         }
     }
 
@@ -163,10 +164,12 @@ impl Answers {
         self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
     }
 
-    fn about_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
-        match snapshot_requests::read_only(&self.task.options).filter(|_| changes) {
+    fn with_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
+        match snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
             Some(refused) => refused,
-            None => snapshot_requests::of(&self.slot).map_or_else(closing, |moments| work(&moments)),
+            None => {
+                snapshot_requests::open_snapshots(&self.slot).map_or_else(closing_response, |moments| work(&moments))
+            }
         }
     }
 
@@ -175,8 +178,8 @@ impl Answers {
         let fs = archive.file_system();
         let usage = fs.usage();
         let generation = fs.generation().0;
-        let Task { archive: path, point, options, .. } = &self.task;
-        let mount = self.living.place.numbers();
+        let DaemonConfig { archive: path, point, options, .. } = &self.config;
+        let mount = self.state.mount.numbers();
         let mut status = Status {
             pid: std::process::id(),
             uid: geteuid().as_raw(),
@@ -184,16 +187,16 @@ impl Answers {
             fingerprint: archive.fingerprint().to_string(),
             mount_id: mount.id,
             mount_device: mount.device,
-            mount_namespace: self.living.namespace,
+            mount_namespace: self.state.namespace,
             read_only: options.read_only,
             options: options.to_string(),
-            since: self.since,
+            since: self.mounted_at,
             generation,
             commits: generation.saturating_sub(self.first_generation),
             dirty_bytes: usage.volatile_bytes,
             log: usage.log,
-            open_files: self.living.activity.open_files(),
-            open_directories: self.living.activity.open_directories(),
+            open_files: self.state.activity.open_files(),
+            open_directories: self.state.activity.open_directories(),
             memory_bytes: usage.memory(),
             memory_limit: options.memory,
             peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
@@ -202,15 +205,14 @@ impl Answers {
             caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
             snapshots: usage.snapshots.map(|snapshots| snapshots.count),
             newest_snapshot: usage.snapshots.and_then(|snapshots| snapshots.newest).map(|newest| newest.seconds),
-            schedule: self.living.schedule.as_ref().map(|schedule| schedule.describe()),
+            schedule: self.state.schedule.as_ref().map(|schedule| schedule.describe()),
             latched: usage.latched,
             fallback: usage.fallback,
             remote: None,
-            follows: self
-                .living
-                .following
-                .as_ref()
-                .map(|failing| Follows { committed: fs.committed().seconds, failure: failing.lock().clone() }),
+            follows: self.state.replica_failure.as_ref().map(|replica_failure| Follows {
+                committed: fs.committed().seconds,
+                failure: replica_failure.lock().clone(),
+            }),
             ..Status::default()
         };
         status.set_archive(Path::new(path));
@@ -219,7 +221,7 @@ impl Answers {
     }
 }
 
-fn closing() -> Response {
+fn closing_response() -> Response {
     Response::Failed { message: "the archive is being closed".into() }
 }
 

@@ -20,16 +20,16 @@ pub(crate) fn ino(number: INodeNo) -> Ino {
 }
 
 /// Whether a handle may write.
-pub(crate) fn writes(flags: OpenFlags) -> bool {
+pub(crate) fn may_write(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
 /// Whether an open counts as access.
-pub(crate) fn notes_access(flags: OpenFlags) -> bool {
+pub(crate) fn updates_atime(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
-pub(crate) fn attributes(a: &Attributes) -> FileAttr {
+pub(crate) fn to_file_attr(a: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(a.ino.0),
         size: a.size,
@@ -51,8 +51,8 @@ pub(crate) fn attributes(a: &Attributes) -> FileAttr {
 }
 
 /// What stands for "no such name" in an answer that has a time to live: inode number 0, and nothing else is looked at.
-pub(crate) fn no_attributes() -> FileAttr {
-    attributes(&Attributes { mode: mode::REGULAR, ..Attributes::default() })
+pub(crate) fn negative_entry() -> FileAttr {
+    to_file_attr(&Attributes { mode: mode::REGULAR, ..Attributes::default() })
 }
 
 /// From `mode >> 12`.
@@ -90,7 +90,7 @@ pub(crate) fn to_timestamp(time: SystemTime) -> Timestamp {
     }
 }
 
-pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+pub(crate) fn to_set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
         TimeOrNow::SpecificTime(time) => SetTime::To(to_timestamp(time)),

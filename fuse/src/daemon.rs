@@ -26,19 +26,19 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::daemon_config::Task;
+use crate::daemon_config::DaemonConfig;
 use crate::exit::Failure;
-use crate::logging::{self, Target};
+use crate::logging::{self, LogTarget};
 use crate::mount;
 use crate::session;
 
 /// The hidden argument that makes the program the daemon.
 pub const ARGUMENT: &str = "--daemon";
 /// A task with two paths of 4 KiB in JSON and the key fit several times.
-const MAX_TASK: u64 = 256 << 10;
+const MAX_CONFIG: u64 = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
-enum Report {
+enum StartReport {
     Ready { notices: Vec<String> },
     Failed(Failure),
 }
@@ -78,7 +78,7 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     };
     // Only an archive's daemon is known to answer at once.
     let answered = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
-        true => in_time(question).unwrap_or_else(|| Err(silent())),
+        true => in_time(question).unwrap_or_else(|| Err(unresponsive())),
         false => question(),
     };
     match answered {
@@ -106,30 +106,34 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Error for a mount point that does not answer.
-fn silent() -> io::Error {
+fn unresponsive() -> io::Error {
     let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' takes that mount away";
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 /// Starts the daemon and returns when the mount answers, with what the user should know. In `namespaces` who made them has to look for that.
-pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<Vec<String>, Failure> {
+pub fn launch(
+    config: &DaemonConfig,
+    key: &UnlockedKey,
+    namespaces: Option<&Namespaces>,
+) -> Result<Vec<String>, Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
-    let before = task.point().metadata().map_err(failed)?.dev();
+    let before = config.point().metadata().map_err(failed)?.dev();
     let (stdin, theirs) = UnixStream::pair().map_err(failed)?;
     let mut command = Command::new("/proc/self/exe");
     // It asks nobody, and a command may hold what is nobody's business.
     let mut child = secrets::withhold(&mut command)
         .arg0("mount.lockbox")
         .arg(ARGUMENT)
-        .arg(&task.archive)
-        .arg(&task.point)
+        .arg(&config.archive)
+        .arg(&config.point)
         // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
         .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let mut line = serde_json::to_vec(task).map_err(|e| failed(e.into()))?;
+    let mut line = serde_json::to_vec(config).map_err(|e| failed(e.into()))?;
     line.push(b'\n');
     // When the daemon is dead already its exit status says more than a broken pipe.
     let _ = Namespaces::send(namespaces, &stdin)
@@ -145,9 +149,9 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
         return Err(Failure::other(format!("the daemon died while starting: {status}")));
     }
     match serde_json::from_str(&line).map_err(|e| failed(e.into()))? {
-        Report::Failed(failure) => Err(failure),
-        Report::Ready { notices } => {
-            let point = task.point();
+        StartReport::Failed(failure) => Err(failure),
+        StartReport::Ready { notices } => {
+            let point = config.point();
             let answers = namespaces.is_some()
                 || (point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok());
             if answers { Ok(notices) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
@@ -162,7 +166,7 @@ pub fn run() -> Result<(), Failure> {
     let result = serve(&mut reported);
     match (&result, reported) {
         // The mounting command prints it; this process has nobody to talk to.
-        (Err(failure), false) => drop(report(&Report::Failed(failure.clone()))),
+        (Err(failure), false) => drop(report(&StartReport::Failed(failure.clone()))),
         (Err(failure), true) => tracing::error!("{failure}"),
         (Ok(()), _) => {}
     }
@@ -174,21 +178,21 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     // Refused only when this process leads a group already, as under a supervisor: then it needs no new session.
     let _ = unistd::setsid();
     std::env::set_current_dir("/").map_err(failed)?;
-    let (namespaces, task, key) = read_task().map_err(failed)?;
+    let (namespaces, config, key) = read_config().map_err(failed)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
-    let log = logging::start(&Target::of(&task.options), task.verbose)?;
+    let log = logging::start(&LogTarget::of(&config.options), config.verbose)?;
     let ready = |notices: &[String]| {
-        report(&Report::Ready { notices: notices.to_vec() }).map_err(failed)?;
+        report(&StartReport::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;
         // A failed allocation, an overflown stack and an abort in C code are told there and nowhere else.
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));
         closed.map_err(|e| failed(e.into()))
     };
-    session::serve(&task, &key, namespaces, ready, || {})
+    session::serve(&config, &key, namespaces, ready, || {})
 }
 
-fn report(report: &Report) -> io::Result<()> {
+fn report(report: &StartReport) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
     let mut stdout = io::stdout().lock();
@@ -197,13 +201,13 @@ fn report(report: &Report) -> io::Result<()> {
 }
 
 /// Reads unbuffered and into memory reserved beforehand, so that the key is in one place and wiped there.
-fn read_task() -> io::Result<(Option<Namespaces>, Task, UnlockedKey)> {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_TASK as usize));
+fn read_config() -> io::Result<(Option<Namespaces>, DaemonConfig, UnlockedKey)> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_CONFIG as usize));
     let stdin = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let namespaces = Namespaces::receive(&stdin)?;
-    stdin.take(MAX_TASK).read_to_end(&mut bytes)?;
+    stdin.take(MAX_CONFIG).read_to_end(&mut bytes)?;
     let line = bytes.iter().position(|&b| b == b'\n').ok_or(io::ErrorKind::UnexpectedEof)?;
-    let task = serde_json::from_slice(&bytes[..line])?;
+    let config = serde_json::from_slice(&bytes[..line])?;
     let key = UnlockedKey::from_bytes(&bytes[line + 1..]).map_err(io::Error::other)?;
-    Ok((namespaces, task, key))
+    Ok((namespaces, config, key))
 }

@@ -5,21 +5,21 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::options::Options;
+use crate::options::MountOptions;
 
 /// What to serve where. Paths are absolute; they go to the daemon as they are, whatever their encoding.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct DaemonConfig {
     pub archive: OsString,
     pub point: OsString,
-    pub options: Options,
+    pub options: MountOptions,
     pub verbose: bool,
     /// The mount point was made for this mount, and goes with it.
     #[serde(default)]
     pub made: bool,
 }
 
-impl Task {
+impl DaemonConfig {
     pub fn archive(&self) -> &Path {
         Path::new(&self.archive)
     }

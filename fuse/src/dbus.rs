@@ -17,11 +17,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAd
 /// Longest message taken; ours are some hundred bytes.
 const MAX_MESSAGE: usize = 64 << 10;
 /// What the protocol allows.
-const LONGEST: usize = 128 << 20;
+const MAX_WIRE_MESSAGE: usize = 128 << 20;
 /// Signals that are kept while an answer is waited for: whoever sends more of them takes no more memory.
-const MAX_EARLY: usize = 256;
+const MAX_QUEUED_SIGNALS: usize = 256;
 /// How long the bus may take for a reply.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the header before its fields, their length included.
 const FIXED: usize = 16;
 /// Fields of the header that are looked at (section "Header Fields"), and those of a call.
@@ -46,7 +46,7 @@ const ENDIAN: u8 = b'B';
 
 /// Where a method is.
 #[derive(Clone, Copy)]
-pub(crate) struct Method<'a> {
+pub(crate) struct BusMethod<'a> {
     pub(crate) destination: &'a str,
     pub(crate) path: &'a str,
     pub(crate) interface: &'a str,
@@ -55,7 +55,7 @@ pub(crate) struct Method<'a> {
 
 /// A message that came.
 #[derive(Debug, Default)]
-pub(crate) struct Message {
+pub(crate) struct BusMessage {
     kind: u8,
     reply_to: u32,
     pub(crate) interface: String,
@@ -67,17 +67,17 @@ pub(crate) struct Message {
     pub(crate) descriptor: Option<OwnedFd>,
 }
 
-impl Message {
+impl BusMessage {
     /// The first argument, a string (`s`).
-    pub(crate) fn text(&self) -> Option<String> {
-        self.signature.starts_with('s').then(|| Reader { bytes: &self.body, at: 0 }.text().ok()).flatten()
+    pub(crate) fn first_string(&self) -> Option<String> {
+        self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.text().ok()).flatten()
     }
 
     /// The first argument, a boolean (`b`).
-    pub(crate) fn truth(&self) -> Option<bool> {
+    pub(crate) fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
-            .then(|| Reader { bytes: &self.body, at: 0 }.number().ok())
+            .then(|| MessageReader { bytes: &self.body, at: 0 }.number().ok())
             .flatten()
             .map(|n| n != 0)
     }
@@ -88,14 +88,14 @@ pub(crate) struct Bus {
     stream: UnixStream,
     serial: u32,
     /// Signals that came while an answer was waited for.
-    early: VecDeque<Message>,
+    queued_signals: VecDeque<BusMessage>,
 }
 
 /// Connects to the first address of the list that answers (section "Server Addresses").
-pub(crate) fn dial(addresses: &str) -> io::Result<UnixStream> {
+pub(crate) fn connect(addresses: &str) -> io::Result<UnixStream> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
     for address in addresses.split(';').filter_map(parse_address) {
-        match control::connect_within(&address?, PATIENCE) {
+        match control::connect_within(&address?, REPLY_TIMEOUT) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -105,23 +105,23 @@ pub(crate) fn dial(addresses: &str) -> io::Result<UnixStream> {
 
 impl Bus {
     /// Says hello over a fresh connection.
-    pub(crate) fn over(mut stream: UnixStream) -> io::Result<Bus> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+    pub(crate) fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         stream.write_all(format!("\0AUTH EXTERNAL {name}\r\n").as_bytes())?;
         expect(&mut stream, "OK ")?;
         stream.write_all(b"NEGOTIATE_UNIX_FD\r\n")?;
         expect(&mut stream, "AGREE_UNIX_FD")?;
         stream.write_all(b"BEGIN\r\n")?;
-        let mut bus = Bus { stream, serial: 0, early: VecDeque::new() };
+        let mut bus = Bus { stream, serial: 0, queued_signals: VecDeque::new() };
         bus.call_bus("Hello", &[])?;
         Ok(bus)
     }
 
     /// A method of the bus itself.
-    pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<Message> {
-        let method = Method {
+    pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
+        let method = BusMethod {
             destination: "org.freedesktop.DBus",
             path: "/org/freedesktop/DBus",
             interface: "org.freedesktop.DBus",
@@ -134,17 +134,17 @@ impl Bus {
     ///
     /// # Errors
     /// Those of the connection, and what the other side answers as an error, by its name.
-    pub(crate) fn call(&mut self, method: &Method<'_>, arguments: &[&str]) -> io::Result<Message> {
+    pub(crate) fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
         self.stream.write_all(&encode(self.serial, method, arguments))?;
-        self.stream.set_read_timeout(Some(PATIENCE))?;
+        self.stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         loop {
             let message = self.receive()?;
             match message.kind {
-                SIGNAL if self.early.len() < MAX_EARLY => self.early.push_back(message),
+                SIGNAL if self.queued_signals.len() < MAX_QUEUED_SIGNALS => self.queued_signals.push_back(message),
                 REPLY if message.reply_to == self.serial => return Ok(message),
                 ERROR if message.reply_to == self.serial => {
-                    let said = message.text().unwrap_or_default();
+                    let said = message.first_string().unwrap_or_default();
                     return Err(io::Error::other(format!("{}: {said}", message.error)));
                 }
                 // Calls to us, and answers that nobody waits for any more.
@@ -154,8 +154,8 @@ impl Bus {
     }
 
     /// Waits for the next signal, however long it takes.
-    pub(crate) fn next_signal(&mut self) -> io::Result<Message> {
-        if let Some(message) = self.early.pop_front() {
+    pub(crate) fn next_signal(&mut self) -> io::Result<BusMessage> {
+        if let Some(message) = self.queued_signals.pop_front() {
             return Ok(message);
         }
         self.stream.set_read_timeout(None)?;
@@ -169,36 +169,36 @@ impl Bus {
 
     /// The next message that is understood. Any program of any user may send us signals: in the other byte order, longer than all of ours, and with fields
     /// that nobody knows. These are passed over, or one of them would end the connection, and nobody would hear that the machine sleeps.
-    fn receive(&mut self) -> io::Result<Message> {
+    fn receive(&mut self) -> io::Result<BusMessage> {
         loop {
             let mut bytes = vec![0; FIXED];
-            let mut descriptor = self.fill(&mut bytes)?;
+            let mut descriptor = self.read_full(&mut bytes)?;
             let total = total_length(&bytes)?;
             if bytes[0] != ENDIAN || total > MAX_MESSAGE {
-                self.pass_over(total - FIXED)?;
+                self.skip_bytes(total - FIXED)?;
                 continue;
             }
             bytes.resize(total, 0);
-            let later = self.fill(&mut bytes[FIXED..])?;
+            let later = self.read_full(&mut bytes[FIXED..])?;
             descriptor = descriptor.or(later);
             if let Ok(message) = decode(&bytes) {
-                return Ok(Message { descriptor, ..message });
+                return Ok(BusMessage { descriptor, ..message });
             }
         }
     }
 
-    fn pass_over(&mut self, mut length: usize) -> io::Result<()> {
+    fn skip_bytes(&mut self, mut length: usize) -> io::Result<()> {
         let mut part = [0; 4096];
         while length > 0 {
             let some = length.min(part.len());
-            self.fill(&mut part[..some])?;
+            self.read_full(&mut part[..some])?;
             length -= some;
         }
         Ok(())
     }
 
     /// Reads until `buffer` is full; a descriptor that comes along is the answer.
-    fn fill(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+    fn read_full(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
         let mut descriptor = None;
         while !buffer.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -270,7 +270,7 @@ fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
 }
 
 /// A call with strings as arguments (section "Message Format").
-fn encode(serial: u32, method: &Method<'_>, arguments: &[&str]) -> Vec<u8> {
+fn encode(serial: u32, method: &BusMethod<'_>, arguments: &[&str]) -> Vec<u8> {
     let mut body = Vec::new();
     for argument in arguments {
         pad(&mut body, 4);
@@ -333,31 +333,31 @@ fn total_length(fixed: &[u8]) -> io::Result<usize> {
         return Err(invalid("byte order or version"));
     };
     let total = fields.checked_add(FIXED).map(|n| n.next_multiple_of(8)).and_then(|n| n.checked_add(body));
-    total.filter(|&total| total <= LONGEST).ok_or_else(|| invalid("length"))
+    total.filter(|&total| total <= MAX_WIRE_MESSAGE).ok_or_else(|| invalid("length"))
 }
 
-fn decode(bytes: &[u8]) -> io::Result<Message> {
-    let fields = Reader { bytes, at: 12 }.number()? as usize;
+fn decode(bytes: &[u8]) -> io::Result<BusMessage> {
+    let fields = MessageReader { bytes, at: 12 }.number()? as usize;
     let end = FIXED + fields;
     let header = bytes.get(..end).ok_or_else(|| invalid("length of the fields"))?;
-    let mut message = Message { kind: bytes[1], ..Message::default() };
-    let mut reader = Reader { bytes: header, at: FIXED };
+    let mut message = BusMessage { kind: bytes[1], ..BusMessage::default() };
+    let mut reader = MessageReader { bytes: header, at: FIXED };
     while reader.at < end {
         reader.align(8);
         let code = reader.byte()?;
         let value = match reader.signature()?.as_str() {
-            "s" | "o" => Value::Text(reader.text()?),
-            "g" => Value::Text(reader.signature()?),
-            "u" => Value::Number(reader.number()?),
+            "s" | "o" => FieldValue::Text(reader.text()?),
+            "g" => FieldValue::Text(reader.signature()?),
+            "u" => FieldValue::Number(reader.number()?),
             other => return Err(invalid(other)),
         };
         match (code, value) {
-            (INTERFACE, Value::Text(text)) => message.interface = text,
-            (MEMBER, Value::Text(text)) => message.member = text,
-            (ERROR_NAME, Value::Text(text)) => message.error = text,
-            (SENDER, Value::Text(text)) => message.sender = text,
-            (SIGNATURE, Value::Text(text)) => message.signature = text,
-            (REPLY_SERIAL, Value::Number(number)) => message.reply_to = number,
+            (INTERFACE, FieldValue::Text(text)) => message.interface = text,
+            (MEMBER, FieldValue::Text(text)) => message.member = text,
+            (ERROR_NAME, FieldValue::Text(text)) => message.error = text,
+            (SENDER, FieldValue::Text(text)) => message.sender = text,
+            (SIGNATURE, FieldValue::Text(text)) => message.signature = text,
+            (REPLY_SERIAL, FieldValue::Number(number)) => message.reply_to = number,
             _ => {}
         }
     }
@@ -365,18 +365,18 @@ fn decode(bytes: &[u8]) -> io::Result<Message> {
     Ok(message)
 }
 
-enum Value {
+enum FieldValue {
     Text(String),
     Number(u32),
 }
 
 /// Takes values off a message, none beyond its end.
-struct Reader<'a> {
+struct MessageReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl Reader<'_> {
+impl MessageReader<'_> {
     fn align(&mut self, boundary: usize) {
         self.at = self.at.next_multiple_of(boundary);
     }
@@ -420,7 +420,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    const METHOD: Method<'_> = Method { destination: "a.b", path: "/a/b", interface: "a.b.C", member: "Do" };
+    const METHOD: BusMethod<'_> = BusMethod { destination: "a.b", path: "/a/b", interface: "a.b.C", member: "Do" };
 
     #[test]
     fn a_call_reads_back_as_it_was_written() {
@@ -430,8 +430,8 @@ mod tests {
             let message = decode(&bytes).unwrap();
             assert_eq!((message.kind, &*message.interface, &*message.member), (CALL, "a.b.C", "Do"));
             assert_eq!(message.signature, "s".repeat(arguments.len()));
-            assert_eq!(message.text().as_deref(), arguments.first().copied());
-            assert_eq!(message.truth(), None);
+            assert_eq!(message.first_string().as_deref(), arguments.first().copied());
+            assert_eq!(message.first_bool(), None);
         }
     }
 
@@ -447,7 +447,7 @@ mod tests {
                 let mut damaged = bytes.clone();
                 damaged[at] = value;
                 if total_length(&damaged[..FIXED]).is_ok_and(|total| total <= damaged.len()) {
-                    let _ = decode(&damaged).map(|message| (message.text(), message.truth()));
+                    let _ = decode(&damaged).map(|message| (message.first_string(), message.first_bool()));
                 }
             }
         }
@@ -478,9 +478,9 @@ mod tests {
                 theirs.write_all(&message).unwrap();
             }
         });
-        let mut bus = Bus { stream: ours, serial: 0, early: VecDeque::new() };
+        let mut bus = Bus { stream: ours, serial: 0, queued_signals: VecDeque::new() };
         let message = bus.receive().unwrap();
-        assert_eq!((&*message.member, message.text().as_deref()), ("Do", Some("sleep")));
+        assert_eq!((&*message.member, message.first_string().as_deref()), ("Do", Some("sleep")));
         sent.join().unwrap();
         assert!(bus.receive().is_err(), "nothing is left");
     }
@@ -492,7 +492,7 @@ mod tests {
         assert_eq!(parsed("unix:abstract=/tmp/x").abstract_name(), Some(&b"/tmp/x"[..]));
         assert!(parse_address("tcp:host=localhost").is_none());
         assert!(parse_address("unix:guid=00").is_none());
-        assert!(dial("tcp:host=a;unix:path=/nonexistent").is_err());
-        assert!(dial("").is_err());
+        assert!(connect("tcp:host=a;unix:path=/nonexistent").is_err());
+        assert!(connect("").is_err());
     }
 }

@@ -17,7 +17,7 @@ const SYSTEM_DIRECTORIES: [&str; 2] = ["/sbin", "/usr/sbin"];
 
 /// Whether the program was called by its path in a directory of the system, as mount(8) calls it, and not by its name: then it
 /// ends with the exit codes of mount(8), since that passes them on as its own.
-pub fn called_as_mount_8(name: Option<&OsStr>) -> bool {
+pub fn is_called_as_mount_8(name: Option<&OsStr>) -> bool {
     name.and_then(|name| Path::new(name).parent())
         .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
 }
@@ -33,11 +33,11 @@ pub fn mount_8_code(failure: &Failure) -> u8 {
 
 /// The program `mount.lockbox`.
 #[derive(Clone)]
-pub struct Mounting;
+pub struct MountProgram;
 
-pub type Failure = lockbox_host::Failure<Mounting>;
+pub type Failure = lockbox_host::Failure<MountProgram>;
 
-impl Program for Mounting {
+impl Program for MountProgram {
     const NAME: &'static str = "mount.lockbox";
     const NAMES_ARCHIVE: bool = false;
 
@@ -85,12 +85,12 @@ mod tests {
             let Failure { message, .. } = Failure::from(error);
             assert!(message.contains("facts; mount ") && message.contains(&format!("-o {option} ")), "{message}");
             assert!(!message.contains("--accept"), "{message}");
-            crate::options::Options::parse(&[option.to_owned()]).unwrap();
+            crate::options::MountOptions::parse(&[option.to_owned()]).unwrap();
         }
         let costly = Refusal::Costly { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 };
         let Failure { message, .. } = Failure::from(Error::Refused(costly));
         assert!(message.starts_with("deriving ") && message.contains("-o kdf-limit=N ") && !message.contains("--"));
-        crate::options::Options::parse(&["kdf-limit=9".to_owned()]).unwrap();
+        crate::options::MountOptions::parse(&["kdf-limit=9".to_owned()]).unwrap();
     }
 
     #[test]
@@ -103,9 +103,9 @@ mod tests {
             ("/usr/local/bin/mount-lockbox", false),
             ("/usr/sbin/x/mount.lockbox", false),
         ] {
-            assert_eq!(called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
+            assert_eq!(is_called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
         }
-        assert!(!called_as_mount_8(None));
+        assert!(!is_called_as_mount_8(None));
         for (failure, code) in [
             (Failure::usage("x"), 1),
             (Failure::system("x"), 2),

@@ -23,7 +23,7 @@ use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
 
 use crate::broker::Brokerage;
-use crate::logging::{self, Target};
+use crate::logging::{self, LogTarget};
 use crate::mount::send_descriptor;
 use crate::{capabilities, filter, sandbox};
 
@@ -39,17 +39,17 @@ const FREE: &str = "free";
 /// Those of opening it.
 pub(crate) fn start(
     archive: &Path,
-    how: &Remote,
+    options: &Remote,
     access: Access,
-    log: &Target<'_>,
+    log: &LogTarget<'_>,
     confined: bool,
 ) -> lockbox::Result<Place> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
     // A terminal's interrupt is for the daemon alone.
-    command.args(logging::argument(log)).process_group(0);
-    command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
-    Place::apart(&mut command, archive, how, access)
+    command.args(logging::to_argument(log)).process_group(0);
+    command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
+    Place::apart(&mut command, archive, options, access)
 }
 
 /// The process itself.
@@ -62,7 +62,7 @@ pub fn run() -> io::Result<()> {
     let mut arguments = std::env::args_os().skip(2);
     let confined = arguments.next().is_none_or(|word| word != FREE);
     let log = arguments.next().map(PathBuf::from);
-    let log = logging::target(log.as_deref());
+    let log = logging::from_argument(log.as_deref());
     logging::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if !confined {
@@ -76,7 +76,7 @@ pub fn run() -> io::Result<()> {
 
 /// A machine that refuses a part of it fetches all the same, with a line in the log.
 fn confine(reach: &FetcherReach, refusals: &UnixStream) {
-    let another = reach.written.iter().any(|path| is_of_another(path));
+    let another = reach.written.iter().any(|path| has_other_owner(path));
     let bounded = match sandbox::enter_fetcher(reach) {
         Ok(true) => true,
         Ok(false) => {
@@ -93,12 +93,13 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
     if let Err(error) = capabilities::keep_only(kept) {
         tracing::warn!("the fetcher keeps its capabilities: {error}");
     }
-    if let Err(error) = filter::enter(filter::Process::Fetcher, |listener| send_descriptor(refusals, listener.as_fd()))
+    if let Err(error) =
+        filter::enter(filter::ConfinedProcess::Fetcher, |listener| send_descriptor(refusals, listener.as_fd()))
     {
         tracing::warn!("the filter of the fetcher's system calls was refused: {error}");
     }
 }
 
-fn is_of_another(path: &Path) -> bool {
+fn has_other_owner(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.uid() != geteuid().as_raw())
 }

@@ -19,7 +19,7 @@ const MAX_BACKGROUND: u16 = 64;
 /// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here, ATOMIC_O_TRUNC needs an open that truncates,
 /// the lock flags would replace the kernel's local locks, which are right for one mount.
 /// POSIX_ACL and DONT_MASK belong together: a default list replaces the umask, so whoever inherits lists applies the umask too.
-const WANTED: [InitFlags; 9] = [
+const CAPABILITIES: [InitFlags; 9] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_PARALLEL_DIROPS,
@@ -32,12 +32,12 @@ const WANTED: [InitFlags; 9] = [
 ];
 
 /// Answers the kernel's INIT. `follows`: what is shown changes without the kernel's doing (KERNEL-13).
-pub fn negotiate(config: &mut KernelConfig, follows: bool) {
-    let wanted = WANTED.map(|flags| match flags {
-        InitFlags::FUSE_WRITEBACK_CACHE if follows => InitFlags::FUSE_AUTO_INVAL_DATA,
+pub fn negotiate(config: &mut KernelConfig, is_replica: bool) {
+    let capabilities = CAPABILITIES.map(|flags| match flags {
+        InitFlags::FUSE_WRITEBACK_CACHE if is_replica => InitFlags::FUSE_AUTO_INVAL_DATA,
         flags => flags,
     });
-    for flags in wanted {
+    for flags in capabilities {
         // An error says that this kernel does not offer it: then it goes without.
         let _ = config.add_capabilities(flags);
     }
@@ -65,12 +65,12 @@ pub fn session_config(threads: usize) -> Config {
 /// `memory=` (4 loops made 110 MiB of 64, 2 made 89), which is promised to stay within 32.
 ///
 /// Of an archive that is elsewhere each read of what is not here and each fsync keeps one for as long as its server takes, and the others are for what is here.
-pub fn default_threads(elsewhere: bool) -> usize {
-    let least = if elsewhere { LOOPS_ELSEWHERE } else { 2 };
+pub fn default_threads(is_remote: bool) -> usize {
+    let least = if is_remote { REMOTE_LOOPS } else { 2 };
     std::thread::available_parallelism().map_or(least, |n| n.get().max(least))
 }
 
-const LOOPS_ELSEWHERE: usize = 8;
+const REMOTE_LOOPS: usize = 8;
 
 /// How far the kernel reads ahead on a mount. Only root may change it.
 pub struct ReadAhead(fs::File);

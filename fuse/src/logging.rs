@@ -15,24 +15,24 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::exit::Failure;
-use crate::options::Options;
+use crate::options::MountOptions;
 
 /// Facility daemon (3), severity notice (5): the level stands in the line itself.
 const PRIORITY: u8 = 3 << 3 | 5;
 
-pub enum Target<'a> {
+pub enum LogTarget<'a> {
     Terminal,
     File(&'a Path),
     System,
 }
 
-impl<'a> Target<'a> {
+impl<'a> LogTarget<'a> {
     /// Where a mount with these options logs.
-    pub fn of(options: &'a Options) -> Target<'a> {
+    pub fn of(options: &'a MountOptions) -> LogTarget<'a> {
         match &options.log {
-            Some(path) => Target::File(path),
-            None if options.foreground => Target::Terminal,
-            None => Target::System,
+            Some(path) => LogTarget::File(path),
+            None if options.foreground => LogTarget::Terminal,
+            None => LogTarget::System,
         }
     }
 }
@@ -41,20 +41,20 @@ impl<'a> Target<'a> {
 const STANDARD_ERROR: &str = "-";
 
 /// What tells another process of this program where to log, as an argument.
-pub(crate) fn argument<'a>(target: &Target<'a>) -> Option<&'a Path> {
+pub(crate) fn to_argument<'a>(target: &LogTarget<'a>) -> Option<&'a Path> {
     match *target {
-        Target::System => None,
-        Target::File(path) => Some(path),
-        Target::Terminal => Some(Path::new(STANDARD_ERROR)),
+        LogTarget::System => None,
+        LogTarget::File(path) => Some(path),
+        LogTarget::Terminal => Some(Path::new(STANDARD_ERROR)),
     }
 }
 
 /// What such an argument says.
-pub(crate) fn target(argument: Option<&Path>) -> Target<'_> {
-    match argument {
-        None => Target::System,
-        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
-        Some(path) => Target::File(path),
+pub(crate) fn from_argument(text: Option<&Path>) -> LogTarget<'_> {
+    match text {
+        None => LogTarget::System,
+        Some(path) if path == Path::new(STANDARD_ERROR) => LogTarget::Terminal,
+        Some(path) => LogTarget::File(path),
     }
 }
 
@@ -64,23 +64,27 @@ pub(crate) fn filter(verbose: bool) -> EnvFilter {
 
 /// Starts logging, and answers the log if it is a file. Names, sizes and paths inside an archive are never logged, only inode numbers and
 /// pages.
-pub fn start(target: &Target<'_>, verbose: bool) -> Result<Option<File>, Failure> {
+pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Failure> {
     let builder = tracing_subscriber::fmt().with_env_filter(filter(verbose)).with_target(false).with_ansi(false);
     let mut log = None;
     let started = match target {
-        Target::Terminal => builder.with_writer(io::stderr).without_time().finish().with(Unheard).try_init(),
-        Target::File(path) => {
+        LogTarget::Terminal => {
+            builder.with_writer(io::stderr).without_time().finish().with(IgnoreLostReplies).try_init()
+        }
+        LogTarget::File(path) => {
             let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
             let both = file.and_then(|file| Ok((file.try_clone()?, file)));
             let (again, file) =
                 both.map_err(|e| Failure::other(format!("cannot open the log {}: {e}", path.display())))?;
             log = Some(again);
-            builder.with_writer(std::sync::Mutex::new(file)).finish().with(Unheard).try_init()
+            builder.with_writer(std::sync::Mutex::new(file)).finish().with(IgnoreLostReplies).try_init()
         }
-        Target::System => builder.with_writer(System(connect())).without_time().finish().with(Unheard).try_init(),
+        LogTarget::System => {
+            builder.with_writer(Syslog(connect())).without_time().finish().with(IgnoreLostReplies).try_init()
+        }
     };
     started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))?;
-    if !matches!(target, Target::Terminal) {
+    if !matches!(target, LogTarget::Terminal) {
         log_panics();
     }
     Ok(log)
@@ -89,9 +93,9 @@ pub fn start(target: &Target<'_>, verbose: bool) -> Result<Option<File>, Failure
 /// Keeps one event of the FUSE library out of the log: that the kernel did not take an answer
 /// because the program that waited for it was killed (ENOENT). Nothing is wrong then; every other
 /// answer that the kernel refuses is logged.
-pub(crate) struct Unheard;
+pub(crate) struct IgnoreLostReplies;
 
-impl<S: Subscriber> Layer<S> for Unheard {
+impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         struct Message(bool);
         impl Visit for Message {
@@ -128,19 +132,19 @@ fn connect() -> Option<UnixDatagram> {
 }
 
 /// Writes each event as one datagram to /dev/log; without a system log events are lost.
-struct System(Option<UnixDatagram>);
+struct Syslog(Option<UnixDatagram>);
 
-impl<'a> MakeWriter<'a> for System {
-    type Writer = Line<'a>;
+impl<'a> MakeWriter<'a> for Syslog {
+    type Writer = SyslogLine<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(self.0.as_ref())
+    fn make_writer(&'a self) -> SyslogLine<'a> {
+        SyslogLine(self.0.as_ref())
     }
 }
 
-struct Line<'a>(Option<&'a UnixDatagram>);
+struct SyslogLine<'a>(Option<&'a UnixDatagram>);
 
-impl Write for Line<'_> {
+impl Write for SyslogLine<'_> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         if let Some(socket) = self.0 {
             let mut datagram = format!("<{PRIORITY}>mount.lockbox[{}]: ", std::process::id()).into_bytes();
@@ -174,7 +178,7 @@ mod tests {
     #[test]
     fn an_answer_to_a_program_that_was_killed_is_no_error() {
         let logged = Arc::new(AtomicUsize::new(0));
-        let subscriber = tracing_subscriber::registry().with(Count(Arc::clone(&logged))).with(Unheard);
+        let subscriber = tracing_subscriber::registry().with(Count(Arc::clone(&logged))).with(IgnoreLostReplies);
         tracing::subscriber::with_default(subscriber, || {
             for (errno, expected) in [(2, 0), (22, 1), (19, 2)] {
                 let refused = io::Error::from_raw_os_error(errno);
@@ -191,7 +195,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let usual = std::panic::take_hook();
-        let mut file = start(&Target::File(&log), false).unwrap().unwrap();
+        let mut file = start(&LogTarget::File(&log), false).unwrap().unwrap();
         let ended = std::thread::spawn(|| panic!("content of a file")).join();
         std::panic::set_hook(usual);
         assert!(ended.is_err());

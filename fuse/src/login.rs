@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use crate::dbus::{self, Bus, Message, Method};
+use crate::dbus::{self, Bus, BusMessage, BusMethod};
 
 /// Where the bus of the system is, unless `DBUS_SYSTEM_BUS_ADDRESS` says otherwise.
 const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
@@ -14,45 +14,45 @@ const INTERFACE: &str = "org.freedesktop.login1.Manager";
 const SIGNAL: &str = "PrepareForSleep";
 
 /// logind, subscribed to.
-pub(crate) struct Login {
+pub(crate) struct LogindClient {
     bus: Bus,
 }
 
 /// A connection to the bus of the system.
-pub(crate) fn dial() -> io::Result<UnixStream> {
+pub(crate) fn connect() -> io::Result<UnixStream> {
     let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok().filter(|address| !address.is_empty());
-    dbus::dial(address.as_deref().unwrap_or(SYSTEM_BUS))
+    dbus::connect(address.as_deref().unwrap_or(SYSTEM_BUS))
 }
 
-impl Login {
+impl LogindClient {
     /// # Errors
     /// When there is no bus at the other end, or no logind on it.
-    pub(crate) fn over(stream: UnixStream) -> io::Result<Login> {
-        let mut bus = Bus::over(stream)?;
+    pub(crate) fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
+        let mut bus = Bus::handshake(stream)?;
         let rule = format!("type='signal',sender='{SERVICE}',path='{PATH}',interface='{INTERFACE}',member='{SIGNAL}'");
         bus.call_bus("AddMatch", &[&rule])?;
-        Ok(Login { bus })
+        Ok(LogindClient { bus })
     }
 
     /// The machine waits with sleeping while the descriptor is open, a few seconds at most (`InhibitDelayMaxSec=`).
     pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
-        let method = Method { destination: SERVICE, path: PATH, interface: INTERFACE, member: "Inhibit" };
+        let method = BusMethod { destination: SERVICE, path: PATH, interface: INTERFACE, member: "Inhibit" };
         let answer = self.bus.call(&method, &["sleep", "lockbox", "unmounts an encrypted archive", "delay"])?;
         answer.descriptor.ok_or_else(|| io::Error::other("logind gave no lock"))
     }
 
     /// Waits until the machine is about to sleep (true) or woke up (false).
-    pub(crate) fn next(&mut self) -> io::Result<bool> {
+    pub(crate) fn next_sleep_signal(&mut self) -> io::Result<bool> {
         loop {
             let message = self.bus.next_signal()?;
             if message.interface == INTERFACE && message.member == SIGNAL && self.is_from_logind(&message)? {
-                return message.truth().ok_or_else(|| io::Error::other("logind's signal is not understood"));
+                return message.first_bool().ok_or_else(|| io::Error::other("logind's signal is not understood"));
             }
         }
     }
 
     /// Any program may send us a signal; whose name is logind's now, the bus knows.
-    fn is_from_logind(&mut self, message: &Message) -> io::Result<bool> {
-        Ok(self.bus.call_bus("GetNameOwner", &[SERVICE])?.text().is_some_and(|owner| owner == message.sender))
+    fn is_from_logind(&mut self, message: &BusMessage) -> io::Result<bool> {
+        Ok(self.bus.call_bus("GetNameOwner", &[SERVICE])?.first_string().is_some_and(|owner| owner == message.sender))
     }
 }

@@ -270,14 +270,14 @@ pub fn register(archive: &Path, point: &Path) {
     if !geteuid().is_root() || !Path::new(UMOUNT_PROGRAM).exists() {
         return;
     }
-    let told = Command::new("mount")
+    let registered = Command::new("mount")
         .args(["--fake", "--internal-only", "-t", mounts::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
         .args([archive, point])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    if !told.is_ok_and(|status| status.success()) {
+    if !registered.is_ok_and(|status| status.success()) {
         tracing::debug!("umount(8) was not told of umount.lockbox");
     }
 }

@@ -24,30 +24,30 @@ use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
 
 use crate::filter;
-use crate::logging::{self, Target};
+use crate::logging::{self, LogTarget};
 use crate::login;
 use crate::mount::{self, UnmountError};
-use crate::process_info::{self, Callers};
+use crate::process_info::{self, ProcessInfoClient};
 
 /// The hidden argument that makes the program the unmounter.
 pub const ARGUMENT: &str = "--unmounter";
 /// The argument that says that the mount point goes with the mount.
-const MADE: &str = "made";
+const REMOVE_POINT: &str = "made";
 
-const POLITELY: u8 = b'u';
+const UNMOUNT: u8 = b'u';
 const DETACH: u8 = b'd';
 const FLUSH: u8 = b'f';
-const LOOK: u8 = b'l';
+const PROBE: u8 = b'l';
 /// Is answered with a byte, and a descriptor when there is a bus.
-const DIAL: u8 = b's';
+const CONNECT_BUS: u8 = b's';
 /// Is followed by a byte with the listener of the daemon's filter, and has no answer.
-const REFUSALS: u8 = b'r';
+const FILTER_LISTENER: u8 = b'r';
 /// Has no answer.
-const GOOD_BYE: u8 = b'g';
+const GOODBYE: u8 = b'g';
 
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Unmounted {
+pub(crate) enum UnmountOutcome {
     /// Our mount is not there any more.
     Gone,
     /// Somebody uses it, or mounted over it.
@@ -58,44 +58,45 @@ pub(crate) enum Unmounted {
 
 /// Unmounts the mount with these numbers, wherever it is by now; with `detach` also when it is
 /// busy.
-pub(crate) fn unmount(mount: Numbers, detach: bool) -> Unmounted {
-    let top = match on_top(mounts::table(), mount) {
+pub(crate) fn unmount(mount: Numbers, detach: bool) -> UnmountOutcome {
+    let top = match find_topmost(mounts::table(), mount) {
         Ok(top) => top,
         Err(unmounted) => return unmounted,
     };
     match mount::unmount(&top, false) {
-        Ok(()) => return Unmounted::Gone,
+        Ok(()) => return UnmountOutcome::Gone,
         Err(UnmountError::Busy) if detach => {}
         Err(error) => return error.into(),
     }
     match mount::unmount(&top, true) {
-        Ok(()) => Unmounted::Detached,
+        Ok(()) => UnmountOutcome::Detached,
         Err(error) => error.into(),
     }
 }
 
-impl From<UnmountError> for Unmounted {
-    fn from(error: UnmountError) -> Unmounted {
+impl From<UnmountError> for UnmountOutcome {
+    fn from(error: UnmountError) -> UnmountOutcome {
         match error {
-            UnmountError::Busy => Unmounted::Busy,
-            UnmountError::Other(message) => Unmounted::Failed(message),
+            UnmountError::Busy => UnmountOutcome::Busy,
+            UnmountError::Other(message) => UnmountOutcome::Failed(message),
         }
     }
 }
 
 /// Returns our mount with the path that it has by now when it is on top there, else the answer that
 /// is given without an attempt.
-fn on_top(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, Unmounted> {
+fn find_topmost(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, UnmountOutcome> {
     // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
-    let table = table.map_err(|error| Unmounted::Failed(format!("the table of mounts cannot be read: {error}")))?;
+    let table =
+        table.map_err(|error| UnmountOutcome::Failed(format!("the table of mounts cannot be read: {error}")))?;
     match table.iter().find(|mounted| mounted.numbers() == mount) {
         // What is mounted on its root has the same path.
         Some(ours) if !table.iter().any(|other| other.parent == ours.id && other.point == ours.point) => {
             Ok(ours.clone())
         }
-        None if !table.iter().any(|mounted| mounted.device == mount.device) => Err(Unmounted::Gone),
+        None if !table.iter().any(|mounted| mounted.device == mount.device) => Err(UnmountOutcome::Gone),
         // Mounted over, or only a bind of it is left: what is there is not ours to take away, and we are still served.
-        _ => Err(Unmounted::Busy),
+        _ => Err(UnmountOutcome::Busy),
     }
 }
 
@@ -114,53 +115,57 @@ fn flush_open(root: impl AsFd) {
 }
 
 /// Whether the mount is on top at its path and answers.
-fn look(mount: Numbers) -> Unmounted {
+fn probe(mount: Numbers) -> UnmountOutcome {
     match mount::held_root(mount).and_then(|root| root.mode()) {
-        Ok(_) => Unmounted::Busy,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Unmounted::Gone,
-        Err(error) => Unmounted::Failed(error.to_string()),
+        Ok(_) => UnmountOutcome::Busy,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => UnmountOutcome::Gone,
+        Err(error) => UnmountOutcome::Failed(error.to_string()),
     }
 }
 
 /// The daemon's side.
-pub(crate) struct Unmounter {
+pub(crate) struct MountHelper {
     child: Child,
     /// None once there is nothing more to be ordered.
     orders: Option<BufReader<UnixStream>>,
 }
 
-impl Unmounter {
+impl MountHelper {
     /// Returns when the process waits for orders and questions. `log` is where it says that the daemon is gone.
     /// With `made` it removes the mount point once the archive is closed.
-    pub(crate) fn start(point: &Path, made: bool, log: &Target<'_>) -> io::Result<(Unmounter, Callers)> {
+    pub(crate) fn start(
+        point: &Path,
+        remove_point: bool,
+        log: &LogTarget<'_>,
+    ) -> io::Result<(MountHelper, ProcessInfoClient)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
-        let stderr = if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() };
+        let stderr = if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() };
         let child = Command::new("/proc/self/exe")
             .arg0("mount.lockbox")
             .arg(ARGUMENT)
             .arg(point)
-            .arg(if made { MADE } else { "" })
-            .args(logging::argument(log))
+            .arg(if remove_point { REMOVE_POINT } else { "" })
+            .args(logging::to_argument(log))
             // A terminal's interrupt is for the daemon alone.
             .process_group(0)
             .stdin(OwnedFd::from(their_orders))
             .stdout(OwnedFd::from(their_questions))
             .stderr(stderr)
             .spawn()?;
-        let mut unmounter = Unmounter { child, orders: Some(BufReader::new(orders)) };
+        let mut helper = MountHelper { child, orders: Some(BufReader::new(orders)) };
         let mut ready = String::new();
-        if let Some(orders) = &mut unmounter.orders {
+        if let Some(orders) = &mut helper.orders {
             orders.read_line(&mut ready)?;
         }
         if ready != "ready\n" {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok((unmounter, Callers::over(questions)))
+        Ok((helper, ProcessInfoClient::new(questions)))
     }
 
     /// Tells it of the mount. Before that there is nothing that it can do.
-    pub(crate) fn mounted(&mut self, mount: Numbers) -> io::Result<()> {
+    pub(crate) fn set_mount(&mut self, mount: Numbers) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
     }
@@ -169,18 +174,18 @@ impl Unmounter {
     ///
     /// # Errors
     /// What the kernel said instead, or that another mount is there.
-    pub(crate) fn look(&mut self) -> io::Result<()> {
-        match self.ask(LOOK)? {
-            Unmounted::Busy => Ok(()),
-            Unmounted::Failed(message) => Err(io::Error::other(message)),
-            Unmounted::Gone | Unmounted::Detached => Err(io::Error::other("something else is mounted there")),
+    pub(crate) fn probe(&mut self) -> io::Result<()> {
+        match self.ask(PROBE)? {
+            UnmountOutcome::Busy => Ok(()),
+            UnmountOutcome::Failed(message) => Err(io::Error::other(message)),
+            UnmountOutcome::Gone | UnmountOutcome::Detached => Err(io::Error::other("something else is mounted there")),
         }
     }
 
-    pub(crate) fn unmount(&mut self, detach: bool) -> Unmounted {
-        match self.ask(if detach { DETACH } else { POLITELY }) {
+    pub(crate) fn unmount(&mut self, detach: bool) -> UnmountOutcome {
+        match self.ask(if detach { DETACH } else { UNMOUNT }) {
             Ok(unmounted) => unmounted,
-            Err(error) => Unmounted::Failed(format!("the process that unmounts does not answer: {error}")),
+            Err(error) => UnmountOutcome::Failed(format!("the process that unmounts does not answer: {error}")),
         }
     }
 
@@ -189,25 +194,25 @@ impl Unmounter {
     /// # Errors
     /// When the process is gone: then nothing is durable any more without fsync before the end.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
-        Ok(self.ask(FLUSH)? == Unmounted::Busy)
+        Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
     }
 
     /// Has it connect to the bus of the system: the daemon's sandbox connects nowhere.
-    pub(crate) fn dial(&mut self) -> io::Result<UnixStream> {
+    pub(crate) fn connect_bus(&mut self) -> io::Result<UnixStream> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
-        (&mut &*orders).write_all(&[DIAL])?;
+        (&mut &*orders).write_all(&[CONNECT_BUS])?;
         mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Sends the listener of the daemon's filter of system calls: refused calls are answered and
     /// named there.
-    pub(crate) fn name_refusals(&mut self, listener: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn send_filter_listener(&mut self, listener: &OwnedFd) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
-        (&mut &*orders).write_all(&[REFUSALS])?;
+        (&mut &*orders).write_all(&[FILTER_LISTENER])?;
         mount::send_descriptor(orders, listener.as_fd())
     }
 
-    fn ask(&mut self, order: u8) -> io::Result<Unmounted> {
+    fn ask(&mut self, order: u8) -> io::Result<UnmountOutcome> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         orders.get_ref().write_all(&[order])?;
         let mut line = String::new();
@@ -218,11 +223,11 @@ impl Unmounter {
     }
 }
 
-impl Drop for Unmounter {
+impl Drop for MountHelper {
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
             // When that process is gone nobody needs to know. One that was told of no mount takes this for its end.
-            let _ = orders.get_ref().write_all(&[GOOD_BYE]);
+            let _ = orders.get_ref().write_all(&[GOODBYE]);
         }
         let _ = self.child.wait();
     }
@@ -234,12 +239,13 @@ pub fn run() -> io::Result<()> {
     SigSet::all().thread_block()?;
     let mut arguments = std::env::args_os().skip(2);
     let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
-    let made = arguments.next().is_some_and(|word| word == MADE);
+    let remove_point = arguments.next().is_some_and(|word| word == REMOVE_POINT);
     let log = arguments.next().map(PathBuf::from);
     // While nothing is mounted on it.
-    let made = made.then(|| Made::of(&point)).transpose()?;
+    let remove_point = remove_point.then(|| Made::of(&point)).transpose()?;
     // Opened while it is there: the mount may hide it.
-    logging::start(&logging::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
+    logging::start(&logging::from_argument(log.as_deref()), false)
+        .map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
@@ -251,16 +257,16 @@ pub fn run() -> io::Result<()> {
         return Ok(());
     }
     let mount = Numbers { id: u64::from_le_bytes(id), device: u64::from_le_bytes(device) };
-    let parting = take_orders(&mut orders, |order| match order {
-        FLUSH if flush(mount) => Unmounted::Busy,
-        FLUSH => Unmounted::Gone,
-        LOOK => look(mount),
-        POLITELY | DETACH => unmount(mount, order == DETACH),
-        _ => Unmounted::Failed(format!("there is no order {order}")),
+    let exit = serve_orders(&mut orders, |order| match order {
+        FLUSH if flush(mount) => UnmountOutcome::Busy,
+        FLUSH => UnmountOutcome::Gone,
+        PROBE => probe(mount),
+        UNMOUNT | DETACH => unmount(mount, order == DETACH),
+        _ => UnmountOutcome::Failed(format!("there is no order {order}")),
     });
-    match parting {
-        Parting::GoodBye => made.iter().for_each(Made::remove),
-        Parting::Lost => tracing::error!(
+    match exit {
+        PeerExit::Orderly => remove_point.iter().for_each(Made::remove),
+        PeerExit::Lost => tracing::error!(
             "{}: the daemon is gone without closing the archive; what was not durable is lost",
             point.display()
         ),
@@ -270,40 +276,40 @@ pub fn run() -> io::Result<()> {
 
 /// How the daemon went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Parting {
-    GoodBye,
+enum PeerExit {
+    Orderly,
     /// Without a word.
     Lost,
 }
 
-fn take_orders(orders: &mut UnixStream, mut carry_out: impl FnMut(u8) -> Unmounted) -> Parting {
+fn serve_orders(orders: &mut UnixStream, mut execute: impl FnMut(u8) -> UnmountOutcome) -> PeerExit {
     let mut order = [0];
     loop {
         match orders.read(&mut order) {
-            Ok(1) if order[0] == GOOD_BYE => return Parting::GoodBye,
-            Ok(1) if order[0] == DIAL => {
-                if hand_over(orders, login::dial()).is_err() {
-                    return Parting::Lost;
+            Ok(1) if order[0] == GOODBYE => return PeerExit::Orderly,
+            Ok(1) if order[0] == CONNECT_BUS => {
+                if send_connection(orders, login::connect()).is_err() {
+                    return PeerExit::Lost;
                 }
             }
-            Ok(1) if order[0] == REFUSALS => filter::name_refusals(orders, "daemon"),
+            Ok(1) if order[0] == FILTER_LISTENER => filter::log_refusals(orders, "daemon"),
             // It may die before it takes the answer.
-            Ok(1) if answer(orders, &carry_out(order[0])).is_ok() => {}
+            Ok(1) if send_outcome(orders, &execute(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            _ => return Parting::Lost,
+            _ => return PeerExit::Lost,
         }
     }
 }
 
 /// Sends the connection with a byte, or the byte alone.
-fn hand_over(mut orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
+fn send_connection(mut orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
     match connection {
         Ok(connection) => mount::send_descriptor(orders, connection.as_fd()),
         Err(_) => orders.write_all(&[0]),
     }
 }
 
-fn answer(orders: &mut UnixStream, unmounted: &Unmounted) -> io::Result<()> {
+fn send_outcome(orders: &mut UnixStream, unmounted: &UnmountOutcome) -> io::Result<()> {
     let mut line = serde_json::to_vec(unmounted)?;
     line.push(b'\n');
     orders.write_all(&line)
@@ -324,56 +330,56 @@ mod tests {
                 mounts::parse(format!("{id} {parent} 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
                     .unwrap()
             };
-            on_top(Ok(table.iter().map(mounted).collect()), ours).map(|found| found.point)
+            find_topmost(Ok(table.iter().map(mounted).collect()), ours).map(|found| found.point)
         };
         let root = (1, 0, 1, "/");
         assert_eq!(said(&[root, (7, 1, 7, "/mnt/a")]), Ok("/mnt/a".into()));
         assert_eq!(said(&[root, (7, 1, 7, "/renamed/a")]), Ok("/renamed/a".into()), "wherever it is by now");
-        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]), Err(Unmounted::Busy), "mounted over");
+        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]), Err(UnmountOutcome::Busy), "mounted over");
         assert_eq!(
             said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a/b")]),
             Ok("/mnt/a".into()),
             "the kernel says that it is busy"
         );
-        assert_eq!(said(&[root, (9, 1, 7, "/mnt/b")]), Err(Unmounted::Busy), "a bind of it");
-        assert_eq!(said(&[root, (7, 1, 9, "/mnt/a")]), Err(Unmounted::Gone), "another one with its number");
-        assert_eq!(said(&[root]), Err(Unmounted::Gone));
-        let unread = on_top(Err(io::ErrorKind::PermissionDenied.into()), ours);
-        assert!(matches!(unread, Err(Unmounted::Failed(_))), "{unread:?}");
+        assert_eq!(said(&[root, (9, 1, 7, "/mnt/b")]), Err(UnmountOutcome::Busy), "a bind of it");
+        assert_eq!(said(&[root, (7, 1, 9, "/mnt/a")]), Err(UnmountOutcome::Gone), "another one with its number");
+        assert_eq!(said(&[root]), Err(UnmountOutcome::Gone));
+        let unread = find_topmost(Err(io::ErrorKind::PermissionDenied.into()), ours);
+        assert!(matches!(unread, Err(UnmountOutcome::Failed(_))), "{unread:?}");
     }
 
     /// Answers how the other process sees the daemon's end, and the orders that it was given.
-    fn parted(daemon: impl FnOnce(UnixStream)) -> (Parting, Vec<u8>) {
+    fn peer_exit(daemon: impl FnOnce(UnixStream)) -> (PeerExit, Vec<u8>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         daemon(ours);
         let mut given = Vec::new();
-        let parting = take_orders(&mut theirs, |order| {
+        let exit = serve_orders(&mut theirs, |order| {
             given.push(order);
-            Unmounted::Busy
+            UnmountOutcome::Busy
         });
-        (parting, given)
+        (exit, given)
     }
 
     #[test]
     fn a_daemon_that_is_killed_is_told_from_one_that_closed_the_archive() {
-        assert_eq!(parted(drop), (Parting::Lost, vec![]));
+        assert_eq!(peer_exit(drop), (PeerExit::Lost, vec![]));
         let under_way = |mut orders: UnixStream| orders.write_all(&[FLUSH]).unwrap();
-        assert_eq!(parted(under_way), (Parting::Lost, vec![FLUSH]), "the answer cannot be sent");
+        assert_eq!(peer_exit(under_way), (PeerExit::Lost, vec![FLUSH]), "the answer cannot be sent");
         let orderly = |orders: UnixStream| {
             let child = Command::new("true").spawn().unwrap();
-            drop(Unmounter { child, orders: Some(BufReader::new(orders)) });
+            drop(MountHelper { child, orders: Some(BufReader::new(orders)) });
         };
-        assert_eq!(parted(orderly), (Parting::GoodBye, vec![]));
+        assert_eq!(peer_exit(orderly), (PeerExit::Orderly, vec![]));
     }
 
     #[test]
     fn a_connection_is_handed_over_or_known_to_be_missing() {
-        let (daemon, unmounter) = UnixStream::pair().unwrap();
+        let (daemon, helper) = UnixStream::pair().unwrap();
         let (mut bus, end) = UnixStream::pair().unwrap();
-        hand_over(&unmounter, Ok(end)).unwrap();
+        send_connection(&helper, Ok(end)).unwrap();
         mount::receive_descriptor(&daemon).map(UnixStream::from).unwrap().write_all(b"x").unwrap();
         bus.read_exact(&mut [0]).unwrap();
-        hand_over(&unmounter, Err(io::ErrorKind::NotFound.into())).unwrap();
+        send_connection(&helper, Err(io::ErrorKind::NotFound.into())).unwrap();
         assert!(mount::receive_descriptor(&daemon).is_none());
     }
 }

@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use lockbox_host::daemons;
 use lockbox_host::located::real_path;
 
-use crate::exit::{Failure, Mounting};
-use crate::options::Options;
+use crate::exit::{Failure, MountProgram};
+use crate::options::MountOptions;
 
 /// What a daemon cannot do without, and opens by path: nothing may be mounted over it.
-const SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
+const SYSTEM_PATHS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// # Errors
 /// Names what `point`, a path without links, contains.
-pub fn check(point: &Path, archive: &Path, options: &Options) -> Result<(), Failure> {
-    if let Some(system) = SYSTEM.iter().find(|path| Path::new(path).starts_with(point)) {
+pub fn check(point: &Path, archive: &Path, options: &MountOptions) -> Result<(), Failure> {
+    if let Some(system) = SYSTEM_PATHS.iter().find(|path| Path::new(path).starts_with(point)) {
         return Err(Failure::mount(format!("nothing can be mounted at {}: it holds {system}", point.display())));
     }
     if options.over_archive {
@@ -26,11 +26,11 @@ pub fn check(point: &Path, archive: &Path, options: &Options) -> Result<(), Fail
     let needed = [
         ("the archive", Some(archive.to_path_buf())),
         ("what this user remembers of archives", options.seen_options().directory),
-        ("the daemon's socket", daemons::ready_directory::<Mounting>().ok()),
+        ("the daemon's socket", daemons::ready_directory::<MountProgram>().ok()),
         ("the log", options.log.clone()),
     ];
     for (what, path) in needed {
-        if let Some(path) = path.map(|path| real(&path))
+        if let Some(path) = path.map(|path| resolve_existing(&path))
             && path.starts_with(point)
         {
             return Err(Failure::mount(format!(
@@ -44,7 +44,7 @@ pub fn check(point: &Path, archive: &Path, options: &Options) -> Result<(), Fail
 }
 
 /// The path without links, as far as it is there.
-fn real(path: &Path) -> PathBuf {
+fn resolve_existing(path: &Path) -> PathBuf {
     for there in path.ancestors() {
         if let Ok(found) = real_path(there) {
             let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
@@ -65,8 +65,8 @@ mod tests {
         let at = |name: &str| home.join(name);
         std::fs::create_dir_all(at("logs")).unwrap();
         std::os::unix::fs::symlink(at("logs"), at("link")).unwrap();
-        let mut options = Options::default();
-        let refused = |point: &Path, archive: &str, options: &Options| match check(point, &at(archive), options) {
+        let mut options = MountOptions::default();
+        let refused = |point: &Path, archive: &str, options: &MountOptions| match check(point, &at(archive), options) {
             Ok(()) => String::new(),
             Err(failure) => failure.message,
         };

@@ -31,7 +31,7 @@ const MAX_FOLLOW: Duration = Duration::from_secs(3600);
 
 /// Everything that `-o` can say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct MountOptions {
     pub read_only: bool,
     pub allow_other: bool,
     pub suid: bool,
@@ -43,7 +43,7 @@ pub struct Options {
     pub sources: Sources,
     #[serde(skip)]
     pub cache: Cache,
-    pub sync: Sync,
+    pub sync: SyncOption,
     pub memory: u64,
     /// Most bytes that the archive's file may have.
     pub size_limit: Option<u64>,
@@ -102,16 +102,16 @@ pub enum SnapshotDir {
 
 /// `sync=`; the core's type is not made for a message between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Sync {
+pub enum SyncOption {
     Never,
     Periodic,
     Always,
 }
 
-impl Default for Options {
-    fn default() -> Options {
+impl Default for MountOptions {
+    fn default() -> MountOptions {
         let open = OpenOptions::default();
-        Options {
+        MountOptions {
             read_only: false,
             allow_other: false,
             suid: false,
@@ -120,7 +120,7 @@ impl Default for Options {
             foreground: false,
             sources: Sources::default(),
             cache: Cache::default(),
-            sync: Sync::Periodic,
+            sync: SyncOption::Periodic,
             memory: open.memory,
             size_limit: open.size_limit,
             pack: open.pack,
@@ -150,10 +150,10 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl MountOptions {
     /// Reads comma-separated lists; a later option overrides an earlier one.
-    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Options, Failure> {
-        let (options, unknown) = Options::parse_sloppily(lists)?;
+    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, Failure> {
+        let (options, unknown) = MountOptions::parse_sloppily(lists)?;
         match unknown.first() {
             None => Ok(options),
             Some(name) => Err(Failure::usage(format!("unknown mount option: {name}"))),
@@ -161,14 +161,14 @@ impl Options {
     }
 
     /// The same, with the names of options that nobody knows for the caller to judge. A wrong value of a known one is an error.
-    pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(Options, Vec<String>), Failure> {
-        let mut options = Options::default();
-        let unknown = options.read(lists)?;
+    pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(MountOptions, Vec<String>), Failure> {
+        let mut options = MountOptions::default();
+        let unknown = options.apply(lists)?;
         Ok((options, unknown))
     }
 
     /// Reads lists over what is set, and answers the names of options that nobody knows.
-    pub fn read<S: AsRef<str>>(&mut self, lists: &[S]) -> Result<Vec<String>, Failure> {
+    pub fn apply<S: AsRef<str>>(&mut self, lists: &[S]) -> Result<Vec<String>, Failure> {
         let mut unknown = Vec::new();
         for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
             let (name, known) = match option.split_once('=') {
@@ -209,7 +209,7 @@ impl Options {
             "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
-            "sync" => self.sync = Sync::Always,
+            "sync" => self.sync = SyncOption::Always,
             "noatime" => self.access_times = false,
             "lock-on-suspend" | "lock_on_suspend" => self.lock_on_suspend = true,
             "nofail" => self.nofail = true,
@@ -286,9 +286,9 @@ impl Options {
 
     pub fn sync_profile(&self) -> SyncProfile {
         match self.sync {
-            Sync::Never => SyncProfile::Never,
-            Sync::Periodic => SyncProfile::Periodic,
-            Sync::Always => SyncProfile::Always,
+            SyncOption::Never => SyncProfile::Never,
+            SyncOption::Periodic => SyncProfile::Periodic,
+            SyncOption::Always => SyncProfile::Always,
         }
     }
 
@@ -309,7 +309,7 @@ impl Options {
 }
 
 /// The options that are in force, without the paths of secrets and logs.
-impl fmt::Display for Options {
+impl fmt::Display for MountOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.read_only { "ro" } else { "rw" })?;
         let flags = [("allow_other", self.allow_other), ("suid", self.suid), ("dev", self.dev), ("noexec", !self.exec)];
@@ -317,9 +317,9 @@ impl fmt::Display for Options {
             write!(f, ",{name}")?;
         }
         let sync = match self.sync {
-            Sync::Never => "never",
-            Sync::Periodic => "periodic",
-            Sync::Always => "always",
+            SyncOption::Never => "never",
+            SyncOption::Periodic => "periodic",
+            SyncOption::Always => "always",
         };
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
@@ -327,7 +327,7 @@ impl fmt::Display for Options {
         if let Some(threads) = self.threads {
             write!(f, ",threads={threads}")?;
         }
-        if self.stop_timeout != Options::default().stop_timeout {
+        if self.stop_timeout != MountOptions::default().stop_timeout {
             write!(f, ",stop_timeout={}", self.stop_timeout)?;
         }
         if let Some(seconds) = self.idle {
@@ -351,9 +351,9 @@ impl fmt::Display for Options {
             SnapshotDir::Off => f.write_str(",snapshot-dir=off")?,
         }
         if self.snapshots != Keep::default() {
-            write!(f, ",snapshots={}", schedule::words(&self.snapshots))?;
+            write!(f, ",snapshots={}", schedule::format_rules(&self.snapshots))?;
         }
-        if self.follow != Options::default().follow {
+        if self.follow != MountOptions::default().follow {
             match self.follow {
                 Some(time) => write!(f, ",follow={}s", time.as_secs())?,
                 None => f.write_str(",follow=off")?,
@@ -366,11 +366,11 @@ impl fmt::Display for Options {
     }
 }
 
-fn parse_sync(value: &str) -> Result<Sync, Failure> {
+fn parse_sync(value: &str) -> Result<SyncOption, Failure> {
     match value {
-        "never" => Ok(Sync::Never),
-        "periodic" => Ok(Sync::Periodic),
-        "always" => Ok(Sync::Always),
+        "never" => Ok(SyncOption::Never),
+        "periodic" => Ok(SyncOption::Periodic),
+        "always" => Ok(SyncOption::Always),
         _ => Err(Failure::usage(format!("sync= takes never, periodic or always, not '{value}'"))),
     }
 }
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn lists_are_read_in_order() {
-        let options = Options::parse(&[
+        let options = MountOptions::parse(&[
             "ro,allow_other,memory=64M",
             "rw,sync=never,pack=off,threads=3,stop_timeout=5,size-limit=2T",
         ])
@@ -479,74 +479,78 @@ mod tests {
         assert!(!options.pack);
         assert!(options.compress);
         assert_eq!(options.threads, Some(3));
-        assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
     }
 
     #[test]
     fn what_mount_8_passes_from_fstab_is_accepted() {
         let list = "rw,defaults,noauto,nofail,user,x-systemd.automount,x-gvfs-name=Box,nosuid,nodev,noexec,noatime";
-        let options = Options::parse(&[list]).unwrap();
+        let options = MountOptions::parse(&[list]).unwrap();
         let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(options.mount_flags(), expected);
     }
 
     #[test]
     fn what_nobody_knows_is_named_and_may_be_passed_over() {
-        let (options, unknown) = Options::parse_sloppily(&["ro,bogus,quux=7", "x-gvfs-show,comment=a"]).unwrap();
+        let (options, unknown) = MountOptions::parse_sloppily(&["ro,bogus,quux=7", "x-gvfs-show,comment=a"]).unwrap();
         assert!(options.read_only);
         assert_eq!(unknown, ["bogus", "quux"]);
-        assert_eq!(Options::parse_sloppily(&["memory=1"]).unwrap_err().code, USAGE);
+        assert_eq!(MountOptions::parse_sloppily(&["memory=1"]).unwrap_err().code, USAGE);
     }
 
     #[test]
     fn idle_times_have_units() {
         for (value, seconds) in [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86_400)] {
-            let options = Options::parse(&[format!("lock-on-suspend,idle={value}")]).unwrap();
+            let options = MountOptions::parse(&[format!("lock-on-suspend,idle={value}")]).unwrap();
             assert_eq!(options.idle, Some(seconds));
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
-        assert_eq!(Options::parse(&["idle=5,idle=off"]).unwrap().idle, None);
+        assert_eq!(MountOptions::parse(&["idle=5,idle=off"]).unwrap().idle, None);
         for value in ["", "0", "m", "10x", "-1", "367d", "99999999999999999999d"] {
-            assert_eq!(Options::parse(&[format!("idle={value}")]).unwrap_err().code, USAGE, "{value}");
+            assert_eq!(MountOptions::parse(&[format!("idle={value}")]).unwrap_err().code, USAGE, "{value}");
         }
     }
 
     #[test]
     fn a_snapshot_is_mounted_read_only_whatever_mount_8_says() {
         for list in ["snapshot=monday", "snapshot=monday,rw", "rw,snapshot=monday", "snapshot=sunday,snapshot=monday"] {
-            let options = Options::parse(&[list]).unwrap();
+            let options = MountOptions::parse(&[list]).unwrap();
             assert_eq!(options.snapshot.as_deref(), Some("monday"), "{list}");
             assert!(options.read_only && options.mount_flags().contains(MsFlags::MS_RDONLY), "{list}");
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
         for list in ["snapshot=", "snapshot"] {
-            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+            assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
     }
 
     #[test]
     fn the_directory_of_snapshots_is_hidden_unless_asked_for() {
-        assert_eq!(Options::parse(&[""]).unwrap().snapshot_dir, SnapshotDir::Hidden);
+        assert_eq!(MountOptions::parse(&[""]).unwrap().snapshot_dir, SnapshotDir::Hidden);
         for (list, dir) in [
             ("snapshot-dir=shown", SnapshotDir::Shown),
             ("snapshot_dir=off", SnapshotDir::Off),
             ("snapshot-dir=off,snapshot-dir=hidden", SnapshotDir::Hidden),
         ] {
-            let options = Options::parse(&[list]).unwrap();
+            let options = MountOptions::parse(&[list]).unwrap();
             assert_eq!(options.snapshot_dir, dir, "{list}");
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
-        assert_eq!(Options::parse(&["snapshot-dir=yes"]).unwrap_err().code, USAGE);
+        assert_eq!(MountOptions::parse(&["snapshot-dir=yes"]).unwrap_err().code, USAGE);
     }
 
     #[test]
     fn rules_for_snapshots_are_a_list_within_the_list() {
-        let options = Options::parse(&["snapshots=hourly:24,daily:7,weekly:4,noexec"]).unwrap();
+        let options = MountOptions::parse(&["snapshots=hourly:24,daily:7,weekly:4,noexec"]).unwrap();
         assert!(options.to_string().ends_with(",snapshots=hourly:24,daily:7,weekly:4"), "{options}");
-        assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
-        let again = Options::parse(&["snapshots=hourly:24,daily:7", "noexec,snapshots=yearly:2,hourly:3"]).unwrap();
+        assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
+        let again =
+            MountOptions::parse(&["snapshots=hourly:24,daily:7", "noexec,snapshots=yearly:2,hourly:3"]).unwrap();
         assert!(again.to_string().ends_with(",snapshots=hourly:3,yearly:2"), "{again}");
-        assert_eq!(Options::parse(&["snapshots=hourly:24,daily:7,snapshots=off"]).unwrap(), Options::default());
+        assert_eq!(
+            MountOptions::parse(&["snapshots=hourly:24,daily:7,snapshots=off"]).unwrap(),
+            MountOptions::default()
+        );
         for list in [
             "snapshots=",
             "snapshots=often",
@@ -557,7 +561,7 @@ mod tests {
             "daily:3",
             "snapshots=off,daily:3",
         ] {
-            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+            assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
     }
 
@@ -566,18 +570,18 @@ mod tests {
         for (list, kept) in
             [("", false), ("atime=open", true), ("atime=open,noatime", false), ("noatime,atime=open", true)]
         {
-            let options = Options::parse(&[list]).unwrap();
+            let options = MountOptions::parse(&[list]).unwrap();
             assert_eq!(options.access_times, kept, "{list}");
             assert_eq!(options.mount_flags().contains(MsFlags::MS_NOATIME), !kept, "{list}");
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
-        assert_eq!(Options::parse(&["atime=open,atime=off"]).unwrap(), Options::default());
-        assert_eq!(Options::parse(&["atime=always"]).unwrap_err().code, USAGE);
+        assert_eq!(MountOptions::parse(&["atime=open,atime=off"]).unwrap(), MountOptions::default());
+        assert_eq!(MountOptions::parse(&["atime=always"]).unwrap_err().code, USAGE);
     }
 
     #[test]
     fn every_word_that_is_offered_is_taken_with_what_is_offered_for_it() {
-        let accepted = |option: &str| Options::parse(&[option]).is_ok();
+        let accepted = |option: &str| MountOptions::parse(&[option]).is_ok();
         // That one is read before the others, and not by this parser.
         for (word, takes) in words::MOUNT.iter().chain(&words::REMOTE).filter(|(word, _)| *word != "remount") {
             match takes {
@@ -595,7 +599,7 @@ mod tests {
     #[test]
     fn an_unknown_option_is_refused_by_name() {
         for (list, name) in [("ro,blksize=512", "blksize"), ("allow_root", "allow_root"), ("fsname=x", "fsname")] {
-            let failure = Options::parse(&[list]).unwrap_err();
+            let failure = MountOptions::parse(&[list]).unwrap_err();
             assert_eq!(failure.code, USAGE);
             assert!(failure.message.contains(name), "{failure}");
         }
@@ -613,8 +617,8 @@ mod tests {
             "pack=no",
             "size-limit=1M",
         ] {
-            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+            assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
-        assert_eq!(Options::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);
+        assert_eq!(MountOptions::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);
     }
 }

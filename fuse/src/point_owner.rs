@@ -28,11 +28,11 @@ use lockbox_host::point::Point;
 use nix::unistd::geteuid;
 
 use crate::exit::Failure;
-use crate::options::Options;
+use crate::options::MountOptions;
 
 /// Returns the user that must own the mount point, when the rule applies. `owner`: of the archive;
 /// None for one at an address of another machine.
-pub fn required(owner: Option<u32>, options: &Options) -> Option<u32> {
+pub fn required(owner: Option<u32>, options: &MountOptions) -> Option<u32> {
     owner.filter(|&owner| geteuid().is_root() && owner != 0 && !options.trust_owner)
 }
 
@@ -47,7 +47,7 @@ pub fn owner_by_path(archive: &Path) -> Option<u32> {
 ///
 /// # Errors
 /// As of [`check`]. A path that cannot be read is left to the check at the mount.
-pub fn check_early(archive: &Path, point: &Path, options: &Options) -> Result<(), Failure> {
+pub fn check_early(archive: &Path, point: &Path, options: &MountOptions) -> Result<(), Failure> {
     match (required(owner_by_path(archive), options), Point::of(point)) {
         (Some(owner), Ok(held)) => check(&held, point, owner),
         // The directory is to be made, by root.
@@ -111,8 +111,8 @@ mod tests {
             at(name)
         };
         let (theirs, roots) = (archive("a.lbx", USER), archive("b.lbx", 0));
-        let mut options = Options::default();
-        let refused = |archive: &Path, point: &str, options: &Options| {
+        let mut options = MountOptions::default();
+        let refused = |archive: &Path, point: &str, options: &MountOptions| {
             check_early(archive, &at(point), options).err().map(|failure| failure.message).unwrap_or_default()
         };
         assert_eq!(refused(&theirs, "own", &options), "");

@@ -17,9 +17,9 @@ use lockbox_host::{IN_USE, shown};
 
 use crate::exit::Failure;
 
-const MOMENT: Duration = Duration::from_secs(3);
+const SHORT_WAIT: Duration = Duration::from_secs(3);
 /// Committing what is left takes seconds, erasing what was deleted may take more.
-const CLOSING: Duration = Duration::from_secs(30);
+const CLOSING_WAIT: Duration = Duration::from_secs(30);
 /// From one look to the next.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -28,42 +28,46 @@ const POLL: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// When a daemon of this user has the archive mounted.
-pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
+pub fn wait_until_free(archive: &Path, read_only: bool, print_message: impl Fn(&str)) -> Result<(), Failure> {
     // What keeps it from being tried is for the opening to say.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
-    wait_for(&|| holder(archive), &mut free, say)
+    wait_with(&|| holder(archive), &mut free, print_message)
 }
 
-fn wait_for(holder: &dyn Fn() -> Holder, free: &mut dyn FnMut() -> bool, say: impl Fn(&str)) -> Result<(), Failure> {
+fn wait_with(
+    holder: &dyn Fn() -> Holder,
+    free: &mut dyn FnMut() -> bool,
+    print_message: impl Fn(&str),
+) -> Result<(), Failure> {
     let found = holder();
     if let Holder::Serves(status) = &found
         && (is_mounted(status, &mounts::all()) || daemons::is_out_of_sight(status))
     {
-        return Err(refusal(status));
+        return Err(in_use_failure(status));
     }
     if !free() {
-        say("the archive is still held, as by the daemon of its former mount: waiting for its end");
-        bide(free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
+        print_message("the archive is still held, as by the daemon of its former mount: waiting for its end");
+        wait_free(free, SHORT_WAIT, CLOSING_WAIT, || matches!(holder(), Holder::Closes));
     } else if matches!(found, Holder::Nobody) {
         return Ok(());
     }
     // The next daemon needs the place of the former one's socket; between its lock and that a daemon has next to nothing to do.
-    within(MOMENT, &mut || !matches!(holder(), Holder::Closes));
+    poll_until(SHORT_WAIT, &mut || !matches!(holder(), Holder::Closes));
     Ok(())
 }
 
 /// Waits until the archive is free, a moment in any case, and longer when the holder says then that it closes it.
-fn bide(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
-    if !within(moment, free) && closes() {
-        within(closing, free);
+fn wait_free(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
+    if !poll_until(moment, free) && closes() {
+        poll_until(closing, free);
     }
 }
 
 /// Looks until it is so, or the time is over; whether it is.
-fn within(limit: Duration, is_so: &mut dyn FnMut() -> bool) -> bool {
+fn poll_until(limit: Duration, condition: &mut dyn FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        if is_so() {
+        if condition() {
             return true;
         }
         if start.elapsed() >= limit {
@@ -79,14 +83,14 @@ fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
 }
 
 /// The failure to report when a daemon of this user serves the archive.
-pub fn serving(archive: &Path) -> Option<Failure> {
+pub fn holder_failure(archive: &Path) -> Option<Failure> {
     match holder(archive) {
-        Holder::Serves(status) => Some(refusal(&status)),
+        Holder::Serves(status) => Some(in_use_failure(&status)),
         Holder::Closes | Holder::Nobody => None,
     }
 }
 
-fn refusal(status: &Status) -> Failure {
+fn in_use_failure(status: &Status) -> Failure {
     let Status { pid, uid, .. } = status;
     let user = daemons::user_name(*uid);
     let place = match daemons::is_out_of_sight(status) && !is_mounted(status, &mounts::all()) {
@@ -113,12 +117,12 @@ mod tests {
                 answer
             }
         };
-        bide(&mut || false, moment, ever, closes(false));
+        wait_free(&mut || false, moment, ever, closes(false));
         assert_eq!(asked.get(), 1, "it holds the archive for long");
         // Free once it was asked for the second time.
-        bide(&mut || asked.get() == 2, moment, ever, closes(true));
+        wait_free(&mut || asked.get() == 2, moment, ever, closes(true));
         assert_eq!(asked.get(), 2);
-        bide(&mut || true, ever, ever, closes(true));
+        wait_free(&mut || true, ever, ever, closes(true));
         assert_eq!(asked.get(), 2, "a free archive needs no question");
     }
 
@@ -130,7 +134,7 @@ mod tests {
                 asked.set(asked.get() + 1);
                 if first || asked.get() > 1 { Holder::Nobody } else { Holder::Closes }
             };
-            assert!(wait_for(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
+            assert!(wait_with(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
             assert_eq!(asked.get(), most, "first of nobody: {first}");
         }
     }
@@ -139,7 +143,7 @@ mod tests {
     fn a_mount_of_another_namespace_is_not_waited_for() {
         let serves = |mount_namespace| {
             let status = Status { mount_namespace, mount_point: "/no/mount".into(), ..Status::default() };
-            wait_for(&|| Holder::Serves(Box::new(status.clone())), &mut || true, |_| {})
+            wait_with(&|| Holder::Serves(Box::new(status.clone())), &mut || true, |_| {})
         };
         let refused = serves(daemons::mount_namespace() + 1).unwrap_err();
         assert!(

@@ -15,31 +15,31 @@ const MAX_STATUS: u32 = 1 << 20;
 const LINES: [&str; 2] = ["Groups:", "CapEff:"];
 
 /// Where to ask.
-pub struct Callers(Mutex<UnixStream>);
+pub struct ProcessInfoClient(Mutex<UnixStream>);
 
-impl Callers {
-    pub(crate) fn over(connection: UnixStream) -> Callers {
-        Callers(Mutex::new(connection))
+impl ProcessInfoClient {
+    pub(crate) fn new(connection: UnixStream) -> ProcessInfoClient {
+        ProcessInfoClient(Mutex::new(connection))
     }
 
     /// What is known of a thread; nothing when /proc or the other process does not say.
-    pub(crate) fn status(&self, thread: u32) -> Status {
-        ask(&mut self.0.lock(), thread).unwrap_or_default()
+    pub(crate) fn status(&self, thread: u32) -> ProcessStatus {
+        request_status(&mut self.0.lock(), thread).unwrap_or_default()
     }
 }
 
 /// The parts of /proc/PID/status that matter here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status(String);
+pub struct ProcessStatus(String);
 
-impl Status {
-    fn of(thread: u32) -> Status {
-        Status::select(&fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default())
+impl ProcessStatus {
+    fn of(thread: u32) -> ProcessStatus {
+        ProcessStatus::select(&fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default())
     }
 
-    pub(crate) fn select(text: &str) -> Status {
+    pub(crate) fn select(text: &str) -> ProcessStatus {
         let wanted = text.lines().filter(|line| LINES.iter().any(|name| line.starts_with(name)));
-        Status(wanted.flat_map(|line| [line, "\n"]).collect())
+        ProcessStatus(wanted.flat_map(|line| [line, "\n"]).collect())
     }
 
     fn field(&self, name: &str) -> &str {
@@ -57,7 +57,7 @@ impl Status {
     }
 }
 
-fn ask(connection: &mut UnixStream, thread: u32) -> io::Result<Status> {
+fn request_status(connection: &mut UnixStream, thread: u32) -> io::Result<ProcessStatus> {
     connection.write_all(&thread.to_le_bytes())?;
     let mut length = [0; 4];
     connection.read_exact(&mut length)?;
@@ -67,7 +67,7 @@ fn ask(connection: &mut UnixStream, thread: u32) -> io::Result<Status> {
     }
     let mut text = vec![0; length as usize];
     connection.read_exact(&mut text)?;
-    String::from_utf8(text).map(Status).map_err(|_| io::ErrorKind::InvalidData.into())
+    String::from_utf8(text).map(ProcessStatus).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Answers until the other side is gone.
@@ -75,7 +75,7 @@ pub(crate) fn serve(mut connection: UnixStream) -> io::Result<()> {
     let mut thread = [0; 4];
     loop {
         connection.read_exact(&mut thread)?;
-        let Status(text) = Status::of(u32::from_le_bytes(thread));
+        let ProcessStatus(text) = ProcessStatus::of(u32::from_le_bytes(thread));
         let length = u32::try_from(text.len()).ok().filter(|length| *length <= MAX_STATUS).unwrap_or(0);
         connection.write_all(&length.to_le_bytes())?;
         connection.write_all(&text.as_bytes()[..length as usize])?;
@@ -88,22 +88,23 @@ mod tests {
 
     #[test]
     fn groups_and_capabilities_are_found() {
-        let status = Status::select("Name:\tGroups: 7\nGroups:\t4 24 1000 \nCapInh:\t0\nCapEff:\t0000000000000010\n");
+        let status =
+            ProcessStatus::select("Name:\tGroups: 7\nGroups:\t4 24 1000 \nCapInh:\t0\nCapEff:\t0000000000000010\n");
         assert_eq!(status.groups().collect::<Vec<_>>(), [4, 24, 1000]);
         assert!(status.has(4) && !status.has(5));
-        assert_eq!(Status::default().groups().count(), 0);
-        assert!(!Status::select("CapEff:\tnothing").has(0));
+        assert_eq!(ProcessStatus::default().groups().count(), 0);
+        assert!(!ProcessStatus::select("CapEff:\tnothing").has(0));
     }
 
     #[test]
     fn what_is_asked_is_what_proc_says() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let serving = std::thread::spawn(move || serve(theirs));
-        let outside = Callers::over(ours);
+        let outside = ProcessInfoClient::new(ours);
         for thread in [std::process::id(), 0] {
-            assert_eq!(outside.status(thread), Status::of(thread));
+            assert_eq!(outside.status(thread), ProcessStatus::of(thread));
         }
-        assert_ne!(outside.status(std::process::id()), Status::default());
+        assert_ne!(outside.status(std::process::id()), ProcessStatus::default());
         drop(outside);
         assert!(serving.join().unwrap().is_err(), "it ends with the connection");
     }
@@ -111,6 +112,6 @@ mod tests {
     #[test]
     fn a_process_that_is_gone_knows_nobody() {
         let (ours, _) = UnixStream::pair().unwrap();
-        assert_eq!(Callers::over(ours).status(std::process::id()), Status::default());
+        assert_eq!(ProcessInfoClient::new(ours).status(std::process::id()), ProcessStatus::default());
     }
 }

@@ -13,18 +13,18 @@ use lockbox::keys::{SeenOptions, UnlockedKey};
 use lockbox_host::elsewhere::{Following, Place};
 use parking_lot::Mutex;
 
-use crate::adapter::{Activity, Shown};
+use crate::adapter::{Activity, CurrentVersion};
 use crate::idle::since_boot;
-use crate::shutdown::Slot;
+use crate::shutdown::ArchiveSlot;
 
 /// From one look to the next while nobody uses the mount.
-const SELDOM: Duration = Duration::from_secs(60);
+const IDLE_PERIOD: Duration = Duration::from_secs(60);
 /// After one that failed.
-const AGAIN: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// What is opened, and how.
-pub(crate) struct Follow {
-    pub(crate) following: Following,
+pub(crate) struct ReplicaConfig {
+    pub(crate) fetcher: Following,
     pub(crate) every: Duration,
     pub(crate) key: UnlockedKey,
     pub(crate) options: OpenOptions,
@@ -32,78 +32,84 @@ pub(crate) struct Follow {
 }
 
 /// When to look; knows no clock.
-struct Looks {
+struct PollTimer {
     every: Duration,
     next: Duration,
-    seldom: Duration,
+    next_idle: Duration,
 }
 
-impl Looks {
-    fn new(every: Duration, now: Duration) -> Looks {
-        Looks { every, next: now + every, seldom: now + SELDOM }
+impl PollTimer {
+    fn new(every: Duration, now: Duration) -> PollTimer {
+        PollTimer { every, next: now + every, next_idle: now + IDLE_PERIOD }
     }
 
-    fn are_due(&self, now: Duration, used: bool) -> bool {
-        now >= self.seldom || (used && now >= self.next)
+    fn is_due(&self, now: Duration, used: bool) -> bool {
+        now >= self.next_idle || (used && now >= self.next)
     }
 
-    fn looked(&mut self, now: Duration, failed: bool) {
-        self.seldom = now + SELDOM.max(self.every);
-        self.next = now + if failed { self.every.max(AGAIN) } else { self.every };
+    fn record_poll(&mut self, now: Duration, failed: bool) {
+        self.next_idle = now + IDLE_PERIOD.max(self.every);
+        self.next = now + if failed { self.every.max(RETRY_DELAY) } else { self.every };
     }
 }
 
 /// Why what is new cannot be shown; None while it can.
-pub(crate) type Failing = Arc<Mutex<Option<String>>>;
+pub(crate) type ReplicaFailure = Arc<Mutex<Option<String>>>;
 
 /// Starts the thread, which ends with the process or the mount.
 pub(crate) fn start(
-    follow: Follow,
-    shown: Arc<Shown>,
-    slot: Slot,
+    config: ReplicaConfig,
+    current: Arc<CurrentVersion>,
+    slot: ArchiveSlot,
     activity: Arc<Activity>,
-    failing: Failing,
+    failure_slot: ReplicaFailure,
 ) -> std::io::Result<()> {
-    let run = move || run(follow, &shown, &slot, &activity, &failing);
+    let run = move || run(config, &current, &slot, &activity, &failure_slot);
     thread::Builder::new().name("follow".into()).spawn(run).map(drop)
 }
 
-fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity, failing: &Mutex<Option<String>>) {
-    let Follow { following, every, key, options, seen } = &mut follow;
-    let mut looks = Looks::new(*every, since_boot());
+fn run(
+    mut config: ReplicaConfig,
+    current: &CurrentVersion,
+    slot: &ArchiveSlot,
+    activity: &Activity,
+    failure_slot: &Mutex<Option<String>>,
+) {
+    let ReplicaConfig { fetcher, every, key, options, seen } = &mut config;
+    let mut timer = PollTimer::new(*every, since_boot());
     // A use that came in between counts for the next look.
     let mut used = false;
     loop {
         thread::sleep((*every).min(Duration::from_secs(1)));
-        used |= activity.take_followed() || activity.open_files() > 0;
-        if !looks.are_due(since_boot(), used) {
+        used |= activity.take_replica_flag() || activity.open_files() > 0;
+        if !timer.is_due(since_boot(), used) {
             continue;
         }
         used = false;
-        let looked = following(&mut |place| show(place, key, (options, seen), shown, slot));
+        let result = fetcher(&mut |place| publish_version(place, key, (options, seen), current, slot));
         if slot.lock().is_none() {
             return;
         }
-        looks.looked(since_boot(), looked.is_err());
-        let failure = looked.err().map(|error| error.to_string());
-        let mut failing = failing.lock();
-        match (&*failing, &failure) {
+        timer.record_poll(since_boot(), result.is_err());
+        let failure = result.err().map(|error| error.to_string());
+        let mut failure_slot = failure_slot.lock();
+        match (&*failure_slot, &failure) {
             (Some(_), None) => tracing::warn!("the archive is followed again"),
             (before, Some(why)) if before.as_ref() != Some(why) => {
                 tracing::warn!("what is new in the archive cannot be shown, so it stays as it was: {why}");
             }
             _ => {}
         }
-        *failing = failure;
+        *failure_slot = failure;
     }
 }
 
-fn show(
+fn publish_version(
     place: &Place,
     key: &UnlockedKey,
     (options, seen): (&OpenOptions, &SeenOptions),
-    shown: &Shown,
-    slot: &Slot,
+    current: &CurrentVersion,
+    slot: &ArchiveSlot,
 ) -> Result<()> {
     // What it remembers of the archive is out of the sandbox's reach by now.
     let witness = slot.lock().as_ref().map(|current| Arc::clone(current.witness()));
@@ -120,7 +126,7 @@ fn show(
         slot.as_mut().map(|current| std::mem::replace(current, archive))
     };
     if before.is_some() {
-        shown.go_on(fs);
+        current.publish(fs);
     }
     Ok(())
 }
@@ -132,18 +138,18 @@ mod tests {
     #[test]
     fn who_is_used_looks_often_and_nobody_looks_never() {
         let second = Duration::from_secs(1);
-        let mut looks = Looks::new(second, Duration::ZERO);
-        assert!(!looks.are_due(Duration::from_millis(999), true));
-        assert!(looks.are_due(second, true) && !looks.are_due(second, false));
-        looks.looked(second * 2, false);
-        assert!(looks.are_due(second * 3, true) && !looks.are_due(second * 61, false));
-        assert!(looks.are_due(second * 62, false));
+        let mut timer = PollTimer::new(second, Duration::ZERO);
+        assert!(!timer.is_due(Duration::from_millis(999), true));
+        assert!(timer.is_due(second, true) && !timer.is_due(second, false));
+        timer.record_poll(second * 2, false);
+        assert!(timer.is_due(second * 3, true) && !timer.is_due(second * 61, false));
+        assert!(timer.is_due(second * 62, false));
         // A server that is away is given time.
-        looks.looked(second * 100, true);
-        assert!(!looks.are_due(second * 109, true) && looks.are_due(second * 110, true));
+        timer.record_poll(second * 100, true);
+        assert!(!timer.is_due(second * 109, true) && timer.is_due(second * 110, true));
         // Seldom is not more often than it was asked for.
-        let mut hourly = Looks::new(second * 3600, Duration::ZERO);
-        hourly.looked(second, false);
-        assert!(!hourly.are_due(second * 3600, true) && hourly.are_due(second * 3601, false));
+        let mut hourly = PollTimer::new(second * 3600, Duration::ZERO);
+        hourly.record_poll(second, false);
+        assert!(!hourly.is_due(second * 3600, true) && hourly.is_due(second * 3601, false));
     }
 }

@@ -17,7 +17,7 @@ use landlock::{
 use lockbox_host::elsewhere::FetcherReach;
 
 /// What stays within reach, by descriptors: the mount may hide the paths.
-pub(crate) struct Reach<'a> {
+pub(crate) struct SandboxPaths<'a> {
     /// The directory of the control socket, which is to be removed.
     pub(crate) sockets: &'a OwnedFd,
     /// The directory in which archives are remembered.
@@ -36,13 +36,13 @@ const SCOPES: ABI = ABI::V6;
 ///
 /// # Errors
 /// When the kernel has Landlock and refuses it: nothing is restricted then.
-pub(crate) fn enter(reach: &Reach<'_>) -> Result<bool, RulesetError> {
-    let status: RestrictionStatus = rules(reach)?.restrict_self()?;
+pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
+    let status: RestrictionStatus = rules(paths)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
 /// Refuses all files, these uses of the network, and abstract sockets and processes outside.
-fn nothing(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
+fn deny_all(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(FILES))?
@@ -51,18 +51,18 @@ fn nothing(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError>
         .create()
 }
 
-fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
-    let mut rules = nothing(AccessNet::from_all(NETWORK))?;
+fn rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
+    let mut rules = deny_all(AccessNet::from_all(NETWORK))?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
-    let wanted: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
-        (Some(reach.sockets), AccessFs::RemoveFile.into()),
-        (reach.seen, remember),
-        (reach.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
+    let rules_wanted: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
+        (Some(paths.sockets), AccessFs::RemoveFile.into()),
+        (paths.seen, remember),
+        (paths.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
         // Each event loop has a descriptor of its own.
         (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
-    for (opened, access) in wanted {
+    for (opened, access) in rules_wanted {
         // What is not there cannot be opened either way.
         if let Some(opened) = opened {
             rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;
@@ -81,21 +81,21 @@ const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 ///
 /// # Errors
 /// As of [`enter`].
-pub(crate) fn enter_fetcher(reach: &FetcherReach) -> Result<bool, RulesetError> {
-    let network = if reach.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
-    let mut rules = nothing(network)?;
-    for path in &reach.written {
+pub(crate) fn enter_fetcher(paths: &FetcherReach) -> Result<bool, RulesetError> {
+    let network = if paths.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
+    let mut rules = deny_all(network)?;
+    for path in &paths.written {
         if let Ok(opened) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(opened, KEPT_FILES))?;
         }
     }
-    for path in &reach.read {
+    for path in &paths.read {
         let access = if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() };
         if let Ok(opened) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(opened, access))?;
         }
     }
-    for port in reach.ports.iter().flatten() {
+    for port in paths.ports.iter().flatten() {
         rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?;
     }
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
@@ -121,10 +121,10 @@ mod tests {
         let open = |name: &str| OwnedFd::from(File::open(at(name)).unwrap());
         let (sockets, seen, tasks) =
             (open("sockets"), open("state/seen"), File::open("/proc/self/task").unwrap().into());
-        let reach = Reach { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks) };
+        let paths = SandboxPaths { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks) };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                if !enter(&reach).unwrap() {
+                if !enter(&paths).unwrap() {
                     // A kernel without Landlock: everything must go on as before.
                     assert!(File::open("/etc/passwd").is_ok());
                     println!("this kernel has no Landlock");
@@ -159,14 +159,14 @@ mod tests {
         fs::write(at("other/file"), b"of the user").unwrap();
         let [server, stranger] = [0; 2].map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).unwrap());
         let address = |listener: &std::net::TcpListener| listener.local_addr().unwrap();
-        let reach = FetcherReach {
+        let paths = FetcherReach {
             written: vec![at("cache"), at("missing")],
             read: vec![at("read/bundle.pem")],
             ports: Some(vec![address(&server).port()]),
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                if !enter_fetcher(&reach).unwrap() {
+                if !enter_fetcher(&paths).unwrap() {
                     println!("this kernel has no Landlock");
                     return;
                 }

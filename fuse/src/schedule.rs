@@ -5,7 +5,7 @@
 //!    holds over mounts, and also for a clock that was set back.
 //! 2  None is taken while the live tree is what the newest snapshot shows, whoever took that; commits without a change of the tree do not count.
 //! 3  What has another name than it gives is neither counted nor removed: people's snapshots are theirs.
-//! 4  A failure is logged once and shown, and tried again after [`AGAIN`]. The mount goes on.
+//! 4  A failure is logged once and shown, and tried again after [`RETRY_SECONDS`]. The mount goes on.
 
 use lockbox::archive::{Keep, KeepRule, Moments};
 use lockbox::control;
@@ -15,20 +15,20 @@ use parking_lot::Mutex;
 use crate::exit::Failure;
 
 /// Seconds from an attempt that failed to the next one.
-const AGAIN: i64 = 60;
+const RETRY_SECONDS: i64 = 60;
 
 /// What the option said, and how it goes.
-pub(crate) struct Schedule {
+pub(crate) struct SnapshotSchedule {
     keep: Keep,
     rule: KeepRule,
     clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
-    course: Mutex<Course>,
+    state: Mutex<ScheduleState>,
 }
 
 #[derive(Default)]
-struct Course {
+struct ScheduleState {
     /// The period that one was found or taken in.
-    done: Option<i64>,
+    taken_in: Option<i64>,
     /// When the next one is due, as far as the clock was looked at.
     next: Timestamp,
     failure: Option<String>,
@@ -37,20 +37,20 @@ struct Course {
 }
 
 /// What came of a look.
-enum Done {
+enum StepOutcome {
     /// There is one of this period.
-    There,
+    Exists,
     /// Nothing has changed since the newest.
     Unchanged,
 }
 
-impl Schedule {
+impl SnapshotSchedule {
     /// None for rules that keep nothing.
-    pub(crate) fn new(keep: Keep, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Option<Schedule> {
+    pub(crate) fn new(keep: Keep, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Option<SnapshotSchedule> {
         let (rule, _) = keep.rules().next()?;
         let next = rule.beginning_of(rule.period_of(clock()));
-        let course = Mutex::new(Course { next, ..Course::default() });
-        Some(Schedule { keep, rule, clock: Box::new(clock), course })
+        let state = Mutex::new(ScheduleState { next, ..ScheduleState::default() });
+        Some(SnapshotSchedule { keep, rule, clock: Box::new(clock), state })
     }
 
     /// Takes one when it is due; called about once a second. `collect` returns when what the kernel caches is with us.
@@ -58,60 +58,61 @@ impl Schedule {
         let now = (self.clock)();
         let period = self.rule.period_of(now);
         {
-            let course = self.course.lock();
-            let waits = course.failure.is_some() && (0..AGAIN).contains(&now.seconds.saturating_sub(course.failed));
-            if course.done == Some(period) || waits {
+            let state = self.state.lock();
+            let waits =
+                state.failure.is_some() && (0..RETRY_SECONDS).contains(&now.seconds.saturating_sub(state.failed));
+            if state.taken_in == Some(period) || waits {
                 return;
             }
         }
         // The lock is not held over that: who asks for the status does not wait for the host.
-        let done = self.take(moments, now, collect);
-        let mut course = self.course.lock();
-        match done {
-            Ok(done) => {
-                let there = matches!(done, Done::There);
-                course.done = there.then_some(period);
-                course.next = self.rule.beginning_of(if there { period.saturating_add(1) } else { period });
-                course.failure = None;
+        let outcome = self.take_due(moments, now, collect);
+        let mut state = self.state.lock();
+        match outcome {
+            Ok(outcome) => {
+                let there = matches!(outcome, StepOutcome::Exists);
+                state.taken_in = there.then_some(period);
+                state.next = self.rule.beginning_of(if there { period.saturating_add(1) } else { period });
+                state.failure = None;
             }
             Err(error) => {
                 let sentence = Failure::sentence(&error);
-                if course.failure.as_ref() != Some(&sentence) {
+                if state.failure.as_ref() != Some(&sentence) {
                     tracing::error!("snapshots= could not take or prune a snapshot: {sentence}");
                 }
-                course.next = self.rule.beginning_of(period);
-                (course.failure, course.failed) = (Some(sentence), now.seconds);
+                state.next = self.rule.beginning_of(period);
+                (state.failure, state.failed) = (Some(sentence), now.seconds);
             }
         }
     }
 
-    fn take(
+    fn take_due(
         &self,
         moments: &Moments,
         now: Timestamp,
         collect: impl FnOnce() -> lockbox::Result<()>,
-    ) -> lockbox::Result<Done> {
+    ) -> lockbox::Result<StepOutcome> {
         if !moments.has_scheduled(self.rule, now)? {
             if !moments.has_changed_since()? {
-                return Ok(Done::Unchanged);
+                return Ok(StepOutcome::Unchanged);
             }
             collect()?;
             moments.create_scheduled(now)?;
         }
         // Also where an earlier mount took it, which may have had other rules or ended before this.
         moments.prune_scheduled(&self.keep)?;
-        Ok(Done::There)
+        Ok(StepOutcome::Exists)
     }
 
     /// For the status.
     pub(crate) fn describe(&self) -> control::Schedule {
-        let course = self.course.lock();
-        control::Schedule { rules: words(&self.keep), next: course.next.seconds, failure: course.failure.clone() }
+        let state = self.state.lock();
+        control::Schedule { rules: format_rules(&self.keep), next: state.next.seconds, failure: state.failure.clone() }
     }
 }
 
 /// As the option says it: `hourly:24,daily:7`.
-pub(crate) fn words(keep: &Keep) -> String {
+pub(crate) fn format_rules(keep: &Keep) -> String {
     keep.rules().map(|(rule, count)| format!("{}:{count}", rule.word())).collect::<Vec<_>>().join(",")
 }
 
@@ -119,11 +120,11 @@ pub(crate) fn words(keep: &Keep) -> String {
 pub(crate) fn parse_rule(text: &str) -> Option<(KeepRule, u32)> {
     let (word, count) = text.split_once(':')?;
     let rule = KeepRule::ALL.into_iter().find(|rule| *rule != KeepRule::Last && rule.word() == word)?;
-    Some((rule, count.parse().ok().filter(|count| (1..=MOST).contains(count))?))
+    Some((rule, count.parse().ok().filter(|count| (1..=MAX_COUNT).contains(count))?))
 }
 
 /// More than anybody lists.
-const MOST: u32 = 100_000;
+const MAX_COUNT: u32 = 100_000;
 
 #[cfg(test)]
 mod tests {
@@ -157,14 +158,14 @@ mod tests {
             Place { _directory: directory, archive, file, clock, collected: AtomicUsize::new(0) }
         }
 
-        fn schedule(&self, rules: &str) -> Schedule {
+        fn schedule(&self, rules: &str) -> SnapshotSchedule {
             let keep = rules.split(',').fold(Keep::default(), |keep, rule| {
                 let (rule, count) = parse_rule(rule).unwrap();
                 keep.with(rule, count)
             });
             let clock = Arc::clone(&self.clock);
             let now = move || Timestamp { seconds: clock.load(Ordering::SeqCst), nanos: 0 };
-            Schedule::new(keep, now).unwrap()
+            SnapshotSchedule::new(keep, now).unwrap()
         }
 
         fn write(&self, byte: u8) {
@@ -176,7 +177,7 @@ mod tests {
             all.iter().map(|one| String::from_utf8(one.name.clone()).unwrap()).collect()
         }
 
-        fn step(&self, schedule: &Schedule, at: i64) -> Vec<String> {
+        fn step(&self, schedule: &SnapshotSchedule, at: i64) -> Vec<String> {
             self.clock.store(BEGIN + at, Ordering::SeqCst);
             schedule.step(&self.archive.moments(), || {
                 self.collected.fetch_add(1, Ordering::SeqCst);
@@ -267,11 +268,11 @@ mod tests {
         fail(0, &mut tried);
         let failure = schedule.describe().failure.unwrap();
         assert!(failure.contains("the disk is full") && place.names().is_empty(), "{failure}");
-        fail(AGAIN - 1, &mut tried);
+        fail(RETRY_SECONDS - 1, &mut tried);
         assert_eq!(tried, 1, "a minute is left");
-        fail(AGAIN, &mut tried);
+        fail(RETRY_SECONDS, &mut tried);
         assert_eq!(tried, 2);
-        assert_eq!(place.step(&schedule, 2 * AGAIN).len(), 1);
+        assert_eq!(place.step(&schedule, 2 * RETRY_SECONDS).len(), 1);
         assert_eq!(schedule.describe().failure, None);
     }
 
@@ -283,6 +284,6 @@ mod tests {
         {
             assert_eq!(parse_rule(text), None, "{text}");
         }
-        assert!(Schedule::new(Keep::default(), Timestamp::default).is_none());
+        assert!(SnapshotSchedule::new(Keep::default(), Timestamp::default).is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! Answers what is asked about the snapshots of a living mount.
 //!
 //! # Order of a creation
-//! 1  What programs wrote before they asked is with us: the kernel hands over what it caches ([`Place::collect`]).
+//! 1  What programs wrote before they asked is with us: the kernel hands over what it caches ([`MountHandle::collect`]).
 //! 2  What is accepted is what the snapshot keeps, staged or not ([`Moments::create`]); the answer comes when it is durable.
 //!
 //! So a write(2) that returned before the question is in the snapshot, whoever made it and whether the file is still open.
@@ -13,11 +13,11 @@ use lockbox::error::Refusal;
 use lockbox_terminal::display;
 
 use crate::kernel_cache::KernelCache;
-use crate::options::Options;
-use crate::shutdown::{Place, Slot};
+use crate::options::MountOptions;
+use crate::shutdown::{ArchiveSlot, MountHandle};
 
 /// The moments of the archive while it is open, without the slot, which the end of the mount takes.
-pub(crate) fn of(slot: &Slot) -> Option<Moments> {
+pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<Moments> {
     slot.lock().as_ref().map(Archive::moments)
 }
 
@@ -25,13 +25,13 @@ pub(crate) fn of(slot: &Slot) -> Option<Moments> {
 ///
 /// # Errors
 /// When the process that flushes the mount is gone.
-pub(crate) fn collect(place: &Place, cache: &KernelCache) -> lockbox::Result<()> {
-    let collected = if cache.any_writer() { place.collect() } else { Ok(()) };
+pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> lockbox::Result<()> {
+    let collected = if cache.has_any_writer() { mount.collect() } else { Ok(()) };
     collected.map_err(|error| Error::io("the process that flushes the mount does not answer", error))
 }
 
 /// Why this mount changes no snapshot.
-pub(crate) fn read_only(options: &Options) -> Option<Response> {
+pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     let message = match &options.snapshot {
         Some(name) => format!(
             "snapshot '{}' is mounted here, for reading: the archive's snapshots cannot be changed",
@@ -44,14 +44,14 @@ pub(crate) fn read_only(options: &Options) -> Option<Response> {
 }
 
 /// The answer to a request that is done, or was not.
-pub(crate) fn done(result: lockbox::Result<()>) -> Response {
+pub(crate) fn to_response(result: lockbox::Result<()>) -> Response {
     match result {
         Ok(()) => Response::Done,
-        Err(error) => refused(&error),
+        Err(error) => to_refusal(&error),
     }
 }
 
-pub(crate) fn refused(error: &Error) -> Response {
+pub(crate) fn to_refusal(error: &Error) -> Response {
     let why = match error {
         Error::NoSpace(_) => Why::NoSpace,
         Error::Damaged(_) => Why::Damaged,
@@ -69,13 +69,13 @@ pub(crate) fn refused(error: &Error) -> Response {
 }
 
 /// A page of them.
-pub(crate) fn list(moments: &Moments, after: u64, held: bool) -> lockbox::Result<Response> {
+pub(crate) fn list_page(moments: &Moments, after: u64, with_held: bool) -> lockbox::Result<Response> {
     let mut all = moments.list()?;
     all.retain(|snapshot| snapshot.id > after);
     let more = all.len() > PAGE;
     all.truncate(PAGE);
     let describe = |snapshot: Snapshot| {
-        let held_bytes = held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
+        let held_bytes = with_held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
         let Snapshot { id, name, time, inodes, .. } = snapshot;
         Ok(Listed { id, name: Name(name), seconds: time.seconds, nanos: time.nanos, inodes, held_bytes })
     };
@@ -83,12 +83,12 @@ pub(crate) fn list(moments: &Moments, after: u64, held: bool) -> lockbox::Result
 }
 
 /// What those in these ranges of ids hold together.
-pub(crate) fn held(moments: &Moments, ranges: &[(u64, u64)]) -> Response {
-    let held = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
-    held.map_or_else(|error| refused(&error), |bytes| Response::Held { bytes })
+pub(crate) fn held_bytes(moments: &Moments, ranges: &[(u64, u64)]) -> Response {
+    let bytes = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
+    bytes.map_or_else(|error| to_refusal(&error), |bytes| Response::Held { bytes })
 }
 
-pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Response {
+pub(crate) fn remove_snapshots(moments: &Moments, ids: &[u64], among: Option<Among>) -> Response {
     let mut changed = false;
     let removed = moments.remove(&mut |all| {
         changed = among.is_some_and(|among| !among.is_whole(all.iter().map(|snapshot| snapshot.id)));
@@ -99,7 +99,7 @@ pub(crate) fn remove(moments: &Moments, ids: &[u64], among: Option<Among>) -> Re
             why: Why::Changed,
             message: "another program removed snapshots at the same time; nothing was removed".into(),
         },
-        removed => done(removed),
+        removed => to_response(removed),
     }
 }
 
@@ -141,20 +141,20 @@ pub(crate) mod tests {
         let (_directory, archive) = opened();
         let moments = archive.moments();
         for name in ["a", "b", "c", "d"] {
-            assert!(matches!(done(moments.create(name.as_bytes())), Response::Done));
+            assert!(matches!(to_response(moments.create(name.as_bytes())), Response::Done));
         }
         let all = ids(&moments);
         let among = Some(Among::of(all.iter().copied()));
         // Another one removes what the first wants to keep, and a new one comes.
-        assert!(matches!(remove(&moments, &all[..1], among), Response::Done));
+        assert!(matches!(remove_snapshots(&moments, &all[..1], among), Response::Done));
         moments.create(b"e").unwrap();
-        let refused = remove(&moments, &all[1..3], among);
-        assert!(matches!(refused, Response::Refused { why: Why::Changed, .. }), "{refused:?}");
+        let refusal = remove_snapshots(&moments, &all[1..3], among);
+        assert!(matches!(refusal, Response::Refused { why: Why::Changed, .. }), "{refusal:?}");
         assert_eq!(ids(&moments)[..3], all[1..]);
         // What came since takes nothing from the choice; what is gone without a condition is passed over.
         let among = Some(Among::of(all[1..].iter().copied()));
-        assert!(matches!(remove(&moments, &all[1..2], among), Response::Done));
-        assert!(matches!(remove(&moments, &all[..3], None), Response::Done));
+        assert!(matches!(remove_snapshots(&moments, &all[1..2], among), Response::Done));
+        assert!(matches!(remove_snapshots(&moments, &all[..3], None), Response::Done));
         assert_eq!(ids(&moments).len(), 2);
         assert_eq!(archive.file_system().usage().snapshots.unwrap().count, 2);
         archive.close().unwrap();
@@ -172,15 +172,15 @@ pub(crate) mod tests {
         }
         fs.unlink(ROOT_INO, b"file").unwrap();
         fs.purge().unwrap();
-        let held = |ranges: &[(u64, u64)]| match held(&moments, ranges) {
+        let total = |ranges: &[(u64, u64)]| match held_bytes(&moments, ranges) {
             Response::Held { bytes } => bytes,
             other => panic!("{other:?}"),
         };
         let all = ids(&moments);
-        assert!(held(&[(all[0], all[1])]) < 4096 * 8 && held(&[(all[2], all[2]), (all[0], all[0])]) < 4096 * 8);
-        assert!(held(&[(all[0], all[0]), (all[1], all[2])]) > 50_000);
-        assert_eq!(held(&[(0, u64::MAX)]), held(&[(all[0], all[2])]));
-        assert_eq!(held(&[]), 0);
+        assert!(total(&[(all[0], all[1])]) < 4096 * 8 && total(&[(all[2], all[2]), (all[0], all[0])]) < 4096 * 8);
+        assert!(total(&[(all[0], all[0]), (all[1], all[2])]) > 50_000);
+        assert_eq!(total(&[(0, u64::MAX)]), total(&[(all[0], all[2])]));
+        assert_eq!(total(&[]), 0);
         archive.close().unwrap();
     }
 
@@ -191,7 +191,7 @@ pub(crate) mod tests {
         for number in 0..PAGE + 3 {
             moments.create(format!("number {number}").as_bytes()).unwrap();
         }
-        let page = |after, held| match list(&moments, after, held).unwrap() {
+        let page = |after, held_bytes| match list_page(&moments, after, held_bytes).unwrap() {
             Response::Snapshots { snapshots, more } => (snapshots, more),
             other => panic!("{other:?}"),
         };
@@ -205,7 +205,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_refused_says_why_as_far_as_a_client_acts_on_it() {
-        let why = |error: Error| match done(Err(error)) {
+        let why = |error: Error| match to_response(Err(error)) {
             Response::Refused { why, message } => (why, message),
             other => panic!("{other:?}"),
         };
@@ -217,9 +217,11 @@ pub(crate) mod tests {
         );
         let latched = why(Error::Latched("barrier".into()));
         assert!(latched.0 == Why::Other && latched.1.contains("read-only after a failed write"), "{}", latched.1);
-        let refused = |list: &str| read_only(&Options::parse(&[list]).unwrap()).map(|response| response.complaint());
-        assert_eq!(refused("rw"), None);
-        assert!(refused("ro").unwrap().contains("mounted read-only"));
-        assert!(refused("snapshot=monday").unwrap().contains("snapshot 'monday' is mounted here"));
+        let refused_by = |list_page: &str| {
+            read_only_refusal(&MountOptions::parse(&[list_page]).unwrap()).map(|response| response.complaint())
+        };
+        assert_eq!(refused_by("rw"), None);
+        assert!(refused_by("ro").unwrap().contains("mounted read-only"));
+        assert!(refused_by("snapshot=monday").unwrap().contains("snapshot 'monday' is mounted here"));
     }
 }

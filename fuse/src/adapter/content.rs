@@ -11,14 +11,14 @@ use crate::convert::{self, Allocation, ino};
 impl Adapter {
     /// The caller answers, and then has what is staged written out early.
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
-        self.taken.forget(self.live(number)?);
+        self.removed_capabilities.forget(self.live_inode(number)?);
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let set = SetAttributes { kill_set_id: true, brings_times: true, ..SetAttributes::default() };
         let ready = if kill { self.fs.set_attributes(ino(number), &set).map(drop) } else { Ok(()) };
         let written = ready.and_then(|()| self.fs.accept(ino(number), offset, data));
         self.cache.content_written(&self.fs, number, kill);
         if written.is_err() {
-            self.cache.content_refused(number, data.len());
+            self.cache.record_refused_write(number, data.len());
         }
         written
     }
@@ -33,8 +33,8 @@ impl Adapter {
         length: u64,
         mode: i32,
     ) -> Result<()> {
-        let (file, kill) = (self.live(number)?, request.uid() != 0);
-        self.taken.forget(file);
+        let (file, kill) = (self.live_inode(number)?, request.uid() != 0);
+        self.removed_capabilities.forget(file);
         let done = convert::allocation(mode).and_then(|how| match how {
             Allocation::Punch => self.fs.punch_hole(file, offset, length, kill),
             Allocation::Zero { keep_size } => self.fs.zero_range(file, offset, length, keep_size, kill),
@@ -54,7 +54,7 @@ impl Adapter {
         (target, to): (INodeNo, u64),
         length: u64,
     ) -> Result<u64> {
-        self.taken.forget(self.live(target)?);
+        self.removed_capabilities.forget(self.live_inode(target)?);
         let kill = request.uid() != 0;
         let copied = self.fs.copy_range(ino(source), from, ino(target), to, length.min(MAX_COPY.into()), kill);
         self.cache.content_changed(&self.fs, target, kill);

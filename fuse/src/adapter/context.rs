@@ -10,18 +10,18 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use super::activity::Activity;
 use super::handle;
 use super::open_directories::OpenDirectories;
-use super::removed_capabilities::TakenCapabilities;
-use super::sync::Syncs;
-use crate::convert::{GENERATION, ino, notes_access, writes};
+use super::removed_capabilities::RemovedCapabilities;
+use super::sync::SyncQueue;
+use crate::convert::{GENERATION, ino, may_write, updates_atime};
 use crate::errno::errno;
-use crate::event_loop::{InFlight, Pace};
+use crate::event_loop::{InFlight, LoopScheduler};
 use crate::kernel_cache::KernelCache;
 use crate::options::SnapshotDir;
-use crate::process_info::Callers;
+use crate::process_info::ProcessInfoClient;
 
 /// What the options of a mount say of how it is served.
 #[derive(Clone, Copy)]
-pub struct Manner {
+pub struct ServeOptions {
     pub profile: SyncProfile,
     /// Opening for reading is noted as access.
     pub access_times: bool,
@@ -37,16 +37,16 @@ pub struct Adapter {
     /// The directory of the archive file, opened before mounting: a path could lead through the mount itself. None for one that is no file of
     /// this host, to which nothing is written.
     pub(super) host: Option<OwnedFd>,
-    pub(super) callers: Arc<Callers>,
+    pub(super) process_info: Arc<ProcessInfoClient>,
     pub(super) profile: SyncProfile,
     /// Opening for reading is noted as access.
     pub(super) access_times: bool,
     pub(super) snapshot_dir: SnapshotDir,
     pub(super) open_directories: Arc<OpenDirectories>,
-    pub(super) pace: Arc<Pace>,
+    pub(super) scheduler: Arc<LoopScheduler>,
     /// None where nothing is written.
-    pub(super) syncs: Option<Syncs>,
-    pub(super) taken: TakenCapabilities,
+    pub(super) sync_queue: Option<SyncQueue>,
+    pub(super) removed_capabilities: RemovedCapabilities,
 }
 
 impl Adapter {
@@ -57,28 +57,29 @@ impl Adapter {
         cache: Arc<KernelCache>,
         activity: Arc<Activity>,
         host: Option<OwnedFd>,
-        callers: Callers,
-        manner: Manner,
-        pace: Pace,
+        process_info: ProcessInfoClient,
+        options: ServeOptions,
+        scheduler: LoopScheduler,
     ) -> std::io::Result<Adapter> {
         let open_directories = Arc::default();
-        let pace = Arc::new(pace);
+        let scheduler = Arc::new(scheduler);
         let writes = !fs.read_only();
-        let syncs = writes.then(|| Syncs::start(Arc::clone(&fs), Arc::clone(&pace), host.is_none())).transpose()?;
-        let Manner { profile, access_times, snapshot_dir } = manner;
+        let sync_queue =
+            writes.then(|| SyncQueue::start(Arc::clone(&fs), Arc::clone(&scheduler), host.is_none())).transpose()?;
+        let ServeOptions { profile, access_times, snapshot_dir } = options;
         Ok(Adapter {
             fs,
             cache,
             activity,
             host,
-            callers: Arc::new(callers),
+            process_info: Arc::new(process_info),
             profile,
             access_times,
             snapshot_dir,
             open_directories,
-            pace,
-            syncs,
-            taken: TakenCapabilities::default(),
+            scheduler,
+            sync_queue,
+            removed_capabilities: RemovedCapabilities::default(),
         })
     }
 
@@ -86,19 +87,19 @@ impl Adapter {
     pub(super) fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
         self.fs.open(ino(number))?;
         self.activity.file_opened();
-        if writes(flags) {
+        if may_write(flags) {
             self.cache.begin_writing(number);
         }
-        if notes_access(flags) {
+        if updates_atime(flags) {
             self.note_access(number);
         }
-        Ok((handle(flags), self.cache.opened()))
+        Ok((handle(flags), self.cache.open_flags()))
     }
 
     /// A request that somebody's use of the mount makes.
     pub(super) fn begin(&self) -> InFlight<'_> {
-        self.activity.note();
-        self.pace.begin()
+        self.activity.record_request();
+        self.scheduler.begin()
     }
 
     /// A request that changes something, which may have to wait for a commit.
@@ -113,8 +114,8 @@ impl Adapter {
     pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
         match result {
             Ok(a) => {
-                let (attributes, name) = (self.cache.lifetime(a.ino.0), self.cache.believed());
-                reply.entry_with_ttls(&attributes, &name, &self.cache.told(&a), GENERATION);
+                let (attributes, name) = (self.cache.attribute_timeout(a.ino.0), self.cache.entry_timeout());
+                reply.entry_with_ttls(&attributes, &name, &self.cache.to_file_attr(&a), GENERATION);
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -122,7 +123,7 @@ impl Adapter {
 
     pub(super) fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
         match result {
-            Ok(a) => reply.attr(&self.cache.lifetime(a.ino.0), &self.cache.told(&a)),
+            Ok(a) => reply.attr(&self.cache.attribute_timeout(a.ino.0), &self.cache.to_file_attr(&a)),
             Err(error) => reply.error(errno(&error)),
         }
     }

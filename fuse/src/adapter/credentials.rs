@@ -5,7 +5,7 @@
 
 use fuser::Request;
 
-use crate::process_info::Callers;
+use crate::process_info::ProcessInfoClient;
 
 /// Numbers of linux/capability.h.
 const CAP_FOWNER: u32 = 3;
@@ -14,17 +14,17 @@ const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SETFCAP: u32 = 31;
 
 /// Who sent a request.
-pub(super) struct Caller<'a> {
-    callers: &'a Callers,
+pub(super) struct RequestCredentials<'a> {
+    process_info: &'a ProcessInfoClient,
     uid: u32,
     gid: u32,
     /// The thread, in this process's PID namespace; 0 when it has no number here.
     thread: u32,
 }
 
-impl<'a> Caller<'a> {
-    pub(super) fn of(request: &Request, callers: &'a Callers) -> Caller<'a> {
-        Caller { callers, uid: request.uid(), gid: request.gid(), thread: request.pid() }
+impl<'a> RequestCredentials<'a> {
+    pub(super) fn of(request: &Request, process_info: &'a ProcessInfoClient) -> RequestCredentials<'a> {
+        RequestCredentials { process_info, uid: request.uid(), gid: request.gid(), thread: request.pid() }
     }
 
     /// Whether it may leave the set-gid bit on what belongs to `group`: as a member, or by CAP_FSETID.
@@ -32,25 +32,25 @@ impl<'a> Caller<'a> {
         if self.gid == group {
             return true;
         }
-        let status = self.callers.status(self.thread);
+        let status = self.process_info.status(self.thread);
         // Only root's capabilities count: those of others may be good in a user namespace of their own only.
         status.groups().any(|member| member == group) || (self.uid == 0 && status.has(CAP_FSETID))
     }
 
     /// Whether it may do what the owner may.
     pub(super) fn owns(&self, owner: u32) -> bool {
-        self.uid == owner || (self.uid == 0 && self.callers.status(self.thread).has(CAP_FOWNER))
+        self.uid == owner || (self.uid == 0 && self.process_info.status(self.thread).has(CAP_FOWNER))
     }
 
     /// The thread, when the kernel may have removed file capabilities for it but it could not have
     /// by itself.
     pub(super) fn cannot_remove_capabilities(&self) -> Option<u32> {
-        (self.uid != 0 && !self.callers.status(self.thread).has(CAP_SETFCAP)).then_some(self.thread)
+        (self.uid != 0 && !self.process_info.status(self.thread).has(CAP_SETFCAP)).then_some(self.thread)
     }
 
     /// Whether it may read `trusted.` attributes.
     pub(super) fn is_administrator(&self) -> bool {
-        self.uid == 0 && self.callers.status(self.thread).has(CAP_SYS_ADMIN)
+        self.uid == 0 && self.process_info.status(self.thread).has(CAP_SYS_ADMIN)
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn without_proc_only_the_primary_group_and_the_user_count() {
         let (nobody, _) = UnixStream::pair().unwrap();
-        let gone = Caller { callers: &Callers::over(nobody), uid: 0, gid: 5, thread: 0 };
+        let gone = RequestCredentials { process_info: &ProcessInfoClient::new(nobody), uid: 0, gid: 5, thread: 0 };
         assert!(gone.keeps_set_gid(5) && !gone.keeps_set_gid(6) && !gone.is_administrator());
         assert!(gone.owns(0) && !gone.owns(6));
     }
@@ -74,7 +74,12 @@ mod tests {
         let uid = nix::unistd::getuid().as_raw();
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || process_info::serve(theirs));
-        let this = Caller { callers: &Callers::over(ours), uid, gid: u32::MAX - 1, thread: std::process::id() };
+        let this = RequestCredentials {
+            process_info: &ProcessInfoClient::new(ours),
+            uid,
+            gid: u32::MAX - 1,
+            thread: std::process::id(),
+        };
         for group in nix::unistd::getgroups().unwrap() {
             assert!(this.keeps_set_gid(group.as_raw()));
         }

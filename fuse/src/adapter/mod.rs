@@ -19,9 +19,9 @@ mod snapshots;
 mod sync;
 
 pub use activity::Activity;
-pub use context::{Adapter, Manner};
-pub use replica_fs::{Followed, Shown};
-pub use snapshots::snapshot_dir;
+pub use context::{Adapter, ServeOptions};
+pub use replica_fs::{CurrentVersion, ReplicaFs};
+pub use snapshots::effective_snapshot_dir;
 
 use std::ffi::OsStr;
 use std::io;
@@ -29,12 +29,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::convert::{GENERATION, ino, writes};
+use crate::convert::{GENERATION, ino, may_write};
 use crate::errno::errno;
 use crate::event_loop::LONG_BYTES;
 use crate::kernel_cache::FOR_EVER;
 use crate::{convert, kernel};
-use credentials::Caller;
+use credentials::RequestCredentials;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
     OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
@@ -61,23 +61,23 @@ fn creator(request: &Request, umask: u32) -> Creator {
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::negotiate(config, self.cache.follows);
+        kernel::negotiate(config, self.cache.is_replica);
         Ok(())
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_flight = self.begin();
-        if let Some(kept) = self.kept(parent) {
-            return kept.lookup(name, reply);
+        if let Some(inode) = self.snapshot_inode(parent) {
+            return inode.lookup(name, reply);
         }
-        if self.is_directory(parent, name) {
-            return self.reply_directory(reply);
+        if self.is_snapshot_dir(parent, name) {
+            return self.reply_snapshot_dir(reply);
         }
-        match self.cache.check_open(parent).and_then(|()| self.fs.lookup(ino(parent), name.as_bytes())) {
+        match self.cache.check_visible(parent).and_then(|()| self.fs.lookup(ino(parent), name.as_bytes())) {
             // KERNEL-5.
             Err(Error::NotFound) => {
-                let lifetime = self.cache.believed();
-                reply.entry_with_ttls(&lifetime, &lifetime, &convert::no_attributes(), GENERATION);
+                let lifetime = self.cache.entry_timeout();
+                reply.entry_with_ttls(&lifetime, &lifetime, &convert::negative_entry(), GENERATION);
             }
             found => self.reply_entry(found, reply),
         }
@@ -85,19 +85,19 @@ impl fuser::Filesystem for Adapter {
 
     fn getattr(&self, _: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
         let in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.getattr(reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.getattr(reply);
         }
         if handle == Some(ONLY_WRITES)
-            && let bytes @ 1.. = self.cache.refused(number)
+            && let bytes @ 1.. = self.cache.refused_bytes(number)
         {
             in_flight.long();
             match self.fs.check_room(bytes as u64) {
-                Ok(()) => self.cache.content_accepted(number),
+                Ok(()) => self.cache.clear_refused_write(number),
                 Err(error) => return reply.error(errno(&error)),
             }
         }
-        match self.cache.attributes(&self.fs, number) {
+        match self.cache.getattr(&self.fs, number) {
             Ok((attributes, lifetime)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(errno(&error)),
         }
@@ -127,22 +127,22 @@ impl fuser::Filesystem for Adapter {
             uid,
             gid,
             size,
-            atime: atime.map(convert::set_time),
-            mtime: mtime.map(convert::set_time),
-            ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
+            atime: atime.map(convert::to_set_time),
+            mtime: mtime.map(convert::to_set_time),
+            ctime: ctime.map(|time| convert::to_set_time(TimeOrNow::SpecificTime(time))),
             ..SetAttributes::default()
         };
         let outcome = self
-            .live(number)
-            .and_then(|number| self.with_set_id(request, number, set))
+            .live_inode(number)
+            .and_then(|number| self.clear_set_id(request, number, set))
             .and_then(|set| self.cache.set_attributes(&self.fs, ino(number), &set, handle.is_some()));
         self.reply_attributes(outcome, reply);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
         let _in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.readlink(reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.readlink(reply);
         }
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
@@ -165,47 +165,47 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
-        let made = self.to_make(parent, name).and_then(|parent| {
-            let mode = self.made_mode(request, parent, mode)?;
+        let created = self.create_parent(parent, name).and_then(|parent| {
+            let mode = self.creation_mode(request, parent, mode)?;
             self.fs.make_node(parent, name.as_bytes(), mode, rdev, creator(request, umask))
         });
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        self.reply_entry(made, reply);
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.reply_entry(created, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
-        let made = self
-            .to_make(parent, name)
+        let created = self
+            .create_parent(parent, name)
             .and_then(|parent| self.fs.make_directory(parent, name.as_bytes(), mode, creator(request, umask)));
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        self.reply_entry(made, reply);
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.reply_entry(created, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
         let target = target.as_os_str().as_bytes();
-        let made = self
-            .to_make(parent, name)
+        let created = self
+            .create_parent(parent, name)
             .and_then(|parent| self.fs.make_symlink(parent, name.as_bytes(), target, creator(request, 0)));
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        self.reply_entry(made, reply);
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.reply_entry(created, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.to_change(parent, name).and_then(|parent| self.fs.unlink(parent, name.as_bytes()));
-        self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
+        let removed = self.change_parent(parent, name).and_then(|parent| self.fs.unlink(parent, name.as_bytes()));
+        self.cache.invalidate_uncertain_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
         let removed = self
-            .to_change(parent, name)
+            .change_parent(parent, name)
             .and_then(|parent| self.cache.unlinked.remove_directory(&self.fs, parent, name));
-        self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
@@ -221,16 +221,16 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
-            let (from, to) = (self.to_change(parent, name)?, self.to_change(new_parent, new_name)?);
+            let (from, to) = (self.change_parent(parent, name)?, self.change_parent(new_parent, new_name)?);
             self.cache.unlinked.rename(&self.fs, (from, name), (to, new_name), how)
         });
-        self.cache.changed_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
+        self.cache.invalidate_uncertain_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
     }
 
     /// Has no answer.
     fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
-        if self.kept(number).is_some() {
+        if self.snapshot_inode(number).is_some() {
             self.cache.views.forget(number.0, lookups);
         } else if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {
             tracing::warn!(%error, "a file or directory without a name could not be removed yet");
@@ -239,12 +239,12 @@ impl fuser::Filesystem for Adapter {
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
-        let linked = match self.to_make(parent, name) {
-            Ok(_) if self.kept(number).is_some() => return reply.error(Errno::EXDEV),
+        let linked = match self.create_parent(parent, name) {
+            Ok(_) if self.snapshot_inode(number).is_some() => return reply.error(Errno::EXDEV),
             Ok(parent) => self.fs.link(ino(number), parent, name.as_bytes()),
             Err(error) => Err(error),
         };
-        self.cache.changed_names(self.profile, &linked, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.profile, &linked, &[(parent, name)]);
         self.reply_entry(linked, reply);
     }
 
@@ -261,16 +261,16 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let _in_flight = self.begin_change();
-        let made = self.to_make(parent, name).and_then(|parent| {
-            let mode = self.made_mode(request, parent, mode)?;
+        let created = self.create_parent(parent, name).and_then(|parent| {
+            let mode = self.creation_mode(request, parent, mode)?;
             self.fs.create_and_open(parent, name.as_bytes(), mode, creator(request, umask))
         });
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        match made {
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        match created {
             Ok(a) => {
                 self.activity.file_opened();
                 // KERNEL-5: the name holds for ever, and fuser has one time for name and attributes.
-                let attributes = self.cache.created(&a, writes(OpenFlags(flags)));
+                let attributes = self.cache.created_attributes(&a, may_write(OpenFlags(flags)));
                 let handle = handle(OpenFlags(flags));
                 reply.created(&FOR_EVER, &attributes, GENERATION, handle, FopenFlags::FOPEN_KEEP_CACHE);
             }
@@ -280,8 +280,8 @@ impl fuser::Filesystem for Adapter {
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.open(flags, reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.open(flags, reply);
         }
         match self.open_file(number, flags) {
             Ok((handle, flags)) => reply.opened(handle, flags),
@@ -304,8 +304,8 @@ impl fuser::Filesystem for Adapter {
         if size as usize >= LONG_BYTES {
             in_flight.long();
         }
-        if let Some(kept) = self.kept(number) {
-            return kept.read(offset, size, reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.read(offset, size, reply);
         }
         self.fs.with_read_buffer(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
             Ok(count) => reply.data(&buffer[..count]),
@@ -344,7 +344,7 @@ impl fuser::Filesystem for Adapter {
     /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
     fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let in_flight = self.begin();
-        if self.kept(number).is_some() && self.profile == SyncProfile::Always {
+        if self.snapshot_inode(number).is_some() && self.profile == SyncProfile::Always {
             return reply.ok();
         }
         if self.profile == SyncProfile::Always {
@@ -366,20 +366,20 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(kept) = self.kept(number) {
+        if let Some(inode) = self.snapshot_inode(number) {
             let _in_flight = self.begin();
-            return kept.release(reply);
+            return inode.release(reply);
         }
         let _in_flight = self.begin_change();
         self.activity.file_closed();
-        if writes(flags) {
+        if may_write(flags) {
             self.cache.end_writing(&self.fs, number);
         }
         reply_empty(self.fs.release(ino(number)), reply);
     }
 
     fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.make_durable(number, reply);
+        self.reply_fsync(number, reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -420,12 +420,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn fsyncdir(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.make_durable(number, reply);
+        self.reply_fsync(number, reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         // No use of the mount: what shows free space does so again and again.
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
@@ -449,11 +449,11 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _in_flight = self.begin_change();
-        let caller = Caller::of(request, &self.callers);
+        let caller = RequestCredentials::of(request, &self.process_info);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
-            let file = self.live(number)?;
-            self.taken.forget(file);
+            let file = self.live_inode(number)?;
+            self.removed_capabilities.forget(file);
             self.fs.set_xattr_for(file, name.as_bytes(), value, how, &keeps)
         });
         reply_empty(set, reply);
@@ -461,24 +461,25 @@ impl fuser::Filesystem for Adapter {
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.getxattr(name, size, reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.getxattr(name, size, reply);
         }
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
         let _in_flight = self.begin();
-        let caller = Caller::of(request, &self.callers);
-        if let Some(kept) = self.kept(number) {
-            return kept.listxattr(&|| caller.is_administrator(), size, reply);
+        let caller = RequestCredentials::of(request, &self.process_info);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.listxattr(&|| caller.is_administrator(), size, reply);
         }
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.live(number).and_then(|number| self.remove_attribute(request, number, name.as_bytes()));
+        let removed =
+            self.live_inode(number).and_then(|number| self.remove_attribute(request, number, name.as_bytes()));
         reply_empty(removed, reply);
     }
 
@@ -500,10 +501,10 @@ impl fuser::Filesystem for Adapter {
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let in_flight = self.begin();
         in_flight.long();
-        if let Some(kept) = self.kept(number) {
-            return kept.lseek(offset, whence, reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.lseek(offset, whence, reply);
         }
-        seek::Seek { number, offset, whence }.serve(&self.fs, &self.cache, reply);
+        seek::SeekRequest { number, offset, whence }.serve(&self.fs, &self.cache, reply);
     }
 
     fn copy_file_range(
@@ -521,7 +522,7 @@ impl fuser::Filesystem for Adapter {
     ) {
         let in_flight = self.begin();
         in_flight.long();
-        if self.kept(source).is_some() && self.kept(target).is_none() {
+        if self.snapshot_inode(source).is_some() && self.snapshot_inode(target).is_none() {
             return reply.error(Errno::EXDEV);
         }
         reply_copied(self.copy_content(request, (source, from), (target, to), length), reply);

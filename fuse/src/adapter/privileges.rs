@@ -15,7 +15,7 @@ use lockbox::fs::{SetAttributes, XattrMode, mode};
 use lockbox::{Error, Result, format};
 
 use super::context::Adapter;
-use super::credentials::Caller;
+use super::credentials::RequestCredentials;
 use super::removed_capabilities::CAPABILITY;
 
 const GROUP_EXECUTE: u32 = 0o010;
@@ -24,7 +24,7 @@ const GIVES_GROUP: u32 = mode::SET_GID | GROUP_EXECUTE;
 
 impl Adapter {
     /// `set` with what it takes away of the set-id bits.
-    pub(super) fn with_set_id(
+    pub(super) fn clear_set_id(
         &self,
         request: &Request,
         number: format::Ino,
@@ -33,26 +33,26 @@ impl Adapter {
         if is_flush_of_times(&set) {
             return Ok(set);
         }
-        let taken = self.taken.take(number, request.pid());
+        let removed = self.removed_capabilities.take(number, request.pid());
         let chown = set.uid.is_some() || set.gid.is_some();
         let truncation = set.size.is_some() && request.uid() != 0;
         // A mode that is given says what is left of them.
-        if set.mode.is_some() || !(chown || truncation || names_nobody(&set)) {
+        if set.mode.is_some() || !(chown || truncation || sets_only_ctime(&set)) {
             return Ok(set);
         }
         // The kernel holds the inode's lock: nobody changes mode or owner before the answer.
         let before = self.fs.attributes(number)?;
-        let caller = Caller::of(request, &self.callers);
-        let going = going(before.mode, || caller.keeps_set_gid(before.gid));
-        if going != 0 && is_chown_of_nobody(before.mode, &set) && !caller.owns(before.uid) {
-            if let Some(value) = taken
+        let caller = RequestCredentials::of(request, &self.process_info);
+        let bits_to_clear = bits_to_clear(before.mode, || caller.keeps_set_gid(before.gid));
+        if bits_to_clear != 0 && is_empty_chown(before.mode, &set) && !caller.owns(before.uid) {
+            if let Some(value) = removed
                 && let Err(error) = self.fs.set_xattr(number, CAPABILITY, &value, XattrMode::Create)
             {
                 tracing::warn!("a refused chown(2) left inode {} without its file capabilities: {error}", number.0);
             }
             return Err(Error::NotPermitted);
         }
-        Ok(SetAttributes { kill_set_id: true, kill_set_gid: going & mode::SET_GID != 0, ..set })
+        Ok(SetAttributes { kill_set_id: true, kill_set_gid: bits_to_clear & mode::SET_GID != 0, ..set })
     }
 }
 
@@ -63,29 +63,29 @@ impl Adapter {
         if name != CAPABILITY {
             return self.fs.remove_xattr(number, name);
         }
-        let thread = Caller::of(request, &self.callers).cannot_remove_capabilities();
-        let taken = thread.and_then(|thread| Some((thread, self.fs.xattr(number, name).ok()?)));
+        let thread = RequestCredentials::of(request, &self.process_info).cannot_remove_capabilities();
+        let removed = thread.and_then(|thread| Some((thread, self.fs.xattr(number, name).ok()?)));
         self.fs.remove_xattr(number, name)?;
-        match taken {
-            Some((thread, value)) => self.taken.note(number, thread, value),
-            None => self.taken.forget(number),
+        match removed {
+            Some((thread, value)) => self.removed_capabilities.record(number, thread, value),
+            None => self.removed_capabilities.forget(number),
         }
         Ok(())
     }
 
     /// The mode of what is made. Kernels before 6.0 leave it to file systems what becomes of the set-gid bit in a directory that hands down its group.
-    pub(super) fn made_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
+    pub(super) fn creation_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
         if bits & GIVES_GROUP != GIVES_GROUP {
             return Ok(bits);
         }
         let directory = self.fs.attributes(directory)?;
-        let caller = Caller::of(request, &self.callers);
-        Ok(made(bits, directory.mode, || caller.keeps_set_gid(directory.gid)))
+        let caller = RequestCredentials::of(request, &self.process_info);
+        Ok(mask_set_gid(bits, directory.mode, || caller.keeps_set_gid(directory.gid)))
     }
 }
 
 /// Whoever makes a program there would have it run with the rights of a group that is not the maker's.
-fn made(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
+fn mask_set_gid(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     let inherits = bits & mode::TYPE != mode::DIRECTORY && directory & mode::SET_GID != 0;
     if bits & GIVES_GROUP == GIVES_GROUP && inherits && !keeps_set_gid() { bits & !mode::SET_GID } else { bits }
 }
@@ -95,16 +95,16 @@ fn is_flush_of_times(set: &SetAttributes) -> bool {
     set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
-fn names_nobody(set: &SetAttributes) -> bool {
+fn sets_only_ctime(set: &SetAttributes) -> bool {
     SetAttributes { ctime: None, ..*set } == SetAttributes::default()
 }
 
-fn is_chown_of_nobody(before: u32, set: &SetAttributes) -> bool {
-    names_nobody(set) && (set.ctime.is_some() || before & mode::TYPE != mode::REGULAR)
+fn is_empty_chown(before: u32, set: &SetAttributes) -> bool {
+    sets_only_ctime(set) && (set.ctime.is_some() || before & mode::TYPE != mode::REGULAR)
 }
 
 /// The bits of a mode that its file is to lose. Set-gid without execution by the group stays for who may keep it; directories lose nothing.
-fn going(before: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
+fn bits_to_clear(before: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     if before & mode::TYPE == mode::DIRECTORY {
         return 0;
     }
@@ -134,10 +134,10 @@ mod tests {
     #[test]
     fn a_chown_that_names_nobody_is_told_from_what_precedes_a_write() {
         let nothing = SetAttributes::default();
-        assert!(is_chown_of_nobody(mode::REGULAR, &CTIME));
-        assert!(!is_chown_of_nobody(mode::REGULAR, &nothing), "the kernel takes privileges away for a writer");
+        assert!(is_empty_chown(mode::REGULAR, &CTIME));
+        assert!(!is_empty_chown(mode::REGULAR, &nothing), "the kernel takes privileges away for a writer");
         for other in [mode::FIFO, mode::SOCKET, mode::CHARACTER, mode::BLOCK, mode::SYMLINK] {
-            assert!(is_chown_of_nobody(other, &nothing), "{other:o}: nobody writes to it through us");
+            assert!(is_empty_chown(other, &nothing), "{other:o}: nobody writes to it through us");
         }
         for set in [
             SetAttributes { uid: Some(1), ..CTIME },
@@ -145,13 +145,13 @@ mod tests {
             SetAttributes { size: Some(0), ..CTIME },
             SetAttributes { mode: Some(0o600), ..CTIME },
         ] {
-            assert!(!is_chown_of_nobody(mode::REGULAR, &set), "{set:?}");
+            assert!(!is_empty_chown(mode::REGULAR, &set), "{set:?}");
         }
     }
 
     #[test]
     fn nobody_makes_a_program_of_a_group_that_only_the_directory_has() {
-        let bits = |bits, directory, member| made(bits, directory, || member);
+        let bits = |bits, directory, member| mask_set_gid(bits, directory, || member);
         assert_eq!(bits(0o102_755, 0o042_777, false), 0o100_755);
         assert_eq!(bits(0o106_755, 0o042_777, false), 0o104_755, "what the owner may give is the owner's");
         assert_eq!(bits(0o102_755, 0o042_777, true), 0o102_755);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_bits_that_go_are_those_that_give_rights() {
-        let bits = |mode, member| going(mode, || member);
+        let bits = |mode, member| bits_to_clear(mode, || member);
         assert_eq!(bits(0o106_755, true), 0o6000);
         assert_eq!(bits(0o104_644, true), 0o4000);
         assert_eq!(bits(0o102_644, true), 0, "without execution by the group it says nothing about rights");

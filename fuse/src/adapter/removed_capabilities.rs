@@ -25,30 +25,30 @@ pub(super) const CAPABILITY: &[u8] = b"security.capability";
 
 /// Threads between the two requests at a time, of which this is far more than there are event
 /// loops.
-const MOST: usize = 64;
+const MAX_REMEMBERED: usize = 64;
 
 #[derive(Default)]
-pub(super) struct TakenCapabilities {
-    taken: Mutex<VecDeque<Taken>>,
+pub(super) struct RemovedCapabilities {
+    removed: Mutex<VecDeque<RemovedCapability>>,
     /// So that writes need no lock.
     count: AtomicUsize,
 }
 
-struct Taken {
+struct RemovedCapability {
     file: Ino,
     thread: u32,
     value: Vec<u8>,
 }
 
-impl TakenCapabilities {
-    pub(super) fn note(&self, file: Ino, thread: u32, value: Vec<u8>) {
-        let mut taken = self.taken.lock();
-        taken.retain(|other| other.file != file);
-        if taken.len() == MOST {
-            taken.pop_front();
+impl RemovedCapabilities {
+    pub(super) fn record(&self, file: Ino, thread: u32, value: Vec<u8>) {
+        let mut removed = self.removed.lock();
+        removed.retain(|other| other.file != file);
+        if removed.len() == MAX_REMEMBERED {
+            removed.pop_front();
         }
-        taken.push_back(Taken { file, thread, value });
-        self.count.store(taken.len(), Ordering::Release);
+        removed.push_back(RemovedCapability { file, thread, value });
+        self.count.store(removed.len(), Ordering::Release);
     }
 
     /// Returns the value that was removed from the file for this thread, and forgets the values
@@ -57,10 +57,10 @@ impl TakenCapabilities {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let mut taken = self.taken.lock();
-        let at = taken.iter().position(|taken| taken.file == file)?;
-        let found = taken.remove(at)?;
-        self.count.store(taken.len(), Ordering::Release);
+        let mut removed = self.removed.lock();
+        let at = removed.iter().position(|removed| removed.file == file)?;
+        let found = removed.remove(at)?;
+        self.count.store(removed.len(), Ordering::Release);
         (found.thread == thread && thread != 0).then_some(found.value)
     }
 
@@ -76,22 +76,22 @@ mod tests {
 
     #[test]
     fn only_the_next_change_of_the_file_by_the_same_thread_gets_it_back() {
-        let taken = TakenCapabilities::default();
-        let note = |thread| taken.note(Ino(7), thread, vec![1]);
-        note(5);
-        assert_eq!(taken.take(Ino(8), 5), None, "another file");
-        assert_eq!(taken.take(Ino(7), 5), Some(vec![1]));
-        assert_eq!(taken.take(Ino(7), 5), None, "once");
-        note(5);
-        assert_eq!(taken.take(Ino(7), 6), None, "another thread");
-        assert_eq!(taken.take(Ino(7), 5), None, "whose change came first");
-        note(5);
-        taken.forget(Ino(7));
-        assert_eq!(taken.take(Ino(7), 5), None, "it was written");
-        note(0);
-        assert_eq!(taken.take(Ino(7), 0), None, "a thread that has no number here");
-        (0..100).for_each(|number| taken.note(Ino(number), 5, vec![]));
-        assert_eq!(taken.taken.lock().len(), MOST);
-        assert_eq!((taken.take(Ino(0), 5), taken.take(Ino(99), 5)), (None, Some(vec![])));
+        let removed = RemovedCapabilities::default();
+        let record = |thread| removed.record(Ino(7), thread, vec![1]);
+        record(5);
+        assert_eq!(removed.take(Ino(8), 5), None, "another file");
+        assert_eq!(removed.take(Ino(7), 5), Some(vec![1]));
+        assert_eq!(removed.take(Ino(7), 5), None, "once");
+        record(5);
+        assert_eq!(removed.take(Ino(7), 6), None, "another thread");
+        assert_eq!(removed.take(Ino(7), 5), None, "whose change came first");
+        record(5);
+        removed.forget(Ino(7));
+        assert_eq!(removed.take(Ino(7), 5), None, "it was written");
+        record(0);
+        assert_eq!(removed.take(Ino(7), 0), None, "a thread that has no number here");
+        (0..100).for_each(|number| removed.record(Ino(number), 5, vec![]));
+        assert_eq!(removed.removed.lock().len(), MAX_REMEMBERED);
+        assert_eq!((removed.take(Ino(0), 5), removed.take(Ino(99), 5)), (None, Some(vec![])));
     }
 }

@@ -35,6 +35,6 @@ pub(crate) fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr)
 }
 
 /// Ends a listing once the reply is full.
-pub(crate) fn full(full: bool) -> ControlFlow<()> {
-    if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+pub(crate) fn stop_if_full(is_full: bool) -> ControlFlow<()> {
+    if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }

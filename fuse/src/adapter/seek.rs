@@ -11,7 +11,7 @@ use crate::errno::errno;
 use crate::kernel_cache::KernelCache;
 
 /// What lseek(2) answers of a file whose data and holes these know.
-pub(super) fn answer(
+pub(super) fn resolve(
     offset: i64,
     whence: i32,
     next_data: &dyn Fn(u64) -> Result<u64>,
@@ -29,17 +29,17 @@ pub(super) fn answer(
 }
 
 /// One question.
-pub(super) struct Seek {
+pub(super) struct SeekRequest {
     pub(super) number: INodeNo,
     pub(super) offset: i64,
     pub(super) whence: i32,
 }
 
-impl Seek {
+impl SeekRequest {
     fn reply(&self, fs: &FileSystem, reply: ReplyLseek) {
         let file = ino(self.number);
         let found =
-            answer(self.offset, self.whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
+            resolve(self.offset, self.whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
         match found {
             Ok(found) => reply.offset(found),
             Err(error) => reply.error(errno(&error)),

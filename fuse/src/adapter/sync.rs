@@ -21,94 +21,99 @@ use lockbox::fs::{BegunSync, FileSystem};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply::reply_empty;
-use crate::event_loop::{InFlight, Pace};
+use crate::event_loop::{InFlight, LoopScheduler};
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Lead {
+enum Leader {
     #[default]
-    Nobody,
-    Loop,
+    Idle,
+    EventLoop,
     Thread,
 }
 
 #[derive(Default)]
 struct State {
-    lead: Lead,
+    leader: Leader,
     waiting: Vec<(BegunSync, ReplyEmpty)>,
     ended: bool,
 }
 
 #[derive(Default)]
-struct Queue {
+struct SharedQueue {
     state: Mutex<State>,
     called: Condvar,
 }
 
 /// The callers of fsync of one mount.
-pub(super) struct Syncs {
+pub(super) struct SyncQueue {
     fs: Arc<FileSystem>,
-    queue: Arc<Queue>,
+    queue: Arc<SharedQueue>,
     thread: Option<JoinHandle<()>>,
     /// Commits wait for another machine.
-    elsewhere: bool,
+    is_remote: bool,
 }
 
-impl Syncs {
+impl SyncQueue {
     /// # Errors
     /// Those of starting a thread.
-    pub(super) fn start(fs: Arc<FileSystem>, pace: Arc<Pace>, elsewhere: bool) -> std::io::Result<Syncs> {
-        let queue = Arc::new(Queue::default());
+    pub(super) fn start(
+        fs: Arc<FileSystem>,
+        scheduler: Arc<LoopScheduler>,
+        is_remote: bool,
+    ) -> std::io::Result<SyncQueue> {
+        let queue = Arc::new(SharedQueue::default());
         let (of_thread, its_queue) = (Arc::clone(&fs), Arc::clone(&queue));
-        let thread = thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue, &pace))?;
-        Ok(Syncs { fs, queue, thread: Some(thread), elsewhere })
+        let thread =
+            thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue, &scheduler))?;
+        Ok(SyncQueue { fs, queue, thread: Some(thread), is_remote })
     }
 
     /// Replies when everything done so far is durable; the loop may be back at the kernel's queue long before.
-    pub(super) fn answer(&self, in_flight: &InFlight<'_>, reply: ReplyEmpty) {
+    pub(super) fn submit(&self, in_flight: &InFlight<'_>, reply: ReplyEmpty) {
         let begun = match self.fs.begin_sync() {
             Ok(begun) => begun,
             Err(error) => return reply_empty(Err(error), reply),
         };
         {
             let mut state = self.queue.state.lock();
-            if self.elsewhere || state.lead != Lead::Nobody {
+            if self.is_remote || state.leader != Leader::Idle {
                 state.waiting.push((begun, reply));
-                if state.lead == Lead::Nobody {
-                    state.lead = Lead::Thread;
+                if state.leader == Leader::Idle {
+                    state.leader = Leader::Thread;
                     self.queue.called.notify_one();
                 }
                 return;
             }
-            state.lead = Lead::Loop;
+            state.leader = Leader::EventLoop;
         }
         in_flight.long();
         reply_empty(self.fs.finish_sync(begun), reply);
         let mut state = self.queue.state.lock();
         if state.waiting.is_empty() {
-            state.lead = Lead::Nobody;
+            state.leader = Leader::Idle;
         } else {
-            state.lead = Lead::Thread;
+            state.leader = Leader::Thread;
             self.queue.called.notify_one();
         }
     }
 }
 
-fn serve(fs: &FileSystem, queue: &Queue, pace: &Pace) {
+fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
     let mut state = queue.state.lock();
     loop {
-        while state.lead != Lead::Thread {
+        while state.leader != Leader::Thread {
             if state.ended {
                 return;
             }
             queue.called.wait(&mut state);
         }
         if state.waiting.is_empty() {
-            state.lead = Lead::Nobody;
+            state.leader = Leader::Idle;
             continue;
         }
         let callers = std::mem::take(&mut state.waiting);
         drop(state);
-        let _long = pace.elsewhere();
+        let _long = scheduler.begin_long_work();
         // The first leads; the others were counted in before that commit began, or need one more.
         for (begun, reply) in callers {
             reply_empty(fs.finish_sync(begun), reply);
@@ -117,7 +122,7 @@ fn serve(fs: &FileSystem, queue: &Queue, pace: &Pace) {
     }
 }
 
-impl Drop for Syncs {
+impl Drop for SyncQueue {
     fn drop(&mut self) {
         self.queue.state.lock().ended = true;
         self.queue.called.notify_one();

@@ -12,11 +12,11 @@ use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
-use lockbox_fuse::daemon_config::Task;
-use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
-use lockbox_fuse::logging::{self, Target};
+use lockbox_fuse::daemon_config::DaemonConfig;
+use lockbox_fuse::exit::{Failure, MountProgram, is_called_as_mount_8, mount_8_code};
+use lockbox_fuse::logging::{self, LogTarget};
 use lockbox_fuse::notify::Notify;
-use lockbox_fuse::options::Options;
+use lockbox_fuse::options::MountOptions;
 use lockbox_fuse::{
     broker, daemon, fetcher, fstab, kernel, mount, mount_helper, mount8_options, mountpoint_check, point_owner,
     previous_daemon, remount, session,
@@ -170,13 +170,13 @@ fn main() -> ExitCode {
         && arguments.desktop
         && !failure.message.is_empty()
     {
-        desktop::tell(&in_window(&failure.message, &arguments.archive));
+        desktop::tell(&window_message(&failure.message, &arguments.archive));
     }
     code
 }
 
 /// A window stands there by itself: nobody typed a command above it that names the archive.
-fn in_window(message: &str, archive: &Path) -> String {
+fn window_message(message: &str, archive: &Path) -> String {
     let name = lockbox_host::shown(archive);
     if message.contains(&name) { message.to_owned() } else { format!("{name}: {message}") }
 }
@@ -187,9 +187,9 @@ fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
         Err(failure) => {
             // Who was asked and left needs no words.
             if speak && !failure.message.is_empty() {
-                tell(&failure.message);
+                print_message(&failure.message);
             }
-            let as_mount_8 = called_as_mount_8(std::env::args_os().next().as_deref());
+            let as_mount_8 = is_called_as_mount_8(std::env::args_os().next().as_deref());
             ExitCode::from(if as_mount_8 { mount_8_code(failure) } else { failure.code })
         }
     }
@@ -204,17 +204,17 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         )));
     }
     let namespaces = match arguments.for_program {
-        true => Some(of_program(&arguments.options)?),
+        true => Some(receive_namespaces(&arguments.options)?),
         false => None,
     };
     // The daemon does that for itself.
     let _ = harden::lock_memory_if_plenty();
-    if let Some(change) = remount::requested(&arguments.options, &mount8_options::asked())? {
+    if let Some(change) = remount::parse_request(&arguments.options, &mount8_options::command_line_options())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = real_path(&arguments.directory).map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
     }
-    let mut options = options(arguments)?;
+    let mut options = parse_options(arguments)?;
     mount8_options::check(&options, &arguments.archive, &arguments.directory)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
@@ -227,13 +227,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.fake {
         return Ok(());
     }
-    let (archive, place) = match find(&arguments.archive, &options)? {
+    let (archive, place) = match locate_archive(&arguments.archive, &options)? {
         Some(found) => found,
         None => return Ok(()),
     };
-    options.places = places(&arguments.archive, &archive, &arguments.directory);
+    options.places = place_names(&arguments.archive, &archive, &arguments.directory);
     let missing = match arguments.make_directory {
-        true => to_be_made(&arguments.directory)?,
+        true => missing_directory(&arguments.directory)?,
         false => None,
     };
     let made = missing.is_some();
@@ -254,14 +254,14 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         if !options.read_only && is_read_only(&archive) {
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as its medium is");
-            tell(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
+            print_message(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
         } else if !options.read_only && arguments.desktop && may_only_be_read(&archive) {
             // Who clicks on it gives no options.
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
-            tell(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
+            print_message(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
         }
-        previous_daemon::wait(&archive, options.read_only, tell)?;
+        previous_daemon::wait_until_free(&archive, options.read_only, print_message)?;
     }
     let (key, refused) = lockbox_host::unlock(
         place.site(),
@@ -271,11 +271,11 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         &options.unlock_limits(),
     )?;
     if let Some(sentence) = refused {
-        tell(&sentence);
+        print_message(&sentence);
     }
     if place.is_elsewhere() && !options.read_only && is_backup(&place, &key, &options)? {
         options.read_only = true;
-        tell(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
+        print_message(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
     }
     // What was read of it until here is not what is read of it from now on.
     drop(place);
@@ -285,12 +285,12 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         Made::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
-    let task = Task { archive, point, options, verbose: arguments.verbose, made };
-    let served = serve(&task, &key, namespaces.as_ref());
+    let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made };
+    let served = serve(&config, &key, namespaces.as_ref());
     match &served {
-        Err(_) if made => drop(Made::of(task.point()).map(|made| made.remove())),
-        Ok(()) if made && !task.options.foreground && task.options.sources.passphrase.advises() => {
-            tell(&format!("made {}, which goes when the archive is unmounted", task.point().display()));
+        Err(_) if made => drop(Made::of(config.point()).map(|made| made.remove())),
+        Ok(()) if made && !config.options.foreground && config.options.sources.passphrase.advises() => {
+            print_message(&format!("made {}, which goes when the archive is unmounted", config.point().display()));
         }
         _ => {}
     }
@@ -299,18 +299,19 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Returns the names of the archive's place: the names on the command line and, as mount(8) has
 /// resolved the links there, the names in fstab.
-fn places(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
-    let mut places = lockbox_host::place_names(named);
-    if called_as_mount_8(std::env::args_os().next().as_deref()) {
+fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
+    let mut place_names = lockbox_host::place_names(named);
+    if is_called_as_mount_8(std::env::args_os().next().as_deref()) {
         let table = std::fs::read(fstab::TABLE).unwrap_or_default();
-        places.extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
+        place_names
+            .extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
     }
-    places
+    place_names
 }
 
 /// The namespaces in which the program will be; the command that made them hands them over through standard output, and waits for this one. Refuses what
 /// lets this one end well without a mount, or not end, and what the program would inherit.
-fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
+fn receive_namespaces(lists: &[String]) -> Result<Namespaces, Failure> {
     let mut given = lists.iter().flat_map(|list| list.split(','));
     let names = ["foreground", "nofail", "remount", "passfd"];
     match given.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
@@ -327,7 +328,7 @@ fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
 }
 
 /// The path of a mount point that is missing and can be made.
-fn to_be_made(path: &Path) -> Result<Option<PathBuf>, Failure> {
+fn missing_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
     match path.symlink_metadata() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         _ => return Ok(None),
@@ -344,12 +345,12 @@ fn is_read_only(archive: &Path) -> bool {
 }
 
 /// Whether what is at an address shows a moment of an archive, and would stop being a backup if it were written to.
-fn is_backup(place: &Place, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
+fn is_backup(place: &Place, key: &UnlockedKey, options: &MountOptions) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
     let info = archive.info()?;
     // Its place is remembered now, so that nothing is new to the daemon.
-    info.first_use.iter().for_each(|sentence| tell(sentence));
+    info.first_use.iter().for_each(|sentence| print_message(sentence));
     Ok(info.backup_of.is_some())
 }
 
@@ -358,26 +359,26 @@ fn may_only_be_read(archive: &Path) -> bool {
     access(archive, AccessFlags::W_OK) == Err(Errno::EACCES) && access(archive, AccessFlags::R_OK).is_ok()
 }
 
-fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {
-    if task.options.foreground {
+fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {
+    if config.options.foreground {
         daemon::close_inherited();
-        logging::start(&Target::of(&task.options), task.verbose)?;
+        logging::start(&LogTarget::of(&config.options), config.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: &[String]| {
-            notify.ready(&task.point().to_string_lossy());
+            notify.ready(&config.point().to_string_lossy());
             Ok(())
         };
-        return session::serve(task, key, None, ready, || notify.stopping());
+        return session::serve(config, key, None, ready, || notify.stopping());
     }
-    daemon::launch(task, key, namespaces)?.iter().for_each(|notice| tell(notice));
+    daemon::launch(config, key, namespaces)?.iter().for_each(|notice| print_message(notice));
     if namespaces.is_none() {
-        mount::register(task.archive(), task.point());
+        mount::register(config.archive(), config.point());
     }
     Ok(())
 }
 
 /// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
-fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
+fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf, Place)>, Failure> {
     let is_elsewhere = elsewhere::is_elsewhere(name);
     if options.remote.is_unsent() && !is_elsewhere {
         return Err(Failure::usage("-o unsent is for archives at addresses"));
@@ -385,7 +386,7 @@ fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Fail
     if is_elsewhere {
         return match Place::at(name, &options.remote.without_cache()) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
-            opened => Ok(Some((name.to_owned(), opened.map_err(|error| Mounting::failure(name, error))?))),
+            opened => Ok(Some((name.to_owned(), opened.map_err(|error| MountProgram::failure(name, error))?))),
         };
     }
     match name.canonicalize() {
@@ -398,19 +399,19 @@ fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Fail
     }
 }
 
-fn options(arguments: &Arguments) -> Result<Options, Failure> {
+fn parse_options(arguments: &Arguments) -> Result<MountOptions, Failure> {
     if !arguments.sloppy {
-        return Options::parse(&arguments.options);
+        return MountOptions::parse(&arguments.options);
     }
-    let (options, unknown) = Options::parse_sloppily(&arguments.options)?;
+    let (options, unknown) = MountOptions::parse_sloppily(&arguments.options)?;
     if arguments.verbose {
-        unknown.iter().for_each(|name| tell(&format!("ignored: unknown mount option {name}")));
+        unknown.iter().for_each(|name| print_message(&format!("ignored: unknown mount option {name}")));
     }
     Ok(options)
 }
 
-fn tell(message: &str) {
-    lockbox_terminal::complain(Mounting::NAME, message);
+fn print_message(message: &str) {
+    lockbox_terminal::complain(MountProgram::NAME, message);
 }
 
 /// Compares the command line and the options with the manual page.

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::queue::Queue;
+use super::queue::RequestQueue;
 
 /// Longer than most programs take between two calls, and than it takes to wake.
-const MOMENT: Duration = Duration::from_micros(50);
+const POLL_TIME: Duration = Duration::from_micros(50);
 
 /// Who only runs for a moment (an interrupt, a thread of the kernel, the program that the reply woke) gives the processor back
 /// sooner than this; who computes keeps it for its slice of some milliseconds.
-const SLICE: Duration = Duration::from_micros(500);
+const SLICE_TIME: Duration = Duration::from_micros(500);
 
 /// How long nobody looks after somebody took a slice. It doubles when the processor is found wanted again soon after, so that looking costs
 /// about a hundredth of the time on a busy machine.
@@ -24,89 +24,89 @@ const CROWDED: Duration = Duration::from_millis(100);
 const LONGEST_CROWDED: Duration = Duration::from_millis(400);
 
 /// Of so many turns in a row at most that find nothing, one looks.
-const RARELY: u32 = 64;
+const MAX_SKIPS: u32 = 64;
 
 /// When the next request came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arrival {
     /// It was waiting already.
-    AtOnce,
-    Later,
-    Nothing,
+    Queued,
+    Polled,
+    NoRequest,
 }
 
 /// What the loops of a connection have found so far. It decides about time only, so nothing depends on who sees which value.
-pub(super) struct Linger {
+pub(super) struct BusyPoll {
     began: Instant,
     /// Microseconds after `began`.
     crowded_until: AtomicU64,
     /// How long the last crowded time was, in microseconds.
     crowded: AtomicU64,
     /// Turns that do not look.
-    left_off: AtomicU32,
+    skips: AtomicU32,
     /// Turns to leave off after the next moment without a request.
     next: AtomicU32,
     /// Alone on one processor, looking would keep the others from making a request.
-    alone: bool,
+    is_single_cpu: bool,
 }
 
-impl Linger {
-    pub(super) fn new() -> Linger {
-        Linger {
+impl BusyPoll {
+    pub(super) fn new() -> BusyPoll {
+        BusyPoll {
             began: Instant::now(),
             crowded_until: AtomicU64::new(0),
             crowded: AtomicU64::new(0),
-            left_off: AtomicU32::new(0),
+            skips: AtomicU32::new(0),
             next: AtomicU32::new(1),
-            alone: thread::available_parallelism().is_ok_and(|count| count.get() == 1),
+            is_single_cpu: thread::available_parallelism().is_ok_and(|count| count.get() == 1),
         }
     }
 
     /// Looks for a moment, or once only.
-    pub(super) fn look(&self, queue: &dyn Queue) -> Arrival {
-        self.look_by(queue, || self.began.elapsed(), thread::yield_now)
+    pub(super) fn poll(&self, queue: &dyn RequestQueue) -> Arrival {
+        self.poll_with(queue, || self.began.elapsed(), thread::yield_now)
     }
 
-    fn look_by(&self, queue: &dyn Queue, now: impl Fn() -> Duration, give_way: impl Fn()) -> Arrival {
-        if queue.waiting() {
-            return Arrival::AtOnce;
+    fn poll_with(&self, queue: &dyn RequestQueue, now: impl Fn() -> Duration, yield_now: impl Fn()) -> Arrival {
+        if queue.has_request() {
+            return Arrival::Queued;
         }
-        let left_off = self.left_off.load(Relaxed);
-        if left_off > 0 {
-            self.left_off.store(left_off - 1, Relaxed);
-            return Arrival::Nothing;
+        let skips = self.skips.load(Relaxed);
+        if skips > 0 {
+            self.skips.store(skips - 1, Relaxed);
+            return Arrival::NoRequest;
         }
         let mut last = now();
-        if self.alone || micros(last) < self.crowded_until.load(Relaxed) {
-            return Arrival::Nothing;
+        if self.is_single_cpu || micros(last) < self.crowded_until.load(Relaxed) {
+            return Arrival::NoRequest;
         }
-        let until = last + MOMENT;
+        let until = last + POLL_TIME;
         while last < until {
-            give_way();
+            yield_now();
             let time = now();
-            let found = queue.waiting();
+            let found = queue.has_request();
             // A clock that steps back does not tell how long it took, and may be long in coming to the end of the moment.
             let took = time.checked_sub(last);
-            if took.is_none_or(|took| took >= SLICE) {
+            if took.is_none_or(|took| took >= SLICE_TIME) {
                 if took.is_some() {
-                    self.leave_off(time);
+                    self.back_off(time);
                 }
-                return if found { Arrival::Later } else { Arrival::Nothing };
+                return if found { Arrival::Polled } else { Arrival::NoRequest };
             }
             if found {
                 self.next.store(1, Relaxed);
-                return Arrival::Later;
+                return Arrival::Polled;
             }
             last = time;
         }
         let next = self.next.load(Relaxed);
-        self.left_off.store(next, Relaxed);
-        self.next.store((next * 2).min(RARELY), Relaxed);
-        Arrival::Nothing
+        self.skips.store(next, Relaxed);
+        self.next.store((next * 2).min(MAX_SKIPS), Relaxed);
+        Arrival::NoRequest
     }
 
     /// Somebody took a slice.
-    fn leave_off(&self, now: Duration) {
+    fn back_off(&self, now: Duration) {
         let (until, last) = (self.crowded_until.load(Relaxed), self.crowded.load(Relaxed));
         let again = micros(now).saturating_sub(until) < last;
         let crowded = if again { (last * 2).min(micros(LONGEST_CROWDED)) } else { micros(CROWDED) };
@@ -136,118 +136,118 @@ mod tests {
         arrives: usize,
     }
 
-    impl Queue for Script {
-        fn waiting(&self) -> bool {
+    impl RequestQueue for Script {
+        fn has_request(&self) -> bool {
             self.looks.fetch_add(1, Relaxed) + 1 >= self.arrives
         }
     }
 
     /// One loop with a clock of its own: each giving way takes the next of these times, or 1 us.
-    struct Played {
-        linger: Linger,
+    struct FakeLoop {
+        busy_poll: BusyPoll,
         clock: Cell<Duration>,
         taken: RefCell<Vec<Duration>>,
     }
 
-    impl Played {
-        fn new() -> Played {
-            let linger = Linger { alone: false, ..Linger::new() };
-            Played { linger, clock: Cell::new(us(0)), taken: RefCell::default() }
+    impl FakeLoop {
+        fn new() -> FakeLoop {
+            let busy_poll = BusyPoll { is_single_cpu: false, ..BusyPoll::new() };
+            FakeLoop { busy_poll, clock: Cell::new(us(0)), taken: RefCell::default() }
         }
 
         /// What a look finds whose request comes at its `arrives`th glance, and the glances that it took.
-        fn look(&self, arrives: usize) -> (Arrival, usize) {
+        fn poll(&self, arrives: usize) -> (Arrival, usize) {
             let queue = Script { looks: AtomicUsize::new(0), arrives };
-            let give_way = || {
+            let yield_now = || {
                 let took = self.taken.borrow_mut().pop().unwrap_or(us(1));
                 self.clock.set(self.clock.get() + took);
             };
-            let found = self.linger.look_by(&queue, || self.clock.get(), give_way);
+            let found = self.busy_poll.poll_with(&queue, || self.clock.get(), yield_now);
             (found, queue.looks.into_inner())
         }
 
         fn takes_slice(&self, later: Duration) {
             self.clock.set(self.clock.get() + later);
-            self.taken.borrow_mut().push(SLICE);
-            assert_eq!(self.look(usize::MAX).0, Arrival::Nothing);
+            self.taken.borrow_mut().push(SLICE_TIME);
+            assert_eq!(self.poll(usize::MAX).0, Arrival::NoRequest);
         }
 
         /// Whether a look goes on after the first glance.
-        fn lingers(&self) -> bool {
-            self.look(2) == (Arrival::Later, 2)
+        fn polls(&self) -> bool {
+            self.poll(2) == (Arrival::Polled, 2)
         }
     }
 
     #[test]
     fn a_request_of_the_next_moment_is_found_and_a_later_one_left_to_the_read() {
-        let played = Played::new();
-        assert_eq!(played.look(1), (Arrival::AtOnce, 1));
-        assert_eq!(played.look(10), (Arrival::Later, 10));
-        assert_eq!(played.look(usize::MAX), (Arrival::Nothing, 51));
+        let fake = FakeLoop::new();
+        assert_eq!(fake.poll(1), (Arrival::Queued, 1));
+        assert_eq!(fake.poll(10), (Arrival::Polled, 10));
+        assert_eq!(fake.poll(usize::MAX), (Arrival::NoRequest, 51));
     }
 
     #[test]
     fn looks_become_rare_while_they_find_nothing_and_common_again_when_they_do() {
-        let played = Played::new();
-        let lingered: usize = (0..1000).filter(|_| played.look(usize::MAX).1 > 1).count();
+        let fake = FakeLoop::new();
+        let lingered: usize = (0..1000).filter(|_| fake.poll(usize::MAX).1 > 1).count();
         assert!((1000 / 65..30).contains(&lingered), "{lingered}");
-        while !played.lingers() {}
-        assert!((0..100).all(|_| played.lingers()));
-        assert_eq!(played.look(usize::MAX).1, 51);
-        assert!(!played.lingers() && played.lingers());
+        while !fake.polls() {}
+        assert!((0..100).all(|_| fake.polls()));
+        assert_eq!(fake.poll(usize::MAX).1, 51);
+        assert!(!fake.polls() && fake.polls());
     }
 
     #[test]
     fn who_only_runs_for_a_moment_does_not_end_it() {
-        let played = Played::new();
-        *played.taken.borrow_mut() = vec![us(30); 20];
-        assert_eq!(played.look(2), (Arrival::Later, 2));
-        *played.taken.borrow_mut() = vec![SLICE - us(1)];
-        assert_eq!(played.look(2), (Arrival::Later, 2));
-        assert!(played.lingers());
+        let fake = FakeLoop::new();
+        *fake.taken.borrow_mut() = vec![us(30); 20];
+        assert_eq!(fake.poll(2), (Arrival::Polled, 2));
+        *fake.taken.borrow_mut() = vec![SLICE_TIME - us(1)];
+        assert_eq!(fake.poll(2), (Arrival::Polled, 2));
+        assert!(fake.polls());
     }
 
     #[test]
     fn nobody_looks_for_a_while_when_others_want_the_processor() {
-        let played = Played::new();
+        let fake = FakeLoop::new();
         let tick = CROWDED / 10;
         // Left off for twice as long each time that it is found wanted again soon.
         let mut crowded = CROWDED;
         for _ in 0..6 {
-            played.takes_slice(us(0));
-            let from = played.clock.get();
-            while !played.lingers() {
-                assert_eq!(played.look(usize::MAX), (Arrival::Nothing, 1));
-                played.clock.set(played.clock.get() + tick);
+            fake.takes_slice(us(0));
+            let from = fake.clock.get();
+            while !fake.polls() {
+                assert_eq!(fake.poll(usize::MAX), (Arrival::NoRequest, 1));
+                fake.clock.set(fake.clock.get() + tick);
             }
-            let off = played.clock.get() - from;
+            let off = fake.clock.get() - from;
             assert!(off > crowded - tick && off <= crowded + tick, "{off:?} {crowded:?}");
             crowded = (crowded * 2).min(LONGEST_CROWDED);
         }
         // After a quiet time it is the short one again.
-        played.takes_slice(LONGEST_CROWDED);
-        played.clock.set(played.clock.get() + CROWDED);
-        assert!(played.lingers());
+        fake.takes_slice(LONGEST_CROWDED);
+        fake.clock.set(fake.clock.get() + CROWDED);
+        assert!(fake.polls());
     }
 
     #[test]
     fn a_clock_that_steps_back_ends_the_look_and_nothing_else() {
-        let played = Played::new();
-        for (arrives, found) in [(2, Arrival::Later), (3, Arrival::Nothing)] {
-            played.clock.set(us(1_000_000));
+        let fake = FakeLoop::new();
+        for (arrives, found) in [(2, Arrival::Polled), (3, Arrival::NoRequest)] {
+            fake.clock.set(us(1_000_000));
             let queue = Script { looks: AtomicUsize::new(0), arrives };
-            let give_way = || played.clock.set(us(10));
-            assert_eq!(played.linger.look_by(&queue, || played.clock.get(), give_way), found);
+            let yield_now = || fake.clock.set(us(10));
+            assert_eq!(fake.busy_poll.poll_with(&queue, || fake.clock.get(), yield_now), found);
             assert_eq!(queue.looks.into_inner(), 2);
         }
-        assert!(played.lingers());
+        assert!(fake.polls());
     }
 
     #[test]
     fn on_a_single_processor_nobody_lingers() {
-        let mut played = Played::new();
-        played.linger.alone = true;
-        assert_eq!(played.look(2), (Arrival::Nothing, 1));
-        assert_eq!(played.look(1), (Arrival::AtOnce, 1));
+        let mut fake = FakeLoop::new();
+        fake.busy_poll.is_single_cpu = true;
+        assert_eq!(fake.poll(2), (Arrival::NoRequest, 1));
+        assert_eq!(fake.poll(1), (Arrival::Queued, 1));
     }
 }

@@ -8,7 +8,7 @@
 //! # Rules
 //! 1  A loop stays away only after its reply was sent, and holds no lock then.
 //! 2  Before long work, a loop that leaves the queue empty of loops calls another one.
-//! 3  Nobody stays away for longer than [`AWAY`] without being called, so work that turned out long without being announced
+//! 3  Nobody stays away for longer than [`PARK_TIME`] without being called, so work that turned out long without being announced
 //!    holds others up for a moment only, and the end of the connection is noticed.
 //! 4  While long work is under way, every request may have to wait for it (a commit holds the writers' lock for a while), so a
 //!    loop that takes one then calls another, as if its own were long.
@@ -26,32 +26,32 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use self::busy_poll::{Arrival, Linger};
-pub use self::queue::Queue;
+use self::busy_poll::{Arrival, BusyPoll};
+pub use self::queue::RequestQueue;
 
 /// How long a loop stays away at most: an unmount waits for it, and 50 wake-ups a second cost nothing under load.
-const AWAY: Duration = Duration::from_millis(20);
+const PARK_TIME: Duration = Duration::from_millis(20);
 
 /// So many waiting requests in a row make a second loop worth waking, which costs about as much as they do.
-const ROW: u32 = 4;
+const BUSY_STREAK: u32 = 4;
 
 /// Requests of at least this many bytes count as long: sealing or opening them takes more than waking a thread.
 pub const LONG_BYTES: usize = 64 << 10;
 
 /// The event loops of one connection.
-pub struct Pace {
-    queue: Box<dyn Queue>,
-    linger: Linger,
-    state: Mutex<State>,
+pub struct LoopScheduler {
+    queue: Box<dyn RequestQueue>,
+    busy_poll: BusyPoll,
+    state: Mutex<LoopCounts>,
     call: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LoopCounts {
     /// Loops that are at work.
     working: usize,
     /// Loops that stay away.
-    away: usize,
+    parked: usize,
     /// Of these, how many have been called and are not back yet.
     called: usize,
     /// Requests under way that were announced as long.
@@ -59,32 +59,32 @@ struct State {
     loops: usize,
 }
 
-impl State {
+impl LoopCounts {
     /// Loops at the queue, or on their way there. One that has not started or has ended counts as if it were: others then stay away,
-    /// for [`AWAY`] at most.
+    /// for [`PARK_TIME`] at most.
     fn at_queue(&self) -> usize {
-        (self.loops + self.called).saturating_sub(self.working + self.away)
+        (self.loops + self.called).saturating_sub(self.working + self.parked)
     }
 }
 
 thread_local! {
     /// How many requests in a row this loop found waiting when it came back to the queue.
-    static IN_A_ROW: Cell<u32> = const { Cell::new(0) };
+    static QUEUED_STREAK: Cell<u32> = const { Cell::new(0) };
 }
 
 /// One request; ends when it is dropped, which has to be after its reply.
 pub struct InFlight<'a> {
-    pace: &'a Pace,
+    scheduler: &'a LoopScheduler,
     long: Cell<bool>,
 }
 
-impl Pace {
+impl LoopScheduler {
     /// For `loops` event loops that read from `queue`.
-    pub fn new(loops: usize, queue: impl Queue + 'static) -> Pace {
-        Pace {
+    pub fn new(loops: usize, queue: impl RequestQueue + 'static) -> LoopScheduler {
+        LoopScheduler {
             queue: Box::new(queue),
-            linger: Linger::new(),
-            state: Mutex::new(State { loops, ..State::default() }),
+            busy_poll: BusyPoll::new(),
+            state: Mutex::new(LoopCounts { loops, ..LoopCounts::default() }),
             call: Condvar::new(),
         }
     }
@@ -93,20 +93,20 @@ impl Pace {
     pub fn begin(&self) -> InFlight<'_> {
         let mut state = self.state.lock();
         state.working += 1;
-        if IN_A_ROW.get() >= ROW || state.long > 0 {
-            self.call_another(&mut state);
+        if QUEUED_STREAK.get() >= BUSY_STREAK || state.long > 0 {
+            self.wake_another(&mut state);
         }
-        InFlight { pace: self, long: Cell::new(false) }
+        InFlight { scheduler: self, long: Cell::new(false) }
     }
 
     /// Long work on a thread that is no event loop, until the answer is dropped.
-    pub fn elsewhere(&self) -> Elsewhere<'_> {
+    pub fn begin_long_work(&self) -> LongWork<'_> {
         self.state.lock().long += 1;
-        Elsewhere(self)
+        LongWork(self)
     }
 
-    fn call_another(&self, state: &mut State) {
-        if state.at_queue() == 0 && state.away > state.called {
+    fn wake_another(&self, state: &mut LoopCounts) {
+        if state.at_queue() == 0 && state.parked > state.called {
             state.called += 1;
             self.call.notify_one();
         }
@@ -114,9 +114,9 @@ impl Pace {
 }
 
 /// Long work that takes no event loop.
-pub struct Elsewhere<'a>(&'a Pace);
+pub struct LongWork<'a>(&'a LoopScheduler);
 
-impl Drop for Elsewhere<'_> {
+impl Drop for LongWork<'_> {
     fn drop(&mut self) {
         self.0.state.lock().long -= 1;
     }
@@ -125,37 +125,37 @@ impl Drop for Elsewhere<'_> {
 impl InFlight<'_> {
     /// What follows takes long, or waits for something.
     pub fn long(&self) {
-        let mut state = self.pace.state.lock();
+        let mut state = self.scheduler.state.lock();
         if !self.long.replace(true) {
             state.long += 1;
         }
-        self.pace.call_another(&mut state);
+        self.scheduler.wake_another(&mut state);
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let pace = self.pace;
-        let mut state = pace.state.lock();
+        let scheduler = self.scheduler;
+        let mut state = scheduler.state.lock();
         state.working -= 1;
         if self.long.get() {
             state.long -= 1;
         }
         // This one counts as being there already; the others are what matters.
         if state.at_queue() > 1 {
-            state.away += 1;
-            let until = Instant::now() + AWAY;
+            state.parked += 1;
+            let until = Instant::now() + PARK_TIME;
             let mut in_time = true;
             while state.called == 0 && in_time {
-                in_time = !pace.call.wait_until(&mut state, until).timed_out();
+                in_time = !scheduler.call.wait_until(&mut state, until).timed_out();
             }
             state.called = state.called.saturating_sub(1);
-            state.away -= 1;
+            state.parked -= 1;
         }
         drop(state);
-        match pace.linger.look(&*pace.queue) {
-            Arrival::AtOnce => IN_A_ROW.set(IN_A_ROW.get().saturating_add(1)),
-            Arrival::Later | Arrival::Nothing => IN_A_ROW.set(0),
+        match scheduler.busy_poll.poll(&*scheduler.queue) {
+            Arrival::Queued => QUEUED_STREAK.set(QUEUED_STREAK.get().saturating_add(1)),
+            Arrival::Polled | Arrival::NoRequest => QUEUED_STREAK.set(0),
         }
     }
 }

@@ -75,29 +75,29 @@ impl Requests {
     }
 }
 
-impl super::Queue for Arc<Requests> {
-    fn waiting(&self) -> bool {
+impl super::RequestQueue for Arc<Requests> {
+    fn has_request(&self) -> bool {
         !self.requests.lock().is_empty()
     }
 }
 
 struct Loops {
     queue: Arc<Requests>,
-    pace: Arc<Pace>,
+    scheduler: Arc<LoopScheduler>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Loops {
     fn start(count: usize) -> Loops {
         let queue = Arc::new(Requests::default());
-        let pace = Arc::new(Pace::new(count, queue.clone()));
+        let scheduler = Arc::new(LoopScheduler::new(count, queue.clone()));
         let threads = (0..count)
             .map(|_| {
-                let (queue, pace) = (queue.clone(), pace.clone());
-                thread::spawn(move || serve(&queue, &pace))
+                let (queue, scheduler) = (queue.clone(), scheduler.clone());
+                thread::spawn(move || serve(&queue, &scheduler))
             })
             .collect();
-        Loops { queue, pace, threads }
+        Loops { queue, scheduler, threads }
     }
 
     /// Ends all loops, which proves that all of them come back, and looks at what is left.
@@ -109,8 +109,8 @@ impl Loops {
             thread.join().unwrap();
         }
         assert!(self.queue.most_busy.load(Ordering::SeqCst) <= count);
-        let state = self.pace.state.lock();
-        assert_eq!((state.working, state.away, state.called, state.long), (0, 0, 0, 0));
+        let state = self.scheduler.state.lock();
+        assert_eq!((state.working, state.parked, state.called, state.long), (0, 0, 0, 0));
     }
 
     /// Waits until all loops but one stay away, which is where short requests lead.
@@ -119,14 +119,14 @@ impl Loops {
         let until = Instant::now() + FOR_EVER;
         loop {
             self.queue.put(Request::Short).wait();
-            let state = self.pace.state.lock();
-            if state.away + 1 == state.loops && state.called == 0 {
+            let state = self.scheduler.state.lock();
+            if state.parked + 1 == state.loops && state.called == 0 {
                 return;
             }
             assert!(
                 Instant::now() < until,
                 "{} of {} loops stay away, {} called",
-                state.away,
+                state.parked,
                 state.loops,
                 state.called
             );
@@ -134,14 +134,14 @@ impl Loops {
     }
 }
 
-fn serve(queue: &Requests, pace: &Pace) {
+fn serve(queue: &Requests, scheduler: &LoopScheduler) {
     loop {
         let (request, answered) = queue.take();
         if matches!(request, Request::End) {
             answered.open();
             return;
         }
-        let in_flight = pace.begin();
+        let in_flight = scheduler.begin();
         let busy = queue.busy.fetch_add(1, Ordering::SeqCst) + 1;
         queue.most_busy.fetch_max(busy, Ordering::SeqCst);
         match request {
@@ -209,31 +209,31 @@ fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
 
 #[test]
 fn beside_long_work_every_request_calls_another_loop() {
-    let pace = Pace::new(3, Arc::<Requests>::default());
-    let long = pace.begin();
+    let scheduler = LoopScheduler::new(3, Arc::<Requests>::default());
+    let long = scheduler.begin();
     long.long();
     // One loop at work, one away, one that takes the next request: as after calm times.
-    pace.state.lock().away = 1;
-    let second = pace.begin();
-    assert_eq!(pace.state.lock().called, 1);
+    scheduler.state.lock().parked = 1;
+    let second = scheduler.begin();
+    assert_eq!(scheduler.state.lock().called, 1);
     // Whoever was called is on the way: one is enough.
     second.long();
-    assert_eq!(pace.state.lock().called, 1);
-    assert_eq!(pace.state.lock().long, 2);
-    let mut state = pace.state.lock();
-    (state.away, state.called) = (0, 0);
+    assert_eq!(scheduler.state.lock().called, 1);
+    assert_eq!(scheduler.state.lock().long, 2);
+    let mut state = scheduler.state.lock();
+    (state.parked, state.called) = (0, 0);
     drop(state);
     drop((second, long));
-    assert_eq!(pace.state.lock().long, 0);
+    assert_eq!(scheduler.state.lock().long, 0);
 }
 
 #[test]
 fn no_call_is_made_without_anybody_to_hear_it() {
-    let pace = Pace::new(2, Arc::<Requests>::default());
-    let (first, second) = (pace.begin(), pace.begin());
+    let scheduler = LoopScheduler::new(2, Arc::<Requests>::default());
+    let (first, second) = (scheduler.begin(), scheduler.begin());
     first.long();
     second.long();
-    assert_eq!(pace.state.lock().called, 0);
+    assert_eq!(scheduler.state.lock().called, 0);
     drop((first, second));
 }
 

@@ -16,7 +16,7 @@
 use nix::libc::{self, c_long};
 
 /// A system call, and the arguments with which it is allowed.
-pub(super) enum Allowed {
+pub(super) enum ArgumentRule {
     Always,
     /// The argument of this index is one of these, as 32 bits.
     OneOf(u8, &'static [u32]),
@@ -27,9 +27,9 @@ pub(super) enum Allowed {
     /// Of the bits in the first number the argument of this index has those in the second one.
     Bits(u8, u32, u32),
     /// The argument of this index is the process's own number.
-    Own(u8),
+    OwnPid(u8),
     /// Both hold.
-    Both(&'static Allowed, &'static Allowed),
+    Both(&'static ArgumentRule, &'static ArgumentRule),
 }
 
 /// Calls of later kernels than the crate has names for; their numbers are the same on all kinds of
@@ -39,7 +39,7 @@ const FUTEX_WAIT: c_long = 455;
 const FUTEX_REQUEUE: c_long = 456;
 
 /// Without conditions.
-const PLAIN: &[c_long] = &[
+const UNCONDITIONAL: &[c_long] = &[
     // Descriptors that are held.
     libc::SYS_read,
     libc::SYS_write,
@@ -164,7 +164,7 @@ const PLAIN: &[c_long] = &[
 
 /// Older calls for the same, which other machines do not have.
 #[cfg(target_arch = "x86_64")]
-const OLD: &[c_long] = &[
+const LEGACY_CALLS: &[c_long] = &[
     libc::SYS_open,
     libc::SYS_unlink,
     libc::SYS_rename,
@@ -185,13 +185,13 @@ const OLD: &[c_long] = &[
 ];
 /// renameat and sync_file_range, which the crate does not name there.
 #[cfg(not(target_arch = "x86_64"))]
-const OLD: &[c_long] = &[38, 84];
+const LEGACY_CALLS: &[c_long] = &[38, 84];
 
 const PROT_EXEC: u32 = 4;
 /// Flags that make a thread: it shares memory, signals and files with its process.
 const THREAD: u32 = 0x0001_0000 | 0x100 | 0x800;
 /// New namespaces, and a tracer for the new one.
-const NEW_KINDS: u32 = 0x7E02_2000;
+const NEW_NAMESPACES: u32 = 0x7E02_2000;
 
 /// Orders of fcntl(2) about descriptors and locks. Orders that make the kernel signal a process,
 /// leases and notices are missing.
@@ -225,29 +225,32 @@ const SOL_SOCKET: u32 = 1;
 const SOCKET_OPTIONS: &[u32] = &[7, 8, 20, 21, 66, 67];
 
 /// With conditions on arguments.
-const CONDITIONAL: &[(c_long, Allowed)] = &[
-    (libc::SYS_mmap, Allowed::Without(2, PROT_EXEC)),
-    (libc::SYS_mprotect, Allowed::Without(2, PROT_EXEC)),
+const CONDITIONAL: &[(c_long, ArgumentRule)] = &[
+    (libc::SYS_mmap, ArgumentRule::Without(2, PROT_EXEC)),
+    (libc::SYS_mprotect, ArgumentRule::Without(2, PROT_EXEC)),
     // A thread of this process, no process.
-    (libc::SYS_clone, Allowed::Bits(0, THREAD | NEW_KINDS, THREAD)),
+    (libc::SYS_clone, ArgumentRule::Bits(0, THREAD | NEW_NAMESPACES, THREAD)),
     // One's own process may be signalled, which abort(3) does.
-    (libc::SYS_kill, Allowed::Own(0)),
-    (libc::SYS_tgkill, Allowed::Own(0)),
+    (libc::SYS_kill, ArgumentRule::OwnPid(0)),
+    (libc::SYS_tgkill, ArgumentRule::OwnPid(0)),
     // One's own limits are read.
-    (libc::SYS_prlimit64, Allowed::Both(&Allowed::OneOf(0, &[0]), &Allowed::Null(2))),
-    (libc::SYS_fcntl, Allowed::OneOf(1, FCNTL)),
-    (libc::SYS_ioctl, Allowed::OneOf(1, IOCTL)),
-    (libc::SYS_prctl, Allowed::OneOf(0, PRCTL)),
+    (libc::SYS_prlimit64, ArgumentRule::Both(&ArgumentRule::OneOf(0, &[0]), &ArgumentRule::Null(2))),
+    (libc::SYS_fcntl, ArgumentRule::OneOf(1, FCNTL)),
+    (libc::SYS_ioctl, ArgumentRule::OneOf(1, IOCTL)),
+    (libc::SYS_prctl, ArgumentRule::OneOf(0, PRCTL)),
     // Of a descriptor, not of a path.
-    (libc::SYS_utimensat, Allowed::Null(1)),
+    (libc::SYS_utimensat, ArgumentRule::Null(1)),
     // To the other end of a connection, not to an address.
-    (libc::SYS_sendto, Allowed::Null(4)),
-    (libc::SYS_setsockopt, Allowed::Both(&Allowed::OneOf(1, &[SOL_SOCKET]), &Allowed::OneOf(2, SOCKET_OPTIONS))),
+    (libc::SYS_sendto, ArgumentRule::Null(4)),
+    (
+        libc::SYS_setsockopt,
+        ArgumentRule::Both(&ArgumentRule::OneOf(1, &[SOL_SOCKET]), &ArgumentRule::OneOf(2, SOCKET_OPTIONS)),
+    ),
 ];
 
 /// Which process it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Process {
+pub(crate) enum ConfinedProcess {
     Daemon,
     Fetcher,
 }
@@ -263,7 +266,7 @@ const FAST_OPEN: u32 = 0x2000_0000;
 
 /// Additional calls of the fetcher: it connects to servers, makes pairs of sockets for the daemon
 /// and sends them, and keeps files in its own directories.
-const FETCHER_PLAIN: &[c_long] = &[
+const FETCHER_UNCONDITIONAL: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_mkdirat,
     libc::SYS_linkat,
@@ -272,33 +275,34 @@ const FETCHER_PLAIN: &[c_long] = &[
     libc::SYS_statfs,
 ];
 #[cfg(target_arch = "x86_64")]
-const FETCHER_OLD: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
+const FETCHER_LEGACY_CALLS: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
 #[cfg(not(target_arch = "x86_64"))]
-const FETCHER_OLD: &[c_long] = &[];
+const FETCHER_LEGACY_CALLS: &[c_long] = &[];
 
-const FETCHER_CONDITIONAL: &[(c_long, Allowed)] = &[
-    (libc::SYS_socket, Allowed::Both(&Allowed::OneOf(0, NETWORKS), &Allowed::OneOf(1, STREAM))),
-    (libc::SYS_socketpair, Allowed::OneOf(0, UNIX)),
-    (libc::SYS_sendmsg, Allowed::Without(2, FAST_OPEN)),
-    (libc::SYS_setsockopt, Allowed::OneOf(1, LEVELS)),
+const FETCHER_CONDITIONAL: &[(c_long, ArgumentRule)] = &[
+    (libc::SYS_socket, ArgumentRule::Both(&ArgumentRule::OneOf(0, NETWORKS), &ArgumentRule::OneOf(1, STREAM))),
+    (libc::SYS_socketpair, ArgumentRule::OneOf(0, UNIX)),
+    (libc::SYS_sendmsg, ArgumentRule::Without(2, FAST_OPEN)),
+    (libc::SYS_setsockopt, ArgumentRule::OneOf(1, LEVELS)),
     // Whether a process is there, without a signal: another writer of this machine may be.
-    (libc::SYS_kill, Allowed::Both(&Allowed::OneOf(1, &[0]), &Allowed::Without(0, NEGATIVE))),
+    (libc::SYS_kill, ArgumentRule::Both(&ArgumentRule::OneOf(1, &[0]), &ArgumentRule::Without(0, NEGATIVE))),
 ];
 
 /// Refused with the same error and without a log line: the C library asks for it first, and goes on
 /// with clone(2). The filter can read the flags of clone(2) only.
-pub(super) const QUIET: &[c_long] = &[libc::SYS_clone3];
+pub(super) const UNLOGGED: &[c_long] = &[libc::SYS_clone3];
 
-impl Process {
+impl ConfinedProcess {
     /// Returns the calls that this process may make; a later entry of a call replaces an earlier
     /// one.
-    pub(super) fn allowed(self) -> impl Iterator<Item = (c_long, &'static Allowed)> {
-        let is_fetcher = self == Process::Fetcher;
+    pub(super) fn allowed(self) -> impl Iterator<Item = (c_long, &'static ArgumentRule)> {
+        let is_fetcher = self == ConfinedProcess::Fetcher;
         let (plain, old, conditional) = match is_fetcher {
-            true => (FETCHER_PLAIN, FETCHER_OLD, FETCHER_CONDITIONAL),
+            true => (FETCHER_UNCONDITIONAL, FETCHER_LEGACY_CALLS, FETCHER_CONDITIONAL),
             false => (&[][..], &[][..], &[][..]),
         };
-        let plain = PLAIN.iter().chain(OLD).chain(plain).chain(old).map(|&call| (call, &Allowed::Always));
+        let plain =
+            UNCONDITIONAL.iter().chain(LEGACY_CALLS).chain(plain).chain(old).map(|&call| (call, &ArgumentRule::Always));
         plain.chain(CONDITIONAL.iter().chain(conditional).map(|(call, when)| (*call, when)))
     }
 }

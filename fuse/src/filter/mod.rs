@@ -44,61 +44,64 @@ use seccompiler::{
 };
 
 use crate::mount::receive_descriptor;
-use allowlist::Allowed;
-pub(crate) use allowlist::Process;
+use allowlist::ArgumentRule;
+pub(crate) use allowlist::ConfinedProcess;
 
 /// Stands in a compiled program where the crate has no action for listeners.
-const MARK: SeccompAction = SeccompAction::Trace(0);
-const NOT_THERE: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
+const LISTENER_MARK: SeccompAction = SeccompAction::Trace(0);
+const ENOSYS_ACTION: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 /// BPF_RET | BPF_K.
 const RETURN: u16 = 0x06;
 
 /// How a refused call becomes known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusals {
-    Named,
+pub(crate) enum RefusalLogging {
+    Logged,
     /// The kernel gave no listener, or it could not be handed over.
     Silent,
 }
 
 /// Puts the filter on this thread and all that it starts. `hand_over` sends the listener to the
-/// process that calls [`name_refusals`].
+/// process that calls [`log_refusals`].
 ///
 /// # Errors
 /// When the kernel or the kind of machine does not support the filter: nothing is refused then.
-pub(crate) fn enter(process: Process, hand_over: impl FnOnce(&OwnedFd) -> io::Result<()>) -> Result<Refusals, String> {
+pub(crate) fn enter(
+    process: ConfinedProcess,
+    hand_over: impl FnOnce(&OwnedFd) -> io::Result<()>,
+) -> Result<RefusalLogging, String> {
     let written = |error: BackendError| error.to_string();
     rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string())?;
-    let asking = listening(allow_list(process, MARK).map_err(written)?);
+    let asking = with_listener_action(allow_list(process, LISTENER_MARK).map_err(written)?);
     let refusals = match install_with_listener(&asking) {
         Ok(listener) => match hand_over(&listener) {
-            Ok(()) => Refusals::Named,
+            Ok(()) => RefusalLogging::Logged,
             Err(error) => {
                 tracing::info!("refused system calls will not be named: {error}");
-                Refusals::Silent
+                RefusalLogging::Silent
             }
         },
         Err(error) => {
             tracing::info!("refused system calls will not be named: {error}");
-            install(&allow_list(process, NOT_THERE).map_err(written)?)?;
-            Refusals::Silent
+            install(&allow_list(process, ENOSYS_ACTION).map_err(written)?)?;
+            RefusalLogging::Silent
         }
     };
-    install(&closing(process).map_err(written)?)?;
+    install(&second_list(process).map_err(written)?)?;
     Ok(refusals)
 }
 
 /// Receives the listener of a filter, and answers and logs in a thread of its own the calls that
 /// the filter does not allow. Without a listener the kernel refuses them by itself.
-pub(crate) fn name_refusals(socket: &UnixStream, process: &'static str) {
+pub(crate) fn log_refusals(socket: &UnixStream, process: &'static str) {
     let Some(listener) = receive_descriptor(socket) else { return };
-    let tell = move |call: &str| {
+    let log = move |call: &str| {
         tracing::warn!(
             "the {process} was refused the system call {call}, which its sandbox does not allow; please report it"
         );
     };
     let answer = move || {
-        if let Err(error) = refusals::serve(&listener, tell) {
+        if let Err(error) = refusals::serve(&listener, log) {
             tracing::info!("refused system calls are not named any more: {error}");
         }
     };
@@ -118,21 +121,21 @@ fn condition(
 
 /// The conditions under which a call is allowed: one of the lists holds as a whole. None for a call
 /// that always is.
-fn alternatives(allowed: &Allowed, own: u32) -> Result<Vec<Vec<SeccompCondition>>, BackendError> {
+fn alternatives(allowed: &ArgumentRule, own: u32) -> Result<Vec<Vec<SeccompCondition>>, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     use SeccompCmpOp::{Eq, MaskedEq};
     let one = |condition: SeccompCondition| vec![vec![condition]];
     Ok(match *allowed {
-        Allowed::Always => Vec::new(),
-        Allowed::OneOf(index, values) => values
+        ArgumentRule::Always => Vec::new(),
+        ArgumentRule::OneOf(index, values) => values
             .iter()
             .map(|&value| condition(index, Dword, Eq, value.into()).map(|is| vec![is]))
             .collect::<Result<_, BackendError>>()?,
-        Allowed::Null(index) => one(condition(index, Qword, Eq, 0)?),
-        Allowed::Without(index, bits) => one(condition(index, Dword, MaskedEq(bits.into()), 0)?),
-        Allowed::Bits(index, mask, bits) => one(condition(index, Dword, MaskedEq(mask.into()), bits.into())?),
-        Allowed::Own(index) => one(condition(index, Dword, Eq, own.into())?),
-        Allowed::Both(first, second) => {
+        ArgumentRule::Null(index) => one(condition(index, Qword, Eq, 0)?),
+        ArgumentRule::Without(index, bits) => one(condition(index, Dword, MaskedEq(bits.into()), 0)?),
+        ArgumentRule::Bits(index, mask, bits) => one(condition(index, Dword, MaskedEq(mask.into()), bits.into())?),
+        ArgumentRule::OwnPid(index) => one(condition(index, Dword, Eq, own.into())?),
+        ArgumentRule::Both(first, second) => {
             let (first, second) = (alternatives(first, own)?, alternatives(second, own)?);
             first
                 .iter()
@@ -144,7 +147,7 @@ fn alternatives(allowed: &Allowed, own: u32) -> Result<Vec<Vec<SeccompCondition>
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn rules(allowed: &Allowed) -> Result<Vec<SeccompRule>, BackendError> {
+fn rules(allowed: &ArgumentRule) -> Result<Vec<SeccompRule>, BackendError> {
     alternatives(allowed, std::process::id())?.into_iter().map(SeccompRule::new).collect()
 }
 
@@ -153,9 +156,9 @@ fn compile(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Res
 }
 
 /// Builds the list with the calls that [`enter`] needs until the second filter.
-fn allow_list(process: Process, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
+fn allow_list(process: ConfinedProcess, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
     /// SECCOMP_SET_MODE_FILTER, without flags.
-    const SECOND: Allowed = Allowed::Both(&Allowed::OneOf(0, &[1]), &Allowed::Null(1));
+    const SECOND: ArgumentRule = ArgumentRule::Both(&ArgumentRule::OneOf(0, &[1]), &ArgumentRule::Null(1));
     let mut list = Rules::new();
     for (call, allowed) in process.allowed() {
         list.insert(call, rules(allowed)?);
@@ -167,18 +170,18 @@ fn allow_list(process: Process, otherwise: SeccompAction) -> Result<BpfProgram, 
 
 /// Refuses the calls that only the installation needed, and the calls that are refused without a
 /// log line.
-fn closing(process: Process) -> Result<BpfProgram, BackendError> {
-    let mut list: Rules = allowlist::QUIET.iter().map(|&call| (call, Vec::new())).collect();
+fn second_list(process: ConfinedProcess) -> Result<BpfProgram, BackendError> {
+    let mut list: Rules = allowlist::UNLOGGED.iter().map(|&call| (call, Vec::new())).collect();
     list.insert(libc::SYS_seccomp, Vec::new());
-    if process == Process::Daemon {
+    if process == ConfinedProcess::Daemon {
         list.insert(libc::SYS_sendmsg, Vec::new());
     }
-    compile(list, SeccompAction::Allow, NOT_THERE)
+    compile(list, SeccompAction::Allow, ENOSYS_ACTION)
 }
 
 /// Puts the listener's action where the mark is.
-fn listening(mut program: BpfProgram) -> BpfProgram {
-    let mark = u32::from(MARK);
+fn with_listener_action(mut program: BpfProgram) -> BpfProgram {
+    let mark = u32::from(LISTENER_MARK);
     for instruction in program.iter_mut().filter(|it| it.code == RETURN && it.k == mark) {
         instruction.k = libc::SECCOMP_RET_USER_NOTIF;
     }

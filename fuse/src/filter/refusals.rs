@@ -20,7 +20,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::names;
 
 /// Different calls that are logged: a process that was led astray may try any number.
-const MOST: usize = 256;
+const MAX_LOGGED: usize = 256;
 
 /// Calls with an order that says more than their name, and the index of the argument that it is.
 const ORDERS: [(c_long, usize); 5] = [
@@ -35,9 +35,9 @@ const ORDERS: [(c_long, usize); 5] = [
 ///
 /// # Errors
 /// The errors of the listener: the kernel answers the calls from then on.
-pub(super) fn serve(listener: &OwnedFd, mut tell: impl FnMut(&str)) -> io::Result<()> {
+pub(super) fn serve(listener: &OwnedFd, mut log: impl FnMut(&str)) -> io::Result<()> {
     check_sizes()?;
-    let mut told = BTreeSet::new();
+    let mut logged = BTreeSet::new();
     loop {
         let mut events = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         match poll(&mut events, PollTimeout::NONE) {
@@ -52,10 +52,10 @@ pub(super) fn serve(listener: &OwnedFd, mut tell: impl FnMut(&str)) -> io::Resul
         let number = c_long::from(call.data.nr);
         let order =
             ORDERS.iter().find(|(call, _)| *call == number).map(|&(_, index)| call.data.args[index] & 0xFFFF_FFFF);
-        if told.len() < MOST && told.insert((number, order)) {
+        if logged.len() < MAX_LOGGED && logged.insert((number, order)) {
             match order {
-                Some(order) => tell(&format!("{} {order:#x}", names::name(number))),
-                None => tell(&names::name(number)),
+                Some(order) => log(&format!("{} {order:#x}", names::name(number))),
+                None => log(&names::name(number)),
             }
         }
     }

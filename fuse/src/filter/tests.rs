@@ -22,7 +22,7 @@ fn raw(call: c_long, arguments: [c_ulong; 6]) -> Errno {
 }
 
 /// Has `confined` run in a thread with the filter, which does not get rid of it again. Gives the names of what was refused.
-fn confine(process: Process, confined: impl FnOnce() + Send) -> Vec<String> {
+fn confine(process: ConfinedProcess, confined: impl FnOnce() + Send) -> Vec<String> {
     let (sender, listener) = mpsc::channel();
     thread::scope(|scope| {
         let naming = scope.spawn(move || {
@@ -32,7 +32,7 @@ fn confine(process: Process, confined: impl FnOnce() + Send) -> Vec<String> {
         });
         let work = scope.spawn(move || {
             let entered = enter(process, |listener| sender.send(listener.try_clone()?).map_err(io::Error::other));
-            assert_eq!(entered, Ok(Refusals::Named));
+            assert_eq!(entered, Ok(RefusalLogging::Logged));
             confined();
         });
         work.join().unwrap();
@@ -55,7 +55,7 @@ fn what_leads_out_is_refused_and_what_a_mount_does_is_not() {
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
     let number = child.id();
     let at = |name: &str| place.path().join(name);
-    confine(Process::Daemon, || {
+    confine(ConfinedProcess::Daemon, || {
         refused(UnixStream::connect(at("socket")).map(drop), "connect to a path");
         refused(UnixDatagram::unbound().map(drop), "a datagram socket");
         refused(std::net::UdpSocket::bind("127.0.0.1:0").map(drop), "UDP");
@@ -267,10 +267,10 @@ const OF_THE_FETCHER: &[c_long] = &[libc::SYS_mkdirat, libc::SYS_linkat, libc::S
 
 #[test]
 fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
-    for process in [Process::Daemon, Process::Fetcher] {
+    for process in [ConfinedProcess::Daemon, ConfinedProcess::Fetcher] {
         let names = confine(process, || {
             for &(call, arguments) in TRIED.iter().chain(TRIED_THERE) {
-                if process == Process::Fetcher && OF_THE_FETCHER.contains(&call) {
+                if process == ConfinedProcess::Fetcher && OF_THE_FETCHER.contains(&call) {
                     continue;
                 }
                 assert_eq!(raw(call, arguments), Errno::ENOSYS, "{process:?}: {} {arguments:x?}", names::name(call));
@@ -299,20 +299,20 @@ fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
 fn the_fetcher_connects_and_the_daemon_does_not() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    confine(Process::Fetcher, || {
+    confine(ConfinedProcess::Fetcher, || {
         std::net::TcpStream::connect(address).unwrap().set_nodelay(true).unwrap();
         UnixStream::pair().unwrap();
         refused(UnixDatagram::unbound().map(drop), "another family");
         refused(std::net::UdpSocket::bind("127.0.0.1:0").map(drop), "UDP");
     });
-    let names = confine(Process::Daemon, || refused(std::net::TcpStream::connect(address).map(drop), "TCP"));
+    let names = confine(ConfinedProcess::Daemon, || refused(std::net::TcpStream::connect(address).map(drop), "TCP"));
     assert_eq!(names, ["socket 0x2"]);
 }
 
 #[test]
 fn a_call_is_refused_though_nobody_names_it() {
     thread::spawn(|| {
-        assert_eq!(enter(Process::Daemon, |_| Ok(())), Ok(Refusals::Named));
+        assert_eq!(enter(ConfinedProcess::Daemon, |_| Ok(())), Ok(RefusalLogging::Logged));
         assert_eq!(raw(libc::SYS_mount, [0; 6]), Errno::ENOSYS);
         assert_eq!(raw(libc::SYS_sendmsg, [c_ulong::MAX, 0, 0, 0, 0, 0]), Errno::ENOSYS);
         // A second time in the same thread, as where something above has a listener already.

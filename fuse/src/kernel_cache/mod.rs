@@ -62,54 +62,54 @@ use std::time::Duration;
 
 use fuser::{FopenFlags, Notifier};
 
-use snapshot_inodes::Views;
-use unlinked::Unlinked;
+use snapshot_inodes::ViewTable;
+use unlinked::UnlinkedInodes;
 use writers::Writers;
 
 /// As good as for ever: nothing changes an archive but the mount itself. 34 years; the kernel computes in jiffies.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
 /// How long it believes what may change without its doing (KERNEL-13).
-const FOLLOWED: Duration = Duration::from_secs(1);
+const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What is known of one mount's caches in the kernel, and the way to tell it what is wrong there.
 #[derive(Default)]
 pub struct KernelCache {
     writers: Writers,
-    pub(crate) unlinked: Unlinked,
-    pub(crate) views: Views,
+    pub(crate) unlinked: UnlinkedInodes,
+    pub(crate) views: ViewTable,
     /// A directory that answers no question; 0 for none (KERNEL-11).
     hidden: AtomicU64,
     /// Another one's changes are shown (KERNEL-13).
-    pub(crate) follows: bool,
+    pub(crate) is_replica: bool,
     /// Set once the session is there.
     notifier: OnceLock<Notifier>,
 }
 
 impl KernelCache {
     /// `follows`: of a mount that shows what is written elsewhere.
-    pub(crate) fn of(follows: bool) -> KernelCache {
-        KernelCache { follows, ..KernelCache::default() }
+    pub(crate) fn new(is_replica: bool) -> KernelCache {
+        KernelCache { is_replica, ..KernelCache::default() }
     }
 
     /// How long a name, or that there is none of it, and attributes are believed.
-    pub(crate) fn believed(&self) -> Duration {
-        if self.follows { FOLLOWED } else { FOR_EVER }
+    pub(crate) fn entry_timeout(&self) -> Duration {
+        if self.is_replica { REPLICA_TIMEOUT } else { FOR_EVER }
     }
 
     /// What the kernel is told when a file is opened.
-    pub(crate) fn opened(&self) -> FopenFlags {
-        if self.follows { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
+    pub(crate) fn open_flags(&self) -> FopenFlags {
+        if self.is_replica { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
     }
 
     /// From now on there is somebody to tell.
-    pub(crate) fn connect(&self, notifier: Notifier) {
+    pub(crate) fn set_notifier(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }
 
     /// Whether any inode has a handle that may write: without one the kernel holds no dirty pages (KERNEL-3).
-    pub(crate) fn any_writer(&self) -> bool {
-        self.writers.any()
+    pub(crate) fn has_any_writer(&self) -> bool {
+        self.writers.has_any()
     }
 
     pub(crate) fn has_writer(&self, ino: u64) -> bool {

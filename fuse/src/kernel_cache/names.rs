@@ -14,9 +14,14 @@ use super::KernelCache;
 
 impl KernelCache {
     /// Comes before the answer. The kernel holds the directory until it has that, so that telling it here would wait for ever.
-    pub(crate) fn changed_names<T>(&self, profile: SyncProfile, result: &Result<T>, names: &[(INodeNo, &OsStr)]) {
+    pub(crate) fn invalidate_uncertain_names<T>(
+        &self,
+        profile: SyncProfile,
+        result: &Result<T>,
+        names: &[(INodeNo, &OsStr)],
+    ) {
         let Err(error) = result else { return };
-        if !may_be_done(profile, error) {
+        if !may_be_published(profile, error) {
             return;
         }
         let Some(notifier) = self.notifier.get().cloned() else { return };
@@ -34,7 +39,7 @@ impl KernelCache {
 }
 
 /// Whether the operation may have been published. What is refused for the names themselves was not.
-fn may_be_done(profile: SyncProfile, error: &Error) -> bool {
+fn may_be_published(profile: SyncProfile, error: &Error) -> bool {
     let refused = matches!(
         error,
         Error::Exists
@@ -55,10 +60,10 @@ mod tests {
     #[test]
     fn a_name_is_uncertain_when_its_commit_may_have_failed() {
         let failed = Error::Latched(String::new());
-        assert!(may_be_done(SyncProfile::Always, &failed));
-        assert!(!may_be_done(SyncProfile::Periodic, &failed));
+        assert!(may_be_published(SyncProfile::Always, &failed));
+        assert!(!may_be_published(SyncProfile::Periodic, &failed));
         for refused in [Error::Exists, Error::NotFound, Error::NotEmpty] {
-            assert!(!may_be_done(SyncProfile::Always, &refused), "{refused}");
+            assert!(!may_be_published(SyncProfile::Always, &refused), "{refused}");
         }
     }
 }

@@ -11,7 +11,7 @@ use super::KernelCache;
 
 impl KernelCache {
     /// The inodes of which the kernel may hold dirty pages (KERNEL-3).
-    pub(crate) fn dirty(&self) -> Vec<u64> {
+    pub(crate) fn dirty_inodes(&self) -> Vec<u64> {
         self.writers.inodes()
     }
 
@@ -35,7 +35,7 @@ impl KernelCache {
         if self.notifier.get().is_none() {
             return true;
         }
-        for (view, newest) in std::iter::once((0, newest)).chain(self.views.in_kernel()) {
+        for (view, newest) in std::iter::once((0, newest)).chain(self.views.known_to_kernel()) {
             for number in (1..=newest).rev() {
                 self.drop_pages(INodeNo(view | number), 0);
                 if number % 256 == 0 && Instant::now() > until {

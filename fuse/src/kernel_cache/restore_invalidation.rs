@@ -12,19 +12,19 @@ use super::KernelCache;
 
 impl KernelCache {
     /// From now on the kernel learns nothing of what is in this directory, nor of what was in the one before.
-    pub(crate) fn hide(&self, directory: Ino) {
+    pub(crate) fn hide_directory(&self, directory: Ino) {
         self.hidden.store(directory.0, Ordering::SeqCst);
     }
 
     /// # Errors
     /// `PermissionDenied` for a directory that is hidden.
-    pub(crate) fn check_open(&self, directory: INodeNo) -> Result<()> {
+    pub(crate) fn check_visible(&self, directory: INodeNo) -> Result<()> {
         if self.hidden.load(Ordering::SeqCst) == directory.0 { Err(Error::PermissionDenied) } else { Ok(()) }
     }
 
     /// Has the kernel forget a name, there or missing. Nobody else makes, removes or renames it meanwhile. Not to be called from an event loop: the
     /// kernel may hold the directory for a request that waits for us.
-    pub(crate) fn changed_name(&self, directory: Ino, name: &[u8]) {
+    pub(crate) fn invalidate_name(&self, directory: Ino, name: &[u8]) {
         if let Some(notifier) = self.notifier.get() {
             // The kernel may not know the directory or the name.
             let _ = notifier.inval_entry(INodeNo(directory.0), OsStr::from_bytes(name));
@@ -39,11 +39,11 @@ mod tests {
     #[test]
     fn one_directory_is_hidden_and_at_first_none() {
         let cache = KernelCache::default();
-        let is_open = |ino| cache.check_open(INodeNo(ino)).is_ok();
+        let is_open = |ino| cache.check_visible(INodeNo(ino)).is_ok();
         assert!(is_open(1) && is_open(7) && is_open(9));
-        cache.hide(Ino(7));
+        cache.hide_directory(Ino(7));
         assert!(is_open(1) && !is_open(7));
-        cache.hide(Ino(9));
+        cache.hide_directory(Ino(9));
         assert!(is_open(7) && !is_open(9), "it is deleted by then");
     }
 }

@@ -23,9 +23,9 @@ use lockbox::{Error, Result};
 use parking_lot::RwLock;
 
 /// How long the kernel believes a name in `.snapshots`, and what it was told of that directory (KERNEL-10).
-pub(crate) const NAMES_LIFETIME: Duration = Duration::from_secs(1);
+pub(crate) const SNAPSHOT_NAME_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it believes names and attributes of what a snapshot shows (KERNEL-10).
-pub(crate) const CONTENT_LIFETIME: Duration = Duration::from_secs(60);
+pub(crate) const SNAPSHOT_CONTENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bits of an inode number of the archive.
 const INO_BITS: u32 = MAX_INO.count_ones();
@@ -34,22 +34,22 @@ const DIRECTORY: u16 = u16::MAX;
 
 /// What a number of the kernel is one of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum InodeKind {
     Live,
     /// `.snapshots`.
     Directory,
     /// The inode of what a snapshot shows.
-    View(View, Ino),
+    View(MountedView, Ino),
 }
 
 /// A snapshot with its number in this mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct MountedView {
     number: u16,
     id: u32,
 }
 
-impl View {
+impl MountedView {
     pub(crate) fn snapshot(self) -> SnapshotId {
         SnapshotId(self.id.into())
     }
@@ -72,7 +72,7 @@ impl View {
 }
 
 /// The kernel's number of `.snapshots`.
-pub(crate) const fn directory_number() -> u64 {
+pub(crate) const fn snapshot_dir_number() -> u64 {
     (DIRECTORY as u64) << INO_BITS | 1
 }
 
@@ -83,16 +83,16 @@ pub(crate) fn is_live(number: u64) -> bool {
 
 /// The views of one mount.
 #[derive(Default)]
-pub(crate) struct Views(RwLock<Table>);
+pub(crate) struct ViewTable(RwLock<ViewMap>);
 
 #[derive(Default)]
-struct Table {
+struct ViewMap {
     /// By their numbers.
-    known: BTreeMap<u16, Known>,
+    known: BTreeMap<u16, ViewEntry>,
     by_snapshot: HashMap<u32, u16>,
 }
 
-struct Known {
+struct ViewEntry {
     id: u32,
     /// How often the kernel was told an inode, less what it forgot.
     lookups: AtomicU64,
@@ -104,63 +104,63 @@ struct Known {
 
 /// What one reply tells the kernel of views. The kernel hears nothing of it when the request fails instead, so all is taken back unless the reply
 /// goes out: a view that counts as known for ever would keep its number for ever (VIEW-2).
-pub(crate) struct Telling<'a> {
-    views: &'a Views,
+pub(crate) struct LookupBatch<'a> {
+    views: &'a ViewTable,
     told: Vec<u64>,
 }
 
-impl Telling<'_> {
-    /// As [`Views::tell`].
-    pub(crate) fn tell(&mut self, view: View, number: u64) -> Result<()> {
-        self.views.tell(view, number)?;
-        self.counts(number);
+impl LookupBatch<'_> {
+    /// As [`ViewTable::tell`].
+    pub(crate) fn add(&mut self, view: MountedView, number: u64) -> Result<()> {
+        self.views.add_lookup(view, number)?;
+        self.adopt(number);
         Ok(())
     }
 
     /// The inode counts as told already.
-    pub(crate) fn counts(&mut self, number: u64) {
+    pub(crate) fn adopt(&mut self, number: u64) {
         self.told.push(number);
     }
 
     /// The last one did not fit.
-    pub(crate) fn take_back(&mut self) {
+    pub(crate) fn undo_last(&mut self) {
         if let Some(number) = self.told.pop() {
             self.views.forget(number, 1);
         }
     }
 
-    pub(crate) fn goes_out(mut self) {
+    pub(crate) fn commit(mut self) {
         self.told.clear();
     }
 }
 
-impl Drop for Telling<'_> {
+impl Drop for LookupBatch<'_> {
     fn drop(&mut self) {
         self.told.drain(..).for_each(|number| self.views.forget(number, 1));
     }
 }
 
-impl Views {
+impl ViewTable {
     /// # Errors
     /// `Stale` for what no view has: the kernel may come with a file handle of another mount.
-    pub(crate) fn place(&self, number: u64) -> Result<Place> {
+    pub(crate) fn resolve(&self, number: u64) -> Result<InodeKind> {
         if is_live(number) {
-            return Ok(Place::Live);
+            return Ok(InodeKind::Live);
         }
-        if number == directory_number() {
-            return Ok(Place::Directory);
+        if number == snapshot_dir_number() {
+            return Ok(InodeKind::Directory);
         }
         let upper = (number >> INO_BITS) as u16;
         let table = self.0.read();
         let known = table.known.get(&upper).ok_or(Error::Stale)?;
-        Ok(Place::View(View { number: upper, id: known.id }, Ino(number & MAX_INO)))
+        Ok(InodeKind::View(MountedView { number: upper, id: known.id }, Ino(number & MAX_INO)))
     }
 
-    /// The view of a snapshot, of which the kernel is about to be told an inode; see [`Views::tell`].
+    /// The view of a snapshot, of which the kernel is about to be told an inode; see [`ViewTable::tell`].
     ///
     /// # Errors
     /// `Unsupported` for a snapshot that can have none (VIEW-3), `NoSpace` when the kernel knows inodes of as many views as there are numbers.
-    pub(crate) fn open(&self, id: SnapshotId) -> Result<View> {
+    pub(crate) fn open(&self, id: SnapshotId) -> Result<MountedView> {
         let id = u32::try_from(id.0).ok().filter(|id| *id > 0);
         let id = id.ok_or_else(|| Error::Unsupported("views of snapshots with numbers of more than 32 bits".into()))?;
         let mut table = self.0.write();
@@ -168,25 +168,25 @@ impl Views {
             Some(number) => *number,
             None => table.add(id)?,
         };
-        let view = View { number, id };
-        table.tell(view, ROOT_INO.0).map(|()| view)
+        let view = MountedView { number, id };
+        table.add_lookup(view, ROOT_INO.0).map(|()| view)
     }
 
     /// What a request is about to tell.
-    pub(crate) fn telling(&self) -> Telling<'_> {
-        Telling { views: self, told: Vec::new() }
+    pub(crate) fn begin_lookups(&self) -> LookupBatch<'_> {
+        LookupBatch { views: self, told: Vec::new() }
     }
 
     /// The kernel is about to be told an inode of the view, by its own number or the kernel's.
     ///
     /// # Errors
     /// `Stale` when the number is another view's by now (VIEW-2).
-    pub(crate) fn tell(&self, view: View, number: u64) -> Result<()> {
-        self.0.read().tell(view, number)
+    pub(crate) fn add_lookup(&self, view: MountedView, number: u64) -> Result<()> {
+        self.0.read().add_lookup(view, number)
     }
 
     /// The kernel is about to have pages of a file or a link of the view.
-    pub(crate) fn read(&self, view: View) {
+    pub(crate) fn mark_read(&self, view: MountedView) {
         let table = self.0.read();
         if let Some(known) = table.known.get(&view.number).filter(|known| known.id == view.id) {
             known.was_read.store(true, Ordering::Release);
@@ -201,35 +201,36 @@ impl Views {
         }
     }
 
-    /// As [`Views::forget`] for one lookup of any inode.
-    pub(crate) fn untell(&self, view: View) {
+    /// As [`ViewTable::forget`] for one lookup of any inode.
+    pub(crate) fn remove_lookup(&self, view: MountedView) {
         self.forget(u64::from(view.number) << INO_BITS, 1);
     }
 
     /// The upper parts of numbers that the kernel may know, each with the highest lower part. First those of which it may have pages.
-    pub(crate) fn in_kernel(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn known_to_kernel(&self) -> Vec<(u64, u64)> {
         let table = self.0.read();
         let told = table.known.iter().filter(|(_, known)| known.lookups.load(Ordering::Acquire) > 0);
         let (mut first, then): (Vec<_>, Vec<_>) = told.partition(|(_, known)| known.was_read.load(Ordering::Acquire));
         first.extend(then);
-        let numbers =
-            |(number, known): (&u16, &Known)| (u64::from(*number) << INO_BITS, known.highest.load(Ordering::Acquire));
+        let numbers = |(number, known): (&u16, &ViewEntry)| {
+            (u64::from(*number) << INO_BITS, known.highest.load(Ordering::Acquire))
+        };
         first.into_iter().map(numbers).collect()
     }
 }
 
-impl Table {
+impl ViewMap {
     /// VIEW-2.
     fn add(&mut self, id: u32) -> Result<u16> {
         let next = self.known.last_key_value().map_or(1, |(last, _)| last + 1);
-        let number = if next < DIRECTORY { next } else { self.take_back()? };
+        let number = if next < DIRECTORY { next } else { self.reclaim_number()? };
         let (lookups, highest) = (AtomicU64::new(0), AtomicU64::new(0));
-        self.known.insert(number, Known { id, lookups, highest, was_read: AtomicBool::new(false) });
+        self.known.insert(number, ViewEntry { id, lookups, highest, was_read: AtomicBool::new(false) });
         self.by_snapshot.insert(id, number);
         Ok(number)
     }
 
-    fn take_back(&mut self) -> Result<u16> {
+    fn reclaim_number(&mut self) -> Result<u16> {
         let forgotten = self.known.iter().find(|(_, known)| known.lookups.load(Ordering::Acquire) == 0);
         let Some((number, known)) = forgotten.map(|(number, known)| (*number, known.id)) else {
             return Err(Error::NoSpace("the kernel knows as many snapshots as there are numbers".into()));
@@ -238,7 +239,7 @@ impl Table {
         Ok(number)
     }
 
-    fn tell(&self, view: View, number: u64) -> Result<()> {
+    fn add_lookup(&self, view: MountedView, number: u64) -> Result<()> {
         let known = self.known.get(&view.number).filter(|known| known.id == view.id).ok_or(Error::Stale)?;
         known.highest.fetch_max(number & MAX_INO, Ordering::AcqRel);
         known.lookups.fetch_add(1, Ordering::AcqRel);
@@ -250,18 +251,18 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn file(views: &Views, view: View, ino: u64) -> u64 {
+    fn file(views: &ViewTable, view: MountedView, ino: u64) -> u64 {
         let number = view.kernel_number(Ino(ino)).unwrap();
-        assert_eq!(views.place(number).unwrap(), Place::View(view, Ino(ino)));
+        assert_eq!(views.resolve(number).unwrap(), InodeKind::View(view, Ino(ino)));
         number
     }
 
     #[test]
     fn numbers_of_views_of_the_live_tree_and_of_the_directory_differ() {
-        let views = Views::default();
+        let views = ViewTable::default();
         let (a, b) = (views.open(SnapshotId(70_000)).unwrap(), views.open(SnapshotId(4)).unwrap());
         assert_eq!(views.open(SnapshotId(70_000)).unwrap(), a, "once given it stays");
-        let mut numbers = vec![directory_number(), 1, MAX_INO];
+        let mut numbers = vec![snapshot_dir_number(), 1, MAX_INO];
         for view in [a, b] {
             numbers.extend([1, 2, MAX_INO].map(|ino| file(&views, view, ino)));
         }
@@ -269,15 +270,15 @@ mod tests {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), count);
-        assert_eq!(views.place(1).unwrap(), Place::Live);
-        assert_eq!(views.place(MAX_INO).unwrap(), Place::Live);
-        assert_eq!(views.place(directory_number()).unwrap(), Place::Directory);
+        assert_eq!(views.resolve(1).unwrap(), InodeKind::Live);
+        assert_eq!(views.resolve(MAX_INO).unwrap(), InodeKind::Live);
+        assert_eq!(views.resolve(snapshot_dir_number()).unwrap(), InodeKind::Directory);
         assert_eq!((a.generation(), a.snapshot()), (Generation(70_000), SnapshotId(70_000)));
     }
 
     #[test]
     fn what_no_number_can_hold_is_refused_and_clashes_with_nothing() {
-        let views = Views::default();
+        let views = ViewTable::default();
         let view = views.open(SnapshotId(1)).unwrap();
         for ino in [0, MAX_INO + 1, u64::MAX] {
             assert!(matches!(view.kernel_number(Ino(ino)), Err(Error::Damaged(_))), "{ino}");
@@ -285,14 +286,14 @@ mod tests {
         for id in [0, 1 << 32, u64::MAX] {
             assert!(matches!(views.open(SnapshotId(id)), Err(Error::Unsupported(_))), "{id}");
         }
-        for number in [2 << INO_BITS | 1, u64::MAX, directory_number() + 1] {
-            assert!(matches!(views.place(number), Err(Error::Stale)), "{number:x}");
+        for number in [2 << INO_BITS | 1, u64::MAX, snapshot_dir_number() + 1] {
+            assert!(matches!(views.resolve(number), Err(Error::Stale)), "{number:x}");
         }
     }
 
     #[test]
     fn a_number_is_given_again_only_when_all_are_used_and_the_kernel_forgot_it() {
-        let views = Views::default();
+        let views = ViewTable::default();
         let all = u64::from(DIRECTORY) - 1;
         let first = views.open(SnapshotId(1)).unwrap();
         let inode = file(&views, first, 9);
@@ -300,51 +301,51 @@ mod tests {
             views.open(SnapshotId(id)).unwrap();
         }
         assert!(matches!(views.open(SnapshotId(all + 1)), Err(Error::NoSpace(_))));
-        views.tell(first, inode).unwrap();
+        views.add_lookup(first, inode).unwrap();
         views.forget(inode, 1);
         assert!(matches!(views.open(SnapshotId(all + 1)), Err(Error::NoSpace(_))), "it was told twice");
         views.forget(inode, 1);
-        assert_eq!(views.place(inode).unwrap(), Place::View(first, Ino(9)), "a file handle may come back to it");
-        assert_eq!(views.in_kernel().len() as u64, all - 1);
+        assert_eq!(views.resolve(inode).unwrap(), InodeKind::View(first, Ino(9)), "a file handle may come back to it");
+        assert_eq!(views.known_to_kernel().len() as u64, all - 1);
         let other = views.open(SnapshotId(all + 1)).unwrap();
-        assert_eq!(views.place(inode).unwrap(), Place::View(other, Ino(9)));
+        assert_eq!(views.resolve(inode).unwrap(), InodeKind::View(other, Ino(9)));
         assert_ne!(other.generation(), first.generation(), "the kernel refuses handles by it");
-        assert!(matches!(views.tell(first, inode), Err(Error::Stale)));
+        assert!(matches!(views.add_lookup(first, inode), Err(Error::Stale)));
         assert!(matches!(views.open(SnapshotId(1)), Err(Error::NoSpace(_))));
     }
 
     #[test]
     fn what_a_failed_request_was_about_to_tell_does_not_count() {
-        let views = Views::default();
+        let views = ViewTable::default();
         let view = views.open(SnapshotId(1)).unwrap();
-        views.untell(view);
+        views.remove_lookup(view);
         let number = file(&views, view, 9);
-        let mut telling = views.telling();
-        telling.tell(view, number).unwrap();
-        telling.counts(file(&views, views.open(SnapshotId(2)).unwrap(), 1));
-        assert_eq!(views.in_kernel().len(), 2);
-        drop(telling);
-        assert_eq!(views.in_kernel(), []);
-        let mut telling = views.telling();
-        telling.tell(view, number).unwrap();
-        telling.tell(view, number).unwrap();
-        telling.take_back();
-        telling.goes_out();
-        assert_eq!(views.in_kernel().len(), 1);
+        let mut batch = views.begin_lookups();
+        batch.add(view, number).unwrap();
+        batch.adopt(file(&views, views.open(SnapshotId(2)).unwrap(), 1));
+        assert_eq!(views.known_to_kernel().len(), 2);
+        drop(batch);
+        assert_eq!(views.known_to_kernel(), []);
+        let mut batch = views.begin_lookups();
+        batch.add(view, number).unwrap();
+        batch.add(view, number).unwrap();
+        batch.undo_last();
+        batch.commit();
+        assert_eq!(views.known_to_kernel().len(), 1);
         views.forget(number, 1);
-        assert_eq!(views.in_kernel(), []);
+        assert_eq!(views.known_to_kernel(), []);
     }
 
     #[test]
     fn views_that_were_read_come_first_and_each_up_to_its_highest_number() {
-        let views = Views::default();
-        let all: Vec<View> = (1..=3).map(|id| views.open(SnapshotId(id)).unwrap()).collect();
+        let views = ViewTable::default();
+        let all: Vec<MountedView> = (1..=3).map(|id| views.open(SnapshotId(id)).unwrap()).collect();
         for ino in [7, 40, 9] {
-            views.tell(all[1], file(&views, all[1], ino)).unwrap();
+            views.add_lookup(all[1], file(&views, all[1], ino)).unwrap();
         }
-        views.read(all[2]);
+        views.mark_read(all[2]);
         let numbers: Vec<(u64, u64)> =
-            views.in_kernel().iter().map(|(upper, highest)| (upper >> INO_BITS, *highest)).collect();
+            views.known_to_kernel().iter().map(|(upper, highest)| (upper >> INO_BITS, *highest)).collect();
         assert_eq!(numbers, [(3, 1), (1, 1), (2, 40)]);
     }
 }

@@ -32,24 +32,26 @@ impl KernelCache {
     ) -> Result<Attributes> {
         // KERNEL-8.
         let change = || fs.set_attributes(ino, &SetAttributes { brings_times: true, ..*set });
-        let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest(ino.0)) else { return change() };
+        let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest_ctime(ino.0)) else {
+            return change();
+        };
         let mut newest = newest.lock();
-        if !is_store(set, by_handle) {
+        if !is_kernel_store(set, by_handle) {
             return change().inspect(|_| *newest = Some(ctime));
         }
         let now = Timestamp::from_system(SystemTime::now());
-        if is_late(ctime, *newest, now) { fs.attributes(ino) } else { change() }
+        if is_stale(ctime, *newest, now) { fs.attributes(ino) } else { change() }
     }
 }
 
 /// How the kernel stores what it has in memory: by one of the inode's handles for writing, of which it takes any. utimensat(2) of the modification
 /// alone looks the same but for that, since of what a program sets only ftruncate(2) comes with a handle.
-fn is_store(set: &SetAttributes, by_handle: bool) -> bool {
+fn is_kernel_store(set: &SetAttributes, by_handle: bool) -> bool {
     by_handle && set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
 /// An older ctime is of before, unless the clock was set back since: then the newest one lies ahead of it.
-fn is_late(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
+fn is_stale(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
     newest.is_some_and(|newest| ctime < newest && newest <= now)
 }
 
@@ -104,22 +106,22 @@ mod tests {
 
     #[test]
     fn a_store_is_told_from_what_programs_set() {
-        assert!(is_store(&stored(1), true) && !is_store(&stored(1), false));
+        assert!(is_kernel_store(&stored(1), true) && !is_kernel_store(&stored(1), false));
         for set in [
             SetAttributes { size: Some(0), ..stored(1) },
             SetAttributes { mode: Some(0o600), mtime: None, ..stored(1) },
             SetAttributes { atime: Some(SetTime::Now), ..stored(1) },
             SetAttributes { mtime: None, ..stored(1) },
         ] {
-            assert!(!is_store(&set, true), "{set:?}");
+            assert!(!is_kernel_store(&set, true), "{set:?}");
         }
     }
 
     #[test]
     fn older_times_are_late_unless_the_clock_was_set_back() {
-        assert!(!is_late(at(5), None, at(9)));
-        assert!(is_late(at(5), Some(at(6)), at(9)));
-        assert!(!is_late(at(6), Some(at(6)), at(9)) && !is_late(at(7), Some(at(6)), at(9)));
-        assert!(!is_late(at(5), Some(at(20)), at(9)), "20 is still to come");
+        assert!(!is_stale(at(5), None, at(9)));
+        assert!(is_stale(at(5), Some(at(6)), at(9)));
+        assert!(!is_stale(at(6), Some(at(6)), at(9)) && !is_stale(at(7), Some(at(6)), at(9)));
+        assert!(!is_stale(at(5), Some(at(20)), at(9)), "20 is still to come");
     }
 }

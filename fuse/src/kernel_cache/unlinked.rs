@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 
 /// Inodes that are held open for the kernel until it forgets them.
 #[derive(Default)]
-pub(crate) struct Unlinked(Mutex<HashSet<u64>>);
+pub(crate) struct UnlinkedInodes(Mutex<HashSet<u64>>);
 
-impl Unlinked {
+impl UnlinkedInodes {
     /// Renames, and holds what loses its last name by it.
     pub(crate) fn rename(
         &self,
@@ -27,19 +27,19 @@ impl Unlinked {
             mode::REGULAR => a.links == 1,
             kind => kind == mode::DIRECTORY,
         };
-        let held = if replaces { hold(fs, new_directory, new_name, last) } else { None };
+        let held = if replaces { open_if_matching(fs, new_directory, new_name, last) } else { None };
         let renamed = fs.rename(directory, name.as_bytes(), new_directory, new_name.as_bytes(), how);
-        self.keep(fs, held, renamed)
+        self.retain(fs, held, renamed)
     }
 
     pub(crate) fn remove_directory(&self, fs: &FileSystem, directory: Ino, name: &OsStr) -> Result<()> {
-        let held = hold(fs, directory, name, |a| a.mode & mode::TYPE == mode::DIRECTORY);
+        let held = open_if_matching(fs, directory, name, |a| a.mode & mode::TYPE == mode::DIRECTORY);
         let removed = fs.remove_directory(directory, name.as_bytes());
-        self.keep(fs, held, removed)
+        self.retain(fs, held, removed)
     }
 
     /// Keeps what is held when its name was taken, and else gives it up.
-    fn keep(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
+    fn retain(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
         let Some(held) = held else { return taken };
         if taken.is_ok() && self.0.lock().insert(held.0) {
             return taken;
@@ -55,7 +55,12 @@ impl Unlinked {
 
 /// What a name means, held open if it is to be. The kernel keeps the directory locked, so that the name means the same until its request is
 /// answered.
-fn hold(fs: &FileSystem, directory: Ino, name: &OsStr, is_held: impl FnOnce(&Attributes) -> bool) -> Option<Ino> {
+fn open_if_matching(
+    fs: &FileSystem,
+    directory: Ino,
+    name: &OsStr,
+    must_hold: impl FnOnce(&Attributes) -> bool,
+) -> Option<Ino> {
     let found = fs.lookup(directory, name.as_bytes()).ok()?;
-    (is_held(&found) && fs.open(found.ino).is_ok()).then_some(found.ino)
+    (must_hold(&found) && fs.open(found.ino).is_ok()).then_some(found.ino)
 }

@@ -6,9 +6,9 @@ use std::sync::mpsc::Sender;
 use lockbox::control::Response;
 use nix::sys::signal::Signal;
 
-pub(crate) enum Event {
+pub(crate) enum MountEvent {
     /// The event loops have ended: unmounted by whomever.
-    Ended(io::Result<()>),
+    LoopsEnded(io::Result<()>),
     Signal(Signal),
     Stop {
         lazy: bool,
@@ -19,13 +19,13 @@ pub(crate) enum Event {
     /// Nobody used the mount for the time of `idle=`.
     Idle,
     /// The daemon waits for itself, and its connection is aborted.
-    WaitsForItself,
+    Deadlocked,
     /// The machine is about to sleep; a closed channel says that the archive is closed.
-    Sleep(Sender<Slept>),
+    Sleep(Sender<SuspendReply>),
 }
 
 /// What became of the attempt to unmount before a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slept {
+pub(crate) enum SuspendReply {
     Busy,
 }

@@ -1,4 +1,4 @@
-//! The end of a mount has one owner, [`End`]: whoever or whatever ends it, and wherever its start failed, it goes the same way.
+//! The end of a mount has one owner, [`Shutdown`]: whoever or whatever ends it, and wherever its start failed, it goes the same way.
 //!
 //! # Order
 //! 1  The mount is taken away, which makes the kernel write its pages to us. A busy one stays (the answer to a polite stop), or is detached
@@ -24,16 +24,16 @@ use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
 use crate::exit::Failure;
-use crate::mount_helper::Unmounted;
+use crate::mount_helper::UnmountOutcome;
 
-pub(crate) use event::{Event, Slept};
-pub(crate) use mount_handle::{ARRIVAL, Attached, Place};
+pub(crate) use event::{MountEvent, SuspendReply};
+pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};
 
 /// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
-const HAND_OVER: Duration = Duration::from_secs(10);
+const WRITEBACK_TIME: Duration = Duration::from_secs(10);
 
 /// How long the event loops of a mount that failed to start may take to end.
-const LAST_REQUESTS: Duration = Duration::from_secs(2);
+const LOOPS_END_TIME: Duration = Duration::from_secs(2);
 
 /// Why the kernel refuses to unmount, as far as a daemon knows.
 const BUSY: &str = "something below it is open, is a program's working directory, or is mounted over or below it";
@@ -43,68 +43,69 @@ const LAST_COPY: &str = "the archive's file was removed or replaced, and only th
      out of it, then use 'lockbox umount --abandon'";
 
 /// The archive until the end of its mount takes it.
-pub(crate) type Slot = Arc<Mutex<Option<Archive>>>;
+pub(crate) type ArchiveSlot = Arc<Mutex<Option<Archive>>>;
 
 /// Owns the end of a mount, from before there is one.
-pub(crate) struct End {
-    slot: Slot,
-    inbox: Receiver<Event>,
+pub(crate) struct Shutdown {
+    slot: ArchiveSlot,
+    inbox: Receiver<MountEvent>,
     /// None before there is a mount.
-    place: Option<Arc<Place>>,
+    mount: Option<Arc<MountHandle>>,
     /// Event loops were started: the archive is theirs until they have ended.
-    loops: bool,
-    elsewhere: Option<Elsewhere>,
+    loops_started: bool,
+    remote: Option<RemoteShutdown>,
 }
 
 /// The end of a mount whose archive is at an address.
-pub(crate) struct Elsewhere {
+pub(crate) struct RemoteShutdown {
     /// Before the archive is closed: nobody is left who waits for the store's word, and what it does not take is kept on this machine.
-    pub(crate) leave: elsewhere::Leaving,
+    pub(crate) stop_waiting: elsewhere::Leaving,
     /// Ends the process that writes there, once the archive is closed: who is told that the mount has ended finds nobody there.
-    pub(crate) end: elsewhere::Ending,
+    pub(crate) stop_fetcher: elsewhere::Ending,
 }
 
-impl End {
-    pub(crate) fn of(slot: Slot, inbox: Receiver<Event>, elsewhere: Option<Elsewhere>) -> End {
-        End { slot, inbox, place: None, loops: false, elsewhere }
+impl Shutdown {
+    pub(crate) fn new(slot: ArchiveSlot, inbox: Receiver<MountEvent>, remote: Option<RemoteShutdown>) -> Shutdown {
+        Shutdown { slot, inbox, mount: None, loops_started: false, remote }
     }
 
     /// From now on there is a mount.
-    pub(crate) fn mounted(&mut self, place: Arc<Place>) {
-        self.place = Some(place);
+    pub(crate) fn set_mount(&mut self, mount: Arc<MountHandle>) {
+        self.mount = Some(mount);
     }
 
     /// From now on event loops use the archive.
-    pub(crate) fn loops_start(&mut self) {
-        self.loops = true;
+    pub(crate) fn set_loops_started(&mut self) {
+        self.loops_started = true;
     }
 
     /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed. What the daemon does by itself and
     /// waits for a store with ends, too: nobody is left who is answered.
-    pub(crate) fn wait(&self, timeout: Duration) -> Ending {
-        let ending = match &self.place {
-            Some(place) => {
-                let asked = Asked { leave: &|| self.leave(), is_last_copy: &|| self.is_last_copy() };
-                wait(&self.inbox, &**place, timeout, asked)
+    pub(crate) fn wait(&self, timeout: Duration) -> ServeOutcome {
+        let ending = match &self.mount {
+            Some(mount) => {
+                let hooks =
+                    ArchiveHooks { stop_waiting: &|| self.stop_waiting(), is_last_copy: &|| self.is_last_copy() };
+                serve_events(&self.inbox, &**mount, timeout, hooks)
             }
-            None => Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false },
+            None => ServeOutcome { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false },
         };
-        self.leave();
+        self.stop_waiting();
         ending
     }
 
     /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.
-    pub(crate) fn close(mut self, ending: Ending, mut server: control::Server) -> Result<(), Failure> {
+    pub(crate) fn close(mut self, ending: ServeOutcome, mut server: control::Server) -> Result<(), Failure> {
         // Those who hold up the machine's sleep are released when the archive is closed.
-        let Ending { stopped, aborted, abandoned, sleeping: _sleeping } = ending;
+        let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping } = ending;
         let closed = self.close_archive(!aborted);
         // Before the answer, so that who waited for it can mount again at once.
         server.close();
-        // Some may have asked after the event loops had ended. A request that is under way still and asks from now on is refused by `Answers`:
+        // Some may have asked after the event loops had ended. A request that is under way still and asks from now on is refused by `ControlHandler`:
         // nobody would take its event.
         let inbox = std::mem::replace(&mut self.inbox, mpsc::channel().1);
         let late = inbox.try_iter().filter_map(|event| match event {
-            Event::Stop { answer, .. } => Some(answer),
+            MountEvent::Stop { answer, .. } => Some(answer),
             _ => None,
         });
         for asked in stopped.into_iter().chain(late) {
@@ -123,12 +124,12 @@ impl End {
 
     /// Ends a mount that failed to start, however far that came. The answer is `failure`, unless the archive could not be closed either.
     pub(crate) fn abandon(self, failure: Failure) -> Result<(), Failure> {
-        if let Some(place) = &self.place {
-            place.unmount(true);
+        if let Some(mount) = &self.mount {
+            mount.unmount(true);
             // Without the kernel's file for it the connection ends with this process.
-            let _ = cut_off(&**place);
+            let _ = force_end(&**mount);
         }
-        self.close_archive(!self.loops || self.loops_end()).and(Err(failure))
+        self.close_archive(!self.loops_started || self.wait_for_loops()).and(Err(failure))
     }
 
     /// Returns whether the archive's file has no name any more: its content is lost when this mount
@@ -138,16 +139,16 @@ impl End {
     }
 
     /// Nobody is left who waits for a store's word.
-    fn leave(&self) {
-        if let Some(elsewhere) = &self.elsewhere {
-            (elsewhere.leave)();
+    fn stop_waiting(&self) {
+        if let Some(remote) = &self.remote {
+            (remote.stop_waiting)();
         }
     }
 
     /// With a closed record once no event loop can change the archive any more, as none may follow that. Gives the bytes that this machine keeps because the store of an
     /// archive at an address did not take them.
     fn close_archive(&self, loops_ended: bool) -> Result<u64, Failure> {
-        self.leave();
+        self.stop_waiting();
         // Let go at once: who asks for the status meanwhile is told that the archive is being closed.
         let archive = self.slot.lock().take();
         let closed = match archive {
@@ -155,8 +156,8 @@ impl End {
             Some(archive) => archive.file_system().make_durable().and_then(|()| archive.kept_back()),
             None => Ok(0),
         };
-        if let Some(elsewhere) = &self.elsewhere {
-            (elsewhere.end)();
+        if let Some(remote) = &self.remote {
+            (remote.stop_fetcher)();
         }
         let kept = closed?;
         if kept > 0 {
@@ -168,11 +169,11 @@ impl End {
     }
 
     /// Whether the event loops end in time.
-    fn loops_end(&self) -> bool {
-        let until = Instant::now() + LAST_REQUESTS;
+    fn wait_for_loops(&self) -> bool {
+        let until = Instant::now() + LOOPS_END_TIME;
         loop {
             match self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Event::Ended(ended)) => return ended.is_ok(),
+                Ok(MountEvent::LoopsEnded(ended)) => return ended.is_ok(),
                 Err(error) => return error == RecvTimeoutError::Disconnected,
                 Ok(_) => {}
             }
@@ -180,33 +181,33 @@ impl End {
     }
 }
 
-impl Drop for End {
+impl Drop for Shutdown {
     fn drop(&mut self) {
-        if let Some(place) = &self.place {
+        if let Some(mount) = &self.mount {
             // Other threads may hold the place beyond the end of this one, so that dropping it would say nothing.
-            place.dismiss();
+            mount.dismiss();
         }
     }
 }
 
 /// What ending does to the mount.
-pub(crate) trait Mount {
+pub(crate) trait MountControl {
     /// With `detach` also when it is busy.
-    fn unmount(&self, detach: bool) -> Unmounted;
+    fn unmount(&self, detach: bool) -> UnmountOutcome;
 
     /// Has the kernel write what it caches of open files. Answers whether that ended within `limit`.
-    fn hand_over(&self, limit: Duration) -> bool;
+    fn write_back(&self, limit: Duration) -> bool;
 
     /// Has every request fail, so that the event loops end.
     fn abort(&self) -> io::Result<()>;
 }
 
 /// How serving ended.
-pub(crate) struct Ending {
+pub(crate) struct ServeOutcome {
     /// Those who asked to stop and want to know how it went.
     pub(crate) stopped: Vec<Sender<Response>>,
     /// Those who hold up the machine's sleep until they are dropped.
-    pub(crate) sleeping: Vec<Sender<Slept>>,
+    pub(crate) sleeping: Vec<Sender<SuspendReply>>,
     /// Nobody knows that the event loops have ended: the deadline passed and the connection could not be aborted, or a loop failed.
     pub(crate) aborted: bool,
     /// The content of a removed archive was given up by order.
@@ -214,29 +215,34 @@ pub(crate) struct Ending {
 }
 
 /// Serves until the event loops have ended.
-fn wait(inbox: &Receiver<Event>, mount: &impl Mount, timeout: Duration, asked: Asked<'_>) -> Ending {
-    let mut course = Course::new(mount, timeout, asked);
+fn serve_events(
+    inbox: &Receiver<MountEvent>,
+    mount: &impl MountControl,
+    timeout: Duration,
+    hooks: ArchiveHooks<'_>,
+) -> ServeOutcome {
+    let mut state = ShutdownState::new(mount, timeout, hooks);
     loop {
-        let event = match course.deadline {
+        let event = match state.deadline {
             Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
-        if let Some(loops) = course.take(event) {
-            let Course { stopped, sleeping, abandoned, .. } = course;
-            return Ending { stopped, sleeping, aborted: matches!(loops, Loops::Unknown), abandoned };
+        if let Some(ended) = state.handle_event(event) {
+            let ShutdownState { stopped, sleeping, abandoned, .. } = state;
+            return ServeOutcome { stopped, sleeping, aborted: matches!(ended, LoopState::Unknown), abandoned };
         }
     }
 }
 
 /// What became of the event loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loops {
+enum LoopState {
     Ended,
     Unknown,
 }
 
 /// What has come of the events so far.
-struct Course<'a, M> {
+struct ShutdownState<'a, M> {
     mount: &'a M,
     /// How long users are served after a signal.
     timeout: Duration,
@@ -246,30 +252,30 @@ struct Course<'a, M> {
     /// It went while it was in use, and its users are served.
     detached: bool,
     stopped: Vec<Sender<Response>>,
-    sleeping: Vec<Sender<Slept>>,
+    sleeping: Vec<Sender<SuspendReply>>,
     /// The content of a removed archive was given up by order.
     abandoned: bool,
     /// Why the last attempt of `idle=` changed nothing, which is logged once and not with each
     /// attempt.
-    idle: Option<Unmounted>,
-    asked: Asked<'a>,
+    last_idle: Option<UnmountOutcome>,
+    hooks: ArchiveHooks<'a>,
 }
 
 /// Functions of the archive that the end of a mount needs.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct ArchiveHooks<'a> {
     /// Called when no program gets an answer any more, so that a loop that waits for a store goes
     /// on.
-    leave: &'a dyn Fn(),
+    stop_waiting: &'a dyn Fn(),
     /// Returns whether the mount has the last copy.
     is_last_copy: &'a dyn Fn() -> bool,
 }
 
-impl<'a, M> Course<'a, M> {
+impl<'a, M> ShutdownState<'a, M> {
     /// Of a mount that nobody has asked to end.
-    fn new(mount: &'a M, timeout: Duration, asked: Asked<'a>) -> Course<'a, M> {
+    fn new(mount: &'a M, timeout: Duration, hooks: ArchiveHooks<'a>) -> ShutdownState<'a, M> {
         let (stopped, sleeping) = (Vec::new(), Vec::new());
-        Course {
+        ShutdownState {
             mount,
             timeout,
             deadline: None,
@@ -278,53 +284,53 @@ impl<'a, M> Course<'a, M> {
             stopped,
             sleeping,
             abandoned: false,
-            idle: None,
-            asked,
+            last_idle: None,
+            hooks,
         }
     }
 }
 
-impl<M: Mount> Course<'_, M> {
+impl<M: MountControl> ShutdownState<'_, M> {
     /// The answer ends the wait.
-    fn take(&mut self, event: Result<Event, RecvTimeoutError>) -> Option<Loops> {
+    fn handle_event(&mut self, event: Result<MountEvent, RecvTimeoutError>) -> Option<LoopState> {
         match event {
-            Ok(Event::Ended(Ok(()))) | Err(RecvTimeoutError::Disconnected) => {
+            Ok(MountEvent::LoopsEnded(Ok(()))) | Err(RecvTimeoutError::Disconnected) => {
                 if !self.ordered {
                     tracing::warn!(
                         "another program took the mount away or aborted its connection: the archive is closed"
                     );
                 }
-                return Some(Loops::Ended);
+                return Some(LoopState::Ended);
             }
-            Ok(Event::Ended(Err(error))) => {
+            Ok(MountEvent::LoopsEnded(Err(error))) => {
                 // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
                 tracing::error!("the connection to the kernel ended: {error}");
-                if let Err(error) = cut_off(self.mount) {
+                if let Err(error) = force_end(self.mount) {
                     tracing::warn!("the connection to the kernel cannot be aborted: {error}");
                 }
-                return Some(Loops::Unknown);
+                return Some(LoopState::Unknown);
             }
-            Ok(Event::Signal(signal)) => self.signal(signal),
-            Ok(Event::Stop { lazy, abandon, answer }) => self.stop(lazy, abandon, answer),
+            Ok(MountEvent::Signal(received)) => self.handle_signal(received),
+            Ok(MountEvent::Stop { lazy, abandon, answer }) => self.handle_stop(lazy, abandon, answer),
             // Told in the log by who found it.
-            Ok(Event::WaitsForItself) => self.ordered = true,
+            Ok(MountEvent::Deadlocked) => self.ordered = true,
             // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
-            Ok(Event::Idle) => self.idle(),
-            Ok(Event::Sleep(answer)) => match self.unmount_kept() {
-                Unmounted::Gone => self.sleeping.push(answer),
-                Unmounted::Busy | Unmounted::Detached => drop(answer.send(Slept::Busy)),
-                Unmounted::Failed(message) => {
+            Ok(MountEvent::Idle) => self.handle_idle(),
+            Ok(MountEvent::Sleep(answer)) => match self.unmount_unless_last_copy() {
+                UnmountOutcome::Gone => self.sleeping.push(answer),
+                UnmountOutcome::Busy | UnmountOutcome::Detached => drop(answer.send(SuspendReply::Busy)),
+                UnmountOutcome::Failed(message) => {
                     tracing::error!("the archive is not locked before the machine sleeps: {message}");
-                    let _ = answer.send(Slept::Busy);
+                    let _ = answer.send(SuspendReply::Busy);
                 }
             },
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
-                let cut = cut_off(self.mount);
+                let cut = force_end(self.mount);
                 // Where they cannot be cut off, who waits for a store is answered by what is kept on this machine: else nothing ends.
-                (self.asked.leave)();
+                (self.hooks.stop_waiting)();
                 if cut.is_err() {
-                    return Some(Loops::Unknown);
+                    return Some(LoopState::Unknown);
                 }
                 self.deadline = None;
             }
@@ -332,41 +338,43 @@ impl<M: Mount> Course<'_, M> {
         None
     }
 
-    fn unmount(&mut self, detach: bool) -> Unmounted {
+    fn unmount(&mut self, detach: bool) -> UnmountOutcome {
         let unmounted = self.mount.unmount(detach);
-        self.ordered |= matches!(unmounted, Unmounted::Gone | Unmounted::Detached);
-        self.detached |= unmounted == Unmounted::Detached;
+        self.ordered |= matches!(unmounted, UnmountOutcome::Gone | UnmountOutcome::Detached);
+        self.detached |= unmounted == UnmountOutcome::Detached;
         unmounted
     }
 
     /// Ends an unused mount; the watch tries again when that cannot be done.
-    fn idle(&mut self) {
-        let unmounted = self.unmount_kept();
-        if self.idle.as_ref() == Some(&unmounted) {
+    fn handle_idle(&mut self) {
+        let unmounted = self.unmount_unless_last_copy();
+        if self.last_idle.as_ref() == Some(&unmounted) {
             return;
         }
         match &unmounted {
-            Unmounted::Gone => tracing::warn!("the archive was not used for the time of idle=: unmounted"),
-            Unmounted::Failed(message) => tracing::error!("cannot unmount the idle archive: {message}; trying again"),
-            Unmounted::Busy | Unmounted::Detached => {
+            UnmountOutcome::Gone => tracing::warn!("the archive was not used for the time of idle=: unmounted"),
+            UnmountOutcome::Failed(message) => {
+                tracing::error!("cannot unmount the idle archive: {message}; trying again")
+            }
+            UnmountOutcome::Busy | UnmountOutcome::Detached => {
                 tracing::warn!("cannot unmount the idle archive: {BUSY}; trying again");
             }
         }
-        self.idle = Some(unmounted);
+        self.last_idle = Some(unmounted);
     }
 
     /// Unmounts politely, unless the content would be lost by that.
-    fn unmount_kept(&mut self) -> Unmounted {
-        if (self.asked.is_last_copy)() { Unmounted::Failed(LAST_COPY.into()) } else { self.unmount(false) }
+    fn unmount_unless_last_copy(&mut self) -> UnmountOutcome {
+        if (self.hooks.is_last_copy)() { UnmountOutcome::Failed(LAST_COPY.into()) } else { self.unmount(false) }
     }
 
-    fn signal(&mut self, signal: Signal) {
-        tracing::warn!("{signal}: stopping");
-        if (self.asked.is_last_copy)() {
+    fn handle_signal(&mut self, handle_signal: Signal) {
+        tracing::warn!("{handle_signal}: stopping");
+        if (self.hooks.is_last_copy)() {
             tracing::error!("the archive's file was removed: its content is lost");
         }
         // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
-        if let Unmounted::Failed(message) = self.unmount(true) {
+        if let UnmountOutcome::Failed(message) = self.unmount(true) {
             tracing::error!("{message}");
         }
         // A second signal ends the wait for those who still use it.
@@ -374,8 +382,8 @@ impl<M: Mount> Course<'_, M> {
         self.deadline = Some(Instant::now() + rest);
     }
 
-    fn stop(&mut self, lazy: bool, abandon: bool, answer: Sender<Response>) {
-        if (self.asked.is_last_copy)() {
+    fn handle_stop(&mut self, lazy: bool, abandon: bool, answer: Sender<Response>) {
+        if (self.hooks.is_last_copy)() {
             if !abandon {
                 drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
                 return;
@@ -383,14 +391,16 @@ impl<M: Mount> Course<'_, M> {
             self.abandoned = true;
         }
         match self.unmount(lazy) {
-            Unmounted::Failed(message) => drop(answer.send(Response::Failed { message })),
+            UnmountOutcome::Failed(message) => drop(answer.send(Response::Failed { message })),
             // Its users may take for ever; nobody who asks for a lazy end waits for them.
-            Unmounted::Gone | Unmounted::Detached if lazy && self.detached => drop(answer.send(Response::Detached)),
+            UnmountOutcome::Gone | UnmountOutcome::Detached if lazy && self.detached => {
+                drop(answer.send(Response::Detached))
+            }
             // Somebody mounted over it, when that was to be lazy.
-            Unmounted::Busy => {
+            UnmountOutcome::Busy => {
                 drop(answer.send(Response::Busy { message: BUSY.into() }));
             }
-            Unmounted::Gone | Unmounted::Detached => {
+            UnmountOutcome::Gone | UnmountOutcome::Detached => {
                 self.deadline.get_or_insert(Instant::now() + self.timeout);
                 self.stopped.push(answer);
             }
@@ -399,8 +409,8 @@ impl<M: Mount> Course<'_, M> {
 }
 
 /// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
-fn cut_off(mount: &impl Mount) -> io::Result<()> {
-    if !mount.hand_over(HAND_OVER) {
+fn force_end(mount: &impl MountControl) -> io::Result<()> {
+    if !mount.write_back(WRITEBACK_TIME) {
         tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");
     }
     mount.abort()
@@ -425,20 +435,20 @@ mod tests {
     use crate::logging;
 
     /// Answers with what it is told to and remembers what was asked of it.
-    struct Played {
-        unmounted: Unmounted,
+    struct FakeMount {
+        unmounted: UnmountOutcome,
         /// Told that the loops have ended once the connection is aborted, as the kernel would see to.
-        ended: Option<Sender<Event>>,
+        ended: Option<Sender<MountEvent>>,
         asked: RefCell<Vec<&'static str>>,
     }
 
-    impl Mount for Played {
-        fn unmount(&self, detach: bool) -> Unmounted {
+    impl MountControl for FakeMount {
+        fn unmount(&self, detach: bool) -> UnmountOutcome {
             self.asked.borrow_mut().push(if detach { "detach" } else { "unmount" });
             self.unmounted.clone()
         }
 
-        fn hand_over(&self, _: Duration) -> bool {
+        fn write_back(&self, _: Duration) -> bool {
             self.asked.borrow_mut().push("hand over");
             true
         }
@@ -446,7 +456,7 @@ mod tests {
         fn abort(&self) -> io::Result<()> {
             self.asked.borrow_mut().push("abort");
             match &self.ended {
-                Some(ended) => ended.send(Event::Ended(Ok(()))).map_err(io::Error::other),
+                Some(ended) => ended.send(MountEvent::LoopsEnded(Ok(()))).map_err(io::Error::other),
                 None => Err(io::ErrorKind::NotFound.into()),
             }
         }
@@ -467,12 +477,12 @@ mod tests {
     }
 
     /// What is logged of these events unless more is asked for.
-    fn logged(script: Vec<Event>) -> String {
-        logged_when(Unmounted::Gone, script)
+    fn logged(script: Vec<MountEvent>) -> String {
+        logged_when(UnmountOutcome::Gone, script)
     }
 
     /// The same of a mount to which each attempt does this.
-    fn logged_when(unmounted: Unmounted, script: Vec<Event>) -> String {
+    fn logged_when(unmounted: UnmountOutcome, script: Vec<MountEvent>) -> String {
         let log = Log::default();
         let writer = log.clone();
         let builder = tracing_subscriber::fmt().with_env_filter(logging::filter(false));
@@ -484,67 +494,75 @@ mod tests {
 
     #[test]
     fn the_log_tells_who_ended_the_mount() {
-        let ended = || Event::Ended(Ok(()));
-        let told = logged(vec![Event::Signal(Signal::SIGTERM), ended()]);
+        let ended = || MountEvent::LoopsEnded(Ok(()));
+        let told = logged(vec![MountEvent::Signal(Signal::SIGTERM), ended()]);
         assert!(told.contains("SIGTERM: stopping") && !told.contains("another program"), "{told}");
         let (answer, _answered) = mpsc::channel();
-        assert_eq!(logged(vec![Event::Stop { lazy: false, abandon: false, answer }, ended()]), "");
+        assert_eq!(logged(vec![MountEvent::Stop { lazy: false, abandon: false, answer }, ended()]), "");
         let told = logged(vec![ended()]);
         assert!(told.contains("WARN another program took the mount away"), "{told}");
-        assert_eq!(logged(vec![Event::WaitsForItself, ended()]), "", "the watch tells");
+        assert_eq!(logged(vec![MountEvent::Deadlocked, ended()]), "", "the watch tells");
     }
 
     /// An attempt comes every minute, and the reason is the same mostly.
     #[test]
     fn an_idle_mount_that_cannot_be_ended_is_logged_once_and_tried_again() {
-        let idle = || vec![Event::Idle, Event::Idle, Event::Idle, Event::Ended(Ok(()))];
+        let handle_idle = || vec![MountEvent::Idle, MountEvent::Idle, MountEvent::Idle, MountEvent::LoopsEnded(Ok(()))];
         for (unmounted, words) in [
-            (Unmounted::Busy, "WARN cannot unmount the idle archive: something below it is open"),
-            (Unmounted::Failed("no helper".into()), "ERROR cannot unmount the idle archive: no helper; trying again"),
+            (UnmountOutcome::Busy, "WARN cannot unmount the idle archive: something below it is open"),
+            (
+                UnmountOutcome::Failed("no helper".into()),
+                "ERROR cannot unmount the idle archive: no helper; trying again",
+            ),
         ] {
-            let told = logged_when(unmounted.clone(), idle());
+            let told = logged_when(unmounted.clone(), handle_idle());
             assert_eq!(told.matches(words).count(), 1, "{told}");
-            assert_eq!(played(unmounted, false, 60, idle()).1, ["unmount"; 3]);
+            assert_eq!(played(unmounted, false, 60, handle_idle()).1, ["unmount"; 3]);
         }
     }
 
     /// What the end was, and what was asked of the mount until then.
-    fn played(unmounted: Unmounted, abortable: bool, timeout: u64, script: Vec<Event>) -> (Ending, Vec<&'static str>) {
+    fn played(
+        unmounted: UnmountOutcome,
+        abortable: bool,
+        timeout: u64,
+        script: Vec<MountEvent>,
+    ) -> (ServeOutcome, Vec<&'static str>) {
         let (events, inbox) = mpsc::channel();
         for event in script {
             events.send(event).unwrap();
         }
-        let mount = Played { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
-        let asked = Asked { leave: &|| mount.asked.borrow_mut().push("leave"), is_last_copy: &|| false };
-        let ending = wait(&inbox, &mount, Duration::from_secs(timeout), asked);
+        let mount = FakeMount { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
+        let hooks = ArchiveHooks { stop_waiting: &|| mount.asked.borrow_mut().push("leave"), is_last_copy: &|| false };
+        let ending = serve_events(&inbox, &mount, Duration::from_secs(timeout), hooks);
         (ending, mount.asked.into_inner())
     }
 
     #[test]
     fn who_uses_a_detached_mount_is_cut_off_at_the_deadline_and_keeps_what_was_written() {
-        let (ending, asked) = played(Unmounted::Detached, true, 0, vec![Event::Signal(Signal::SIGTERM)]);
+        let (ending, asked) = played(UnmountOutcome::Detached, true, 0, vec![MountEvent::Signal(Signal::SIGTERM)]);
         assert_eq!(asked, ["detach", "hand over", "abort", "leave"]);
         assert!(!ending.aborted, "the loops have ended");
     }
 
     #[test]
     fn a_second_signal_ends_the_wait() {
-        let signals = vec![Event::Signal(Signal::SIGTERM), Event::Signal(Signal::SIGTERM)];
-        let (_, asked) = played(Unmounted::Detached, true, 86_400, signals);
+        let signals = vec![MountEvent::Signal(Signal::SIGTERM), MountEvent::Signal(Signal::SIGTERM)];
+        let (_, asked) = played(UnmountOutcome::Detached, true, 86_400, signals);
         assert_eq!(asked, ["detach", "detach", "hand over", "abort", "leave"]);
     }
 
     #[test]
     fn loops_that_ended_well_leave_the_archive_to_be_closed() {
-        let (ending, asked) = played(Unmounted::Gone, false, 60, vec![Event::Ended(Ok(()))]);
+        let (ending, asked) = played(UnmountOutcome::Gone, false, 60, vec![MountEvent::LoopsEnded(Ok(()))]);
         assert!(asked.is_empty() && !ending.aborted);
     }
 
     #[test]
     fn when_a_loop_fails_the_others_are_cut_off_and_not_taken_for_ended() {
         for abortable in [true, false] {
-            let script = vec![Event::Ended(Err(io::ErrorKind::WouldBlock.into()))];
-            let (ending, asked) = played(Unmounted::Gone, abortable, 60, script);
+            let script = vec![MountEvent::LoopsEnded(Err(io::ErrorKind::WouldBlock.into()))];
+            let (ending, asked) = played(UnmountOutcome::Gone, abortable, 60, script);
             assert_eq!(asked, ["hand over", "abort"]);
             assert!(ending.aborted);
         }
@@ -552,54 +570,59 @@ mod tests {
 
     #[test]
     fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
-        let mount = Played { unmounted: Unmounted::Detached, ended: None, asked: RefCell::default() };
+        let mount = FakeMount { unmounted: UnmountOutcome::Detached, ended: None, asked: RefCell::default() };
         let timeout = Duration::from_secs(60);
-        let mut course = Course::new(&mount, timeout, Asked { leave: &|| {}, is_last_copy: &|| false });
+        let mut state =
+            ShutdownState::new(&mount, timeout, ArchiveHooks { stop_waiting: &|| {}, is_last_copy: &|| false });
         let (answer, answered) = mpsc::channel();
-        let stop = |lazy| Ok(Event::Stop { lazy, abandon: false, answer: answer.clone() });
-        assert_eq!(course.take(stop(true)), None);
-        assert_eq!((course.deadline, course.stopped.len()), (None, 0));
+        let handle_stop = |lazy| Ok(MountEvent::Stop { lazy, abandon: false, answer: answer.clone() });
+        assert_eq!(state.handle_event(handle_stop(true)), None);
+        assert_eq!((state.deadline, state.stopped.len()), (None, 0));
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
-        assert_eq!(course.take(Ok(Event::Signal(Signal::SIGTERM))), None);
-        let deadline = course.deadline.unwrap();
+        assert_eq!(state.handle_event(Ok(MountEvent::Signal(Signal::SIGTERM))), None);
+        let deadline = state.deadline.unwrap();
         assert!(deadline > Instant::now(), "the first signal");
-        assert_eq!(course.take(stop(true)), None);
+        assert_eq!(state.handle_event(handle_stop(true)), None);
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
-        assert_eq!(course.take(stop(false)), None);
-        assert_eq!((course.deadline, course.stopped.len()), (Some(deadline), 1));
+        assert_eq!(state.handle_event(handle_stop(false)), None);
+        assert_eq!((state.deadline, state.stopped.len()), (Some(deadline), 1));
         assert!(answered.try_recv().is_err(), "who wants an end is answered when the archive is closed");
     }
 
     #[test]
     fn the_last_copy_of_an_archive_goes_by_order_alone() {
-        let mount = Played { unmounted: Unmounted::Gone, ended: None, asked: RefCell::default() };
-        let mut course = Course::new(&mount, Duration::from_secs(60), Asked { leave: &|| {}, is_last_copy: &|| true });
+        let mount = FakeMount { unmounted: UnmountOutcome::Gone, ended: None, asked: RefCell::default() };
+        let mut state = ShutdownState::new(
+            &mount,
+            Duration::from_secs(60),
+            ArchiveHooks { stop_waiting: &|| {}, is_last_copy: &|| true },
+        );
         let (answer, answered) = mpsc::channel();
-        let stop = |lazy, abandon| Ok(Event::Stop { lazy, abandon, answer: answer.clone() });
+        let handle_stop = |lazy, abandon| Ok(MountEvent::Stop { lazy, abandon, answer: answer.clone() });
         for lazy in [false, true] {
-            assert_eq!(course.take(stop(lazy, false)), None);
+            assert_eq!(state.handle_event(handle_stop(lazy, false)), None);
             let Ok(Response::Failed { message }) = answered.try_recv() else { panic!("{lazy}: it is not refused") };
             assert!(message.contains("copy the files out") && message.contains("--abandon"), "{message}");
         }
         let (sleep, slept) = mpsc::channel();
-        assert_eq!(course.take(Ok(Event::Sleep(sleep))), None);
-        assert_eq!(slept.try_recv(), Ok(Slept::Busy));
-        assert_eq!(course.take(Ok(Event::Idle)), None);
+        assert_eq!(state.handle_event(Ok(MountEvent::Sleep(sleep))), None);
+        assert_eq!(slept.try_recv(), Ok(SuspendReply::Busy));
+        assert_eq!(state.handle_event(Ok(MountEvent::Idle)), None);
         assert!(mount.asked.borrow().is_empty(), "nothing was taken away");
-        assert_eq!(course.take(stop(false, true)), None);
-        assert_eq!((mount.asked.borrow().clone(), course.stopped.len()), (vec!["unmount"], 1));
-        assert_eq!(course.take(Ok(Event::Signal(Signal::SIGTERM))), None);
+        assert_eq!(state.handle_event(handle_stop(false, true)), None);
+        assert_eq!((mount.asked.borrow().clone(), state.stopped.len()), (vec!["unmount"], 1));
+        assert_eq!(state.handle_event(Ok(MountEvent::Signal(Signal::SIGTERM))), None);
         assert_eq!(*mount.asked.borrow(), ["unmount", "detach"], "a machine that goes down is not held up");
     }
 
     /// The slot is what the status is read from. That it is free while the archive is still there is seen in one of many closes.
     #[test]
     fn nobody_who_asks_waits_for_the_close() {
-        let place = tempfile::tempdir().unwrap();
+        let mount = tempfile::tempdir().unwrap();
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
         let creator = Creator { uid: 0, gid: 0, umask: None };
         let is_seen = |number: u32| {
-            let path = place.path().join(format!("{number}.lbx"));
+            let path = mount.path().join(format!("{number}.lbx"));
             Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
             let key = keys::unlock(&path, &passphrase).unwrap();
             let archive = loop {
@@ -614,7 +637,7 @@ mod tests {
             fs.write(file, 0, &vec![1; 4 << 20]).unwrap();
             fs.release(file).unwrap();
             let is_there = Arc::downgrade(fs);
-            let slot: Slot = Arc::new(Mutex::new(Some(archive)));
+            let slot: ArchiveSlot = Arc::new(Mutex::new(Some(archive)));
             let asked = Arc::clone(&slot);
             let asking = thread::spawn(move || {
                 while is_there.strong_count() > 0 {
@@ -624,7 +647,7 @@ mod tests {
                 }
                 false
             });
-            End::of(slot, mpsc::channel().1, None).close_archive(true).unwrap();
+            Shutdown::new(slot, mpsc::channel().1, None).close_archive(true).unwrap();
             asking.join().unwrap()
         };
         assert!((0..50).any(is_seen));
@@ -639,7 +662,7 @@ mod tests {
         let server = listening
             .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();
-                events.send(Event::Stop { lazy: false, abandon: false, answer }).unwrap();
+                events.send(MountEvent::Stop { lazy: false, abandon: false, answer }).unwrap();
                 asks.send(()).unwrap();
                 answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
             })
@@ -651,8 +674,8 @@ mod tests {
         asked.recv().unwrap();
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {
-            let ending = Ending { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false };
-            End::of(Slot::default(), inbox, None).close(ending, server).unwrap();
+            let ending = ServeOutcome { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false };
+            Shutdown::new(ArchiveSlot::default(), inbox, None).close(ending, server).unwrap();
             done.send(()).unwrap();
         });
         ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");

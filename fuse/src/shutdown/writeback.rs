@@ -14,34 +14,34 @@ use parking_lot::Mutex;
 use crate::kernel_cache::KernelCache;
 
 /// Hands over one connection's pages.
-pub(crate) struct HandOver {
+pub(crate) struct KernelWriteback {
     cache: Arc<KernelCache>,
     /// A thread that was left behind closes this when it ends: no second one is started beside it.
-    left_behind: Mutex<Option<Receiver<()>>>,
+    stuck: Mutex<Option<Receiver<()>>>,
 }
 
-impl HandOver {
-    pub(crate) fn new(cache: Arc<KernelCache>) -> HandOver {
-        HandOver { cache, left_behind: Mutex::default() }
+impl KernelWriteback {
+    pub(crate) fn new(cache: Arc<KernelCache>) -> KernelWriteback {
+        KernelWriteback { cache, stuck: Mutex::default() }
     }
 
     /// Answers whether all that was written before has arrived within `limit`. Not to be called from an event loop.
-    pub(crate) fn within(&self, limit: Duration) -> bool {
-        let inodes = self.cache.dirty();
+    pub(crate) fn run(&self, limit: Duration) -> bool {
+        let inodes = self.cache.dirty_inodes();
         if inodes.is_empty() {
             return true;
         }
         let cache = Arc::clone(&self.cache);
-        self.run_within(limit, move || cache.write_back(&inodes))
+        self.run_job(limit, move || cache.write_back(&inodes))
     }
 
-    fn run_within(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
+    fn run_job(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
         let until = Instant::now() + limit;
-        let mut left_behind = self.left_behind.lock();
-        if let Some(earlier) = left_behind.take()
-            && !ends_until(&earlier, until)
+        let mut stuck = self.stuck.lock();
+        if let Some(earlier) = stuck.take()
+            && !ends_before(&earlier, until)
         {
-            *left_behind = Some(earlier);
+            *stuck = Some(earlier);
             return false;
         }
         let (end, ended) = mpsc::channel();
@@ -53,16 +53,16 @@ impl HandOver {
             tracing::error!("no thread for what the kernel caches of open files: {error}");
             return false;
         }
-        let over = ends_until(&ended, until);
+        let over = ends_before(&ended, until);
         if !over {
-            *left_behind = Some(ended);
+            *stuck = Some(ended);
         }
         over
     }
 }
 
 /// Nothing is sent: the channel is closed at the end.
-fn ends_until(ended: &Receiver<()>, until: Instant) -> bool {
+fn ends_before(ended: &Receiver<()>, until: Instant) -> bool {
     let rest = until.saturating_duration_since(Instant::now());
     ended.recv_timeout(rest) == Err(RecvTimeoutError::Disconnected)
 }
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn without_a_writer_nothing_is_waited_for() {
-        assert!(HandOver::new(Arc::default()).within(Duration::ZERO));
+        assert!(KernelWriteback::new(Arc::default()).run(Duration::ZERO));
     }
 
     #[test]
     fn a_stuck_kernel_holds_nobody_up_and_gets_no_second_thread() {
-        let handover = HandOver::new(Arc::default());
+        let writeback = KernelWriteback::new(Arc::default());
         let runs = Arc::new(AtomicUsize::new(0));
         let counts = || {
             let runs = Arc::clone(&runs);
@@ -92,10 +92,10 @@ mod tests {
         let waits = move || {
             let _ = stuck.recv();
         };
-        assert!(!handover.run_within(Duration::from_millis(1), waits));
-        assert!(!handover.run_within(Duration::from_millis(1), counts()), "the first is still at it");
+        assert!(!writeback.run_job(Duration::from_millis(1), waits));
+        assert!(!writeback.run_job(Duration::from_millis(1), counts()), "the first is still at it");
         drop(go_on);
-        assert!(handover.run_within(Duration::from_secs(60), counts()));
+        assert!(writeback.run_job(Duration::from_secs(60), counts()));
         assert_eq!(runs.load(Ordering::SeqCst), 1);
     }
 }
