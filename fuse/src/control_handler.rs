@@ -1,4 +1,4 @@
-//! Answers what is asked at the daemon's control socket.
+//! Handles requests from the daemon's control socket.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -27,24 +27,24 @@ use crate::schedule::SnapshotSchedule;
 use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
 use crate::snapshot_requests;
 
-/// What there is while the mount lives.
+/// State of a running mount, as far as control requests need it.
 pub(crate) struct DaemonState {
     pub(crate) activity: Arc<Activity>,
     pub(crate) mount: Arc<MountHandle>,
     pub(crate) cache: Arc<KernelCache>,
-    /// None when it takes no snapshots by itself.
+    /// None without the option `snapshots=`.
     pub(crate) schedule: Option<Arc<SnapshotSchedule>>,
-    /// The mount namespace of this process.
+    /// Mount namespace of this process.
     pub(crate) namespace: u64,
-    /// None for an archive that is a file of this host.
+    /// Request statistics of a remote archive; None for a local file.
     pub(crate) remote_status: Option<Telling>,
-    /// Of a mount that follows.
+    /// Why new versions cannot be shown; None unless the mount is a replica (`follow=`).
     pub(crate) replica_failure: Option<ReplicaFailure>,
-    /// Told of work with files that came with requests.
+    /// Reports work on file descriptors that arrived with requests to the deadlock watchdog.
     pub(crate) foreign_files: ForeignFileUse,
 }
 
-/// What the answers are taken from.
+/// Handler of all control requests of one mount.
 pub(crate) struct ControlHandler {
     config: DaemonConfig,
     slot: ArchiveSlot,
@@ -52,9 +52,9 @@ pub(crate) struct ControlHandler {
     events: Mutex<Sender<MountEvent>>,
     locks: OperationLocks,
     mounted_at: i64,
-    /// The newest commit when the mount began.
+    /// Generation of the newest commit when the mount started.
     first_generation: u64,
-    /// What /proc says of this process, opened before the sandbox took /proc away.
+    /// `/proc/self/status`, opened before the sandbox took /proc away.
     own_status: Option<File>,
 }
 
@@ -86,11 +86,11 @@ impl ControlHandler {
 
     pub(crate) fn handle(&self, request: &Request, asking: Client) -> Response {
         let _at_work = asking.file.is_some().then(|| self.state.foreign_files.begin());
-        // Its file is to be closed before that ends.
+        // The client's file must be closed before the guard above is dropped.
         let client = asking;
         match request {
             Request::Status => {
-                // Without the slot: another process is asked.
+                // Runs without the slot's lock: the fetcher process is queried.
                 let remote = self.state.remote_status.as_ref().and_then(|status| status());
                 match self.slot.lock().as_ref() {
                     Some(archive) => Response::Status(Box::new(Status { remote, ..self.status(archive) })),
@@ -149,7 +149,7 @@ impl ControlHandler {
         }
     }
 
-    /// Without the slot, which the end of the mount takes, while `work` runs.
+    /// Runs `work` without holding the slot, which the shutdown takes.
     fn run(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
         let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
         match fs.map(|fs| work(&fs)) {
@@ -159,7 +159,7 @@ impl ControlHandler {
         }
     }
 
-    /// None once the archive is being closed.
+    /// Returns None once the archive is being closed.
     fn file_system(&self) -> Option<Arc<FileSystem>> {
         self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
     }
@@ -173,7 +173,7 @@ impl ControlHandler {
         }
     }
 
-    /// Nothing that asks the host: a mount whose host fails has to be found, and ended.
+    /// Never queries the host: the status of a mount must be available when its host hangs.
     fn status(&self, archive: &Archive) -> Status {
         let fs = archive.file_system();
         let usage = fs.usage();
@@ -225,7 +225,8 @@ fn closing_response() -> Response {
     Response::Failed { message: "the archive is being closed".into() }
 }
 
-/// Of this program alone: getrusage(2) would count the memory of the mounting command, which derived a key before it started the daemon.
+/// Reads the peak of this program alone. getrusage(2) would include the memory of the mount
+/// command, which derived a key before it executed the daemon.
 fn peak_resident_bytes(own_status: &File) -> u64 {
     let mut text = [0; 4096];
     let length = own_status.read_at(&mut text, 0).unwrap_or(0);

@@ -1,22 +1,28 @@
-//! Ends a daemon that waits for itself: its own thread asks the kernel for something below its own mount, and nobody is left to answer.
+//! Self-deadlock watchdog: aborts a daemon blocked on its own mount.
 //!
-//! Such a daemon cannot be killed by less than SIGKILL, and every umount(8) and sync(1) of the machine waits for it. It is not to happen:
-//! all that is needed later is held open before the mount is there, and what has to be looked up is looked up by the other process. This is
-//! for the rest, such as a file of the mount that somebody binds over the archive's own name.
+//! A thread of the daemon that asks the kernel for something below the daemon's own mount may leave
+//! no thread to answer. Only SIGKILL ends such a daemon, and every umount(8) and sync(1) of the
+//! machine waits for it. Normally this cannot happen: all files that are needed later are opened
+//! before the mount, and the mount helper does every other lookup. The watchdog covers the rest,
+//! such as a file of the mount that a user bind-mounts over the archive's own name.
 //!
-//! # What proves it
-//! A thread of this process that waits in the kernel's FUSE code for an answer waits for some FUSE connection. No thread of a mount's daemon
-//! has business with one, except with those on which its own files lie (the archive, what is remembered, the socket, the log, the program).
-//! So:
-//! 1  A thread that is in that wait at [`SAMPLES`] looks in a row, and did not run in between, waits for a connection that does not answer it.
-//! 2  At a moment when a connection has no request under way, nobody waits for that one. When that is so, at one of those looks, for each
-//!    connection that our files lie on, the thread does not wait there: it waits for us, or on a path that it has no business with.
-//! 3  A file that came with a request, such as a backup's, may lie on any connection, whose count is out of reach by then. So nothing is proved while
-//!    somebody works with one ([`ForeignFileUse`]).
+//! # Proof of a deadlock
+//! A thread of this process in the kernel's FUSE wait function waits for some FUSE connection.
+//! Threads of the daemon use none except the connections that hold its own files (archive, rollback
+//! state, socket, log, program). Therefore:
+//! 1  A thread that is in that wait in [`SAMPLES`] samples in a row, without running in between,
+//!    waits for a connection that does not answer it.
+//! 2  While a connection has no request in flight, no thread waits for it. If in one of those
+//!    samples this holds for every connection with files of the daemon, the thread waits for none
+//!    of them: it waits for this mount, or on a path that the daemon does not use.
+//! 3  A file that arrived with a request, such as a backup's, may lie on any connection, and its
+//!    request count is out of reach by then. So nothing is proved while such a file is in use
+//!    ([`ForeignFileUse`]).
 //!
-//! A host that hangs is therefore never taken for it, and one that is merely slow neither. Answering requests of our own process with an
-//! error at once would be quicker, but only while a loop is there to read them, and the ones that end in this state have none, or one that
-//! waits for a lock of the thread that asks. This thread takes no lock and opens no path but its process's own in /proc.
+//! A slow or hanging host is therefore never mistaken for a deadlock. Answering requests of this
+//! process with an error would detect it sooner, but needs an event loop that still reads; in the
+//! deadlocks seen there is none, or it waits for a lock of the blocked thread. The watchdog thread
+//! takes no lock and opens no path except its own process's files in /proc.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,32 +40,35 @@ use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, fstatfs, openat};
 
 use crate::shutdown::{MountControl, MountEvent, MountHandle};
 
-/// From one look to the next.
+/// Interval between samples.
 const PERIOD: Duration = Duration::from_secs(2);
-/// So many looks in a row.
+/// Consecutive samples that prove a deadlock.
 const SAMPLES: u32 = 4;
-/// The function that a thread sleeps in while it waits for a FUSE answer, and those that it may be a part of.
+/// Kernel function in which a thread waits for a FUSE reply, and the functions that it may be
+/// inlined into.
 const WAIT_FUNCTIONS: [&str; 4] =
     ["request_wait_answer", "__fuse_request_send", "__fuse_simple_request", "fuse_simple_request"];
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
-/// overlayfs and ecryptfs, which do not tell what lies below them.
+/// Magic numbers of overlayfs and ecryptfs, which hide the file system below them.
 const STACKED: [u64; 2] = [0x794c_7630, 0xf15f];
 
-/// What is looked at, held open.
+/// Descriptors and samples of the watchdog.
 pub(crate) struct DeadlockWatchdog {
     tasks: OwnedFd,
-    /// How many requests are under way on the connections that our own files lie on.
+    /// Files with the number of requests in flight, one for each FUSE connection that holds files
+    /// of the daemon.
     hosts: Vec<File>,
     foreign_files: ForeignFileUse,
     blocked: HashMap<String, BlockedThread>,
 }
 
-/// Counts those who work with files that came with requests.
+/// Number of operations in progress on files that arrived with requests.
 #[derive(Clone, Default)]
 pub(crate) struct ForeignFileUse(Arc<AtomicUsize>);
 
 impl ForeignFileUse {
-    /// Somebody does until the answer is dropped, which has to be after the file is closed: that asks its file system, too.
+    /// Counts an operation until the guard is dropped. Drop the guard after closing the file,
+    /// because the close is also a request to that file system.
     pub(crate) fn begin(&self) -> ForeignFileGuard {
         self.0.fetch_add(1, Ordering::SeqCst);
         ForeignFileGuard(self.clone())
@@ -70,7 +79,7 @@ impl ForeignFileUse {
     }
 }
 
-/// Work with a file that came with a request.
+/// Guard of one operation on a file that arrived with a request.
 pub(crate) struct ForeignFileGuard(ForeignFileUse);
 
 impl Drop for ForeignFileGuard {
@@ -80,18 +89,18 @@ impl Drop for ForeignFileGuard {
     }
 }
 
-/// A thread in that wait.
+/// Thread in the FUSE wait function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BlockedThread {
-    /// How often it was put to sleep: a number that stays says that it did not run.
+    /// Context switches so far; an unchanged number means that the thread did not run.
     switches: u64,
     samples: u32,
-    /// At one of them, no host had a request under way.
+    /// In at least one sample no host connection had a request in flight.
     hosts_idle: bool,
 }
 
 impl BlockedThread {
-    /// The same thread at another look.
+    /// Adds a sample of the same thread.
     fn observe(earlier: Option<&BlockedThread>, switches: u64, hosts_idle: bool) -> BlockedThread {
         match earlier {
             Some(earlier) if earlier.switches == switches => BlockedThread {
@@ -109,10 +118,12 @@ impl BlockedThread {
 }
 
 impl DeadlockWatchdog {
-    /// `files` are those on which this process depends. To be called before the mount is there.
+    /// Opens the files in /proc and /sys that sampling needs. `files` are the files that this
+    /// process depends on. Call it before the mount exists.
     ///
     /// # Errors
-    /// When /proc cannot be read, or what holds one of them does not tell whether it is an idle FUSE connection: nothing could be proved.
+    /// Fails if /proc cannot be read, or if the file system of one of the files does not reveal
+    /// whether it is an idle FUSE connection: nothing could be proved.
     pub(crate) fn prepare<'a>(
         files: impl IntoIterator<Item = std::os::fd::BorrowedFd<'a>>,
     ) -> io::Result<DeadlockWatchdog> {
@@ -125,7 +136,7 @@ impl DeadlockWatchdog {
                 return Err(io::ErrorKind::Unsupported.into());
             }
             if kind == FUSE_SUPER_MAGIC {
-                // As the kernel counts: a connection over a disk has a device of that kind.
+                // The kernel's numbering: a connection on top of a disk has a block device number.
                 let device = fstat(file)?.st_dev;
                 let number = major(device) << 20 | minor(device);
                 hosts.push(File::open(format!("/sys/fs/fuse/connections/{number}/waiting"))?);
@@ -134,20 +145,20 @@ impl DeadlockWatchdog {
         Ok(DeadlockWatchdog { tasks, hosts, foreign_files: ForeignFileUse::default(), blocked: HashMap::new() })
     }
 
-    /// The directory that has to stay within reach.
+    /// Directory in /proc that the sandbox must leave accessible.
     pub(crate) fn tasks(&self) -> &OwnedFd {
         &self.tasks
     }
 
-    /// Whom it is to be told of.
+    /// Returns the counter that requests with foreign files report to.
     pub(crate) fn foreign_files(&self) -> ForeignFileUse {
         self.foreign_files.clone()
     }
 
-    /// Looks until the process ends, or until it has to.
+    /// Starts the thread, which samples until the process ends or is deadlocked.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// Fails if the thread cannot be started.
     pub(crate) fn start(mut self, mount: Arc<MountHandle>, events: Sender<MountEvent>) -> io::Result<()> {
         let run = move || {
             while !self.check() {
@@ -157,10 +168,11 @@ impl DeadlockWatchdog {
                 "the daemon waited for itself: something of its own lies below its mount; the connection is aborted, and what the kernel had \
                  not handed over is lost"
             );
-            // Told before, so that the end is known to be ours.
+            // Sent before the abort, so that the end of the loops is attributed to it.
             let _ = events.send(MountEvent::Deadlocked);
             if let Err(error) = mount.abort() {
-                // All that is left: the connection ends with the process, and the archive is as after a power cut.
+                // Last resort: the connection ends with the process, and the archive is as after a
+                // power cut.
                 tracing::error!("the connection to the kernel cannot be aborted ({error}): the daemon ends");
                 std::process::abort();
             }
@@ -168,14 +180,14 @@ impl DeadlockWatchdog {
         thread::Builder::new().name("watch".into()).spawn(run).map(drop)
     }
 
-    /// Whether this process waits for itself.
+    /// Takes a sample and returns whether this process is deadlocked.
     fn check(&mut self) -> bool {
         let threads: Vec<(String, u64)> = self.blocked_threads().unwrap_or_default();
         if threads.is_empty() {
             self.blocked.clear();
             return false;
         }
-        // After the threads were seen waiting, so that their requests would be counted.
+        // Read after the threads were seen waiting, so that their requests are counted.
         let hosts_idle = self.hosts_idle();
         let seen = |(thread, switches): (String, u64)| {
             let thread_state = BlockedThread::observe(self.blocked.get(&thread), switches, hosts_idle);
@@ -185,17 +197,18 @@ impl DeadlockWatchdog {
         self.blocked.values().any(BlockedThread::is_deadlocked)
     }
 
-    /// Whether nobody waits for any connection but ours, as far as this process has business with others.
+    /// Returns whether no connection that this process may use has a request in flight, except its
+    /// own.
     fn hosts_idle(&self) -> bool {
         !self.foreign_files.is_active() && self.hosts.iter().all(is_idle)
     }
 
-    /// Threads of this process that wait for a FUSE answer, and how often they were put to sleep until now.
+    /// Returns the threads of this process that wait for a FUSE reply, with their context switches.
     fn blocked_threads(&self) -> io::Result<Vec<(String, u64)>> {
         let mut found = Vec::new();
         for entry in Dir::read_from(self.tasks.as_fd())? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            // One that ended meanwhile waits for nothing.
+            // The thread may have exited meanwhile.
             let Ok(function) = self.read_proc(&name, "wchan") else { continue };
             if WAIT_FUNCTIONS.contains(&function.trim())
                 && let Ok(status) = self.read_proc(&name, "status")
@@ -217,7 +230,7 @@ impl DeadlockWatchdog {
 
 fn is_idle(request_count: &File) -> bool {
     let mut text = [0; 32];
-    // A connection that is gone has nobody waiting, and reads as nothing.
+    // A closed connection has no waiting requests and reads as empty.
     request_count.read_at(&mut text, 0).is_ok_and(|length| matches!(text[..length].trim_ascii(), b"0" | b""))
 }
 

@@ -1,4 +1,5 @@
-//! Mounts lockbox archives through FUSE: the adapter between kernel requests and the file system, and the daemon.
+//! FUSE front end of lockbox: the adapter between kernel requests and the file system, and the
+//! mount daemon.
 
 pub mod adapter;
 mod backups;

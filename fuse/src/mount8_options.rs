@@ -1,9 +1,11 @@
-//! Finds the words `suid` and `dev` that mount(8) keeps to itself, and refuses them by name.
+//! Detects the options `suid` and `dev`, which mount(8) does not pass on, and rejects them by name.
 //!
-//! libmount hands a helper what differs from the kernel's defaults: of `-o suid,dev` nothing is left, unless `user` or `users` stand beside
-//! it. Ours are the other way round (nosuid, nodev), so the words would be lost in silence. They are read where mount(8) read them: in its
-//! command line, which is that of our parent, and in its table. That is enough to say so and not to rely on: what gives a mount such rights
-//! is written in our own words, `set-id` and `devices`, which mount(8) passes on.
+//! libmount passes a helper only the options that differ from the kernel's defaults: `-o suid,dev`
+//! disappears unless it is combined with `user` or `users`. Our defaults are the opposite (nosuid,
+//! nodev), so these options would be lost silently. They are read where mount(8) read them: in the
+//! command line of the parent process and in fstab. This is good enough for an error message, not
+//! for granting rights. The options that grant them are our own, `set-id` and `devices`, which
+//! mount(8) passes on.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -14,7 +16,8 @@ use nix::unistd::getppid;
 use crate::exit::Failure;
 use crate::options::MountOptions;
 
-/// What mount(8) was asked for in its command line, in words that it may keep to itself; nothing when another program called this one.
+/// Returns the options on the command line of mount(8), including those that it does not pass on;
+/// empty if another program is the parent.
 pub fn command_line_options() -> Vec<String> {
     let command_line = parent_command();
     let command_line: Vec<&[u8]> = command_line.split(|&byte| byte == 0).collect();
@@ -23,13 +26,15 @@ pub fn command_line_options() -> Vec<String> {
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// That of who called this program.
+/// Command line of the parent process.
 fn parent_command() -> Vec<u8> {
     std::fs::read(format!("/proc/{}/cmdline", getppid())).unwrap_or_default()
 }
 
+/// Rejects `suid` and `dev` that mount(8) swallowed.
+///
 /// # Errors
-/// Usage, with the word to write instead.
+/// Usage error that names the option to use instead.
 pub fn check(options: &MountOptions, archive: &Path, point: &Path) -> Result<(), Failure> {
     let command_line = parent_command();
     let command_line: Vec<&[u8]> = command_line.split(|&byte| byte == 0).collect();
@@ -50,14 +55,14 @@ pub fn check(options: &MountOptions, archive: &Path, point: &Path) -> Result<(),
     Ok(())
 }
 
-/// What mount(8) was asked for.
+/// Parsed command line of mount(8).
 struct MountCommand<'a> {
     lists: Vec<&'a [u8]>,
     table: Option<&'a Path>,
 }
 
 impl<'a> MountCommand<'a> {
-    /// None when the command is another one.
+    /// Returns None if the command is another program.
     fn parse(command_line: &[&'a [u8]]) -> Option<MountCommand<'a>> {
         let (program, arguments) = command_line.split_first()?;
         if program.rsplit(|&byte| byte == b'/').next() != Some(b"mount") {
@@ -74,7 +79,7 @@ impl<'a> MountCommand<'a> {
                     (_, Some(table)) => (b'T', Some(table)),
                     _ => continue,
                 },
-                // Letters without a value may stand before the one that has it.
+                // Flags without a value may precede the option letter in one argument.
                 [b'-', letters @ ..] => match letters.iter().position(|letter| b"oT".contains(letter)) {
                     Some(at) if at + 1 == letters.len() => (letters[at], arguments.next()),
                     Some(at) => (letters[at], Some(&letters[at + 1..])),
@@ -92,7 +97,7 @@ impl<'a> MountCommand<'a> {
     }
 }
 
-/// The options of the table's line for this mount.
+/// Returns the options field of the fstab line for this archive and mount point.
 fn fstab_options<'a>(table: &'a [u8], archive: &Path, point: &Path) -> Option<&'a [u8]> {
     table.split(|&byte| byte == b'\n').find_map(|line| {
         let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());

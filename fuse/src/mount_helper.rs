@@ -1,14 +1,18 @@
-//! A second process that unmounts, flushes and reads /proc for the daemon, which may not do so itself once it is in its sandbox.
+//! Mount helper: a second process that unmounts, flushes and reads /proc for the sandboxed daemon.
 //!
-//! It also is the one that looks below the mount: a daemon that does so waits for an answer of its
-//! own. It starts before the mount is there, which may hide its files (the program, its libraries,
-//! the log), knows the mount point and no secret, takes one byte per order on its standard input,
-//! which is a socket, and answers there with a line of JSON; the first order tells it the mount's
-//! numbers. It also answers and names the system calls that the daemon's filter refuses
-//! ([`crate::filter`]). Its standard output is a second socket, for questions about callers. It
-//! ends when the daemon does, however that ends: the sockets are closed then. A daemon that closed
-//! the archive says good-bye before; when it did not, as after SIGKILL, this process is the only
-//! one left to say so in the log.
+//! It is also the process that looks below the mount, where the daemon would wait for its own
+//! reply. It starts before the mount, which may hide its files (program, libraries, log). It knows
+//! the mount point and no secret.
+//!
+//! # Protocol
+//! - Standard input is a socket. An order is one byte, the reply a line of JSON. The first message
+//!   sets the mount's numbers.
+//! - Standard output is a second socket, for queries about processes ([`crate::process_info`]).
+//! - The helper receives the listener of the daemon's system call filter, and answers and logs the
+//!   refused calls ([`crate::filter`]).
+//! - It ends when the daemon closes the sockets, however the daemon ends. A daemon that closed the
+//!   archive says goodbye first. Without a goodbye, as after SIGKILL, the helper is the only
+//!   process left to log that the archive was not closed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,34 +33,34 @@ use crate::login;
 use crate::mount::{self, UnmountError};
 use crate::process_info::{self, ProcessInfoClient};
 
-/// The hidden argument that makes the program the unmounter.
+/// Hidden argument that runs the program as the mount helper.
 pub const ARGUMENT: &str = "--unmounter";
-/// The argument that says that the mount point goes with the mount.
+/// Argument that has the helper remove the mount point after the unmount.
 const REMOVE_POINT: &str = "made";
 
 const UNMOUNT: u8 = b'u';
 const DETACH: u8 = b'd';
 const FLUSH: u8 = b'f';
 const PROBE: u8 = b'l';
-/// Is answered with a byte, and a descriptor when there is a bus.
+/// Reply: a byte, with a descriptor if there is a bus.
 const CONNECT_BUS: u8 = b's';
-/// Is followed by a byte with the listener of the daemon's filter, and has no answer.
+/// Followed by a byte with the listener of the daemon's filter; no reply.
 const FILTER_LISTENER: u8 = b'r';
-/// Has no answer.
+/// No reply.
 const GOODBYE: u8 = b'g';
 
-/// What became of an attempt.
+/// Result of an unmount attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum UnmountOutcome {
-    /// Our mount is not there any more.
+    /// Our mount does not exist any more.
     Gone,
-    /// Somebody uses it, or mounted over it.
+    /// The mount is in use, or another mount covers it.
     Busy,
     Detached,
     Failed(String),
 }
 
-/// Unmounts the mount with these numbers, wherever it is by now; with `detach` also when it is
+/// Unmounts the mount with these numbers, at whatever path it is now; with `detach` also if it is
 /// busy.
 pub(crate) fn unmount(mount: Numbers, detach: bool) -> UnmountOutcome {
     let top = match find_topmost(mounts::table(), mount) {
@@ -83,38 +87,39 @@ impl From<UnmountError> for UnmountOutcome {
     }
 }
 
-/// Returns our mount with the path that it has by now when it is on top there, else the answer that
-/// is given without an attempt.
+/// Returns our mount with its current path if it is the topmost one there, else the outcome without
+/// an attempt.
 fn find_topmost(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, UnmountOutcome> {
-    // Nobody knows: who takes that for gone would leave an archive open that is believed to be closed.
+    // Unknown: if this counted as gone, an archive that is reported as closed would stay open.
     let table =
         table.map_err(|error| UnmountOutcome::Failed(format!("the table of mounts cannot be read: {error}")))?;
     match table.iter().find(|mounted| mounted.numbers() == mount) {
-        // What is mounted on its root has the same path.
+        // A mount on its root has the same path.
         Some(ours) if !table.iter().any(|other| other.parent == ours.id && other.point == ours.point) => {
             Ok(ours.clone())
         }
         None if !table.iter().any(|mounted| mounted.device == mount.device) => Err(UnmountOutcome::Gone),
-        // Mounted over, or only a bind of it is left: what is there is not ours to take away, and we are still served.
+        // The mount is covered, or only a bind mount of it is left: the topmost mount is not ours
+        // to remove, and ours is still served.
         _ => Err(UnmountOutcome::Busy),
     }
 }
 
-/// Makes the kernel write the dirty pages of the mount. Answers whether it is on top at its path.
+/// Makes the kernel write the dirty pages of the mount. Returns whether it is the topmost mount at
+/// its path.
 pub(crate) fn flush(mount: Numbers) -> bool {
     let Ok(root) = mount::open_root(mount) else { return false };
     flush_open(&root);
     true
 }
 
-/// Failures are not reported to the caller: as the daemon that has to write the data, the caller
-/// meets them itself.
+/// Errors are not reported: the caller is the daemon, which writes the data and meets them itself.
 #[expect(clippy::disallowed_methods, reason = "the mount of this daemon, not its host")]
 fn flush_open(root: impl AsFd) {
     let _ = rustix::io::retry_on_intr(|| rustix::fs::syncfs(&root));
 }
 
-/// Whether the mount is on top at its path and answers.
+/// Checks that the mount is the topmost one at its path and answers.
 fn probe(mount: Numbers) -> UnmountOutcome {
     match mount::held_root(mount).and_then(|root| root.mode()) {
         Ok(_) => UnmountOutcome::Busy,
@@ -123,16 +128,16 @@ fn probe(mount: Numbers) -> UnmountOutcome {
     }
 }
 
-/// The daemon's side.
+/// Daemon's side of the connection to the helper.
 pub(crate) struct MountHelper {
     child: Child,
-    /// None once there is nothing more to be ordered.
+    /// None once the helper was dismissed.
     orders: Option<BufReader<UnixStream>>,
 }
 
 impl MountHelper {
-    /// Returns when the process waits for orders and questions. `log` is where it says that the daemon is gone.
-    /// With `made` it removes the mount point once the archive is closed.
+    /// Starts the helper and returns when it is ready. `log` is where it logs a daemon that died.
+    /// With `remove_point` it removes the mount point once the archive is closed.
     pub(crate) fn start(
         point: &Path,
         remove_point: bool,
@@ -147,7 +152,7 @@ impl MountHelper {
             .arg(point)
             .arg(if remove_point { REMOVE_POINT } else { "" })
             .args(logging::to_argument(log))
-            // A terminal's interrupt is for the daemon alone.
+            // A terminal's interrupt is meant for the daemon alone.
             .process_group(0)
             .stdin(OwnedFd::from(their_orders))
             .stdout(OwnedFd::from(their_questions))
@@ -164,16 +169,16 @@ impl MountHelper {
         Ok((helper, ProcessInfoClient::new(questions)))
     }
 
-    /// Tells it of the mount. Before that there is nothing that it can do.
+    /// Tells the helper the numbers of the mount; it executes no order before that.
     pub(crate) fn set_mount(&mut self, mount: Numbers) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
     }
 
-    /// Whether the mount answers.
+    /// Checks that the mount answers.
     ///
     /// # Errors
-    /// What the kernel said instead, or that another mount is there.
+    /// The kernel's error, or that another mount is there.
     pub(crate) fn probe(&mut self) -> io::Result<()> {
         match self.ask(PROBE)? {
             UnmountOutcome::Busy => Ok(()),
@@ -189,23 +194,25 @@ impl MountHelper {
         }
     }
 
-    /// Makes the kernel write its dirty pages to the daemon. Answers whether the mount is on top at its point.
+    /// Makes the kernel write its dirty pages to the daemon. Returns whether the mount is the
+    /// topmost one at its point.
     ///
     /// # Errors
-    /// When the process is gone: then nothing is durable any more without fsync before the end.
+    /// Fails if the helper is gone: then data without fsync is not durable before the end of the
+    /// mount.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
     }
 
-    /// Has it connect to the bus of the system: the daemon's sandbox connects nowhere.
+    /// Connects to the system bus, which the daemon's sandbox does not allow.
     pub(crate) fn connect_bus(&mut self) -> io::Result<UnixStream> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
         (&mut &*orders).write_all(&[CONNECT_BUS])?;
         mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Sends the listener of the daemon's filter of system calls: refused calls are answered and
-    /// named there.
+    /// Sends the listener of the daemon's system call filter. The helper answers and logs refused
+    /// calls.
     pub(crate) fn send_filter_listener(&mut self, listener: &OwnedFd) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
         (&mut &*orders).write_all(&[FILTER_LISTENER])?;
@@ -226,29 +233,31 @@ impl MountHelper {
 impl Drop for MountHelper {
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
-            // When that process is gone nobody needs to know. One that was told of no mount takes this for its end.
+            // The helper may be gone already. A helper without a mount takes this for its end.
             let _ = orders.get_ref().write_all(&[GOODBYE]);
         }
         let _ = self.child.wait();
     }
 }
 
-/// The other process: serves orders until the daemon is gone.
+/// Runs the helper process: serves orders until the daemon is gone.
 pub fn run() -> io::Result<()> {
-    // A supervisor that stops the whole group means the daemon, which still needs this process then.
+    // A supervisor that stops the whole group means the daemon, which still needs this process
+    // then.
     SigSet::all().thread_block()?;
     let mut arguments = std::env::args_os().skip(2);
     let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let remove_point = arguments.next().is_some_and(|word| word == REMOVE_POINT);
     let log = arguments.next().map(PathBuf::from);
-    // While nothing is mounted on it.
+    // Opened while nothing is mounted on it.
     let remove_point = remove_point.then(|| Made::of(&point)).transpose()?;
-    // Opened while it is there: the mount may hide it.
+    // Opened now, because the mount may hide it.
     logging::start(&logging::from_argument(log.as_deref()), false)
         .map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    // Not waited for: it ends with this process, and without it the daemon is answered that nothing is known.
+    // Not joined: it ends with this process, and without it the daemon's queries are answered as
+    // unknown.
     thread::Builder::new().name("callers".into()).spawn(move || process_info::serve(questions))?;
     orders.write_all(b"ready\n")?;
     let (mut id, mut device) = ([0; 8], [0; 8]);
@@ -274,11 +283,11 @@ pub fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// How the daemon went.
+/// How the daemon ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerExit {
     Orderly,
-    /// Without a word.
+    /// Without a goodbye.
     Lost,
 }
 
@@ -293,7 +302,7 @@ fn serve_orders(orders: &mut UnixStream, mut execute: impl FnMut(u8) -> UnmountO
                 }
             }
             Ok(1) if order[0] == FILTER_LISTENER => filter::log_refusals(orders, "daemon"),
-            // It may die before it takes the answer.
+            // The daemon may die before it reads the reply.
             Ok(1) if send_outcome(orders, &execute(order[0])).is_ok() => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             _ => return PeerExit::Lost,

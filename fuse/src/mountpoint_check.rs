@@ -1,7 +1,8 @@
-//! Refuses a mount point whose mount would hide what the daemon works with.
+//! Rejects mount points that would hide files of the daemon.
 //!
-//! The daemon itself holds all of that open and goes on. But nobody else finds it any more: the archive, to copy it; the log; the socket by
-//! which `lockbox umount` asks; what is remembered against older copies. So the user has to want it.
+//! The daemon holds all of these files open and would continue. Other programs would no longer find
+//! them: the archive (to copy it), the log, the control socket of `lockbox umount`, and the
+//! rollback state. Therefore the user must ask for it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +12,13 @@ use lockbox_host::located::real_path;
 use crate::exit::{Failure, MountProgram};
 use crate::options::MountOptions;
 
-/// What a daemon cannot do without, and opens by path: nothing may be mounted over it.
+/// Paths that the daemon opens later and that no mount may cover.
 const SYSTEM_PATHS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
+/// Checks that a mount on `point`, a path without links, hides no file of the daemon.
+///
 /// # Errors
-/// Names what `point`, a path without links, contains.
+/// Names the file that the mount would hide.
 pub fn check(point: &Path, archive: &Path, options: &MountOptions) -> Result<(), Failure> {
     if let Some(system) = SYSTEM_PATHS.iter().find(|path| Path::new(path).starts_with(point)) {
         return Err(Failure::mount(format!("nothing can be mounted at {}: it holds {system}", point.display())));
@@ -43,7 +46,7 @@ pub fn check(point: &Path, archive: &Path, options: &MountOptions) -> Result<(),
     Ok(())
 }
 
-/// The path without links, as far as it is there.
+/// Resolves the links of the longest existing ancestor of `path`.
 fn resolve_existing(path: &Path) -> PathBuf {
     for there in path.ancestors() {
         if let Ok(found) = real_path(there) {

@@ -1,9 +1,13 @@
-//! Waits for whoever still has the archive for a moment, such as the daemon of the mount that was just taken away.
+//! Waits for the previous daemon to release the archive lock.
 //!
-//! The lock is tried again and again: a thread that waits in the kernel for it could not be called back, and would go on holding the file
-//! and taking the lock while the daemon opens the archive. What bounds the wait is who holds the
-//! archive. A daemon that serves a mount is not waited for; one that says that it closes the archive gets the time that this takes; anybody
-//! else gets a moment, because a command that was just begun would take longer than somebody at a prompt waits.
+//! The lock is polled: a thread that blocks on it in the kernel could not be cancelled, and would
+//! hold the file and take the lock while the daemon opens the archive. The wait depends on the
+//! holder:
+//!
+//! - A daemon that serves a mount is not awaited.
+//! - A daemon that reports that it is closing the archive gets the time that closing takes.
+//! - Any other holder gets a few seconds: a command that just started runs longer than a user waits
+//!   at a prompt.
 
 use std::path::Path;
 use std::thread;
@@ -18,18 +22,18 @@ use lockbox_host::{IN_USE, shown};
 use crate::exit::Failure;
 
 const SHORT_WAIT: Duration = Duration::from_secs(3);
-/// Committing what is left takes seconds, erasing what was deleted may take more.
+/// Limit for a closing daemon: the last commit takes seconds, erasing deleted data may take more.
 const CLOSING_WAIT: Duration = Duration::from_secs(30);
-/// From one look to the next.
+/// Polling interval.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Returns when nobody holds the archive any more, or has held it for so long that opening it may as well say who. `say` tells the user
-/// that there is something to wait for.
+/// Returns when the archive is free, or after the limit; opening it then reports the holder. Before
+/// it waits it calls `print_message`.
 ///
 /// # Errors
-/// When a daemon of this user has the archive mounted.
+/// Fails if a daemon of this user has the archive mounted.
 pub fn wait_until_free(archive: &Path, read_only: bool, print_message: impl Fn(&str)) -> Result<(), Failure> {
-    // What keeps it from being tried is for the opening to say.
+    // An error of the check is reported when the archive is opened.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
     wait_with(&|| holder(archive), &mut free, print_message)
 }
@@ -51,19 +55,21 @@ fn wait_with(
     } else if matches!(found, Holder::Nobody) {
         return Ok(());
     }
-    // The next daemon needs the place of the former one's socket; between its lock and that a daemon has next to nothing to do.
+    // The next daemon reuses the previous one's socket path; after releasing the lock a daemon
+    // removes the socket almost at once.
     poll_until(SHORT_WAIT, &mut || !matches!(holder(), Holder::Closes));
     Ok(())
 }
 
-/// Waits until the archive is free, a moment in any case, and longer when the holder says then that it closes it.
+/// Waits until the archive is free: up to `moment`, and up to `closing` if the holder then reports
+/// that it is closing the archive.
 fn wait_free(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
     if !poll_until(moment, free) && closes() {
         poll_until(closing, free);
     }
 }
 
-/// Looks until it is so, or the time is over; whether it is.
+/// Polls `condition` until it holds or `limit` has passed, and returns whether it holds.
 fn poll_until(limit: Duration, condition: &mut dyn FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -77,12 +83,12 @@ fn poll_until(limit: Duration, condition: &mut dyn FnMut() -> bool) -> bool {
     }
 }
 
-/// A daemon goes on saying that it serves until it learns that its mount is gone.
+/// Checks the mount table: a daemon reports that it serves until it notices that its mount is gone.
 fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
     daemons::mount_of(status, table).is_some()
 }
 
-/// The failure to report when a daemon of this user serves the archive.
+/// Returns the failure to report if a daemon of this user serves the archive.
 pub fn holder_failure(archive: &Path) -> Option<Failure> {
     match holder(archive) {
         Holder::Serves(status) => Some(in_use_failure(&status)),

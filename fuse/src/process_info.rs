@@ -1,7 +1,10 @@
-//! What /proc says of the processes behind requests, read by the process outside of the sandbox.
+//! Groups and capabilities of the processes that make requests, read from /proc by the mount
+//! helper.
 //!
-//! The sandbox leaves nothing of what /proc has of others, since that shows root the memory of the whole machine. So the second process is
-//! asked, over a connection of its own: a flush keeps the other one busy for as long as the event loops need to take pages, and they ask here.
+//! The sandbox removes /proc of other processes, because root could read the memory of the whole
+//! machine there. The mount helper is queried over a separate connection: a flush occupies its
+//! order connection for as long as the event loops accept pages, and the event loops make these
+//! queries.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -9,12 +12,12 @@ use std::os::unix::net::UnixStream;
 
 use parking_lot::Mutex;
 
-/// More than the lines that are passed on: 65,536 groups of up to ten digits.
+/// Upper bound of the forwarded lines: 65,536 groups of up to ten digits.
 const MAX_STATUS: u32 = 1 << 20;
-/// The lines of /proc/PID/status that somebody asks for.
+/// Lines of /proc/PID/status that are forwarded.
 const LINES: [&str; 2] = ["Groups:", "CapEff:"];
 
-/// Where to ask.
+/// Connection to the process that reads /proc.
 pub struct ProcessInfoClient(Mutex<UnixStream>);
 
 impl ProcessInfoClient {
@@ -22,13 +25,13 @@ impl ProcessInfoClient {
         ProcessInfoClient(Mutex::new(connection))
     }
 
-    /// What is known of a thread; nothing when /proc or the other process does not say.
+    /// Returns groups and capabilities of a thread; empty if /proc or the helper does not answer.
     pub(crate) fn status(&self, thread: u32) -> ProcessStatus {
         request_status(&mut self.0.lock(), thread).unwrap_or_default()
     }
 }
 
-/// The parts of /proc/PID/status that matter here.
+/// Selected lines of /proc/PID/status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStatus(String);
 
@@ -46,12 +49,12 @@ impl ProcessStatus {
         self.0.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
     }
 
-    /// Supplementary groups.
+    /// Returns the supplementary groups.
     pub(crate) fn groups(&self) -> impl Iterator<Item = u32> {
         self.field(LINES[0]).split_whitespace().filter_map(|group| group.parse().ok())
     }
 
-    /// Whether the capability with this number of linux/capability.h is in effect.
+    /// Returns whether a capability, by its number in linux/capability.h, is effective.
     pub(crate) fn has(&self, capability: u32) -> bool {
         u64::from_str_radix(self.field(LINES[1]), 16).unwrap_or(0) >> capability & 1 == 1
     }
@@ -70,7 +73,7 @@ fn request_status(connection: &mut UnixStream, thread: u32) -> io::Result<Proces
     String::from_utf8(text).map(ProcessStatus).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Answers until the other side is gone.
+/// Answers queries until the peer closes the connection.
 pub(crate) fn serve(mut connection: UnixStream) -> io::Result<()> {
     let mut thread = [0; 4];
     loop {

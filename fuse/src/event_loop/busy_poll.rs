@@ -1,9 +1,10 @@
-//! Looks at the queue for a moment instead of sleeping there at once.
+//! Polls the request queue briefly before a loop sleeps there.
 //!
-//! A processor without work halts, and waking it takes 25 us and more in a virtual machine: as long as answering a small
-//! request. A program that makes one call after the other makes the next one sooner than that, so who looks for it finds it.
-//! Looking costs the processor's time, which is somebody else's when there is other work: so it gives way at each look, ends
-//! when giving way took long, and is left off for a while then, as after moments without a request.
+//! An idle processor halts, and waking it takes 25 us and more in a virtual machine: as long as
+//! serving a small request. A program that makes one call after the other sends the next one sooner
+//! than that, so polling finds it. Polling costs processor time that other threads may need. So it
+//! yields at each iteration, stops when a yield took long, and then backs off for a while, as it
+//! does after polls that found no request.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -11,42 +12,44 @@ use std::time::{Duration, Instant};
 
 use super::queue::RequestQueue;
 
-/// Longer than most programs take between two calls, and than it takes to wake.
+/// Polling time: longer than most programs take between two calls, and than a wake-up takes.
 const POLL_TIME: Duration = Duration::from_micros(50);
 
-/// Who only runs for a moment (an interrupt, a thread of the kernel, the program that the reply woke) gives the processor back
-/// sooner than this; who computes keeps it for its slice of some milliseconds.
+/// Yields that take less than this were short interruptions (an interrupt, a kernel thread, the
+/// program that the reply woke); a thread that computes keeps the processor for its time slice of
+/// some milliseconds.
 const SLICE_TIME: Duration = Duration::from_micros(500);
 
-/// How long nobody looks after somebody took a slice. It doubles when the processor is found wanted again soon after, so that looking costs
-/// about a hundredth of the time on a busy machine.
+/// Back-off after a yield took a time slice. It doubles if the processor is busy again soon after,
+/// so that polling costs about one percent on a busy machine.
 const CROWDED: Duration = Duration::from_millis(100);
 const LONGEST_CROWDED: Duration = Duration::from_millis(400);
 
-/// Of so many turns in a row at most that find nothing, one looks.
+/// Maximum number of turns without polling after polls that found no request.
 const MAX_SKIPS: u32 = 64;
 
-/// When the next request came.
+/// When the next request arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arrival {
-    /// It was waiting already.
+    /// A request was already queued.
     Queued,
     Polled,
     NoRequest,
 }
 
-/// What the loops of a connection have found so far. It decides about time only, so nothing depends on who sees which value.
+/// Polling state shared by the loops of a connection. It affects timing only, so relaxed atomics
+/// suffice.
 pub(super) struct BusyPoll {
     began: Instant,
-    /// Microseconds after `began`.
+    /// End of the back-off, in microseconds after `began`.
     crowded_until: AtomicU64,
-    /// How long the last crowded time was, in microseconds.
+    /// Length of the last back-off, in microseconds.
     crowded: AtomicU64,
-    /// Turns that do not look.
+    /// Turns left without polling.
     skips: AtomicU32,
-    /// Turns to leave off after the next moment without a request.
+    /// Turns to skip after the next poll without a request.
     next: AtomicU32,
-    /// Alone on one processor, looking would keep the others from making a request.
+    /// With a single processor, polling would keep other programs from making a request.
     is_single_cpu: bool,
 }
 
@@ -62,7 +65,7 @@ impl BusyPoll {
         }
     }
 
-    /// Looks for a moment, or once only.
+    /// Polls for [`POLL_TIME`], or checks the queue once if polling is suspended.
     pub(super) fn poll(&self, queue: &dyn RequestQueue) -> Arrival {
         self.poll_with(queue, || self.began.elapsed(), thread::yield_now)
     }
@@ -85,7 +88,8 @@ impl BusyPoll {
             yield_now();
             let time = now();
             let found = queue.has_request();
-            // A clock that steps back does not tell how long it took, and may be long in coming to the end of the moment.
+            // If the clock stepped back, the duration is unknown and the end of the polling time
+            // may be far away.
             let took = time.checked_sub(last);
             if took.is_none_or(|took| took >= SLICE_TIME) {
                 if took.is_some() {
@@ -105,7 +109,7 @@ impl BusyPoll {
         Arrival::NoRequest
     }
 
-    /// Somebody took a slice.
+    /// Suspends polling after a yield took a time slice.
     fn back_off(&self, now: Duration) {
         let (until, last) = (self.crowded_until.load(Relaxed), self.crowded.load(Relaxed));
         let again = micros(now).saturating_sub(until) < last;

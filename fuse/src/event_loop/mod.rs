@@ -1,22 +1,26 @@
-//! Keeps one event loop at the kernel's queue while requests are short, and lets others join when they are not.
+//! Scheduler of the event loops: one loop reads the kernel's queue while requests are short, and
+//! more loops join for long ones.
 //!
-//! The kernel wakes the loop that has waited longest, so two loops at the queue take turns: each request finds a thread
-//! that slept, on the other processor. One loop alone created twice as many small files a second here. But one loop alone
-//! would let everybody wait for an fsync. So a loop whose request is answered stays away while another one waits at the
-//! queue, and comes back when that one gets something long to do or finds request after request waiting.
+//! The kernel wakes the loop that has waited longest, so two waiting loops alternate: each request
+//! wakes a sleeping thread on another processor. A single loop created twice as many small files
+//! per second here. But with a single loop every request would wait for an fsync. So a loop that
+//! has replied parks while another loop waits at the queue. It returns when that loop starts long
+//! work, or finds request after request already queued.
 //!
 //! # Rules
-//! 1  A loop stays away only after its reply was sent, and holds no lock then.
-//! 2  Before long work, a loop that leaves the queue empty of loops calls another one.
-//! 3  Nobody stays away for longer than [`PARK_TIME`] without being called, so work that turned out long without being announced
-//!    holds others up for a moment only, and the end of the connection is noticed.
-//! 4  While long work is under way, every request may have to wait for it (a commit holds the writers' lock for a while), so a
-//!    loop that takes one then calls another, as if its own were long.
-//! 5  A loop that goes back to the queue looks at it for a moment before it sleeps there ([`linger`]): only while that finds
-//!    requests, and only while nobody else wants the processor.
+//! 1  A loop parks only after its reply was sent, and holds no lock then.
+//! 2  Before long work, a loop that leaves no loop at the queue wakes a parked one.
+//! 3  No loop is parked for longer than [`PARK_TIME`]. So unannounced long work delays other
+//!    requests only briefly, and the end of the connection is noticed.
+//! 4  While long work is in progress, any request may have to wait for it (a commit holds the
+//!    writers' lock for a while), so a loop that takes a request then wakes another, as if its own
+//!    were long.
+//! 5  A loop that returns to the queue polls it briefly before it sleeps there ([`busy_poll`]):
+//!    only while polling finds requests, and only while no other thread needs the processor.
 //!
-//! From 1 and 2 follows that no call is lost: who stays away and who calls decide under one lock, a call is a count and not
-//! only a signal, and whoever comes back takes one call at most, also when its time is up just then.
+//! From 1 and 2 it follows that no wake-up is lost. Parking and waking happen under one lock, a
+//! wake-up is a count and not only a signal, and a returning loop consumes at most one wake-up,
+//! even if its time-out expires at the same moment.
 
 mod busy_poll;
 mod queue;
@@ -29,16 +33,18 @@ use parking_lot::{Condvar, Mutex};
 use self::busy_poll::{Arrival, BusyPoll};
 pub use self::queue::RequestQueue;
 
-/// How long a loop stays away at most: an unmount waits for it, and 50 wake-ups a second cost nothing under load.
+/// Maximum park time: an unmount waits for it, and 50 wake-ups a second are negligible under load.
 const PARK_TIME: Duration = Duration::from_millis(20);
 
-/// So many waiting requests in a row make a second loop worth waking, which costs about as much as they do.
+/// Consecutive queued requests that justify waking a second loop, which costs about as much as
+/// serving them.
 const BUSY_STREAK: u32 = 4;
 
-/// Requests of at least this many bytes count as long: sealing or opening them takes more than waking a thread.
+/// Requests of at least this many bytes count as long: sealing or opening them costs more than
+/// waking a thread.
 pub const LONG_BYTES: usize = 64 << 10;
 
-/// The event loops of one connection.
+/// Scheduler of the event loops of one connection.
 pub struct LoopScheduler {
     queue: Box<dyn RequestQueue>,
     busy_poll: BusyPoll,
@@ -48,38 +54,38 @@ pub struct LoopScheduler {
 
 #[derive(Default)]
 struct LoopCounts {
-    /// Loops that are at work.
+    /// Loops that serve a request.
     working: usize,
-    /// Loops that stay away.
+    /// Loops that are parked.
     parked: usize,
-    /// Of these, how many have been called and are not back yet.
+    /// Parked loops that were woken and have not returned yet.
     called: usize,
-    /// Requests under way that were announced as long.
+    /// Requests in flight that were announced as long.
     long: usize,
     loops: usize,
 }
 
 impl LoopCounts {
-    /// Loops at the queue, or on their way there. One that has not started or has ended counts as if it were: others then stay away,
-    /// for [`PARK_TIME`] at most.
+    /// Loops at the queue or returning to it. A loop that has not started or has ended is counted
+    /// too; other loops then park for [`PARK_TIME`] at most.
     fn at_queue(&self) -> usize {
         (self.loops + self.called).saturating_sub(self.working + self.parked)
     }
 }
 
 thread_local! {
-    /// How many requests in a row this loop found waiting when it came back to the queue.
+    /// Requests in a row that this loop found already queued.
     static QUEUED_STREAK: Cell<u32> = const { Cell::new(0) };
 }
 
-/// One request; ends when it is dropped, which has to be after its reply.
+/// Request in flight until it is dropped; drop it after the reply.
 pub struct InFlight<'a> {
     scheduler: &'a LoopScheduler,
     long: Cell<bool>,
 }
 
 impl LoopScheduler {
-    /// For `loops` event loops that read from `queue`.
+    /// Creates the scheduler for `loops` event loops that read from `queue`.
     pub fn new(loops: usize, queue: impl RequestQueue + 'static) -> LoopScheduler {
         LoopScheduler {
             queue: Box::new(queue),
@@ -89,7 +95,7 @@ impl LoopScheduler {
         }
     }
 
-    /// A request came in.
+    /// Starts a request.
     pub fn begin(&self) -> InFlight<'_> {
         let mut state = self.state.lock();
         state.working += 1;
@@ -99,7 +105,7 @@ impl LoopScheduler {
         InFlight { scheduler: self, long: Cell::new(false) }
     }
 
-    /// Long work on a thread that is no event loop, until the answer is dropped.
+    /// Announces long work on a thread that is not an event loop, until the guard is dropped.
     pub fn begin_long_work(&self) -> LongWork<'_> {
         self.state.lock().long += 1;
         LongWork(self)
@@ -113,7 +119,7 @@ impl LoopScheduler {
     }
 }
 
-/// Long work that takes no event loop.
+/// Guard of long work outside the event loops.
 pub struct LongWork<'a>(&'a LoopScheduler);
 
 impl Drop for LongWork<'_> {
@@ -123,7 +129,7 @@ impl Drop for LongWork<'_> {
 }
 
 impl InFlight<'_> {
-    /// What follows takes long, or waits for something.
+    /// Announces that the rest of the request takes long or blocks.
     pub fn long(&self) {
         let mut state = self.scheduler.state.lock();
         if !self.long.replace(true) {
@@ -141,7 +147,7 @@ impl Drop for InFlight<'_> {
         if self.long.get() {
             state.long -= 1;
         }
-        // This one counts as being there already; the others are what matters.
+        // This loop already counts as being at the queue; park only if there is another.
         if state.at_queue() > 1 {
             state.parked += 1;
             let until = Instant::now() + PARK_TIME;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Longer than any machine takes: a request that is never answered fails its test by name.
+/// Longer than any machine needs: a request that is never answered fails its test by name.
 const FOR_EVER: Duration = Duration::from_secs(120);
 
 /// A request of a test.
@@ -17,7 +17,7 @@ enum Request {
     Short,
     /// Announced as long; waits until the gate opens.
     Long(Arc<Gate>),
-    /// Waits as well, but nobody said so.
+    /// Blocks as well, but is not announced.
     Unannounced(Arc<Gate>),
     /// Takes so many rounds of nothing, announced when there are many.
     Work(u32),
@@ -100,7 +100,7 @@ impl Loops {
         Loops { queue, scheduler, threads }
     }
 
-    /// Ends all loops, which proves that all of them come back, and looks at what is left.
+    /// Ends all loops, which proves that all of them return, and checks that nothing is left.
     fn end(self) {
         let ends: Vec<_> = self.threads.iter().map(|_| self.queue.put(Request::End)).collect();
         ends.iter().for_each(|end| end.wait());
@@ -113,7 +113,7 @@ impl Loops {
         assert_eq!((state.working, state.parked, state.called, state.long), (0, 0, 0, 0));
     }
 
-    /// Waits until all loops but one stay away, which is where short requests lead.
+    /// Waits until all loops but one are parked, which is where short requests lead.
     #[track_caller]
     fn settle(&self) {
         let until = Instant::now() + FOR_EVER;
@@ -171,7 +171,7 @@ fn serve(queue: &Requests, scheduler: &LoopScheduler) {
 #[test]
 fn short_requests_leave_one_loop_at_the_queue() {
     let loops = Loops::start(4);
-    // Returns only when three of four stay away.
+    // Returns only when three of four are parked.
     loops.settle();
     loops.end();
 }
@@ -181,7 +181,7 @@ fn long_work_calls_another_loop_until_all_are_busy() {
     let loops = Loops::start(4);
     let gate = Arc::new(Gate::default());
     for _ in 0..3 {
-        // Somebody is at the queue, whatever the others wait for.
+        // One loop is at the queue, whatever the others wait for.
         loops.queue.put(Request::Short).wait();
         loops.queue.put(Request::Long(gate.clone()));
     }
@@ -200,7 +200,7 @@ fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
         for gate in &gates {
             loops.queue.put(Request::Unannounced(gate.clone()));
         }
-        // Nobody was called: whoever answers this came back by itself.
+        // No loop was woken: the loop that answers this returned by itself.
         loops.queue.put(Request::Short).wait();
         gates.iter().for_each(|gate| gate.open());
     }
@@ -212,11 +212,11 @@ fn beside_long_work_every_request_calls_another_loop() {
     let scheduler = LoopScheduler::new(3, Arc::<Requests>::default());
     let long = scheduler.begin();
     long.long();
-    // One loop at work, one away, one that takes the next request: as after calm times.
+    // One loop serves, one is parked, one takes the next request: as after a quiet period.
     scheduler.state.lock().parked = 1;
     let second = scheduler.begin();
     assert_eq!(scheduler.state.lock().called, 1);
-    // Whoever was called is on the way: one is enough.
+    // A woken loop is already returning: one is enough.
     second.long();
     assert_eq!(scheduler.state.lock().called, 1);
     assert_eq!(scheduler.state.lock().long, 2);

@@ -1,12 +1,16 @@
-//! The end of a mount has one owner, [`Shutdown`]: whoever or whatever ends it, and wherever its start failed, it goes the same way.
+//! Shutdown of a mount. [`Shutdown`] is its only owner: every cause of an end, and every failed
+//! start, takes the same path.
 //!
 //! # Order
-//! 1  The mount is taken away, which makes the kernel write its pages to us. A busy one stays (the answer to a polite stop), or is detached
-//!    and served until its last user is gone or the deadline passes; then its users are cut off, after the kernel handed over what it caches.
-//! 2  The event loops have ended: no request is under way any more.
-//! 3  The archive is closed. While it is not certain that the loops have ended, it is only made durable: no closed record may be followed.
-//! 4  The process that unmounts is told so, which is what dropping the owner does. Until then it would say in the log that the archive was
-//!    not closed.
+//! 1  The mount is removed, which makes the kernel write its pages to us. A busy mount stays (the
+//!    reply to a polite stop), or is detached and served until its last user is gone or the
+//!    deadline passes. At the deadline the kernel writes back what it caches, and the connection is
+//!    aborted.
+//! 2  The event loops have ended: no request is in flight any more.
+//! 3  The archive is closed. If it is not certain that the loops have ended, it is only made
+//!    durable, because nothing may follow a close record.
+//! 4  The mount helper is dismissed, by dropping the owner. Before that, the helper would log that
+//!    the archive was not closed.
 
 mod event;
 mod mount_handle;
@@ -29,38 +33,41 @@ use crate::mount_helper::UnmountOutcome;
 pub(crate) use event::{MountEvent, SuspendReply};
 pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};
 
-/// What those who are cut off have written gets this long to arrive: some tens of MiB that the kernel holds at most, page by page.
+/// Time for the writeback before a forced end: the kernel holds some tens of MiB at most, and sends
+/// them page by page.
 const WRITEBACK_TIME: Duration = Duration::from_secs(10);
 
-/// How long the event loops of a mount that failed to start may take to end.
+/// Time for the event loops of a mount that failed to start to end.
 const LOOPS_END_TIME: Duration = Duration::from_secs(2);
 
-/// Why the kernel refuses to unmount, as far as a daemon knows.
+/// Reason that is reported when the kernel refuses to unmount.
 const BUSY: &str = "something below it is open, is a program's working directory, or is mounted over or below it";
 
-/// Reason for which a mount stays when its archive has no name any more.
+/// Reason that is reported when the archive's file has no name any more.
 const LAST_COPY: &str = "the archive's file was removed or replaced, and only this mount still has its content: copy the files \
      out of it, then use 'lockbox umount --abandon'";
 
-/// The archive until the end of its mount takes it.
+/// The archive, until the shutdown takes it.
 pub(crate) type ArchiveSlot = Arc<Mutex<Option<Archive>>>;
 
-/// Owns the end of a mount, from before there is one.
+/// Owner of a mount's shutdown, from before the mount exists.
 pub(crate) struct Shutdown {
     slot: ArchiveSlot,
     inbox: Receiver<MountEvent>,
-    /// None before there is a mount.
+    /// None before the mount exists.
     mount: Option<Arc<MountHandle>>,
-    /// Event loops were started: the archive is theirs until they have ended.
+    /// Event loops were started and use the archive until they have ended.
     loops_started: bool,
     remote: Option<RemoteShutdown>,
 }
 
-/// The end of a mount whose archive is at an address.
+/// Shutdown hooks of a remote archive.
 pub(crate) struct RemoteShutdown {
-    /// Before the archive is closed: nobody is left who waits for the store's word, and what it does not take is kept on this machine.
+    /// Called before the archive is closed: no caller waits for the store any more, and data that
+    /// it does not accept is kept on this machine.
     pub(crate) stop_waiting: elsewhere::Leaving,
-    /// Ends the process that writes there, once the archive is closed: who is told that the mount has ended finds nobody there.
+    /// Ends the fetcher process once the archive is closed, before the end of the mount is
+    /// reported.
     pub(crate) stop_fetcher: elsewhere::Ending,
 }
 
@@ -69,18 +76,18 @@ impl Shutdown {
         Shutdown { slot, inbox, mount: None, loops_started: false, remote }
     }
 
-    /// From now on there is a mount.
     pub(crate) fn set_mount(&mut self, mount: Arc<MountHandle>) {
         self.mount = Some(mount);
     }
 
-    /// From now on event loops use the archive.
+    /// Records that event loops use the archive from now on.
     pub(crate) fn set_loops_started(&mut self) {
         self.loops_started = true;
     }
 
-    /// Serves until the event loops have ended; after an order to stop, the mount's users are cut off when `timeout` has passed. What the daemon does by itself and
-    /// waits for a store with ends, too: nobody is left who is answered.
+    /// Serves until the event loops have ended. After a stop request the mount is ended by force
+    /// when `timeout` has passed. Background work stops waiting for a remote store too, because no
+    /// caller is left.
     pub(crate) fn wait(&self, timeout: Duration) -> ServeOutcome {
         let ending = match &self.mount {
             Some(mount) => {
@@ -94,15 +101,15 @@ impl Shutdown {
         ending
     }
 
-    /// Closes the archive of a mount that ended, and tells all who asked for the end how it went.
+    /// Closes the archive after the mount has ended, and reports the result to all stop requests.
     pub(crate) fn close(mut self, ending: ServeOutcome, mut server: control::Server) -> Result<(), Failure> {
-        // Those who hold up the machine's sleep are released when the archive is closed.
+        // Suspend delays are released when the archive is closed.
         let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping } = ending;
         let closed = self.close_archive(!aborted);
-        // Before the answer, so that who waited for it can mount again at once.
+        // Before the replies, so that a client can mount again at once.
         server.close();
-        // Some may have asked after the event loops had ended. A request that is under way still and asks from now on is refused by `ControlHandler`:
-        // nobody would take its event.
+        // Stop requests may have arrived after the event loops ended. `ControlHandler` rejects
+        // requests that are still in flight and send an event from now on: no receiver is left.
         let inbox = std::mem::replace(&mut self.inbox, mpsc::channel().1);
         let late = inbox.try_iter().filter_map(|event| match event {
             MountEvent::Stop { answer, .. } => Some(answer),
@@ -112,7 +119,7 @@ impl Shutdown {
             let _ = asked.send(match &closed {
                 Ok(0) => Response::Done,
                 Ok(bytes) => Response::Unsent { bytes: *bytes },
-                // The loss is what was asked for.
+                // The user accepted the loss (`--abandon`).
                 Err(_) if abandoned => Response::Done,
                 Err(failure) => Response::Failed { message: failure.message.clone() },
             });
@@ -122,34 +129,38 @@ impl Shutdown {
         closed.map(drop)
     }
 
-    /// Ends a mount that failed to start, however far that came. The answer is `failure`, unless the archive could not be closed either.
+    /// Ends a mount that failed to start, at any stage. Returns `failure`, unless closing the
+    /// archive also failed.
     pub(crate) fn abandon(self, failure: Failure) -> Result<(), Failure> {
         if let Some(mount) = &self.mount {
             mount.unmount(true);
-            // Without the kernel's file for it the connection ends with this process.
+            // If the kernel's abort file could not be opened, the connection ends with this
+            // process.
             let _ = force_end(&**mount);
         }
         self.close_archive(!self.loops_started || self.wait_for_loops()).and(Err(failure))
     }
 
-    /// Returns whether the archive's file has no name any more: its content is lost when this mount
-    /// ends.
+    /// Returns whether the archive's file has no name any more, so that its content is lost with
+    /// this mount.
     fn is_last_copy(&self) -> bool {
         self.slot.lock().as_ref().is_some_and(Archive::is_nameless)
     }
 
-    /// Nobody is left who waits for a store's word.
+    /// Ends all waits for a remote store: no caller is left.
     fn stop_waiting(&self) {
         if let Some(remote) = &self.remote {
             (remote.stop_waiting)();
         }
     }
 
-    /// With a closed record once no event loop can change the archive any more, as none may follow that. Gives the bytes that this machine keeps because the store of an
-    /// archive at an address did not take them.
+    /// Closes the archive, with a close record only if no event loop can change it any more.
+    /// Returns the bytes that are kept on this machine because the remote store did not accept
+    /// them.
     fn close_archive(&self, loops_ended: bool) -> Result<u64, Failure> {
         self.stop_waiting();
-        // Let go at once: who asks for the status meanwhile is told that the archive is being closed.
+        // Released at once: meanwhile a status request is answered that the archive is being
+        // closed.
         let archive = self.slot.lock().take();
         let closed = match archive {
             Some(archive) if loops_ended => archive.close_telling(),
@@ -168,7 +179,7 @@ impl Shutdown {
         Ok(kept)
     }
 
-    /// Whether the event loops end in time.
+    /// Returns whether the event loops end in time.
     fn wait_for_loops(&self) -> bool {
         let until = Instant::now() + LOOPS_END_TIME;
         loop {
@@ -184,37 +195,40 @@ impl Shutdown {
 impl Drop for Shutdown {
     fn drop(&mut self) {
         if let Some(mount) = &self.mount {
-            // Other threads may hold the place beyond the end of this one, so that dropping it would say nothing.
+            // Other threads may hold the handle for longer than this owner lives, so dropping it
+            // would not dismiss the helper.
             mount.dismiss();
         }
     }
 }
 
-/// What ending does to the mount.
+/// Operations of a shutdown on its mount.
 pub(crate) trait MountControl {
-    /// With `detach` also when it is busy.
+    /// Unmounts; with `detach` also if the mount is busy.
     fn unmount(&self, detach: bool) -> UnmountOutcome;
 
-    /// Has the kernel write what it caches of open files. Answers whether that ended within `limit`.
+    /// Makes the kernel write back its cached pages of open files. Returns whether that finished
+    /// within `limit`.
     fn write_back(&self, limit: Duration) -> bool;
 
-    /// Has every request fail, so that the event loops end.
+    /// Fails every request, so that the event loops end.
     fn abort(&self) -> io::Result<()>;
 }
 
-/// How serving ended.
+/// Result of serving a mount.
 pub(crate) struct ServeOutcome {
-    /// Those who asked to stop and want to know how it went.
+    /// Stop requests that wait for the result.
     pub(crate) stopped: Vec<Sender<Response>>,
-    /// Those who hold up the machine's sleep until they are dropped.
+    /// Suspend delays, released when they are dropped.
     pub(crate) sleeping: Vec<Sender<SuspendReply>>,
-    /// Nobody knows that the event loops have ended: the deadline passed and the connection could not be aborted, or a loop failed.
+    /// It is unknown whether the event loops have ended: the deadline passed and the connection
+    /// could not be aborted, or a loop failed.
     pub(crate) aborted: bool,
-    /// The content of a removed archive was given up by order.
+    /// The user gave up the content of a removed archive.
     pub(crate) abandoned: bool,
 }
 
-/// Serves until the event loops have ended.
+/// Handles events until the event loops have ended.
 fn serve_events(
     inbox: &Receiver<MountEvent>,
     mount: &impl MountControl,
@@ -234,45 +248,43 @@ fn serve_events(
     }
 }
 
-/// What became of the event loops.
+/// Whether the event loops are known to have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoopState {
     Ended,
     Unknown,
 }
 
-/// What has come of the events so far.
+/// State machine of a shutdown.
 struct ShutdownState<'a, M> {
     mount: &'a M,
-    /// How long users are served after a signal.
+    /// Time for which a busy mount is served after a stop request.
     timeout: Duration,
     deadline: Option<Instant>,
-    /// The mount went by order of this program.
+    /// This program removed the mount.
     ordered: bool,
-    /// It went while it was in use, and its users are served.
+    /// The mount was removed while it was busy, and its users are still served.
     detached: bool,
     stopped: Vec<Sender<Response>>,
     sleeping: Vec<Sender<SuspendReply>>,
-    /// The content of a removed archive was given up by order.
+    /// The user gave up the content of a removed archive.
     abandoned: bool,
-    /// Why the last attempt of `idle=` changed nothing, which is logged once and not with each
-    /// attempt.
+    /// Result of the last attempt of `idle=`; a repeated result is not logged again.
     last_idle: Option<UnmountOutcome>,
     hooks: ArchiveHooks<'a>,
 }
 
-/// Functions of the archive that the end of a mount needs.
+/// Functions of the archive that a shutdown needs.
 #[derive(Clone, Copy)]
 struct ArchiveHooks<'a> {
-    /// Called when no program gets an answer any more, so that a loop that waits for a store goes
-    /// on.
+    /// Called when no caller gets a reply any more, so that a loop stops waiting for a remote
+    /// store.
     stop_waiting: &'a dyn Fn(),
-    /// Returns whether the mount has the last copy.
+    /// Returns whether the mount holds the last copy.
     is_last_copy: &'a dyn Fn() -> bool,
 }
 
 impl<'a, M> ShutdownState<'a, M> {
-    /// Of a mount that nobody has asked to end.
     fn new(mount: &'a M, timeout: Duration, hooks: ArchiveHooks<'a>) -> ShutdownState<'a, M> {
         let (stopped, sleeping) = (Vec::new(), Vec::new());
         ShutdownState {
@@ -291,7 +303,7 @@ impl<'a, M> ShutdownState<'a, M> {
 }
 
 impl<M: MountControl> ShutdownState<'_, M> {
-    /// The answer ends the wait.
+    /// Handles one event. A returned state ends the wait.
     fn handle_event(&mut self, event: Result<MountEvent, RecvTimeoutError>) -> Option<LoopState> {
         match event {
             Ok(MountEvent::LoopsEnded(Ok(()))) | Err(RecvTimeoutError::Disconnected) => {
@@ -303,7 +315,8 @@ impl<M: MountControl> ShutdownState<'_, M> {
                 return Some(LoopState::Ended);
             }
             Ok(MountEvent::LoopsEnded(Err(error))) => {
-                // One loop may have failed alone, or not even started: the others still answer, and nobody joins them.
+                // A single loop may have failed or not started: the others still reply and are not
+                // joined.
                 tracing::error!("the connection to the kernel ended: {error}");
                 if let Err(error) = force_end(self.mount) {
                     tracing::warn!("the connection to the kernel cannot be aborted: {error}");
@@ -312,9 +325,9 @@ impl<M: MountControl> ShutdownState<'_, M> {
             }
             Ok(MountEvent::Signal(received)) => self.handle_signal(received),
             Ok(MountEvent::Stop { lazy, abandon, answer }) => self.handle_stop(lazy, abandon, answer),
-            // Told in the log by who found it.
+            // The watchdog has already logged it.
             Ok(MountEvent::Deadlocked) => self.ordered = true,
-            // No deadline for either: what keeps a mount alive that is gone from here, such as a bind of it, is served on.
+            // No deadline for either: a mount that lives on as a bind mount is still served.
             Ok(MountEvent::Idle) => self.handle_idle(),
             Ok(MountEvent::Sleep(answer)) => match self.unmount_unless_last_copy() {
                 UnmountOutcome::Gone => self.sleeping.push(answer),
@@ -327,7 +340,8 @@ impl<M: MountControl> ShutdownState<'_, M> {
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
                 let cut = force_end(self.mount);
-                // Where they cannot be cut off, who waits for a store is answered by what is kept on this machine: else nothing ends.
+                // If the connection cannot be aborted, waits for the remote store end with the
+                // data kept on this machine; otherwise the mount would never end.
                 (self.hooks.stop_waiting)();
                 if cut.is_err() {
                     return Some(LoopState::Unknown);
@@ -345,7 +359,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
         unmounted
     }
 
-    /// Ends an unused mount; the watch tries again when that cannot be done.
+    /// Unmounts an unused mount; the idle timer tries again if that fails.
     fn handle_idle(&mut self) {
         let unmounted = self.unmount_unless_last_copy();
         if self.last_idle.as_ref() == Some(&unmounted) {
@@ -363,7 +377,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
         self.last_idle = Some(unmounted);
     }
 
-    /// Unmounts politely, unless the content would be lost by that.
+    /// Unmounts politely, unless that would lose the last copy.
     fn unmount_unless_last_copy(&mut self) -> UnmountOutcome {
         if (self.hooks.is_last_copy)() { UnmountOutcome::Failed(LAST_COPY.into()) } else { self.unmount(false) }
     }
@@ -373,11 +387,12 @@ impl<M: MountControl> ShutdownState<'_, M> {
         if (self.hooks.is_last_copy)() {
             tracing::error!("the archive's file was removed: its content is lost");
         }
-        // Whoever sends the signal wants an end: also after a failure the connection is aborted at the deadline.
+        // The sender of the signal wants an end: the connection is aborted at the deadline even if
+        // unmounting failed.
         if let UnmountOutcome::Failed(message) = self.unmount(true) {
             tracing::error!("{message}");
         }
-        // A second signal ends the wait for those who still use it.
+        // A second signal ends the wait at once.
         let rest = if self.deadline.is_some() { Duration::ZERO } else { self.timeout };
         self.deadline = Some(Instant::now() + rest);
     }
@@ -392,11 +407,11 @@ impl<M: MountControl> ShutdownState<'_, M> {
         }
         match self.unmount(lazy) {
             UnmountOutcome::Failed(message) => drop(answer.send(Response::Failed { message })),
-            // Its users may take for ever; nobody who asks for a lazy end waits for them.
+            // The remaining users may take for ever, so a lazy stop does not wait for them.
             UnmountOutcome::Gone | UnmountOutcome::Detached if lazy && self.detached => {
                 drop(answer.send(Response::Detached))
             }
-            // Somebody mounted over it, when that was to be lazy.
+            // Another mount covers it, in case of a lazy stop.
             UnmountOutcome::Busy => {
                 drop(answer.send(Response::Busy { message: BUSY.into() }));
             }
@@ -408,7 +423,8 @@ impl<M: MountControl> ShutdownState<'_, M> {
     }
 }
 
-/// The kernel throws away what it still caches when its connection is aborted, so that is taken first.
+/// Aborts the connection. The kernel discards cached pages on an abort, so they are written back
+/// first.
 fn force_end(mount: &impl MountControl) -> io::Result<()> {
     if !mount.write_back(WRITEBACK_TIME) {
         tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");

@@ -1,4 +1,4 @@
-//! Takes the mount away: when nobody uses it, or detached from the tree while its last users finish.
+//! Handle of the mount: flushes, unmounts, detaches and aborts it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -22,46 +22,48 @@ use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
 use crate::mount_helper::{MountHelper, UnmountOutcome};
 
-/// How long a flush may take where it has to wait: with locking before a sleep it has to fit into logind's five seconds.
+/// Limit of a flush that has to wait: locking before a sleep must fit into logind's five seconds.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
-/// What the pages have for their way from the kernel to us.
+/// Time for flushed pages to arrive from the kernel.
 pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
 
-/// Between two looks at whether they have arrived.
+/// Polling interval while pages arrive.
 const POLL: Duration = Duration::from_millis(2);
 
-/// Longer than any order takes, unless the kernel is stuck.
+/// Limit for dismissing the helper; every order finishes sooner unless the kernel hangs.
 const DISMISS_TIME: Duration = Duration::from_secs(2);
 
-/// Whether our mount is still there, and its connection's end. The lock also keeps the periodic flush, which opens the root for
-/// a moment, from making the mount look busy.
+/// State of the mount and access to its connection. The lock also prevents the periodic flush,
+/// which opens the root briefly, from making the mount look busy.
 pub(crate) struct MountHandle {
     numbers: Numbers,
-    /// The kernel's file that aborts the connection, opened while no other connection can have its number.
+    /// The kernel's file that aborts the connection, opened while no other connection can have its
+    /// number.
     abort: Option<File>,
-    /// The kernel's file that tells how many requests are not answered yet, opened at the same time.
+    /// The kernel's file with the number of unanswered requests, opened at the same time.
     waiting: Option<File>,
     state: Mutex<MountState>,
     writeback: KernelWriteback,
 }
 
-/// A mount that was just made.
+/// Result of mounting.
 pub(crate) struct AttachedMount {
     pub(crate) handle: Arc<MountHandle>,
     pub(crate) connection: OwnedFd,
-    /// None where only root may change it: a user's mount reads ahead 128 KiB.
+    /// None without the right to change it: the read-ahead of a user's mount stays at 128 KiB.
     pub(crate) read_ahead: Option<ReadAhead>,
 }
 
 struct MountState {
     is_mounted: bool,
-    /// None once it was sent away.
+    /// None once it was dismissed.
     helper: Option<MountHelper>,
 }
 
 impl MountHandle {
-    /// Mounts, finds the mount by what lies open at its point, and opens what the kernel has for it.
+    /// Mounts, identifies the mount by the directory opened at its mount point, and opens the
+    /// kernel's files for it.
     pub(crate) fn attach(
         mount: &Mount<'_>,
         mut helper: MountHelper,
@@ -70,7 +72,7 @@ impl MountHandle {
         let lost =
             |what: String| Failure::mount(format!("the mount at {} cannot be found: {what}", mount.point.display()));
         let failed = |e: io::Error| lost(e.to_string());
-        // Before the mount: it may lie over what its own path leads through.
+        // Opened before the mount, which may cover a part of its own path.
         let above = mount.point.parent().zip(mount.point.file_name());
         let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
         let connection = mount.attach()?;
@@ -89,7 +91,7 @@ impl MountHandle {
             lost(what)
         })?;
         let device = numbers.device;
-        // Only root may: a user's mount has the kernel's bound of what waits to be written.
+        // Needs root: a user's mount keeps the kernel's limit of dirty pages.
         if !mount.flags.contains(MsFlags::MS_RDONLY) {
             let _ = kernel::bound_write_back(device);
         }
@@ -99,12 +101,15 @@ impl MountHandle {
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
-    /// Numbers that identify the mount.
     pub(crate) fn numbers(&self) -> Numbers {
         self.numbers
     }
 
-    /// Whether the mount answers. Not asked by this process: while every event loop is busy it would wait for itself.
+    /// Checks that the mount answers. The helper does this: this process would deadlock while all
+    /// event loops are busy.
+    ///
+    /// # Errors
+    /// Fails if the mount does not answer or the helper is gone.
     pub(crate) fn probe(&self) -> io::Result<()> {
         match &mut self.state.lock().helper {
             Some(helper) => helper.probe(),
@@ -112,40 +117,43 @@ impl MountHandle {
         }
     }
 
-    /// A new connection to the bus of the system.
+    /// Opens a new connection to the system bus.
     ///
     /// # Errors
-    /// When nobody answers there.
+    /// Fails if the bus does not answer.
     pub(crate) fn connect_bus(&self) -> io::Result<UnixStream> {
         self.state.lock().helper.as_mut().ok_or(io::ErrorKind::NotConnected)?.connect_bus()
     }
 
-    /// Hands over the listener of this process's filter of system calls.
+    /// Sends the listener of this process's system call filter to the helper.
     ///
     /// # Errors
-    /// When the other process is gone.
+    /// Fails if the helper is gone.
     pub(crate) fn send_filter_listener(&self, listener: &OwnedFd) -> io::Result<()> {
         self.state.lock().helper.as_mut().ok_or(io::ErrorKind::NotConnected)?.send_filter_listener(listener)
     }
 
-    /// Makes the kernel write its dirty pages to us. What it cannot write stays dirty and is tried again the next time.
+    /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
+    /// retried by the next flush.
     ///
     /// # Errors
-    /// When the process that flushes for us is gone.
+    /// Fails if the helper is gone.
     pub(crate) fn flush(&self) -> io::Result<()> {
         if !self.flush_by_path()? {
-            // What does not arrive in time is on its way.
+            // Pages that arrive after the limit are still in flight and not lost.
             self.writeback.run(FLUSH_TIME);
         }
         Ok(())
     }
 
-    /// As [`MountHandle::flush`], and returns when what it sent has arrived: syncfs(2) does not wait for that. The kernel sends a page with a request, and
-    /// counts that from before it is sent until it is answered: so once it counts none, all has arrived. While others go on writing that moment may not
-    /// come, and some kernels do not tell: then [`ARRIVAL`] has to do, as for the periodic commit. Not to be called from an event loop.
+    /// Flushes like [`MountHandle::flush`], and returns when the flushed pages have arrived, which
+    /// syncfs(2) does not wait for. The kernel counts a page's request from before it is sent until
+    /// it is answered, so at a count of zero all pages have arrived. The count may never reach zero
+    /// while other programs write, and some kernels do not report it: then the limit [`ARRIVAL`]
+    /// applies, as for the periodic commit. Not to be called from an event loop.
     ///
     /// # Errors
-    /// When the process that flushes for us is gone.
+    /// Fails if the helper is gone.
     pub(crate) fn collect(&self) -> io::Result<()> {
         self.flush()?;
         let until = Instant::now() + ARRIVAL;
@@ -155,7 +163,7 @@ impl MountHandle {
         Ok(())
     }
 
-    /// Answers whether there is a path to our mount.
+    /// Flushes with syncfs(2). Returns false if no path leads to the mount.
     fn flush_by_path(&self) -> io::Result<bool> {
         let mut state = self.state.lock();
         if !state.is_mounted {
@@ -167,30 +175,31 @@ impl MountHandle {
         }
     }
 
-    /// The archive is closed: the process that unmounts is told so and ends.
+    /// Dismisses the helper after the archive was closed.
     pub(crate) fn dismiss(&self) {
-        // A flush before a sleep may hold it for ever, and the end is not to wait for that.
+        // A flush before a sleep may hold the lock for ever, and the shutdown must not wait for
+        // that.
         let Some(mut state) = self.state.try_lock_for(DISMISS_TIME) else { return };
         state.is_mounted = false;
         drop(state.helper.take());
     }
 }
 
-/// Opens what was just mounted on an entry. When it cannot be opened, whatever lies on that entry is taken away, and nothing elsewhere.
+/// Opens the new mount on a directory entry. If that fails, it detaches the mount on that entry and
+/// nothing else.
 fn open_entry(above: &Point, name: &OsStr) -> io::Result<Point> {
     above.entry(name).inspect_err(|_| {
         let _ = above.detach_entry(name);
     })
 }
 
-/// Whether the kernel's file says that no request waits for its answer.
+/// Returns whether the connection has no unanswered request.
 fn has_no_requests(waiting: &File) -> bool {
     let mut text = [0; 16];
     waiting.read_at(&mut text, 0).is_ok_and(|length| text[..length].trim_ascii() == b"0")
 }
 
 impl super::MountControl for MountHandle {
-    /// Unmounts, which makes the kernel write its pages to us first; with `detach` also when busy.
     fn unmount(&self, detach: bool) -> UnmountOutcome {
         let mut state = self.state.lock();
         if !state.is_mounted {
@@ -204,15 +213,12 @@ impl super::MountControl for MountHandle {
         unmounted
     }
 
-    /// Has the kernel write what it caches of open files, wherever the mount is, and answers whether that ended within `limit`.
     fn write_back(&self, limit: Duration) -> bool {
         self.writeback.run(limit)
     }
 
-    /// Has every request fail, under way or later, so that the event loops end.
-    ///
     /// # Errors
-    /// When the kernel did not let us have its file for that.
+    /// Fails if the kernel's abort file could not be opened.
     fn abort(&self) -> io::Result<()> {
         self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
     }

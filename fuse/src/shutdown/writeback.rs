@@ -1,8 +1,9 @@
-//! Has the kernel hand over what it caches of files that are open for writing, also where no path leads to them any more.
+//! Makes the kernel write back cached pages of files open for writing, even if no path leads to
+//! them.
 //!
-//! syncfs(2) needs an open file of the mount, which nobody can open once it is detached. But dropping the cached pages of an inode has
-//! them written first, by WRITE requests that the event loops answer meanwhile: hence a thread, which is left behind when the kernel or
-//! the loops are stuck.
+//! syncfs(2) needs an open file of the mount, and none can be opened once the mount is detached.
+//! But dropping the cached pages of an inode writes them first, by WRITE requests that the event
+//! loops answer. That blocks, hence a thread, which is abandoned if the kernel or the loops hang.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -13,10 +14,10 @@ use parking_lot::Mutex;
 
 use crate::kernel_cache::KernelCache;
 
-/// Hands over one connection's pages.
+/// Writeback of one connection's pages.
 pub(crate) struct KernelWriteback {
     cache: Arc<KernelCache>,
-    /// A thread that was left behind closes this when it ends: no second one is started beside it.
+    /// Closed by an abandoned thread when it ends; until then no second thread is started.
     stuck: Mutex<Option<Receiver<()>>>,
 }
 
@@ -25,7 +26,8 @@ impl KernelWriteback {
         KernelWriteback { cache, stuck: Mutex::default() }
     }
 
-    /// Answers whether all that was written before has arrived within `limit`. Not to be called from an event loop.
+    /// Returns whether all data written before the call has arrived within `limit`. Not to be
+    /// called from an event loop.
     pub(crate) fn run(&self, limit: Duration) -> bool {
         let inodes = self.cache.dirty_inodes();
         if inodes.is_empty() {
@@ -61,7 +63,7 @@ impl KernelWriteback {
     }
 }
 
-/// Nothing is sent: the channel is closed at the end.
+/// Waits for the channel to be closed; nothing is sent on it.
 fn ends_before(ended: &Receiver<()>, until: Instant) -> bool {
     let rest = until.saturating_duration_since(Instant::now());
     ended.recv_timeout(rest) == Err(RecvTimeoutError::Disconnected)
