@@ -1,16 +1,17 @@
-//! Notes that the mount is used: whether a request came, and how many handles are open.
+//! Use of a mount: requests since the last check, and the number of open handles.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Two look, each for itself: who ends an idle mount, and who follows a writer.
+/// Each consumer has its own flag: the idle timer and the replica poller.
 const ALL: u8 = IDLE | REPLICA;
 const IDLE: u8 = 1;
 const REPLICA: u8 = 2;
 
-/// What idleness is judged by. Noting costs a request one load, unless somebody has looked since the last one.
+/// Use of one mount. Recording a request costs one load, unless a consumer has checked since the
+/// last request.
 #[derive(Default)]
 pub struct Activity {
-    /// Who has not seen yet that a request came.
+    /// Flags of the consumers that have not seen the last request yet.
     used: AtomicU8,
     files: AtomicU64,
     directories: AtomicU64,
@@ -23,12 +24,12 @@ impl Activity {
         }
     }
 
-    /// Whether anything was noted since the last call.
+    /// Returns whether a request came since the last call.
     pub fn take_idle_flag(&self) -> bool {
         self.take_flag(IDLE)
     }
 
-    /// The same for who follows a writer.
+    /// Returns the same for the replica poller.
     pub fn take_replica_flag(&self) -> bool {
         self.take_flag(REPLICA)
     }

@@ -1,4 +1,4 @@
-//! Requests that change the content of a file, and what the kernel then no longer knows of it.
+//! Requests that change file content, with the cache invalidation that they need.
 
 use fuser::{INodeNo, Request, WriteFlags};
 use lockbox::Result;
@@ -9,7 +9,8 @@ use super::reply::MAX_COPY;
 use crate::convert::{self, Allocation, ino};
 
 impl Adapter {
-    /// The caller answers, and then has what is staged written out early.
+    /// Accepts the data of a WRITE. After replying, the caller starts early writeback of dirty
+    /// data.
     pub(super) fn write_content(&self, number: INodeNo, offset: u64, data: &[u8], flags: WriteFlags) -> Result<()> {
         self.removed_capabilities.forget(self.live_inode(number)?);
         let kill = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
@@ -23,8 +24,9 @@ impl Adapter {
         written
     }
 
-    /// What fallocate(2) asks for. The times are left to the kernel also where it gives none (before Linux 6.1, but for stable kernels that were
-    /// mended): it would neither show what is set here nor keep it, since it trusts and stores its own (KERNEL-1, KERNEL-8).
+    /// Executes fallocate(2). The kernel keeps the times, even where it sends none (before Linux
+    /// 6.1, except fixed stable kernels): it would neither show nor keep times set here, since it
+    /// trusts and stores its own (KERNEL-1, KERNEL-8).
     pub(super) fn allocate_content(
         &self,
         request: &Request,
@@ -46,7 +48,8 @@ impl Adapter {
         done
     }
 
-    /// The kernel has written its dirty pages of both ranges, and drops those of the target afterwards.
+    /// Copies a range. The kernel has already written its dirty pages of both ranges, and drops
+    /// those of the target afterwards.
     pub(super) fn copy_content(
         &self,
         request: &Request,

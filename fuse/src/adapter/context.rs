@@ -1,4 +1,4 @@
-//! What requests are served with: the file system, what the threads share, and the answers that many requests have in common.
+//! Shared state of the request handlers, and the replies that many requests have in common.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::kernel_cache::KernelCache;
 use crate::options::SnapshotDir;
 use crate::process_info::ProcessInfoClient;
 
-/// What the options of a mount say of how it is served.
+/// Mount options that affect how requests are served.
 #[derive(Clone, Copy)]
 pub struct ServeOptions {
     pub profile: SyncProfile,
-    /// Opening for reading is noted as access.
+    /// Update atime when a file is opened for reading.
     pub access_times: bool,
-    /// Whether the root has `.snapshots`, and lists it.
+    /// Whether the root contains `.snapshots`, and lists it.
     pub snapshot_dir: SnapshotDir,
 }
 
@@ -34,24 +34,24 @@ pub struct Adapter {
     pub(super) fs: Arc<FileSystem>,
     pub(super) cache: Arc<KernelCache>,
     pub(super) activity: Arc<Activity>,
-    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself. None for one that is no file of
-    /// this host, to which nothing is written.
+    /// Directory of the archive file, opened before mounting because a path could lead through the
+    /// mount itself. None for a remote archive, for which the host's free space does not matter.
     pub(super) host: Option<OwnedFd>,
     pub(super) process_info: Arc<ProcessInfoClient>,
     pub(super) profile: SyncProfile,
-    /// Opening for reading is noted as access.
+    /// Update atime when a file is opened for reading.
     pub(super) access_times: bool,
     pub(super) snapshot_dir: SnapshotDir,
     pub(super) open_directories: Arc<OpenDirectories>,
     pub(super) scheduler: Arc<LoopScheduler>,
-    /// None where nothing is written.
+    /// None for a read-only mount.
     pub(super) sync_queue: Option<SyncQueue>,
     pub(super) removed_capabilities: RemovedCapabilities,
 }
 
 impl Adapter {
     /// # Errors
-    /// Those of starting a thread.
+    /// Fails if a thread cannot be started.
     pub fn new(
         fs: Arc<FileSystem>,
         cache: Arc<KernelCache>,
@@ -83,7 +83,7 @@ impl Adapter {
         })
     }
 
-    /// Opens a file of the live tree, as open(2) is answered.
+    /// Opens a file of the live tree for open(2).
     pub(super) fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
         self.fs.open(ino(number))?;
         self.activity.file_opened();
@@ -96,13 +96,13 @@ impl Adapter {
         Ok((handle(flags), self.cache.open_flags()))
     }
 
-    /// A request that somebody's use of the mount makes.
+    /// Starts a request that counts as use of the mount.
     pub(super) fn begin(&self) -> InFlight<'_> {
         self.activity.record_request();
         self.scheduler.begin()
     }
 
-    /// A request that changes something, which may have to wait for a commit.
+    /// Starts a request that changes something and may have to wait for a commit.
     pub(super) fn begin_change(&self) -> InFlight<'_> {
         let in_flight = self.begin();
         if self.fs.may_wait() {
@@ -128,20 +128,22 @@ impl Adapter {
         }
     }
 
-    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
+    /// Updates atime. Reading continues if that fails (full disk, latch); damage is logged by
+    /// `errno`.
     pub(super) fn note_access(&self, number: INodeNo) {
         if !self.access_times {
             return;
         }
         match self.fs.note_access(ino(number)) {
             Ok(false) => {}
-            // The kernel keeps attributes for ever and no reply here carries new ones.
+            // The kernel caches attributes without expiry, and this reply carries no new ones.
             Ok(true) => self.cache.invalidate_attributes(number),
             Err(error) => drop(errno(&error)),
         }
     }
 
-    /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
+    /// Returns the host's free space. If the host does not report it, only the archive's own free
+    /// blocks can be promised.
     pub(super) fn host_free(&self) -> u64 {
         let host = self.host.as_ref().and_then(|host| nix::sys::statvfs::fstatvfs(host).ok());
         host.map_or(0, |s| s.blocks_available() * s.fragment_size())

@@ -1,24 +1,25 @@
-//! What the kernel knows of the process behind a request and FUSE does not tell: its groups and capabilities.
+//! Groups and capabilities of the process behind a request, which FUSE does not send.
 //!
-//! The thread waits in its system call while its request is answered, so what /proc says of it holds. When /proc does not say
-//! (a process of another PID namespace, one that was killed meanwhile) the answer is the one that allows less.
+//! The thread blocks in its system call while its request is served, so /proc is up to date. If
+//! /proc has no answer (another PID namespace, or the process was killed meanwhile), the more
+//! restrictive result is used.
 
 use fuser::Request;
 
 use crate::process_info::ProcessInfoClient;
 
-/// Numbers of linux/capability.h.
+/// Capability numbers of linux/capability.h.
 const CAP_FOWNER: u32 = 3;
 const CAP_FSETID: u32 = 4;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SETFCAP: u32 = 31;
 
-/// Who sent a request.
+/// Credentials of the process that sent a request.
 pub(super) struct RequestCredentials<'a> {
     process_info: &'a ProcessInfoClient,
     uid: u32,
     gid: u32,
-    /// The thread, in this process's PID namespace; 0 when it has no number here.
+    /// Thread number in this process's PID namespace; 0 if it has none here.
     thread: u32,
 }
 
@@ -27,28 +28,30 @@ impl<'a> RequestCredentials<'a> {
         RequestCredentials { process_info, uid: request.uid(), gid: request.gid(), thread: request.pid() }
     }
 
-    /// Whether it may leave the set-gid bit on what belongs to `group`: as a member, or by CAP_FSETID.
+    /// Returns whether the caller may keep the set-gid bit on a file of `group`: as a member, or by
+    /// CAP_FSETID.
     pub(super) fn keeps_set_gid(&self, group: u32) -> bool {
         if self.gid == group {
             return true;
         }
         let status = self.process_info.status(self.thread);
-        // Only root's capabilities count: those of others may be good in a user namespace of their own only.
+        // Only root's capabilities count: other users may hold them in a user namespace of their
+        // own only.
         status.groups().any(|member| member == group) || (self.uid == 0 && status.has(CAP_FSETID))
     }
 
-    /// Whether it may do what the owner may.
+    /// Returns whether the caller has the rights of the owner.
     pub(super) fn owns(&self, owner: u32) -> bool {
         self.uid == owner || (self.uid == 0 && self.process_info.status(self.thread).has(CAP_FOWNER))
     }
 
-    /// The thread, when the kernel may have removed file capabilities for it but it could not have
-    /// by itself.
+    /// Returns the thread if the kernel may have removed file capabilities on its behalf that it
+    /// could not have removed itself.
     pub(super) fn cannot_remove_capabilities(&self) -> Option<u32> {
         (self.uid != 0 && !self.process_info.status(self.thread).has(CAP_SETFCAP)).then_some(self.thread)
     }
 
-    /// Whether it may read `trusted.` attributes.
+    /// Returns whether the caller may read `trusted.` attributes.
     pub(super) fn is_administrator(&self) -> bool {
         self.uid == 0 && self.process_info.status(self.thread).has(CAP_SYS_ADMIN)
     }

@@ -1,4 +1,5 @@
-//! Lists directories. Each listing ends where the directory ended when it was opened, so that renaming while listing terminates.
+//! Directory listings. A listing ends where the directory ended when it was opened, so that
+//! renaming while listing terminates.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -28,7 +29,7 @@ impl Adapter {
         }
     }
 
-    /// The bound of a listing; reading from the start refreshes it.
+    /// Returns the end of a listing; reading from the start refreshes it.
     fn bound(&self, directory: INodeNo, handle: FileHandle, offset: u64) -> Result<u64> {
         let bound = self.open_directories.bound(handle.0).ok_or(Error::Stale)?;
         self.cache.check_visible(directory)?;
@@ -64,7 +65,7 @@ impl Adapter {
         Ok(())
     }
 
-    /// With attributes.
+    /// Lists entries with attributes.
     pub(super) fn list_plus(
         &self,
         directory: INodeNo,
@@ -83,8 +84,8 @@ impl Adapter {
                 return ControlFlow::Continue(());
             };
             any = true;
-            // One time counts for the name and the attributes, and names are kept for ever. The kernel drops attributes that were
-            // asked for before it was told to forget them.
+            // The reply has one timeout for name and attributes, and names never expire. The
+            // kernel drops attributes that it requested before an invalidation.
             if self.cache.has_writer(a.ino.0) {
                 self.cache.invalidate_attributes(INodeNo(a.ino.0));
             }
@@ -104,9 +105,10 @@ impl Adapter {
     }
 }
 
-/// An entry that cannot be read keeps nobody from the others: it fails a request that has nothing else to say, and is told in the log.
-/// Answers whether the listing was read as far as it was asked for. If not, the next request begins at the damage and fails there, so nothing may be
-/// said behind it: who takes a listing for whole may remove elsewhere what it leaves out.
+/// Tolerates damage after the first entry: a damaged entry fails the request only if no other entry
+/// was added, and is logged. Returns whether the listing is complete up to the requested end. If
+/// not, no entry may be added after the damage: the next request starts there and fails. A program
+/// that took the listing for complete could delete the missing entries in a copy.
 pub(super) fn tolerate_damage(listed: Result<()>, any: bool, directory: INodeNo) -> Result<bool> {
     match listed {
         Ok(()) => Ok(true),

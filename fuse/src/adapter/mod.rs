@@ -1,8 +1,10 @@
-//! One kernel request, one call of the core, one reply. What the kernel caches of the replies is the subject of [`crate::kernel_cache`].
+//! Kernel requests: one request, one call of the core, one reply. [`crate::kernel_cache`] tracks
+//! the kernel's caches of the replies.
 //!
-//! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
-//! nothing but KERNEL-6 and KERNEL-9, and the generation is 0, which also makes NFS handles valid for ever. What lies in `.snapshots` has other
-//! numbers (VIEW-1), and is served by the file `snapshots`.
+//! Inode numbers of the kernel are those of the core and are never reused. So there is no lookup
+//! table, FORGET matters only for KERNEL-6 and KERNEL-9, and the generation is 0, which also keeps
+//! NFS handles valid for ever. Inodes in `.snapshots` have other numbers (VIEW-1) and are served by
+//! `snapshots`.
 
 mod activity;
 mod content;
@@ -47,14 +49,14 @@ use reply::{reply_copied, reply_empty, reply_xattr};
 
 const STATFS_BLOCK: u32 = 4096;
 
-/// The handle of whoever only writes (KERNEL-12); all others have 0.
+/// Handle of write-only opens (KERNEL-12); all others are 0.
 const ONLY_WRITES: FileHandle = FileHandle(1);
 
 fn handle(flags: OpenFlags) -> FileHandle {
     if flags.acc_mode() == OpenAccMode::O_WRONLY { ONLY_WRITES } else { FileHandle(0) }
 }
 
-/// With DONT_MASK the umask is ours to apply.
+/// Returns owner and umask of a new file. With DONT_MASK the umask is applied here.
 fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
 }
@@ -228,7 +230,7 @@ impl fuser::Filesystem for Adapter {
         reply_empty(renamed, reply);
     }
 
-    /// Has no answer.
+    /// Forgets lookups; the request has no reply.
     fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
         if self.snapshot_inode(number).is_some() {
             self.cache.views.forget(number.0, lookups);
@@ -248,8 +250,9 @@ impl fuser::Filesystem for Adapter {
         self.reply_entry(linked, reply);
     }
 
-    /// The created file has a writer, so its attributes are not to be kept; this reply has one time-out for the name too,
-    /// which costs a lookup when the name is next used.
+    /// Creates and opens a file. The file has a writer, so its attributes must not be cached. This
+    /// reply has one timeout for name and attributes, which costs a lookup when the name is next
+    /// used.
     fn create(
         &self,
         request: &Request,
@@ -269,7 +272,8 @@ impl fuser::Filesystem for Adapter {
         match created {
             Ok(a) => {
                 self.activity.file_opened();
-                // KERNEL-5: the name holds for ever, and fuser has one time for name and attributes.
+                // KERNEL-5: the name never expires, and fuser has one timeout for name and
+                // attributes.
                 let attributes = self.cache.created_attributes(&a, may_write(OpenFlags(flags)));
                 let handle = handle(OpenFlags(flags));
                 reply.created(&FOR_EVER, &attributes, GENERATION, handle, FopenFlags::FOPEN_KEEP_CACHE);
@@ -334,14 +338,15 @@ impl fuser::Filesystem for Adapter {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
         }
-        // Whoever waited for the answer goes on beside it, served by another loop.
+        // The caller continues in parallel, served by another loop.
         if self.fs.may_wait() {
             in_flight.long();
         }
         self.fs.write_out_early();
     }
 
-    /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
+    /// Replies ENOSYS unless `sync=always`: the kernel then stops sending FLUSH, and still writes
+    /// its pages before close(2) returns.
     fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let in_flight = self.begin();
         if self.snapshot_inode(number).is_some() && self.profile == SyncProfile::Always {
@@ -424,7 +429,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        // No use of the mount: what shows free space does so again and again.
+        // Does not count as use of the mount: monitors of free space poll this.
         let _in_flight = self.scheduler.begin();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
@@ -436,8 +441,9 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    /// Without SETXATTR_EXT the kernel does not say whether an access list is to take the set-gid bit away, so that is found out
-    /// as the kernel would. It forgets its cached attributes and lists by itself once this and SETATTR are answered.
+    /// Sets an attribute. Without SETXATTR_EXT the kernel does not say whether an access list is to
+    /// clear the set-gid bit, so this is determined here as the kernel would. The kernel drops its
+    /// cached attributes and lists by itself after this request and SETATTR.
     fn setxattr(
         &self,
         request: &Request,

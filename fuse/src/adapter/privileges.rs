@@ -1,14 +1,16 @@
-//! Set-id bits: which of them go with a SETATTR, and who is refused one because of them.
+//! Set-id bits: which bits a SETATTR clears, and which callers may not clear them.
 //!
-//! With HANDLE_KILLPRIV_V2 the bits are ours to clear. The kernel then also leaves out what it checks for a file system that does
-//! not ask for that: clearing them is a change of the mode, which only the owner may make. FUSE tells neither the reason of a SETATTR
-//! nor the flag that says which truncation takes the bits, so both are recognised:
+//! With HANDLE_KILLPRIV_V2 the file system clears the bits. The kernel then also skips a check that
+//! it makes for other file systems: clearing them is a change of the mode, which only the owner may
+//! make. FUSE reports neither the reason of a SETATTR nor the flag for truncations that clear the
+//! bits, so both are inferred:
 //!
-//! - Owner or group: a chown(2) that the kernel permitted. The bits go.
-//! - A size: they go unless root truncates. The kernel permitted that too.
-//! - Nothing but ctime, or nothing at all: a chown(2) that names nobody, which everybody may make where no bit goes. The kernel owns the
-//!   ctime of regular files (KERNEL-1) and sends it along for these; of other types it sends nothing.
-//! - Nothing at all for a regular file: the kernel takes the bits before somebody writes, whom it permitted to.
+//! - Owner or group: a chown(2) that the kernel permitted. The bits are cleared.
+//! - Size: they are cleared unless root truncates. The kernel permitted that too.
+//! - Only ctime, or nothing: `chown(-1, -1)`, which every user may call if no bit is cleared. The
+//!   kernel owns the ctime of regular files (KERNEL-1) and sends it for these; for other types it
+//!   sends nothing.
+//! - Nothing, for a regular file: the kernel clears the bits before a permitted write.
 
 use fuser::Request;
 use lockbox::fs::{SetAttributes, XattrMode, mode};
@@ -19,11 +21,11 @@ use super::credentials::RequestCredentials;
 use super::removed_capabilities::CAPABILITY;
 
 const GROUP_EXECUTE: u32 = 0o010;
-/// Together these bits have a program run with the rights of its group.
+/// Together these bits make a program run with the rights of its group.
 const GIVES_GROUP: u32 = mode::SET_GID | GROUP_EXECUTE;
 
 impl Adapter {
-    /// `set` with what it takes away of the set-id bits.
+    /// Returns `set` with the set-id bits that it clears.
     pub(super) fn clear_set_id(
         &self,
         request: &Request,
@@ -36,11 +38,11 @@ impl Adapter {
         let removed = self.removed_capabilities.take(number, request.pid());
         let chown = set.uid.is_some() || set.gid.is_some();
         let truncation = set.size.is_some() && request.uid() != 0;
-        // A mode that is given says what is left of them.
+        // A new mode already states which bits remain.
         if set.mode.is_some() || !(chown || truncation || sets_only_ctime(&set)) {
             return Ok(set);
         }
-        // The kernel holds the inode's lock: nobody changes mode or owner before the answer.
+        // The kernel holds the inode's lock, so mode and owner do not change before the reply.
         let before = self.fs.attributes(number)?;
         let caller = RequestCredentials::of(request, &self.process_info);
         let bits_to_clear = bits_to_clear(before.mode, || caller.keeps_set_gid(before.gid));
@@ -57,8 +59,8 @@ impl Adapter {
 }
 
 impl Adapter {
-    /// Removes an attribute; capabilities that the kernel removes before a change of the inode are
-    /// remembered until it comes.
+    /// Removes an attribute. Capabilities that the kernel removes before a change of the inode are
+    /// remembered until that change.
     pub(super) fn remove_attribute(&self, request: &Request, number: format::Ino, name: &[u8]) -> Result<()> {
         if name != CAPABILITY {
             return self.fs.remove_xattr(number, name);
@@ -73,7 +75,8 @@ impl Adapter {
         Ok(())
     }
 
-    /// The mode of what is made. Kernels before 6.0 leave it to file systems what becomes of the set-gid bit in a directory that hands down its group.
+    /// Returns the mode of a new file. Kernels before 6.0 leave the set-gid bit in a set-gid
+    /// directory to the file system.
     pub(super) fn creation_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
         if bits & GIVES_GROUP != GIVES_GROUP {
             return Ok(bits);
@@ -84,13 +87,15 @@ impl Adapter {
     }
 }
 
-/// Whoever makes a program there would have it run with the rights of a group that is not the maker's.
+/// Clears the set-gid bit of a program in a set-gid directory, unless its creator belongs to the
+/// group whose rights the program would get.
 fn mask_set_gid(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     let inherits = bits & mode::TYPE != mode::DIRECTORY && directory & mode::SET_GID != 0;
     if bits & GIVES_GROUP == GIVES_GROUP && inherits && !keeps_set_gid() { bits & !mode::SET_GID } else { bits }
 }
 
-/// The kernel sends the times that a removal of an attribute changed, before the change that it removed the attribute for.
+/// Returns whether the kernel only stores times. It sends the times changed by an attribute removal
+/// before the change that caused the removal.
 fn is_flush_of_times(set: &SetAttributes) -> bool {
     set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
@@ -103,7 +108,8 @@ fn is_empty_chown(before: u32, set: &SetAttributes) -> bool {
     sets_only_ctime(set) && (set.ctime.is_some() || before & mode::TYPE != mode::REGULAR)
 }
 
-/// The bits of a mode that its file is to lose. Set-gid without execution by the group stays for who may keep it; directories lose nothing.
+/// Returns the mode bits that a file loses. Set-gid without group execution stays if the caller may
+/// keep it; directories lose nothing.
 fn bits_to_clear(before: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     if before & mode::TYPE == mode::DIRECTORY {
         return 0;

@@ -1,18 +1,16 @@
-//! File capabilities that the kernel took away for a chown(2) that was then refused: they are given
-//! back.
+//! Restores file capabilities that the kernel removed for a chown(2) that was then refused.
 //!
-//! With set-ID bits to clear, the kernel removes `security.capability` before it asks for the
-//! change of the inode (REMOVEXATTR, then SETATTR, both by the thread that called, under the lock
-//! of the inode). A chown(2) of -1 and -1 is refused to others than the owner only in the second
-//! step (`privileges.rs`). Other file systems refuse before anything is changed.
+//! If set-id bits are to be cleared, the kernel removes `security.capability` before it requests
+//! the change of the inode: REMOVEXATTR, then SETATTR, both by the calling thread under the inode's
+//! lock. A `chown(-1, -1)` by a user other than the owner is refused only in the second step
+//! (`privileges.rs`). Other file systems refuse before anything has changed.
 //!
 //! # Scope
-//! 1. Only capabilities that were removed for a thread without CAP_SETFCAP: it cannot remove
-//!    capabilities by itself, so the kernel did.
-//! 2. Only to the very next change of the inode, by the same thread: any other change drops the
+//! 1. Only capabilities removed for a thread without CAP_SETFCAP: the thread cannot remove them
+//!    itself, so the kernel did.
+//! 2. Only for the very next change of the inode, by the same thread. Any other change drops the
 //!    remembered capabilities, except the kernel's own flush of the times that the removal changed.
-//!    A number of a thread that is used again finds nothing then, unless
-//!    the file was not changed meanwhile.
+//!    So a reused thread number finds nothing, unless the file was not changed meanwhile.
 //! 3. Nothing after a crash between the two requests: fewer privileges are the safe side.
 
 use std::collections::VecDeque;
@@ -23,14 +21,13 @@ use parking_lot::Mutex;
 
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
 
-/// Threads between the two requests at a time, of which this is far more than there are event
-/// loops.
+/// Maximum number of threads between the two requests, far more than there are event loops.
 const MAX_REMEMBERED: usize = 64;
 
 #[derive(Default)]
 pub(super) struct RemovedCapabilities {
     removed: Mutex<VecDeque<RemovedCapability>>,
-    /// So that writes need no lock.
+    /// Length of the queue; lets writes skip the lock.
     count: AtomicUsize,
 }
 
@@ -51,8 +48,8 @@ impl RemovedCapabilities {
         self.count.store(removed.len(), Ordering::Release);
     }
 
-    /// Returns the value that was removed from the file for this thread, and forgets the values
-    /// that were removed from it for any thread.
+    /// Returns the value removed from the file for this thread, and forgets the values removed from
+    /// it for any thread.
     pub(super) fn take(&self, file: Ino, thread: u32) -> Option<Vec<u8>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -64,7 +61,7 @@ impl RemovedCapabilities {
         (found.thread == thread && thread != 0).then_some(found.value)
     }
 
-    /// The file is changed in another way.
+    /// Forgets the file's value after another change of the file.
     pub(super) fn forget(&self, file: Ino) {
         drop(self.take(file, 0));
     }

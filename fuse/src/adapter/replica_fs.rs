@@ -1,12 +1,15 @@
-//! Serves an archive that is written elsewhere, of which newer moments come while it is mounted.
+//! Replica of a remote archive: serves it while new versions of it appear.
 //!
 //! # Invariants
-//! MOMENT-1  A request is answered from one moment, from its beginning to its end.
-//! MOMENT-2  A later request is answered from the same moment or a newer one, whoever makes it. So what is open shows what is written to it elsewhere, as a file of this host shows what
-//!     other programs write; and of several files no more is promised than that none goes back.
-//! MOMENT-3  What is open and gone from the newest moment is answered from the last one in which it was, as an unlinked file can be read by those who have it open. Of such moments
-//!     [`MAX_RETAINED`] are held at most, for each has memory of its own: what is open of older ones is stale (ESTALE). As long as nobody answers whether it is in the newest, it stays
-//!     where it was.
+//! MOMENT-1  A request is answered from one version, from its beginning to its end.
+//! MOMENT-2  A later request is answered from the same version or a newer one, whichever process
+//!     makes it. So an open file shows the remote writes to it, as a local file shows the writes of
+//!     other programs. For several files only this is promised: none goes back.
+//! MOMENT-3  An open inode that was removed from the newest version is answered from the last
+//!     version that had it, as an unlinked file can be read through its open handles. At most
+//!     [`MAX_RETAINED`] such versions are retained, because each has memory of its own; open inodes
+//!     of older ones are stale (ESTALE). While it is unknown whether the newest version has the
+//!     inode, it stays at its version.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -33,11 +36,12 @@ use crate::kernel;
 use crate::kernel_cache::snapshot_inodes::is_live;
 use crate::options::SnapshotDir;
 
-/// Moments that are held for what is open and gone.
+/// Maximum number of old versions that are retained for open, removed inodes.
 const MAX_RETAINED: usize = 4;
 
 impl Adapter {
-    /// The same for another moment of the archive, which shares all that is not the archive's: for one that is no file of this host and only read.
+    /// Returns an adapter for another version of the archive. Everything except the file system is
+    /// shared; only for read-only remote archives.
     fn with_file_system(&self, fs: Arc<FileSystem>, option: SnapshotDir) -> Adapter {
         Adapter {
             snapshot_dir: effective_snapshot_dir(&fs, option),
@@ -55,16 +59,16 @@ impl Adapter {
     }
 }
 
-/// A moment; they are numbered as they come.
+/// Version of the archive; numbers increase.
 struct Version {
     adapter: Adapter,
     number: u64,
 }
 
-/// A file or directory that is open.
+/// Open file or directory.
 struct OpenInode {
     handles: u64,
-    /// The last moment in which it was found; None when that was let go of.
+    /// Last version that had the inode; None after it was evicted.
     last: Option<Arc<Version>>,
 }
 
@@ -76,11 +80,11 @@ impl OpenInode {
     }
 }
 
-/// The moments of a mount that are shown.
+/// Versions of the archive that a mount serves.
 pub struct CurrentVersion {
     newest: RwLock<Arc<Version>>,
     open: Mutex<HashMap<u64, OpenInode>>,
-    /// What the option of that name asks for.
+    /// Value of the mount option.
     snapshot_dir: SnapshotDir,
 }
 
@@ -94,7 +98,7 @@ impl CurrentVersion {
         Arc::clone(&self.newest.read())
     }
 
-    /// From now on requests are answered from this moment.
+    /// Serves requests from this version from now on.
     pub fn publish(&self, fs: Arc<FileSystem>) {
         let before = self.newest();
         let adapter = before.adapter.with_file_system(fs, self.snapshot_dir);
@@ -106,7 +110,7 @@ impl CurrentVersion {
         self.evict_old_versions();
     }
 
-    /// Lets go of all but the newest of the moments that are held for what is gone.
+    /// Evicts the oldest versions retained for removed inodes, beyond [`MAX_RETAINED`].
     fn evict_old_versions(&self) {
         let newest = self.newest().number;
         let mut open = self.open.lock();
@@ -120,7 +124,7 @@ impl CurrentVersion {
         }
     }
 
-    /// All moments that are shown.
+    /// Returns the file systems of all versions in use.
     pub fn file_systems(&self) -> Vec<Arc<FileSystem>> {
         let newest = self.newest();
         let open = self.open.lock();
@@ -131,12 +135,13 @@ impl CurrentVersion {
         versions.iter().map(|version| Arc::clone(&version.adapter.fs)).collect()
     }
 
-    /// The moment that a request about this inode is answered from.
+    /// Returns the version that answers requests about this inode.
     fn version_for(&self, number: INodeNo) -> Arc<Version> {
         let newest = self.newest();
         let last = self.open.lock().get(&number.0).and_then(|opened| opened.last.clone());
         let Some(last) = last.filter(|last| last.number < newest.number) else { return newest };
-        // Without the lock: it may have to be fetched. While it cannot be, nobody knows whether it is there, and the next request asks again.
+        // Without the lock, because this may fetch data. If the fetch fails the answer is unknown,
+        // and the next request tries again.
         if let Err(Error::NotFound | Error::Stale | Error::Io { .. }) = newest.adapter.fs.attributes(ino(number)) {
             return last;
         }
@@ -164,10 +169,10 @@ impl CurrentVersion {
     }
 }
 
-/// Serves to the kernel what is shown.
+/// Request handler of a replica mount.
 pub struct ReplicaFs(pub Arc<CurrentVersion>);
 
-/// Requests about an inode, which is their first argument.
+/// Delegates requests whose first argument is an inode.
 macro_rules! delegate {
     ($($request:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[allow(clippy::too_many_arguments)]
@@ -258,7 +263,7 @@ impl fuser::Filesystem for ReplicaFs {
             source: FileHandle, from: u64, target: INodeNo, to_handle: FileHandle, to: u64, length: u64,
             flags: CopyFileRangeFlags, reply: ReplyWrite
         );
-        // All of these are refused, with the same words as on any mount for reading.
+        // All of these are refused, with the same errors as on any read-only mount.
         setattr(
             mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size: Option<u64>, atime: Option<TimeOrNow>,
             mtime: Option<TimeOrNow>, ctime: Option<SystemTime>, handle: Option<FileHandle>, crtime: Option<SystemTime>,

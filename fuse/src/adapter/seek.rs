@@ -1,4 +1,4 @@
-//! Answers SEEK_DATA and SEEK_HOLE once the kernel has handed over what it caches of the file.
+//! SEEK_DATA and SEEK_HOLE, after the kernel has written back its cached pages of the file.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel_cache::KernelCache;
 
-/// What lseek(2) answers of a file whose data and holes these know.
+/// Resolves lseek(2) with the given functions for data and holes.
 pub(super) fn resolve(
     offset: i64,
     whence: i32,
@@ -28,7 +28,7 @@ pub(super) fn resolve(
     Ok(i64::try_from(found).unwrap_or(i64::MAX))
 }
 
-/// One question.
+/// One LSEEK request.
 pub(super) struct SeekRequest {
     pub(super) number: INodeNo,
     pub(super) offset: i64,
@@ -46,9 +46,10 @@ impl SeekRequest {
         }
     }
 
-    /// The kernel asks without writing its dirty pages first, and would lose their data to whoever copies what we call data. Only an inode
-    /// with a writer has any (KERNEL-3). Dropping its cached pages has them written, by WRITE requests that the event loops answer meanwhile:
-    /// hence the thread.
+    /// Replies after writeback. The kernel seeks without writing its dirty pages first, so a
+    /// copying program would skip their data. Only an inode with a writer has dirty pages
+    /// (KERNEL-3). Dropping its cached pages writes them, by WRITE requests that the event loops
+    /// answer; hence the thread.
     pub(super) fn serve(self, fs: &Arc<FileSystem>, cache: &Arc<KernelCache>, reply: ReplyLseek) {
         if !cache.has_writer(self.number.0) {
             return self.reply(fs, reply);
@@ -59,7 +60,7 @@ impl SeekRequest {
             self.reply(&fs, reply);
         };
         if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {
-            // The reply went with the thread that was not made, and has told the kernel of a failure.
+            // The reply was dropped with the closure, which reported a failure to the kernel.
             tracing::error!(%error, "no thread for a seek");
         }
     }

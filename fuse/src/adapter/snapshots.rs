@@ -1,10 +1,12 @@
-//! Serves what lies in `.snapshots` of the root: the directory itself, and what each snapshot shows, for reading.
+//! Serves `.snapshots`: the directory itself, and the content of each snapshot, read-only.
 //!
-//! The directory is no part of the archive, so nothing in it can be made, changed or removed, and the name is taken in the root: making something of this
-//! name is `Exists`, as it is for any directory that is there. Every other change gets EROFS. From a snapshot into the live tree nothing is linked
-//! (EXDEV), and copy_file_range(2) copies (EXDEV, upon which the kernel does it by reading).
+//! The directory is not part of the archive, so nothing in it can be created, changed or removed.
+//! Its name is taken in the root: creating it fails with `Exists`, as for any existing directory.
+//! Every other change fails with EROFS. Hard links from a snapshot into the live tree fail with
+//! EXDEV, and so does copy_file_range(2), after which the kernel copies by reading.
 //!
-//! A request asks for the snapshot of its view anew ([`lockbox::fs::SnapshotView`]): one that was removed is ESTALE.
+//! Each request looks up the snapshot of its view ([`lockbox::fs::SnapshotView`]): a removed one is
+//! ESTALE.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -30,14 +32,15 @@ use crate::kernel_cache::snapshot_inodes::{
 };
 use crate::options::SnapshotDir;
 
-/// The name in the root.
+/// Name in the root.
 const NAME: &[u8] = b".snapshots";
-/// Its place in a listing of the root, behind all entries: the greatest that an off_t has.
+/// Directory offset of `.snapshots`: `i64::MAX`, after all entries.
 const LAST_COOKIE: u64 = i64::MAX as u64;
-/// Cookies of `.` and `..` in the directory; those of snapshots are their numbers behind these.
+/// Offsets of `.` and `..`; the offset of a snapshot is its number plus this.
 const DOTS: u64 = 2;
 
-/// What the option asks for, unless the archive has an entry of that name: whoever made it is to find it.
+/// Returns the option's value, or `Off` if the archive has an entry of that name, which must stay
+/// reachable.
 pub fn effective_snapshot_dir(fs: &FileSystem, option: SnapshotDir) -> SnapshotDir {
     if option == SnapshotDir::Off || matches!(fs.lookup(ROOT_INO, NAME), Err(Error::NotFound)) {
         return option;
@@ -46,54 +49,54 @@ pub fn effective_snapshot_dir(fs: &FileSystem, option: SnapshotDir) -> SnapshotD
     SnapshotDir::Off
 }
 
-/// An inode in `.snapshots`, or that directory.
+/// Inode in `.snapshots`, or that directory itself.
 pub(super) struct SnapshotInode<'a> {
     adapter: &'a Adapter,
     number: u64,
 }
 
-/// What it is; looked up with each request.
+/// Kind of such an inode, determined by each request.
 enum SnapshotObject<'a> {
     Directory,
     Inode(ViewInode<'a>),
 }
 
-/// An inode that a snapshot shows.
+/// Inode in the content of a snapshot.
 struct ViewInode<'a> {
     view: MountedView,
     snapshot: SnapshotView<'a>,
     ino: Ino,
 }
 
-/// What the kernel is told of an inode, and how long it may believe name and attributes.
+/// Attributes and generation of a directory entry, as sent to the kernel.
 type EntryAttributes = (FileAttr, Generation);
 
 impl Adapter {
-    /// None for an inode of the live tree.
+    /// Returns None for an inode of the live tree.
     pub(super) fn snapshot_inode(&self, number: INodeNo) -> Option<SnapshotInode<'_>> {
         (!is_live(number.0)).then_some(SnapshotInode { adapter: self, number: number.0 })
     }
 
-    /// The inode that is to be changed.
+    /// Returns the inode to change.
     ///
     /// # Errors
-    /// `ReadOnly` for what lies in `.snapshots`.
+    /// `ReadOnly` for inodes in `.snapshots`.
     pub(super) fn live_inode(&self, number: INodeNo) -> Result<Ino> {
         if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("what a snapshot shows".into())) }
     }
 
-    /// The directory in which the name is to be made.
+    /// Returns the directory in which a name is to be created.
     ///
     /// # Errors
-    /// As [`Adapter::live`]; `Exists` for `.snapshots`.
+    /// As [`Adapter::live_inode`]; `Exists` for `.snapshots`.
     pub(super) fn create_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
         if self.is_snapshot_dir(parent, name) { Err(Error::Exists) } else { self.live_inode(parent) }
     }
 
-    /// The directory in which the name is to be removed, or to mean something else.
+    /// Returns the directory in which a name is to be removed or replaced.
     ///
     /// # Errors
-    /// As [`Adapter::live`], also for `.snapshots`.
+    /// As [`Adapter::live_inode`], also for `.snapshots`.
     pub(super) fn change_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
         if self.is_snapshot_dir(parent, name) {
             return Err(Error::ReadOnly("the directory of the snapshots".into()));
@@ -101,7 +104,7 @@ impl Adapter {
         self.live_inode(parent)
     }
 
-    /// Replies when everything done so far is durable, which what a snapshot shows is by itself.
+    /// Replies when all previous changes are durable. Snapshots always are.
     pub(super) fn reply_fsync(&self, number: INodeNo, reply: ReplyEmpty) {
         let in_flight = self.begin();
         match &self.sync_queue {
@@ -110,20 +113,20 @@ impl Adapter {
         }
     }
 
-    /// Whether the name is that of `.snapshots`.
+    /// Returns whether the name is `.snapshots` of the root.
     pub(super) fn is_snapshot_dir(&self, parent: INodeNo, name: &OsStr) -> bool {
         parent.0 == ROOT_INO.0 && self.snapshot_dir != SnapshotDir::Off && name.as_bytes() == NAME
     }
 
     pub(super) fn reply_snapshot_dir(&self, reply: ReplyEntry) {
         match self.snapshot_dir_attributes() {
-            // The name does not go away, what is in it may.
+            // The name never disappears, but the content may change.
             Ok(attributes) => reply.entry_with_ttls(&SNAPSHOT_NAME_TIMEOUT, &FOR_EVER, &attributes, GENERATION),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
-    /// Belongs to whom the root belongs to; its times are those of the newest snapshot.
+    /// Owner and group are those of the root, the times those of the newest snapshot.
     fn snapshot_dir_attributes(&self) -> Result<FileAttr> {
         let root = self.fs.attributes(ROOT_INO)?;
         let snapshots = self.fs.kept_snapshots()?;
@@ -142,7 +145,7 @@ impl Adapter {
         Ok(convert::to_file_attr(&attributes))
     }
 
-    /// Adds `.snapshots` behind all entries of the root if it is to be listed there.
+    /// Adds `.snapshots` after all entries of the root, if it is to be listed.
     pub(super) fn list_snapshot_dir(&self, directory: INodeNo, offset: u64, reply: &mut ReplyDirectory) {
         if self.must_list_snapshot_dir(directory, offset) {
             let _full = reply.add(
@@ -154,7 +157,7 @@ impl Adapter {
         }
     }
 
-    /// The same with attributes.
+    /// Adds it with attributes.
     pub(super) fn list_snapshot_dir_plus(
         &self,
         directory: INodeNo,
@@ -180,7 +183,7 @@ impl Adapter {
 
 impl<'a> SnapshotInode<'a> {
     /// # Errors
-    /// `Stale` for what is not in this mount.
+    /// `Stale` for an inode that is not part of this mount.
     fn object(&self) -> Result<SnapshotObject<'a>> {
         let Adapter { fs, snapshot_dir, .. } = self.adapter;
         match self.adapter.views().resolve(self.number)? {
@@ -194,7 +197,7 @@ impl<'a> SnapshotInode<'a> {
     }
 
     /// # Errors
-    /// `Invalid` for `.snapshots`, of which this cannot be asked.
+    /// `Invalid` for `.snapshots`, which does not support the request.
     fn view_inode(&self) -> Result<ViewInode<'a>> {
         match self.object()? {
             SnapshotObject::Inode(view_inode) => Ok(view_inode),
@@ -209,7 +212,7 @@ impl<'a> SnapshotInode<'a> {
             Ok((attributes, generation)) => {
                 reply.entry_with_ttls(&SNAPSHOT_CONTENT_TIMEOUT, &lifetime, &attributes, generation)
             }
-            // KERNEL-10: it may come in `.snapshots`, and not in what a snapshot shows.
+            // KERNEL-10: the name may appear later in `.snapshots`, but not in a snapshot.
             Err(Error::NotFound) if is_view => {
                 reply.entry_with_ttls(&lifetime, &lifetime, &convert::negative_entry(), GENERATION);
             }
@@ -217,7 +220,7 @@ impl<'a> SnapshotInode<'a> {
         }
     }
 
-    /// What a name leads to, of which the kernel counts as told.
+    /// Looks up a name and counts the lookup.
     fn find(&self, name: &[u8]) -> Result<EntryAttributes> {
         match (self.object()?, name) {
             (SnapshotObject::Directory, b".") => Ok((self.adapter.snapshot_dir_attributes()?, GENERATION)),
@@ -264,7 +267,7 @@ impl<'a> SnapshotInode<'a> {
         }
     }
 
-    /// Nothing is held open: handles are numbers like all others.
+    /// Opens a file. Nothing is held open; the handle is 0.
     pub(super) fn open(&self, flags: OpenFlags, reply: ReplyOpen) {
         let opened =
             self.view_inode().and_then(|view_inode| match may_write(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
@@ -326,10 +329,11 @@ impl<'a> SnapshotInode<'a> {
         reply_xattr(names, size, reply);
     }
 
-    /// Where a listing that starts now ends.
+    /// Returns the end of a listing that starts now.
     pub(super) fn listing_bound(&self) -> Result<u64> {
         match self.object()? {
-            // Numbers ascend, and no two snapshots have one: what comes meanwhile is listed once.
+            // Snapshot numbers increase and are unique, so a snapshot taken meanwhile is listed
+            // once.
             SnapshotObject::Directory => Ok(u64::MAX),
             SnapshotObject::Inode(view_inode) => view_inode.snapshot.directory_bound(view_inode.ino),
         }
@@ -361,7 +365,7 @@ impl<'a> SnapshotInode<'a> {
         tolerate_damage(listed.and(failed), any, INodeNo(self.number)).map(drop)
     }
 
-    /// With attributes.
+    /// Lists entries with attributes.
     pub(super) fn list_plus(&self, offset: u64, bound: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         let view_inode = match self.object()? {
             SnapshotObject::Directory => return self.list_snapshots_plus(offset, reply),
@@ -376,7 +380,7 @@ impl<'a> SnapshotInode<'a> {
                     return ControlFlow::Continue(());
                 };
                 let name = OsStr::from_bytes(entry.name);
-                // The kernel drops what it is told of these two.
+                // The kernel ignores the attributes of these two.
                 let is_dots = entry.cookie <= DOTS;
                 let described = match entry.name {
                     b".." if view_inode.ino == ROOT_INO => self.adapter.snapshot_dir_attributes(),
@@ -406,7 +410,7 @@ impl<'a> SnapshotInode<'a> {
         Ok(())
     }
 
-    /// Those of `.snapshots` that come behind `offset`, with their places.
+    /// Returns the snapshots after `offset`, with their directory offsets.
     fn snapshots_after(&self, offset: u64) -> Result<impl Iterator<Item = (u64, KeptSnapshot)>> {
         let all = self.adapter.fs.kept_snapshots()?.into_iter();
         let placed = all.map(|snapshot| (snapshot.id.0.saturating_add(DOTS).min(LAST_COOKIE), snapshot));
@@ -427,7 +431,7 @@ impl<'a> SnapshotInode<'a> {
                 }
                 Ok(view) => view,
             };
-            // A listing without attributes tells the kernel no inode.
+            // A listing without attributes creates no inode in the kernel.
             self.adapter.views().remove_lookup(view);
             let number = INodeNo(view.kernel_number(ROOT_INO)?);
             if reply.add(number, cookie, fuser::FileType::Directory, OsStr::from_bytes(&snapshot.name)) {
@@ -459,7 +463,7 @@ impl<'a> SnapshotInode<'a> {
             };
             lookups.adopt(attributes.ino.0);
             let name = OsStr::from_bytes(&snapshot.name);
-            // One time counts for name and attributes.
+            // The reply has one timeout for name and attributes.
             if reply.add(attributes.ino, cookie, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, generation) {
                 lookups.undo_last();
                 break;
@@ -470,7 +474,7 @@ impl<'a> SnapshotInode<'a> {
     }
 }
 
-/// A snapshot that cannot be shown keeps nobody from the others: a listing leaves it out, says so in the log, and the name leads to the error.
+/// Skips a snapshot that cannot be shown, with a log line; looking up its name reports the error.
 fn skip_unreadable(error: Error, id: SnapshotId) -> Result<()> {
     match error {
         // It was removed meanwhile.
@@ -484,7 +488,7 @@ fn skip_unreadable(error: Error, id: SnapshotId) -> Result<()> {
 }
 
 impl Adapter {
-    /// The root of what a snapshot shows, of which the kernel counts as told.
+    /// Looks up the root of a snapshot and counts the lookup.
     fn lookup_snapshot_root(&self, id: SnapshotId) -> Result<EntryAttributes> {
         let attributes = self.fs.snapshot_view(id).attributes(ROOT_INO)?;
         let view = self.views().open(id)?;
@@ -497,7 +501,7 @@ impl Adapter {
 }
 
 impl ViewInode<'_> {
-    /// With the numbers of this mount.
+    /// Converts attributes, with the inode number of this mount.
     fn to_file_attr(&self, a: &Attributes) -> Result<FileAttr> {
         let ino = Ino(self.view.kernel_number(a.ino)?);
         Ok(convert::to_file_attr(&Attributes { ino, ..*a }))

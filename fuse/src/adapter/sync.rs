@@ -1,17 +1,20 @@
-//! Answers fsync without an event loop that waits for each caller.
+//! fsync without blocking an event loop for each caller.
 //!
-//! A commit serves all who came before it began, but only as many can come as there are loops to take their requests. So one
-//! caller at a time is led by the loop that took its request, which costs no hand-over; who comes meanwhile is counted in and
-//! left to a thread, which leads commit after commit until nobody is left. Where a commit waits for a store elsewhere, perhaps for as long as that is away, a hand-over is nothing
-//! beside it and a loop is: there the thread leads all of them.
+//! A commit serves all callers that came before it began, but only as many can come as there are
+//! loops to take their requests. So the loop that took the request leads the commit for one caller
+//! at a time, without a hand-over. Further callers are queued for a thread, which leads commit
+//! after commit until the queue is empty. If commits wait for a remote store, a hand-over is cheap
+//! compared with a blocked loop: the thread then leads all of them.
 //!
 //! # Rules
-//! 1  A caller is counted in by the loop that took its request: the commit that serves it begins afterwards, and sees all that
-//!    was answered before.
-//! 2  Who is counted in while another leads is answered by the thread, which is called when that lead ends. So nobody is
-//!    forgotten: who leads and who waits are decided under one lock.
-//! 3  The thread ends with the adapter, after the last event loop, and answers all before.
-//! 4  Commits of the thread count as long work (rule 4 of `pace`): a change may have to wait for one.
+//! 1  A caller is registered by the loop that took its request: the commit that serves it begins
+//!    afterwards, and includes everything that was acknowledged before.
+//! 2  A caller queued while another leads is answered by the thread, which is woken when that lead
+//!    ends. No caller is lost, because leader and queue change under one lock.
+//! 3  The thread ends with the adapter, after the last event loop, and answers all queued callers
+//!    before.
+//! 4  Commits of the thread count as long work (rule 4 of `event_loop`): a change may have to wait
+//!    for one.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -44,18 +47,18 @@ struct SharedQueue {
     called: Condvar,
 }
 
-/// The callers of fsync of one mount.
+/// Queue of the fsync callers of one mount.
 pub(super) struct SyncQueue {
     fs: Arc<FileSystem>,
     queue: Arc<SharedQueue>,
     thread: Option<JoinHandle<()>>,
-    /// Commits wait for another machine.
+    /// Commits wait for a remote store.
     is_remote: bool,
 }
 
 impl SyncQueue {
     /// # Errors
-    /// Those of starting a thread.
+    /// Fails if the thread cannot be started.
     pub(super) fn start(
         fs: Arc<FileSystem>,
         scheduler: Arc<LoopScheduler>,
@@ -68,7 +71,8 @@ impl SyncQueue {
         Ok(SyncQueue { fs, queue, thread: Some(thread), is_remote })
     }
 
-    /// Replies when everything done so far is durable; the loop may be back at the kernel's queue long before.
+    /// Replies when all previous changes are durable. The loop may return to the kernel's queue
+    /// long before.
     pub(super) fn submit(&self, in_flight: &InFlight<'_>, reply: ReplyEmpty) {
         let begun = match self.fs.begin_sync() {
             Ok(begun) => begun,
@@ -114,7 +118,8 @@ fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
         let callers = std::mem::take(&mut state.waiting);
         drop(state);
         let _long = scheduler.begin_long_work();
-        // The first leads; the others were counted in before that commit began, or need one more.
+        // The first one leads; the others were registered before that commit began, or need one
+        // more.
         for (begun, reply) in callers {
             reply_empty(fs.finish_sync(begun), reply);
         }

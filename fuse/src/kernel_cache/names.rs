@@ -1,7 +1,8 @@
-//! Names that are not certain: the kernel looks up again those of an operation that may have been done although it failed.
+//! Invalidates names whose operation failed but may have been published.
 //!
-//! With `sync=always` an operation is published first and committed then. When the commit fails the caller is told so, but the name is
-//! there, or gone; the kernel, which keeps names for ever, believes what was before.
+//! With `sync=always` an operation is published first and committed then. If the commit fails the
+//! caller gets the error, but the name exists, or is gone. The kernel caches names without expiry
+//! and would keep the old state.
 
 use std::ffi::OsStr;
 use std::thread;
@@ -13,7 +14,9 @@ use lockbox::{Error, Result};
 use super::KernelCache;
 
 impl KernelCache {
-    /// Comes before the answer. The kernel holds the directory until it has that, so that telling it here would wait for ever.
+    /// Invalidates the names of a failed operation; call it before the reply. The kernel holds the
+    /// directory's lock until the reply, so the invalidation runs in a thread: here it would
+    /// deadlock.
     pub(crate) fn invalidate_uncertain_names<T>(
         &self,
         profile: SyncProfile,
@@ -38,7 +41,8 @@ impl KernelCache {
     }
 }
 
-/// Whether the operation may have been published. What is refused for the names themselves was not.
+/// Returns whether the operation may have been published. Errors about the names themselves come
+/// before that.
 fn may_be_published(profile: SyncProfile, error: &Error) -> bool {
     let refused = matches!(
         error,

@@ -1,7 +1,8 @@
-//! The kernel's pages of files: those that wait to be written, and those that hold plaintext.
+//! Cached pages of files in the kernel: dirty ones, and those that hold plaintext.
 //!
-//! Dropping the cached pages of an inode has them written first, by WRITE requests that the event loops answer meanwhile. So none of this is
-//! called from an event loop. An error says that the kernel has forgotten the inode, and with it its pages, or that the connection is gone.
+//! Dropping the cached pages of an inode writes them first, by WRITE requests that the event loops
+//! answer. So no function here may be called from an event loop. An error means that the kernel has
+//! dropped the inode and its pages, or that the connection is closed.
 
 use std::time::Instant;
 
@@ -10,27 +11,28 @@ use fuser::INodeNo;
 use super::KernelCache;
 
 impl KernelCache {
-    /// The inodes of which the kernel may hold dirty pages (KERNEL-3).
+    /// Returns the inodes of which the kernel may hold dirty pages (KERNEL-3).
     pub(crate) fn dirty_inodes(&self) -> Vec<u64> {
         self.writers.inodes()
     }
 
-    /// Has the pages of these inodes written, and drops them.
+    /// Makes the kernel write the pages of these inodes and drop them.
     pub(crate) fn write_back(&self, inodes: &[u64]) {
         for &ino in inodes {
             self.drop_pages(INodeNo(ino), 0);
         }
     }
 
-    /// The same for what lies behind `offset` in one inode.
+    /// Writes and drops the pages of one inode from `offset` on.
     pub(crate) fn drop_pages(&self, ino: INodeNo, offset: i64) {
         if let Some(notifier) = self.notifier.get() {
             let _ = notifier.inval_inode(ino, offset, 0);
         }
     }
 
-    /// The same for every inode up to `newest`, then for those that the kernel was told of views, first of views of which something was read; answers
-    /// whether that was done by `until`. Newest inodes first: those are likelier to be in the kernel's cache, and time is short.
+    /// Writes and drops the pages of every inode up to `newest`, then of the snapshot inodes that
+    /// the kernel knows, starting with views that were read. Returns whether that finished before
+    /// `until`. Newer inodes come first: they are likelier to be cached, and time is short.
     pub(crate) fn drop_all_pages(&self, newest: u64, until: Instant) -> bool {
         if self.notifier.get().is_none() {
             return true;

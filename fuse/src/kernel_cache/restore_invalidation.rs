@@ -1,4 +1,4 @@
-//! What a restore makes in the mount without the kernel's doing, and how the kernel comes to know it (KERNEL-11).
+//! Invalidation for a restore, which creates files without requests of the kernel (KERNEL-11).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,19 +11,21 @@ use lockbox::{Error, Result};
 use super::KernelCache;
 
 impl KernelCache {
-    /// From now on the kernel learns nothing of what is in this directory, nor of what was in the one before.
+    /// Hides the content of this directory from the kernel, and shows the directory that was hidden
+    /// before.
     pub(crate) fn hide_directory(&self, directory: Ino) {
         self.hidden.store(directory.0, Ordering::SeqCst);
     }
 
     /// # Errors
-    /// `PermissionDenied` for a directory that is hidden.
+    /// `PermissionDenied` for the hidden directory.
     pub(crate) fn check_visible(&self, directory: INodeNo) -> Result<()> {
         if self.hidden.load(Ordering::SeqCst) == directory.0 { Err(Error::PermissionDenied) } else { Ok(()) }
     }
 
-    /// Has the kernel forget a name, there or missing. Nobody else makes, removes or renames it meanwhile. Not to be called from an event loop: the
-    /// kernel may hold the directory for a request that waits for us.
+    /// Makes the kernel drop a name, existing or missing. No other thread may create, remove or
+    /// rename it meanwhile. Not to be called from an event loop: the kernel may hold the
+    /// directory's lock for a request that waits for us.
     pub(crate) fn invalidate_name(&self, directory: Ino, name: &[u8]) {
         if let Some(notifier) = self.notifier.get() {
             // The kernel may not know the directory or the name.

@@ -1,16 +1,22 @@
-//! The kernel's numbers for what lies in `.snapshots`: each snapshot that somebody came to is a view, with a number of its own in this mount.
+//! Inode numbers of `.snapshots`: each snapshot that was looked up is a view, with a number of its
+//! own in this mount.
 //!
 //! # Invariants
-//! VIEW-1  The upper 16 bits of a number are 0 in the live tree, a view's number in what a snapshot shows, and all ones for `.snapshots` itself. The lower
-//!     48 are the archive's inode number, which has no more (`MAX_INO`, kept by every decoder; what has more is damage, never another file). So
-//!     no two inodes of a mount have one number, and `cmp`(1), hard links and `du`(1) are right within a view.
-//! VIEW-2  A view's number is that of one snapshot as long as the kernel knows an inode of it. Numbers are given in order, and again only when all are
-//!     used up, and then those that the kernel has forgotten. Until then a forgotten one is kept: an NFS server may come back to it.
-//! VIEW-3  The generation of a view's inodes is the number of its snapshot, which no other one of the archive has: a file handle from before,
-//!     from another mount too, either finds the same snapshot or is stale. A snapshot whose number has more than 32 bits has no view, since the kernel
+//! VIEW-1  The upper 16 bits of an inode number are 0 in the live tree, the view's number inside a
+//!     snapshot, and all ones for `.snapshots` itself. The lower 48 are the archive's inode number,
+//!     which has no more (`MAX_INO`, enforced by every decoder; a larger one is damage, never
+//!     another file). So no two inodes of a mount share a number, and `cmp`(1), hard links and
+//!     `du`(1) are right within a view.
+//! VIEW-2  A view's number belongs to one snapshot as long as the kernel knows an inode of it.
+//!     Numbers are assigned in order. They are reused only when all are used up, and then only
+//!     those that the kernel has forgotten. Until then a forgotten one is kept, because an NFS
+//!     server may return to it.
+//! VIEW-3  The generation of a view's inodes is the number of its snapshot, which is unique in the
+//!     archive. So an old file handle, even from another mount, either finds the same snapshot or
+//!     is stale. A snapshot whose number has more than 32 bits has no view, since the kernel
 //!     compares no more.
 //!
-//! A view takes some words of memory, and keeps nothing of the archive.
+//! A view takes a few words of memory and holds no resource of the archive.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,27 +28,27 @@ use lockbox::fs::SnapshotId;
 use lockbox::{Error, Result};
 use parking_lot::RwLock;
 
-/// How long the kernel believes a name in `.snapshots`, and what it was told of that directory (KERNEL-10).
+/// Timeout of names in `.snapshots` and of that directory's attributes (KERNEL-10).
 pub(crate) const SNAPSHOT_NAME_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long it believes names and attributes of what a snapshot shows (KERNEL-10).
+/// Timeout of names and attributes inside a snapshot (KERNEL-10).
 pub(crate) const SNAPSHOT_CONTENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bits of an inode number of the archive.
 const INO_BITS: u32 = MAX_INO.count_ones();
-/// Upper part of the number of `.snapshots`.
+/// Upper part of the inode number of `.snapshots`.
 const DIRECTORY: u16 = u16::MAX;
 
-/// What a number of the kernel is one of.
+/// Part of the mount to which an inode number belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InodeKind {
     Live,
-    /// `.snapshots`.
+    /// `.snapshots` itself.
     Directory,
-    /// The inode of what a snapshot shows.
+    /// Inode inside a snapshot.
     View(MountedView, Ino),
 }
 
-/// A snapshot with its number in this mount.
+/// Snapshot with its view number in this mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MountedView {
     number: u16,
@@ -54,15 +60,15 @@ impl MountedView {
         SnapshotId(self.id.into())
     }
 
-    /// VIEW-3.
+    /// Returns the generation of the view's inodes (VIEW-3).
     pub(crate) fn generation(self) -> Generation {
         Generation(self.id.into())
     }
 
-    /// The kernel's number of an inode that the snapshot shows.
+    /// Returns the kernel's number for an inode of the snapshot.
     ///
     /// # Errors
-    /// `Damaged` when the archive's has too many bits (VIEW-1).
+    /// `Damaged` if the archive's number has too many bits (VIEW-1).
     pub(crate) fn kernel_number(self, ino: Ino) -> Result<u64> {
         match ino.0 {
             number @ 1..=MAX_INO => Ok(u64::from(self.number) << INO_BITS | number),
@@ -71,58 +77,59 @@ impl MountedView {
     }
 }
 
-/// The kernel's number of `.snapshots`.
+/// Returns the inode number of `.snapshots`.
 pub(crate) const fn snapshot_dir_number() -> u64 {
     (DIRECTORY as u64) << INO_BITS | 1
 }
 
-/// Whether the number is one of the live tree.
+/// Returns whether the number belongs to the live tree.
 pub(crate) fn is_live(number: u64) -> bool {
     number <= MAX_INO
 }
 
-/// The views of one mount.
+/// Views of one mount.
 #[derive(Default)]
 pub(crate) struct ViewTable(RwLock<ViewMap>);
 
 #[derive(Default)]
 struct ViewMap {
-    /// By their numbers.
+    /// Views by number.
     known: BTreeMap<u16, ViewEntry>,
     by_snapshot: HashMap<u32, u16>,
 }
 
 struct ViewEntry {
     id: u32,
-    /// How often the kernel was told an inode, less what it forgot.
+    /// Lookup count: lookups sent to the kernel, less those that it forgot.
     lookups: AtomicU64,
-    /// The highest inode number of the archive that the kernel was told.
+    /// Highest inode number of the archive that the kernel may know.
     highest: AtomicU64,
-    /// Whether it may have pages of a file or a link: one was opened or read.
+    /// The kernel may have pages of a file or a link: one was opened or read.
     was_read: AtomicBool,
 }
 
-/// What one reply tells the kernel of views. The kernel hears nothing of it when the request fails instead, so all is taken back unless the reply
-/// goes out: a view that counts as known for ever would keep its number for ever (VIEW-2).
+/// Lookups of one reply. If the request fails the kernel sees none of them, so all are undone
+/// unless the reply is sent: a view that counts as known for ever would keep its number for ever
+/// (VIEW-2).
 pub(crate) struct LookupBatch<'a> {
     views: &'a ViewTable,
     told: Vec<u64>,
 }
 
 impl LookupBatch<'_> {
-    /// As [`ViewTable::tell`].
+    /// Counts a lookup as [`ViewTable::add_lookup`] does.
     pub(crate) fn add(&mut self, view: MountedView, number: u64) -> Result<()> {
         self.views.add_lookup(view, number)?;
         self.adopt(number);
         Ok(())
     }
 
-    /// The inode counts as told already.
+    /// Takes over a lookup that is already counted.
     pub(crate) fn adopt(&mut self, number: u64) {
         self.told.push(number);
     }
 
-    /// The last one did not fit.
+    /// Undoes the last lookup, which did not fit into the reply.
     pub(crate) fn undo_last(&mut self) {
         if let Some(number) = self.told.pop() {
             self.views.forget(number, 1);
@@ -141,8 +148,10 @@ impl Drop for LookupBatch<'_> {
 }
 
 impl ViewTable {
+    /// Resolves an inode number.
+    ///
     /// # Errors
-    /// `Stale` for what no view has: the kernel may come with a file handle of another mount.
+    /// `Stale` for a number without a view: the kernel may use a file handle of another mount.
     pub(crate) fn resolve(&self, number: u64) -> Result<InodeKind> {
         if is_live(number) {
             return Ok(InodeKind::Live);
@@ -156,10 +165,12 @@ impl ViewTable {
         Ok(InodeKind::View(MountedView { number: upper, id: known.id }, Ino(number & MAX_INO)))
     }
 
-    /// The view of a snapshot, of which the kernel is about to be told an inode; see [`ViewTable::tell`].
+    /// Returns the view of a snapshot, and counts a lookup of its root; see
+    /// [`ViewTable::add_lookup`].
     ///
     /// # Errors
-    /// `Unsupported` for a snapshot that can have none (VIEW-3), `NoSpace` when the kernel knows inodes of as many views as there are numbers.
+    /// `Unsupported` for a snapshot that can have no view (VIEW-3), `NoSpace` if the kernel knows
+    /// inodes of all view numbers.
     pub(crate) fn open(&self, id: SnapshotId) -> Result<MountedView> {
         let id = u32::try_from(id.0).ok().filter(|id| *id > 0);
         let id = id.ok_or_else(|| Error::Unsupported("views of snapshots with numbers of more than 32 bits".into()))?;
@@ -172,20 +183,21 @@ impl ViewTable {
         table.add_lookup(view, ROOT_INO.0).map(|()| view)
     }
 
-    /// What a request is about to tell.
+    /// Starts the lookups of one reply.
     pub(crate) fn begin_lookups(&self) -> LookupBatch<'_> {
         LookupBatch { views: self, told: Vec::new() }
     }
 
-    /// The kernel is about to be told an inode of the view, by its own number or the kernel's.
+    /// Counts a lookup before it is sent to the kernel. `number` is the archive's inode number or
+    /// the kernel's.
     ///
     /// # Errors
-    /// `Stale` when the number is another view's by now (VIEW-2).
+    /// `Stale` if the number belongs to another view by now (VIEW-2).
     pub(crate) fn add_lookup(&self, view: MountedView, number: u64) -> Result<()> {
         self.0.read().add_lookup(view, number)
     }
 
-    /// The kernel is about to have pages of a file or a link of the view.
+    /// Records that the kernel may cache pages of a file or a link of the view.
     pub(crate) fn mark_read(&self, view: MountedView) {
         let table = self.0.read();
         if let Some(known) = table.known.get(&view.number).filter(|known| known.id == view.id) {
@@ -193,7 +205,7 @@ impl ViewTable {
         }
     }
 
-    /// The kernel dropped an inode of which it was told so often, or was not told it after all.
+    /// Removes lookups: the kernel dropped the inode, or never saw the reply.
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
         if let Some(known) = self.0.read().known.get(&((number >> INO_BITS) as u16)) {
             let less = |told: u64| Some(told.saturating_sub(lookups));
@@ -201,12 +213,13 @@ impl ViewTable {
         }
     }
 
-    /// As [`ViewTable::forget`] for one lookup of any inode.
+    /// Removes one lookup of any inode of the view, as [`ViewTable::forget`].
     pub(crate) fn remove_lookup(&self, view: MountedView) {
         self.forget(u64::from(view.number) << INO_BITS, 1);
     }
 
-    /// The upper parts of numbers that the kernel may know, each with the highest lower part. First those of which it may have pages.
+    /// Returns the view bits of numbers that the kernel may know, each with the highest inode
+    /// number. Views of which it may have pages come first.
     pub(crate) fn known_to_kernel(&self) -> Vec<(u64, u64)> {
         let table = self.0.read();
         let told = table.known.iter().filter(|(_, known)| known.lookups.load(Ordering::Acquire) > 0);
@@ -220,7 +233,7 @@ impl ViewTable {
 }
 
 impl ViewMap {
-    /// VIEW-2.
+    /// Assigns a number (VIEW-2).
     fn add(&mut self, id: u32) -> Result<u16> {
         let next = self.known.last_key_value().map_or(1, |(last, _)| last + 1);
         let number = if next < DIRECTORY { next } else { self.reclaim_number()? };

@@ -1,4 +1,4 @@
-//! Keeps the times that the kernel stores from undoing newer ones that a program set meanwhile (KERNEL-8).
+//! Ignores late times of the kernel that would undo newer ones set by a program (KERNEL-8).
 
 use std::time::SystemTime;
 
@@ -9,8 +9,8 @@ use lockbox::{Result, format};
 use super::{KernelCache, unlinked_times};
 
 impl KernelCache {
-    /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing, and those of a file that is gone are
-    /// accepted (KERNEL-4).
+    /// Sets attributes as [`FileSystem::set_attributes`]. Times that the kernel stores too late are
+    /// ignored, and those of a deleted file are accepted (KERNEL-4).
     pub(crate) fn set_attributes(
         &self,
         fs: &FileSystem,
@@ -21,8 +21,8 @@ impl KernelCache {
         unlinked_times::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
     }
 
-    /// Only of an inode with writers can the kernel have times to store while a program sets others: it stores them before each close(2)
-    /// returns.
+    /// Ignores late times. The kernel can have unsaved times while a program sets others only for
+    /// an inode with writers: it stores them before each close(2) returns.
     fn set_in_order(
         &self,
         fs: &FileSystem,
@@ -44,13 +44,15 @@ impl KernelCache {
     }
 }
 
-/// How the kernel stores what it has in memory: by one of the inode's handles for writing, of which it takes any. utimensat(2) of the modification
-/// alone looks the same but for that, since of what a program sets only ftruncate(2) comes with a handle.
+/// Returns whether the kernel stores its cached times. It uses any of the inode's writable handles.
+/// utimensat(2) of the mtime alone looks the same except for the handle: of the calls that set
+/// times only ftruncate(2) comes with a handle.
 fn is_kernel_store(set: &SetAttributes, by_handle: bool) -> bool {
     by_handle && set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
-/// An older ctime is of before, unless the clock was set back since: then the newest one lies ahead of it.
+/// Returns whether a ctime is outdated. After the clock was set back, the newest one lies in the
+/// future and does not count.
 fn is_stale(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
     newest.is_some_and(|newest| ctime < newest && newest <= now)
 }

@@ -1,4 +1,5 @@
-//! Files whose last name a rename gave to another file, and directories that were removed: they live as long as the kernel knows them (KERNEL-6, KERNEL-9).
+//! Inodes without a name that the kernel still knows: files replaced by a rename, and removed
+//! directories (KERNEL-6, KERNEL-9).
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -9,12 +10,12 @@ use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
 use parking_lot::Mutex;
 
-/// Inodes that are held open for the kernel until it forgets them.
+/// Inodes held open until the kernel forgets them.
 #[derive(Default)]
 pub(crate) struct UnlinkedInodes(Mutex<HashSet<u64>>);
 
 impl UnlinkedInodes {
-    /// Renames, and holds what loses its last name by it.
+    /// Renames, and holds the inode that loses its last name.
     pub(crate) fn rename(
         &self,
         fs: &FileSystem,
@@ -38,7 +39,7 @@ impl UnlinkedInodes {
         self.retain(fs, held, removed)
     }
 
-    /// Keeps what is held when its name was taken, and else gives it up.
+    /// Retains the held inode if its name was removed, and releases it otherwise.
     fn retain(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
         let Some(held) = held else { return taken };
         if taken.is_ok() && self.0.lock().insert(held.0) {
@@ -47,14 +48,14 @@ impl UnlinkedInodes {
         taken.and(fs.release(held))
     }
 
-    /// The kernel drops the inode.
+    /// Releases the inode when the kernel drops it.
     pub(crate) fn forget(&self, fs: &FileSystem, inode: Ino) -> Result<()> {
         if self.0.lock().remove(&inode.0) { fs.release(inode) } else { Ok(()) }
     }
 }
 
-/// What a name means, held open if it is to be. The kernel keeps the directory locked, so that the name means the same until its request is
-/// answered.
+/// Looks up a name and opens its inode if it matches. The kernel keeps the directory locked, so the
+/// name means the same inode until the request is answered.
 fn open_if_matching(
     fs: &FileSystem,
     directory: Ino,

@@ -1,10 +1,11 @@
-//! Answers the times that the kernel still stores of a regular file whose last name has gone (KERNEL-4).
+//! Accepts the times that the kernel stores of a deleted regular file (KERNEL-4).
 
 use lockbox::fs::{Attributes, SetAttributes, mode};
 use lockbox::{Error, Result, format};
 
-/// Accepts cached times of an inode that is gone; every other outcome stays what it is. Only for regular files does the
-/// kernel send a ctime, and it does not look at what comes back; a utimensat(2) that raced with the unlink came before it.
+/// Accepts cached times of a deleted inode; every other result is passed through. The kernel sends
+/// a ctime only for regular files, and ignores the reply; a utimensat(2) that raced with the unlink
+/// came before it.
 pub(super) fn accept_times(result: Result<Attributes>, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
     let times_only = SetAttributes { atime: None, mtime: None, ctime: None, ..*set } == SetAttributes::default();
     match result {

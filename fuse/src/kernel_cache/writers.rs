@@ -1,11 +1,16 @@
-//! Counts the open handles that may write, per inode and in all, and remembers what the kernel keeps of an inode that has some.
+//! Open writable handles, per inode and in total, and the block counts that the kernel caches of
+//! these inodes.
 //!
 //! # Block counts
-//! With each WRITE the block count may change behind the kernel's back. Attributes that it may not keep would be asked for with each
-//! write(2), which takes longer than the write itself; and what it asked for makes it look whether the file has capabilities, since another
-//! client might have set some. So it keeps what GETATTR told it. It is told at once when another change of the content makes that wrong, and
-//! by the clock when a WRITE does: a file that grows with each write(2) would be asked about with each. close(2) makes it forget the count. A reply that crosses the telling does no harm: who is asked says so before looking ([`Writers::ask`]), so that a change made
-//! meanwhile is told, and the kernel drops replies to what it asked before it was told.
+//! Each WRITE may change the block count without the kernel's knowledge. If its attributes expired
+//! at once, the kernel would request them with each write(2), which takes longer than the write
+//! itself. It would then also check for file capabilities, since another client might have set
+//! some. So the kernel keeps the attributes of GETATTR. They are invalidated at once after other
+//! changes of the content, and by the ticker after a WRITE: a file that grows with each write(2)
+//! would otherwise cause a GETATTR each time. close(2) makes the kernel forget the count. A reply
+//! that crosses an invalidation is harmless: the request is recorded before the lookup
+//! ([`Writers::begin_getattr`]), so that a concurrent change is reported, and the kernel drops
+//! replies to requests from before an invalidation.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,42 +20,43 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lockbox::error::Timestamp;
 use parking_lot::Mutex;
 
-/// Of an inode with writers: the newest ctime that came with a program's change of attributes. Locked until a change is made, so that of
-/// two the second one knows the first.
+/// Newest ctime that a program set on an inode with writers. Locked until a change is made, so that
+/// of two changes the second one sees the first.
 pub(super) type NewestCtime = Mutex<Option<Timestamp>>;
 
-/// What an inode with writers counts at least (KERNEL-7).
+/// Minimum block count of an inode with writers (KERNEL-7).
 const MIN_BLOCKS: u64 = 1;
 
-/// Enough that event loops seldom meet.
+/// Number of shards, so that event loops seldom contend.
 const SHARDS: u64 = 16;
 
-/// While an inode has a writer its block count may change, and only then can the kernel hold dirty pages.
+/// Inodes with writers: only their block counts may change, and only of them the kernel can hold
+/// dirty pages.
 pub(super) struct Writers {
     shards: Vec<Mutex<HashMap<u64, WrittenInode>>>,
     open: AtomicUsize,
 }
 
-/// An inode with writers.
+/// Inode with writers.
 struct WrittenInode {
     handles: u32,
     cached: CachedBlocks,
-    /// Content came by WRITE since what the kernel keeps was compared.
+    /// A WRITE came since the cached count was last compared.
     written: bool,
-    /// The kernel has asked for attributes since there is a writer.
+    /// The kernel has requested attributes since the first writer.
     asked: bool,
     newest_ctime: Arc<NewestCtime>,
-    /// Bytes of a WRITE that was refused, of which whoever writes is to be told (KERNEL-12); 0 for none.
+    /// Size of a failed WRITE that the writer must learn of (KERNEL-12); 0 for none.
     refused: usize,
 }
 
-/// What the kernel keeps of the inode's attributes.
+/// Block count that the kernel caches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CachedBlocks {
     Unknown,
-    /// An answer is on its way.
+    /// A reply is in flight.
     Requested,
-    /// This many blocks; [`MIN_BLOCKS`] also stands for fewer.
+    /// This count; [`MIN_BLOCKS`] also stands for fewer.
     Blocks(u64),
 }
 
@@ -77,7 +83,7 @@ impl Writers {
         &self.shards[(ino % SHARDS) as usize]
     }
 
-    /// Returns whether this is the inode's first writer.
+    /// Adds a writer and returns whether it is the inode's first.
     pub(super) fn add(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
         let written = inodes.entry(ino).or_insert_with(|| WrittenInode::of(CachedBlocks::Unknown));
@@ -86,21 +92,22 @@ impl Writers {
         written.handles == 1
     }
 
-    /// A writer of an inode that CREATE answers with attributes to keep for ever.
+    /// Adds the writer of a CREATE, whose reply carries attributes without expiry.
     pub(super) fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
         let written =
             inodes.entry(ino).or_insert_with(|| WrittenInode::of(CachedBlocks::Blocks(blocks.max(MIN_BLOCKS))));
         if written.handles > 0 {
-            // Not so new: somebody else writes it already, and the answer may cross what he does.
+            // The file already has a writer, and the reply may cross its writes.
             written.cached = CachedBlocks::Requested;
         }
         written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns what the kernel keeps after the last writer, if that may be wrong, which it then is to be told. By itself it forgets the count with
-    /// each close(2), hence what came with the answer to CREATE, but not what it has asked for since.
+    /// Removes a writer. After the last one it returns the cached count if that may be wrong and
+    /// must be invalidated. The kernel itself forgets the count with each close(2), so also the
+    /// count of a CREATE reply, but not a count that it requested since.
     pub(super) fn remove(&self, ino: u64) -> Option<CachedBlocks> {
         let mut inodes = self.shard(ino).lock();
         let Entry::Occupied(mut entry) = inodes.entry(ino) else { return None };
@@ -123,7 +130,7 @@ impl Writers {
         self.open.load(Ordering::SeqCst) > 0
     }
 
-    /// Those that have writers, in no order.
+    /// Returns the inodes with writers, in no order.
     pub(super) fn inodes(&self) -> Vec<u64> {
         self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>()).collect()
     }
@@ -135,17 +142,18 @@ impl Writers {
         self.shard(ino).lock().get_mut(&ino).map(f)
     }
 
-    /// What there is to know of an inode's times, when it has writers.
+    /// Returns the newest ctime of an inode with writers.
     pub(super) fn newest_ctime(&self, ino: u64) -> Option<Arc<NewestCtime>> {
         self.with(ino, |written| Arc::clone(&written.newest_ctime))
     }
 
-    /// What to tell of an inode that has so many blocks.
+    /// Returns the block count to report for an inode.
     pub(super) fn reported_blocks(&self, ino: u64, blocks: u64) -> u64 {
         if self.has(ino) { blocks.max(MIN_BLOCKS) } else { blocks }
     }
 
-    /// The kernel wants attributes that it may keep. Comes before they are looked up.
+    /// Records a request for attributes that the kernel may cache. Call it before they are looked
+    /// up.
     pub(super) fn begin_getattr(&self, ino: u64) {
         self.with(ino, |written| {
             written.asked = true;
@@ -155,8 +163,8 @@ impl Writers {
         });
     }
 
-    /// The inode has so many blocks: how many to tell the kernel, and whether it may keep the answer. When not, what it keeps from before is
-    /// wrong too: it is to be told.
+    /// Returns the block count to report, and whether the kernel may cache it. If not, the count
+    /// cached before is wrong too and must be invalidated.
     pub(super) fn finish_getattr(&self, ino: u64, blocks: u64) -> (u64, bool) {
         let answer_blocks = |WrittenInode { cached, .. }: &mut WrittenInode| {
             let answer_blocks = blocks.max(MIN_BLOCKS);
@@ -167,17 +175,18 @@ impl Writers {
         self.with(ino, answer_blocks).unwrap_or((blocks, true))
     }
 
-    /// Whether the kernel keeps a block count, or may be about to.
+    /// Returns whether the kernel caches a block count, or is about to.
     pub(super) fn has_cached_blocks(&self, ino: u64) -> bool {
         self.with(ino, |written| written.cached != CachedBlocks::Unknown).unwrap_or(false)
     }
 
-    /// Content came by WRITE. Comes after the change, so that whoever is not noted here asks after it.
+    /// Records a WRITE. Call it after the change, so that an inode that is not recorded here is
+    /// requested after it.
     pub(super) fn record_write(&self, ino: u64) {
         self.with(ino, |written| written.written = written.cached != CachedBlocks::Unknown);
     }
 
-    /// A WRITE of so many bytes was refused, or with 0 would be accepted now.
+    /// Records the size of a failed WRITE; 0 if it would succeed now.
     pub(super) fn set_refused(&self, ino: u64, bytes: usize) {
         self.with(ino, |written| written.refused = bytes);
     }
@@ -186,7 +195,7 @@ impl Writers {
         self.with(ino, |written| written.refused).unwrap_or(0)
     }
 
-    /// The inodes to which content came since the last call.
+    /// Returns the inodes with WRITEs since the last call.
     pub(super) fn take_written(&self) -> Vec<u64> {
         let mut taken = Vec::new();
         for shard in self.shards.iter().filter(|_| self.has_any()) {
@@ -196,7 +205,8 @@ impl Writers {
         taken
     }
 
-    /// The content changed, and the inode has so many blocks by now, if that is known: answers whether the kernel is to be told.
+    /// Compares the cached count with `blocks`, None if unknown. Forgets a wrong one and returns
+    /// whether it must be invalidated.
     pub(super) fn forget_wrong_blocks(&self, ino: u64, blocks: Option<u64>) -> bool {
         let wrong = |WrittenInode { cached, .. }: &mut WrittenInode| {
             let wrong = match *cached {
