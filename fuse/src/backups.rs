@@ -1,4 +1,5 @@
-//! Makes a backup of a living mount in a file that the client opened: no name of the client's is looked up by the daemon, and its own rights open nothing.
+//! Backup of a running mount into a file that the client opened, so that the daemon neither
+//! resolves the client's paths nor uses its own rights.
 
 use lockbox::archive::{BackedUp, Backups, Destination};
 use lockbox::control::{BackupDone, Client, Response};
@@ -14,7 +15,7 @@ pub(crate) fn run_backup(backups: Backups, mode: BackupMode, mut client: Client)
         return Err(Error::invalid("a backup goes into a file that comes with the request"));
     };
     let file = Destination::given(file)?;
-    // A backup that nobody waits for keeps nothing from being freed.
+    // A backup without a waiting client must not keep blocks from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;
     let done = match mode.whole {

@@ -1,8 +1,9 @@
-//! Turns the mounting command into a daemon by running the program again, and tells when the mount answers.
+//! Starts the daemon by executing the program again, and reports when the mount answers.
 //!
-//! The mounting command has unlocked the archive, with the memory that takes. It hands the namespaces that the daemon is to join, if any, the
-//! task (a line of JSON) and the key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
-//! arguments, environment or files.
+//! The mount command has unlocked the archive, with the memory that this takes. It writes the
+//! namespaces that the daemon is to join, if any, the configuration (a line of JSON) and the key to
+//! the daemon's standard input, and waits for one line of JSON on its standard output. Secrets are
+//! never in arguments, environment or files.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -32,9 +33,9 @@ use crate::logging::{self, LogTarget};
 use crate::mount;
 use crate::session;
 
-/// The hidden argument that makes the program the daemon.
+/// Hidden argument that runs the program as the daemon.
 pub const ARGUMENT: &str = "--daemon";
-/// A task with two paths of 4 KiB in JSON and the key fit several times.
+/// Maximum input: several times a configuration with two paths of 4 KiB in JSON, and the key.
 const MAX_CONFIG: u64 = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
@@ -43,14 +44,15 @@ enum StartReport {
     Failed(Failure),
 }
 
-/// The name of every process of this program: those that it starts through /proc/self/exe would be called `exe`.
+/// Name of every process of this program; processes started through /proc/self/exe would be called
+/// `exe`.
 const NAME: &CStr = c"mount.lockbox";
 
-/// The process's name, no core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
-/// that meets it fails, and that counts as no space.
+/// Hardens the process: sets its name, disables core dumps and tracing, raises the limit of open
+/// files, and survives the file size limit: a write beyond it fails, which counts as no space.
 pub fn harden() {
     harden::outlive_size_limits();
-    // Each may be refused in a sandbox; the archive is still better mounted than not.
+    // Each may be refused in a sandbox; a mount without it is still better than none.
     let _ = nix::sys::prctl::set_name(NAME);
     let _ = harden::keep_out_of_core_dumps();
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
@@ -59,24 +61,27 @@ pub fn harden() {
     }
 }
 
-/// Closes whatever the program that started this one had open and did not mean to hand over. All that is handed over is standard input,
-/// output and error, and is read by now. Not to be called while this program has anything open.
+/// Closes the descriptors that the parent leaked to this process. Only standard input, output and
+/// error are passed on purpose, and they have been read by now. Not to be called while this program
+/// has a file open.
 pub fn close_inherited() {
-    // SAFETY: descriptors from 3 up belong to no value of this process: it has opened nothing that it has not closed again.
-    // An old kernel refuses the call; then they stay open, as they were.
+    // SAFETY: descriptors from 3 up belong to no value of this process: it has opened nothing that
+    // it has not closed again. An old kernel refuses the call; then they stay open, as they were.
     let _ = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
 }
 
-/// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.
+/// Returns the mount point as an absolute path without links. A dead lockbox mount on it is
+/// detached first.
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
-    // The kernel may answer for the attributes of a dead root from its cache; only statfs always asks the daemon.
+    // The kernel may answer for the attributes of a dead root from its cache; only statfs always
+    // asks the daemon.
     let asked = path.to_path_buf();
     let question = move || {
         nix::sys::statvfs::statvfs(&asked)?;
         asked.metadata()?.is_dir().then(|| asked.canonicalize()).transpose()
     };
-    // Only an archive's daemon is known to answer at once.
+    // Only an archive's daemon must answer promptly.
     let answered = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
         true => in_time(question).unwrap_or_else(|| Err(unresponsive())),
         false => question(),
@@ -84,11 +89,11 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     match answered {
         Ok(Some(point)) => return Ok(point),
         Ok(None) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
-        // ECONNABORTED is what the question gets that was under way when the daemon died.
+        // ECONNABORTED is the error of a request in flight when the daemon died.
         Err(e) if [Some(Errno::ENOTCONN as i32), Some(Errno::ECONNABORTED as i32)].contains(&e.raw_os_error()) => {}
         Err(e) => return Err(failed(e)),
     }
-    // The dead directory itself cannot be resolved, its parent can.
+    // The dead directory itself cannot be resolved, but its parent can.
     let absolute = std::path::absolute(path).map_err(failed)?;
     let point = match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => parent.canonicalize().map_err(failed)?.join(name),
@@ -111,7 +116,8 @@ fn unresponsive() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
-/// Starts the daemon and returns when the mount answers, with what the user should know. In `namespaces` who made them has to look for that.
+/// Starts the daemon and returns, with notices for the user, when the mount answers. With
+/// `namespaces` the caller must check that itself.
 pub fn launch(
     config: &DaemonConfig,
     key: &UnlockedKey,
@@ -121,13 +127,14 @@ pub fn launch(
     let before = config.point().metadata().map_err(failed)?.dev();
     let (stdin, theirs) = UnixStream::pair().map_err(failed)?;
     let mut command = Command::new("/proc/self/exe");
-    // It asks nobody, and a command may hold what is nobody's business.
+    // The daemon prompts for nothing, and a pass command may contain secrets.
     let mut child = secrets::withhold(&mut command)
         .arg0("mount.lockbox")
         .arg(ARGUMENT)
         .arg(&config.archive)
         .arg(&config.point)
-        // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
+        // One arena per thread would take 10 MiB in addition to `memory=`, without a gain in speed
+        // (bench/results/2026-11-25-evening.md).
         .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
@@ -135,7 +142,7 @@ pub fn launch(
         .map_err(failed)?;
     let mut line = serde_json::to_vec(config).map_err(|e| failed(e.into()))?;
     line.push(b'\n');
-    // When the daemon is dead already its exit status says more than a broken pipe.
+    // If the daemon is already dead, its exit status says more than a broken pipe.
     let _ = Namespaces::send(namespaces, &stdin)
         .and_then(|()| (&stdin).write_all(&line))
         .and_then(|()| (&stdin).write_all(&key.to_bytes()));
@@ -159,13 +166,14 @@ pub fn launch(
     }
 }
 
-/// The daemon's side: reads its task, serves it, and reports on standard output whether it came to serving.
+/// Runs the daemon process: reads its configuration, serves the mount, and reports on standard
+/// output whether it started.
 pub fn run() -> Result<(), Failure> {
     close_inherited();
     let mut reported = false;
     let result = serve(&mut reported);
     match (&result, reported) {
-        // The mounting command prints it; this process has nobody to talk to.
+        // The mount command prints it; this process has no terminal.
         (Err(failure), false) => drop(report(&StartReport::Failed(failure.clone()))),
         (Err(failure), true) => tracing::error!("{failure}"),
         (Ok(()), _) => {}
@@ -175,7 +183,8 @@ pub fn run() -> Result<(), Failure> {
 
 fn serve(reported: &mut bool) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
-    // Refused only when this process leads a group already, as under a supervisor: then it needs no new session.
+    // Fails only if this process already leads a group, as under a supervisor: then it needs no
+    // new session.
     let _ = unistd::setsid();
     std::env::set_current_dir("/").map_err(failed)?;
     let (namespaces, config, key) = read_config().map_err(failed)?;
@@ -185,7 +194,8 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let ready = |notices: &[String]| {
         report(&StartReport::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;
-        // A failed allocation, an overflown stack and an abort in C code are told there and nowhere else.
+        // A failed allocation, a stack overflow and an abort in C code are reported on standard
+        // error only.
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));
         closed.map_err(|e| failed(e.into()))
     };
@@ -200,7 +210,8 @@ fn report(report: &StartReport) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Reads unbuffered and into memory reserved beforehand, so that the key is in one place and wiped there.
+/// Reads unbuffered into memory reserved beforehand, so that the key exists once and is wiped
+/// there.
 fn read_config() -> io::Result<(Option<Namespaces>, DaemonConfig, UnlockedKey)> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_CONFIG as usize));
     let stdin = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);

@@ -1,7 +1,8 @@
-//! The part of the D-Bus protocol that hearing from one service takes: calls with strings, answers, signals, one descriptor.
+//! Minimal D-Bus client: calls with string arguments, replies, signals, and one file descriptor.
 //!
-//! Written out because the daemon holds keys: the crates for D-Bus bring an event loop and threads of their own, and this
-//! is two calls and one signal. The specification is dbus.freedesktop.org/doc/dbus-specification.html; sections are named.
+//! Hand-written because the daemon holds keys: the D-Bus crates bring an event loop and threads of
+//! their own, and this needs two calls and one signal. The specification is
+//! dbus.freedesktop.org/doc/dbus-specification.html; its sections are cited.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Read, Write};
@@ -14,17 +15,18 @@ use lockbox::control;
 use nix::unistd::geteuid;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
 
-/// Longest message taken; ours are some hundred bytes.
+/// Longest accepted message; ours have a few hundred bytes.
 const MAX_MESSAGE: usize = 64 << 10;
-/// What the protocol allows.
+/// Limit of the protocol.
 const MAX_WIRE_MESSAGE: usize = 128 << 20;
-/// Signals that are kept while an answer is waited for: whoever sends more of them takes no more memory.
+/// Maximum number of signals queued while waiting for a reply, which bounds the memory that a flood
+/// of them takes.
 const MAX_QUEUED_SIGNALS: usize = 256;
-/// How long the bus may take for a reply.
+/// Timeout of the bus for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of the header before its fields, their length included.
+/// Bytes of the header before its fields, including their length.
 const FIXED: usize = 16;
-/// Fields of the header that are looked at (section "Header Fields"), and those of a call.
+/// Header fields that are read (section "Header Fields"), and those of a call.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
@@ -44,7 +46,7 @@ const ENDIAN: u8 = b'l';
 #[cfg(target_endian = "big")]
 const ENDIAN: u8 = b'B';
 
-/// Where a method is.
+/// Address of a method.
 #[derive(Clone, Copy)]
 pub(crate) struct BusMethod<'a> {
     pub(crate) destination: &'a str,
@@ -53,7 +55,7 @@ pub(crate) struct BusMethod<'a> {
     pub(crate) member: &'a str,
 }
 
-/// A message that came.
+/// Received message.
 #[derive(Debug, Default)]
 pub(crate) struct BusMessage {
     kind: u8,
@@ -68,12 +70,12 @@ pub(crate) struct BusMessage {
 }
 
 impl BusMessage {
-    /// The first argument, a string (`s`).
+    /// Returns the first argument if it is a string (`s`).
     pub(crate) fn first_string(&self) -> Option<String> {
         self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.text().ok()).flatten()
     }
 
-    /// The first argument, a boolean (`b`).
+    /// Returns the first argument if it is a boolean (`b`).
     pub(crate) fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
@@ -83,11 +85,11 @@ impl BusMessage {
     }
 }
 
-/// A connection to a message bus.
+/// Connection to a message bus.
 pub(crate) struct Bus {
     stream: UnixStream,
     serial: u32,
-    /// Signals that came while an answer was waited for.
+    /// Signals that came while waiting for a reply.
     queued_signals: VecDeque<BusMessage>,
 }
 
@@ -104,7 +106,7 @@ pub(crate) fn connect(addresses: &str) -> io::Result<UnixStream> {
 }
 
 impl Bus {
-    /// Says hello over a fresh connection.
+    /// Authenticates over a new connection.
     pub(crate) fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
@@ -119,7 +121,7 @@ impl Bus {
         Ok(bus)
     }
 
-    /// A method of the bus itself.
+    /// Calls a method of the bus itself.
     pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
         let method = BusMethod {
             destination: "org.freedesktop.DBus",
@@ -130,10 +132,10 @@ impl Bus {
         self.call(&method, arguments)
     }
 
-    /// Calls and waits for the answer.
+    /// Calls a method and waits for the reply.
     ///
     /// # Errors
-    /// Those of the connection, and what the other side answers as an error, by its name.
+    /// Errors of the connection, and error replies, by their name.
     pub(crate) fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
         self.stream.write_all(&encode(self.serial, method, arguments))?;
@@ -147,13 +149,13 @@ impl Bus {
                     let said = message.first_string().unwrap_or_default();
                     return Err(io::Error::other(format!("{}: {said}", message.error)));
                 }
-                // Calls to us, and answers that nobody waits for any more.
+                // Calls to us, and replies that came too late.
                 _ => {}
             }
         }
     }
 
-    /// Waits for the next signal, however long it takes.
+    /// Waits for the next signal, without a limit.
     pub(crate) fn next_signal(&mut self) -> io::Result<BusMessage> {
         if let Some(message) = self.queued_signals.pop_front() {
             return Ok(message);
@@ -167,8 +169,9 @@ impl Bus {
         }
     }
 
-    /// The next message that is understood. Any program of any user may send us signals: in the other byte order, longer than all of ours, and with fields
-    /// that nobody knows. These are passed over, or one of them would end the connection, and nobody would hear that the machine sleeps.
+    /// Returns the next supported message. Any program of any user may send signals: in the other
+    /// byte order, longer than ours, or with unknown fields. These are skipped. Otherwise one of
+    /// them would end the connection, and sleeps of the machine would go unnoticed.
     fn receive(&mut self) -> io::Result<BusMessage> {
         loop {
             let mut bytes = vec![0; FIXED];
@@ -197,7 +200,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Reads until `buffer` is full; a descriptor that comes along is the answer.
+    /// Reads until `buffer` is full, and returns a descriptor that was received with it.
     fn read_full(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
         let mut descriptor = None;
         while !buffer.is_empty() {
@@ -223,7 +226,7 @@ impl Bus {
     }
 }
 
-/// `unix:path=` and `unix:abstract=`; other kinds of address are passed over.
+/// Parses `unix:path=` and `unix:abstract=`; returns None for other addresses.
 fn parse_address(address: &str) -> Option<io::Result<SocketAddrUnix>> {
     let keys = address.strip_prefix("unix:")?;
     keys.split(',').find_map(|pair| match pair.split_once('=')? {
@@ -235,7 +238,7 @@ fn parse_address(address: &str) -> Option<io::Result<SocketAddrUnix>> {
     })
 }
 
-/// Undoes `%XX`.
+/// Decodes `%XX`.
 fn unescape(value: &str) -> String {
     let mut parts = value.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -255,7 +258,7 @@ fn unescape(value: &str) -> String {
 fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
     let mut line = Vec::new();
     let mut byte = [0];
-    // One by one: what follows the last line are messages.
+    // Byte by byte, because messages follow the last line.
     while !line.ends_with(b"\r\n") {
         stream.read_exact(&mut byte)?;
         line.push(byte[0]);
@@ -269,7 +272,7 @@ fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, String::from_utf8_lossy(line.trim_ascii_end()).into_owned()))
 }
 
-/// A call with strings as arguments (section "Message Format").
+/// Encodes a call with string arguments (section "Message Format").
 fn encode(serial: u32, method: &BusMethod<'_>, arguments: &[&str]) -> Vec<u8> {
     let mut body = Vec::new();
     for argument in arguments {
@@ -319,7 +322,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("a message of the bus is not understood: {what}"))
 }
 
-/// Length of the message that begins with these bytes, in whichever byte order.
+/// Returns the length of the message that begins with these bytes, in either byte order.
 fn total_length(fixed: &[u8]) -> io::Result<usize> {
     let number = |at: usize| {
         let bytes: [u8; 4] = fixed.get(at..at + 4)?.try_into().ok()?;
@@ -370,7 +373,7 @@ enum FieldValue {
     Number(u32),
 }
 
-/// Takes values off a message, none beyond its end.
+/// Reads values of a message, within its bounds.
 struct MessageReader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -408,7 +411,7 @@ impl MessageReader<'_> {
         self.string(length.into())
     }
 
-    /// With the zero that follows.
+    /// Reads a string with its terminating zero.
     fn string(&mut self, length: usize) -> io::Result<String> {
         let text = self.take(length)?.to_vec();
         self.byte()?;

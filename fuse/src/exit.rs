@@ -1,4 +1,4 @@
-//! How the mount program ends without success: its words for the library's errors, and the exit codes of mount(8).
+//! Failure messages and exit codes of the mount program.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,22 +7,22 @@ use lockbox::Error;
 use lockbox::error::Refusal;
 use lockbox_host::{Program, USAGE};
 
-/// What mount(8) says of itself: wrong usage, an error of the system, and a mount that failed.
+/// Exit codes of mount(8): wrong usage, a system error, and a failed mount.
 const MOUNT_8_USAGE: u8 = 1;
 const MOUNT_8_SYSTEM: u8 = 2;
 const MOUNT_8_FAILED: u8 = 32;
 
-/// Where mount(8), automount daemons and systemd look for mount programs.
+/// Directories in which mount(8), automount daemons and systemd look for mount programs.
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/sbin", "/usr/sbin"];
 
-/// Whether the program was called by its path in a directory of the system, as mount(8) calls it, and not by its name: then it
-/// ends with the exit codes of mount(8), since that passes them on as its own.
+/// Returns whether the program was called as mount(8) calls it, by its path in a system directory.
+/// It then uses the exit codes of mount(8), which passes them on as its own.
 pub fn is_called_as_mount_8(name: Option<&OsStr>) -> bool {
     name.and_then(|name| Path::new(name).parent())
         .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
 }
 
-/// The exit code as mount(8) has them.
+/// Converts to an exit code of mount(8).
 pub fn mount_8_code(failure: &Failure) -> u8 {
     match failure.code {
         USAGE => MOUNT_8_USAGE,
@@ -52,7 +52,7 @@ impl Program for MountProgram {
     }
 }
 
-/// What the user of this program can do about a refusal; of the rest none is met by a mount.
+/// Returns the remedy for a refusal; a mount meets no others.
 fn remedy(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Costly { .. } => "; raise the limit with -o kdf-limit=N if you trust the archive",

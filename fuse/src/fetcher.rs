@@ -1,13 +1,15 @@
-//! The process that asks the server of an archive which is no file of this host.
+//! Fetcher process: talks to the server of a remote archive.
 //!
-//! It reaches the network and has no key; the daemon has the key and, in its sandbox, reaches no network. It starts before the mount is there,
-//! which may hide its program and libraries, and ends when the daemon does, however that ends.
+//! It has network access and no key; the daemon has the key and, in its sandbox, no network. It
+//! starts before the mount, which may cover its program and libraries, and ends with the daemon,
+//! however that ends.
 //!
-//! It reads data of servers, so it has a sandbox of its own, before the first request and before
-//! its first thread: no capabilities, no new privileges, files of its caches alone
-//! ([`crate::sandbox`]), system calls of a list ([`crate::filter`]). A third process looks up names
-//! and credentials, which it may not ([`crate::broker`]). None of them can be traced, and the
-//! confined ones trace no process outside: neither reads the memory of the daemon.
+//! It parses data of servers, so it enters a sandbox of its own, before the first request and
+//! before its first thread: no capabilities, no new privileges, only files of its caches
+//! ([`crate::sandbox`]), and a list of system calls ([`crate::filter`]). A third process resolves
+//! host names and credentials, which the sandbox denies ([`crate::broker`]). None of them can be
+//! traced, and the confined ones cannot trace processes outside: neither can read the daemon's
+//! memory.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -27,16 +29,16 @@ use crate::logging::{self, LogTarget};
 use crate::mount::send_descriptor;
 use crate::{capabilities, filter, sandbox};
 
-/// The hidden argument that makes the program this process.
+/// Hidden argument that runs the program as the fetcher.
 pub const ARGUMENT: &str = "--fetcher";
-/// Whether it enters its sandbox.
+/// Argument values: with or without the sandbox.
 const CONFINED: &str = "confined";
 const FREE: &str = "free";
 
-/// Starts it, and returns when the archive is open there.
+/// Starts the fetcher, and returns when it has opened the archive.
 ///
 /// # Errors
-/// Those of opening it.
+/// Errors of opening the archive.
 pub(crate) fn start(
     archive: &Path,
     options: &Remote,
@@ -46,18 +48,19 @@ pub(crate) fn start(
 ) -> lockbox::Result<Place> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
-    // A terminal's interrupt is for the daemon alone.
+    // A terminal's interrupt is meant for the daemon alone.
     command.args(logging::to_argument(log)).process_group(0);
     command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
     Place::apart(&mut command, archive, options, access)
 }
 
-/// The process itself.
+/// Runs the fetcher process.
 ///
 /// # Errors
-/// When nothing asks on its standard input, or no log can be written.
+/// Fails without a peer on standard input, or if the log cannot be opened.
 pub fn run() -> io::Result<()> {
-    // A supervisor that stops the whole group means the daemon, which still needs this process then.
+    // A supervisor that stops the whole group means the daemon, which still needs this process
+    // then.
     SigSet::all().thread_block()?;
     let mut arguments = std::env::args_os().skip(2);
     let confined = arguments.next().is_none_or(|word| word != FREE);
@@ -74,7 +77,7 @@ pub fn run() -> io::Result<()> {
     served
 }
 
-/// A machine that refuses a part of it fetches all the same, with a line in the log.
+/// Enters the sandbox. If the machine refuses a part of it, fetching continues with a log line.
 fn confine(reach: &FetcherReach, refusals: &UnixStream) {
     let another = reach.written.iter().any(|path| has_other_owner(path));
     let bounded = match sandbox::enter_fetcher(reach) {
@@ -88,7 +91,7 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
             false
         }
     };
-    // Objects in a directory of another user, which root alone can name: within what Landlock leaves.
+    // Objects in a directory of another user, which only root can name: within Landlock's limits.
     let kept = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
     if let Err(error) = capabilities::keep_only(kept) {
         tracing::warn!("the fetcher keeps its capabilities: {error}");

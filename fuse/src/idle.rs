@@ -1,11 +1,13 @@
-//! Ends a mount that nobody uses: nothing was asked for a while and nothing is open.
+//! Unmounts an idle mount: no request for the time of `idle=`, and no open handle.
 //!
 //! # Rules
-//! 1  The clock runs while the machine is suspended: an archive that was forgotten over night is locked in the morning.
-//! 2  Time counts from the last request and the last close. An open handle is use, whatever comes of it, because what the
-//!    kernel answers from its caches is not heard of here.
-//! 3  The mount is never detached from under anybody: the kernel is asked for a plain unmount, which it refuses while there is
-//!    a working directory, a mount or a map below. Then it goes on, and is tried again.
+//! 1  The clock runs while the machine is suspended: an archive forgotten overnight is locked in
+//!    the morning.
+//! 2  Time counts from the last request and the last close. An open handle counts as use even
+//!    without requests, because replies from the kernel's caches are not visible here.
+//! 3  A busy mount is never detached: the kernel is asked for a plain unmount, which it refuses
+//!    while there is a working directory, a mount or a memory map below. Then the mount stays and
+//!    the unmount is retried.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -17,32 +19,32 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::adapter::Activity;
 use crate::shutdown::MountEvent;
 
-/// How often the clock is looked at.
+/// Sampling interval.
 const STEP: Duration = Duration::from_secs(1);
-/// From an attempt that the kernel refused to the next one, unless `idle=` is shorter.
+/// Interval between attempts that the kernel refuses, unless `idle=` is shorter.
 const RETRY_PERIOD: Duration = Duration::from_secs(60);
 
-/// Time since the machine started, suspended or not (CLOCK_BOOTTIME).
+/// Returns the time since boot, including suspends (CLOCK_BOOTTIME).
 pub(crate) fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// What a look at the mount shows.
+/// Activity since the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct ActivitySample {
-    /// Requests came since the last look.
+    /// Requests came since the last sample.
     used: bool,
     /// Files or directories are open.
     open: bool,
 }
 
-/// Decides when a mount is idle; knows no clock.
+/// Decides when a mount is idle; independent of a clock.
 #[derive(Debug)]
 struct IdleTimer {
     limit: Duration,
     quiet_since: Duration,
-    /// Not tried before.
+    /// Time of the next attempt at the earliest.
     next: Duration,
 }
 
@@ -51,7 +53,7 @@ impl IdleTimer {
         IdleTimer { limit, quiet_since: now, next: now }
     }
 
-    /// Whether the mount is to be ended now.
+    /// Adds a sample and returns whether to unmount now.
     fn update(&mut self, now: Duration, sample: ActivitySample) -> bool {
         if sample.used || sample.open {
             self.quiet_since = now;
@@ -65,14 +67,14 @@ impl IdleTimer {
     }
 }
 
-/// The thread that watches; dropping it stops and joins it.
+/// Sampling thread; dropping it stops and joins it.
 pub(crate) struct IdleMonitor {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl IdleMonitor {
-    /// Sends [`MountEvent::Idle`] when nothing happened for `limit` of `clock`.
+    /// Sends [`MountEvent::Idle`] after `limit` without activity, measured by `clock`.
     pub(crate) fn start(
         limit: Duration,
         clock: impl Fn() -> Duration + Send + 'static,

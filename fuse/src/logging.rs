@@ -1,4 +1,4 @@
-//! Where the program's messages go: the terminal, a file, or the system's log once it is a daemon.
+//! Log output: the terminal, a file, or the system log of a daemon.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -17,7 +17,7 @@ use tracing_subscriber::{EnvFilter, Layer};
 use crate::exit::Failure;
 use crate::options::MountOptions;
 
-/// Facility daemon (3), severity notice (5): the level stands in the line itself.
+/// Facility daemon (3), severity notice (5): the line itself has the level.
 const PRIORITY: u8 = 3 << 3 | 5;
 
 pub enum LogTarget<'a> {
@@ -27,7 +27,7 @@ pub enum LogTarget<'a> {
 }
 
 impl<'a> LogTarget<'a> {
-    /// Where a mount with these options logs.
+    /// Returns the log target of a mount with these options.
     pub fn of(options: &'a MountOptions) -> LogTarget<'a> {
         match &options.log {
             Some(path) => LogTarget::File(path),
@@ -37,10 +37,10 @@ impl<'a> LogTarget<'a> {
     }
 }
 
-/// Stands for standard error where the path of a log is expected; paths of logs are absolute.
+/// Argument that stands for standard error; paths of logs are absolute.
 const STANDARD_ERROR: &str = "-";
 
-/// What tells another process of this program where to log, as an argument.
+/// Encodes the target as an argument for another process of this program.
 pub(crate) fn to_argument<'a>(target: &LogTarget<'a>) -> Option<&'a Path> {
     match *target {
         LogTarget::System => None,
@@ -49,7 +49,7 @@ pub(crate) fn to_argument<'a>(target: &LogTarget<'a>) -> Option<&'a Path> {
     }
 }
 
-/// What such an argument says.
+/// Decodes such an argument.
 pub(crate) fn from_argument(text: Option<&Path>) -> LogTarget<'_> {
     match text {
         None => LogTarget::System,
@@ -62,8 +62,8 @@ pub(crate) fn filter(verbose: bool) -> EnvFilter {
     EnvFilter::new(if verbose { "info,lockbox=debug,lockbox_fuse=debug" } else { "warn,fuser=error" })
 }
 
-/// Starts logging, and answers the log if it is a file. Names, sizes and paths inside an archive are never logged, only inode numbers and
-/// pages.
+/// Starts logging, and returns the log if it is a file. Names, sizes and paths inside an archive
+/// are never logged, only inode numbers and pages.
 pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Failure> {
     let builder = tracing_subscriber::fmt().with_env_filter(filter(verbose)).with_target(false).with_ansi(false);
     let mut log = None;
@@ -90,9 +90,8 @@ pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Fail
     Ok(log)
 }
 
-/// Keeps one event of the FUSE library out of the log: that the kernel did not take an answer
-/// because the program that waited for it was killed (ENOENT). Nothing is wrong then; every other
-/// answer that the kernel refuses is logged.
+/// Drops one event of the FUSE library: the kernel rejected a reply because the waiting program was
+/// killed (ENOENT), which is harmless. Other rejected replies are logged.
 pub(crate) struct IgnoreLostReplies;
 
 impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
@@ -112,8 +111,8 @@ impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
     }
 }
 
-/// A panic ends the daemon, whose standard error may be nowhere: without a line in the log nobody would know why. The place alone is told,
-/// since a message could quote what the archive holds.
+/// Logs panics. A panic ends the daemon, whose standard error may lead nowhere. Only the source
+/// location is logged, since a message could quote content of the archive.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or("an unknown place".into(), ToString::to_string);
@@ -126,7 +125,7 @@ fn log_panics() {
 fn connect() -> Option<UnixDatagram> {
     let socket = UnixDatagram::unbound().ok()?;
     socket.connect("/dev/log").ok()?;
-    // A full log must not hold up the file system.
+    // A full log must not block the file system.
     socket.set_nonblocking(true).ok()?;
     Some(socket)
 }

@@ -1,4 +1,4 @@
-//! Hears from logind that the machine is about to sleep, and holds that up for a moment.
+//! logind client: announces sleeps of the machine, and delays them briefly.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,27 +6,29 @@ use std::os::unix::net::UnixStream;
 
 use crate::dbus::{self, Bus, BusMessage, BusMethod};
 
-/// Where the bus of the system is, unless `DBUS_SYSTEM_BUS_ADDRESS` says otherwise.
+/// Address of the system bus, unless `DBUS_SYSTEM_BUS_ADDRESS` is set.
 const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
 const SERVICE: &str = "org.freedesktop.login1";
 const PATH: &str = "/org/freedesktop/login1";
 const INTERFACE: &str = "org.freedesktop.login1.Manager";
 const SIGNAL: &str = "PrepareForSleep";
 
-/// logind, subscribed to.
+/// Connection that is subscribed to logind's sleep signal.
 pub(crate) struct LogindClient {
     bus: Bus,
 }
 
-/// A connection to the bus of the system.
+/// Opens a connection to the system bus.
 pub(crate) fn connect() -> io::Result<UnixStream> {
     let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok().filter(|address| !address.is_empty());
     dbus::connect(address.as_deref().unwrap_or(SYSTEM_BUS))
 }
 
 impl LogindClient {
+    /// Subscribes over a new connection.
+    ///
     /// # Errors
-    /// When there is no bus at the other end, or no logind on it.
+    /// Fails if no bus answers, or it has no logind.
     pub(crate) fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
         let mut bus = Bus::handshake(stream)?;
         let rule = format!("type='signal',sender='{SERVICE}',path='{PATH}',interface='{INTERFACE}',member='{SIGNAL}'");
@@ -34,7 +36,8 @@ impl LogindClient {
         Ok(LogindClient { bus })
     }
 
-    /// The machine waits with sleeping while the descriptor is open, a few seconds at most (`InhibitDelayMaxSec=`).
+    /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open, for a
+    /// few seconds at most (`InhibitDelayMaxSec=`).
     pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
         let method = BusMethod { destination: SERVICE, path: PATH, interface: INTERFACE, member: "Inhibit" };
         let answer = self.bus.call(&method, &["sleep", "lockbox", "unmounts an encrypted archive", "delay"])?;
@@ -51,7 +54,8 @@ impl LogindClient {
         }
     }
 
-    /// Any program may send us a signal; whose name is logind's now, the bus knows.
+    /// Checks the sender: any program may send this signal, and the bus knows the owner of logind's
+    /// name.
     fn is_from_logind(&mut self, message: &BusMessage) -> io::Result<bool> {
         Ok(self.bus.call_bus("GetNameOwner", &[SERVICE])?.first_string().is_some_and(|owner| owner == message.sender))
     }

@@ -1,4 +1,4 @@
-//! Tells a service supervisor that the mount answers and that it ends (sd_notify(3)): one datagram each.
+//! Reports start and end of the mount to a service supervisor (sd_notify(3)), in one datagram each.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
@@ -7,14 +7,15 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use crate::exit::Failure;
 
-/// The connection to the supervisor, if there is one.
+/// Connection to the supervisor, if there is one.
 pub struct Notify(Option<UnixDatagram>);
 
 impl Notify {
-    /// `socket` is the value of the variable NOTIFY_SOCKET: a path, or an abstract name behind `@`.
+    /// Connects to the supervisor. `socket` is the value of NOTIFY_SOCKET: a path, or an abstract
+    /// name after `@`.
     ///
     /// # Errors
-    /// When somebody waits there and cannot be told: the service would never count as started.
+    /// Fails if the supervisor cannot be reached: the service would never count as started.
     pub fn connect(socket: Option<OsString>) -> Result<Notify, Failure> {
         let Some(name) = socket.filter(|name| !name.is_empty()) else { return Ok(Notify(None)) };
         let connected = address(&name).and_then(|address| {
@@ -38,7 +39,7 @@ impl Notify {
 
     fn tell(&self, state: &str) {
         if let Some(socket) = &self.0 {
-            // A supervisor that is gone needs no news.
+            // A supervisor that is gone needs no report.
             let _ = socket.send(state.as_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! Parses the lists given with `-o`.
+//! Parser of mount options (`-o`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,19 +17,21 @@ use serde::{Deserialize, Serialize};
 use crate::exit::Failure;
 use crate::{fstab, schedule};
 
-/// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
+/// Minimum for frame cache, node cache, dirty data and space map; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
 
-/// An empty archive has about 3 MiB, and 1 MiB is kept for deletes and commits.
+/// Minimum size limit: an empty archive has about 3 MiB, and 1 MiB is reserved for deletes and
+/// commits.
 const MIN_SIZE_LIMIT: u64 = 8 << 20;
 
 /// A year, so that a mistyped number is not taken for never.
 const MAX_IDLE: u64 = 366 * 86_400;
 
-/// Less often a reader could miss what is removed a day after it is needed no more.
+/// Maximum interval: with a longer one a replica could miss objects that are removed a day after
+/// they became unused.
 const MAX_FOLLOW: Duration = Duration::from_secs(3600);
 
-/// Everything that `-o` can say.
+/// All mount options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
     pub read_only: bool,
@@ -38,59 +40,60 @@ pub struct MountOptions {
     pub dev: bool,
     pub exec: bool,
     pub foreground: bool,
-    /// Where secrets come from; the daemon has its key already.
+    /// Sources of secrets; the daemon already has its key.
     #[serde(skip)]
     pub sources: Sources,
     #[serde(skip)]
     pub cache: Cache,
     pub sync: SyncOption,
     pub memory: u64,
-    /// Most bytes that the archive's file may have.
+    /// Maximum size of the archive's file in bytes.
     pub size_limit: Option<u64>,
     pub pack: bool,
     pub compress: bool,
-    /// Keep access times, noted when something is opened for reading.
+    /// Update atime when a file is opened for reading.
     pub access_times: bool,
-    /// Event loops; as many as suit the place of the archive when nobody says ([`crate::kernel::default_threads`]).
+    /// Number of event loops; None for the default of the archive's location
+    /// ([`crate::kernel::default_threads`]).
     pub threads: Option<usize>,
-    /// Seconds that a busy mount is served after the order to stop.
+    /// Seconds that a busy mount is served after a stop request.
     pub stop_timeout: u64,
     pub log: Option<PathBuf>,
-    /// MiB times passes that unlocking may cost; None for the default.
+    /// Cost limit of unlocking, in MiB times passes; None for the default.
     pub kdf_limit: Option<u64>,
     pub accept_older: bool,
     pub accept_fork: bool,
     pub accept_other: bool,
-    /// The names of the archive's place, as it was named to the mounting command: the daemon has
-    /// only the path without links.
+    /// Names of the archive's location as given to the mount command; the daemon has only the path
+    /// without links.
     #[serde(default)]
     pub places: Vec<PlaceName>,
-    /// Whether the daemon gives up the files that it does not need.
+    /// Whether the daemon and the fetcher enter their sandboxes.
     pub sandbox: bool,
     /// Seconds without use after which the archive is unmounted.
     pub idle: Option<u64>,
     /// Unmount before the machine sleeps.
     pub lock_on_suspend: bool,
-    /// An archive that is not there is no failure.
+    /// A missing archive is not a failure.
     pub nofail: bool,
-    /// Mount also where that hides the archive, or what the daemon works with.
+    /// Mount even if that covers the archive or files of the daemon.
     pub over_archive: bool,
-    /// Mount an archive of another user also where [`crate::point_owner`] would refuse it.
+    /// Mount another user's archive even if [`crate::mountpoint_check`] would refuse it.
     pub trust_owner: bool,
-    /// The snapshot that is shown, for reading.
+    /// Snapshot that is mounted read-only.
     pub snapshot: Option<String>,
     pub snapshot_dir: SnapshotDir,
-    /// Which snapshots are taken in the course of time, and how many of them are kept.
+    /// Retention rules of scheduled snapshots.
     pub snapshots: Keep,
-    /// How the server of an archive at an address is asked.
+    /// Connection options of a remote archive.
     pub remote: Remote,
-    /// Write there although another machine seems to.
+    /// Write to a remote archive although another machine seems to be writing.
     pub take_over: bool,
-    /// How often an archive that is written elsewhere is looked at for what is new while it is used; None for never.
+    /// Polling interval for remote writes while the mount is in use; None for never.
     pub follow: Option<Duration>,
 }
 
-/// `snapshot-dir=`: whether the root has a directory of the snapshots.
+/// `snapshot-dir=`: whether the root contains `.snapshots`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SnapshotDir {
     /// Found by name and listed.
@@ -100,7 +103,7 @@ pub enum SnapshotDir {
     Off,
 }
 
-/// `sync=`; the core's type is not made for a message between processes.
+/// `sync=`; the core's type is not serializable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SyncOption {
     Never,
@@ -151,7 +154,7 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Reads comma-separated lists; a later option overrides an earlier one.
+    /// Parses comma-separated lists; a later option overrides an earlier one.
     pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, Failure> {
         let (options, unknown) = MountOptions::parse_sloppily(lists)?;
         match unknown.first() {
@@ -160,14 +163,15 @@ impl MountOptions {
         }
     }
 
-    /// The same, with the names of options that nobody knows for the caller to judge. A wrong value of a known one is an error.
+    /// Parses lists, and returns the names of unknown options as well. A wrong value of a known
+    /// option is an error.
     pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(MountOptions, Vec<String>), Failure> {
         let mut options = MountOptions::default();
         let unknown = options.apply(lists)?;
         Ok((options, unknown))
     }
 
-    /// Reads lists over what is set, and answers the names of options that nobody knows.
+    /// Applies lists to these options, and returns the names of unknown ones.
     pub fn apply<S: AsRef<str>>(&mut self, lists: &[S]) -> Result<Vec<String>, Failure> {
         let mut unknown = Vec::new();
         for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
@@ -184,12 +188,12 @@ impl MountOptions {
                 unknown.push(name.to_owned());
             }
         }
-        // mount(8) says `rw` where its user said nothing.
+        // mount(8) passes `rw` even if the user gave neither.
         self.read_only |= self.snapshot.is_some() || self.remote.is_unsent();
         Ok(unknown)
     }
 
-    /// Answers whether the option is known.
+    /// Returns whether the option is known.
     fn set_flag(&mut self, name: &str) -> bool {
         match name {
             "ro" => self.read_only = true,
@@ -221,7 +225,7 @@ impl MountOptions {
         true
     }
 
-    /// Answers whether the option is known.
+    /// Returns whether the option is known.
     fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Failure> {
         match name {
             "passfile" => self.sources.passphrase.passfile = Some(PathBuf::from(value)),
@@ -269,11 +273,12 @@ impl MountOptions {
         lockbox_host::unlock_limits(self.kdf_limit)
     }
 
-    /// Where this user remembers archives, and what is accepted although it contradicts that.
+    /// Returns the location of this user's rollback state, and which contradictions to it are
+    /// accepted.
     pub fn seen_options(&self) -> SeenOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
-        // What no store has is nothing that is to be found again.
+        // An archive that no store has cannot be mounted again, so nothing is remembered.
         let directory = directory.filter(|_| !self.remote.is_unsent());
         SeenOptions {
             directory,
@@ -293,7 +298,7 @@ impl MountOptions {
     }
 
     pub fn mount_flags(&self) -> MsFlags {
-        // The kernel leaves access times to us; the flag shows in the table of mounts what we do about them.
+        // The daemon maintains access times; the flag only shows the setting in the mount table.
         let mut flags = MsFlags::empty();
         flags.set(MsFlags::MS_NOATIME, !self.access_times);
         flags.set(MsFlags::MS_RDONLY, self.read_only);
@@ -308,7 +313,7 @@ impl MountOptions {
     }
 }
 
-/// The options that are in force, without the paths of secrets and logs.
+/// Formats the effective options, without the paths of secrets and logs.
 impl fmt::Display for MountOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.read_only { "ro" } else { "rw" })?;
@@ -392,7 +397,7 @@ fn parse_atime(value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// A time, or `off` for never.
+/// Parses a time, or `off` for never.
 fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
     match (value, quantity::time(value).map(|time| time.as_secs())) {
         ("off", _) => Ok(None),
@@ -403,7 +408,7 @@ fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
     }
 }
 
-/// A time, or `off` for never.
+/// Parses a time, or `off` for never.
 fn parse_follow(value: &str) -> Result<Option<Duration>, Failure> {
     match (value, quantity::time(value)) {
         ("off", _) => Ok(None),
@@ -419,7 +424,7 @@ fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
     }
 }
 
-/// The rules with one more.
+/// Adds a rule.
 fn parse_rule(rules: Keep, text: &str) -> Result<Keep, Failure> {
     match schedule::parse_rule(text) {
         Some((rule, count)) => Ok(rules.with(rule, count)),

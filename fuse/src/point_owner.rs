@@ -1,22 +1,21 @@
-//! Keeps root from mounting another user's archive where its content would pass for root's.
+//! Prevents root from mounting another user's archive where its content would pass for root's.
 //!
-//! The owner of an archive chooses its content, with owners and modes: without any right, an
-//! archive can hold a copy of /etc in which all files belong to root and one more user has the
-//! number 0. On a directory of root's, root's mount of it with `allow_other` makes its author root.
-//! The author may also choose the directory, when the path leads through a directory in
-//! which the author may put a link.
+//! The owner of an archive chooses its content, with owners and modes. Without any right, an
+//! archive can hold a copy of /etc in which all files belong to root and one more user has uid 0.
+//! If root mounts it with `allow_other` on a directory of root's, its author becomes root. The
+//! author may also choose the directory, if the path leads through a directory in which the author
+//! can create a link.
 //!
 //! # Rule
-//! Root mounts a file that another user owns only on an empty directory that this user owns: all
-//! that a program finds there then, that user could have put there before. The option `trust-owner`
-//! lifts the rule.
+//! Root mounts another user's file only on an empty directory that this user owns: that user could
+//! have created everything that a program then finds there. The option `trust-owner` lifts the
+//! rule.
 //!
 //! # Order
-//! The owner is that of the archive's file as it is open, and the directory is examined by the
-//! descriptor on which it is mounted: no user can put another file or directory in the place of
-//! either in between. Only of an archive in a directory (`file:///`) the owner is that of the path.
-//! The mounting command checks by path, before it asks for a passphrase; that one is for the
-//! message alone.
+//! The owner is that of the open archive file, and the directory is checked through the descriptor
+//! on which it is mounted. So no user can replace either in between. Only for an archive in a
+//! directory (`file:///`) the owner is that of the path. The mount command also checks by path
+//! before it asks for a passphrase; that check only gives an early message.
 
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
@@ -30,27 +29,27 @@ use nix::unistd::geteuid;
 use crate::exit::Failure;
 use crate::options::MountOptions;
 
-/// Returns the user that must own the mount point, when the rule applies. `owner`: of the archive;
-/// None for one at an address of another machine.
+/// Returns the user that must own the mount point, if the rule applies. `owner`: of the archive;
+/// None for a remote one.
 pub fn required(owner: Option<u32>, options: &MountOptions) -> Option<u32> {
     owner.filter(|&owner| geteuid().is_root() && owner != 0 && !options.trust_owner)
 }
 
-/// The owner of an archive's file, or of the directory that holds its objects
-/// (`file:///directory`), which no descriptor of this process is open of.
+/// Returns the owner of an archive's file, or of the directory with its objects
+/// (`file:///directory`), for which this process has no descriptor.
 pub fn owner_by_path(archive: &Path) -> Option<u32> {
     let local = if elsewhere::is_elsewhere(archive) { elsewhere::directory(archive)? } else { archive.to_path_buf() };
     local.metadata().ok().map(|found| found.uid())
 }
 
-/// Checks the rule by path: whether the mount would be refused anyhow.
+/// Checks by path whether the mount would be refused anyway.
 ///
 /// # Errors
 /// As of [`check`]. A path that cannot be read is left to the check at the mount.
 pub fn check_early(archive: &Path, point: &Path, options: &MountOptions) -> Result<(), Failure> {
     match (required(owner_by_path(archive), options), Point::of(point)) {
         (Some(owner), Ok(held)) => check(&held, point, owner),
-        // The directory is to be made, by root.
+        // The directory would be created, by root.
         (Some(owner), Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(refused(point, owner, &"the directory would belong to root"))
         }
@@ -61,7 +60,7 @@ pub fn check_early(archive: &Path, point: &Path, options: &MountOptions) -> Resu
 /// Checks that the open directory belongs to `owner` and is empty; `path` is for the message.
 ///
 /// # Errors
-/// A sentence that names the way out.
+/// A sentence that names the option that lifts the rule.
 pub fn check(held: &Point, path: &Path, owner: u32) -> Result<(), Failure> {
     let cannot_read = |error| Failure::mount(format!("cannot read the mount point {}: {error}", path.display()));
     let found = held.owner().map_err(cannot_read)?;

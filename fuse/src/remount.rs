@@ -1,7 +1,8 @@
-//! `mount -o remount`: changes what the kernel alone decides about a living mount.
+//! `mount -o remount`: changes mount flags that the kernel alone enforces.
 //!
-//! mount(8) passes everything that fstab and the kernel's table say beside what the user asked for. What belongs to the
-//! daemon (memory, profiles, the passphrase) stays as it was; only the kernel's flags change.
+//! mount(8) passes all options of fstab and of the kernel's table along with the requested ones.
+//! Settings of the daemon (memory, profiles, the passphrase) stay unchanged; only the kernel's
+//! flags change.
 
 use std::path::Path;
 
@@ -14,10 +15,10 @@ use nix::unistd::geteuid;
 use crate::exit::Failure;
 use crate::options::MountOptions;
 
-/// What the kernel's table shows for a FUSE mount; mount(8) hands it back.
+/// Options in the kernel's table of a FUSE mount, which mount(8) passes back.
 const SHOWN: [&str; 5] = ["user_id=", "group_id=", "max_read=", "blksize=", "subtype="];
 
-/// Flags, the word that sets each, and those that take it away.
+/// Flags, the option that sets each, and those that clear it.
 const FLAGS: [(MsFlags, &str, &[&str]); 4] = [
     (MsFlags::MS_NOSUID, "nosuid", &["suid", "set-id", "set_id"]),
     (MsFlags::MS_NODEV, "nodev", &["dev", "devices"]),
@@ -25,7 +26,7 @@ const FLAGS: [(MsFlags, &str, &[&str]); 4] = [
     (MsFlags::MS_NOATIME, "noatime", &["relatime"]),
 ];
 
-/// What a remount makes of a mount's flags; those that are in neither stay as they are.
+/// Change of a mount's flags; flags that are in neither set stay unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagChange {
     set: MsFlags,
@@ -33,7 +34,7 @@ pub struct FlagChange {
 }
 
 impl FlagChange {
-    /// The flags of a mount of which the kernel's table has these words.
+    /// Applies the change to the flags in the kernel's table.
     fn apply(self, words: &[String]) -> MsFlags {
         let mut flags = MsFlags::empty();
         let all = FLAGS.iter().map(|(flag, word, _)| (*flag, *word)).chain([(MsFlags::MS_RDONLY, "ro")]);
@@ -44,12 +45,15 @@ impl FlagChange {
     }
 }
 
-/// What to change, or none when the lists do not ask for a remount. `asked` is what mount(8) was asked for, of which it passes on only what differs from
-/// the kernel's defaults.
+/// Returns the requested change, or None if the lists do not request a remount. `command_line`: the
+/// options on mount(8)'s command line, of which it passes on only those that differ from the
+/// kernel's defaults.
 ///
-/// Of what is not named nothing is changed. mount(8) merges what is asked for with the line of fstab, and only where that has none with the kernel's
-/// table, or with nothing when it is given both names. So a flag that the mount has without anybody having named it, as nosuid and nodev, is missing
-/// there, and who takes that for its opposite gives rights to what a stranger put into the archive.
+/// Flags that are not named stay unchanged. mount(8) merges the requested options with the fstab
+/// line. Only without such a line it uses the kernel's table, or nothing when both names are given.
+/// So a flag that the mount has by our default, such as nosuid and nodev, is missing in the list.
+/// Taking its absence for its opposite would grant rights to files that another user put into the
+/// archive.
 pub fn parse_request<S: AsRef<str>>(lists: &[S], command_line: &[String]) -> Result<Option<FlagChange>, Failure> {
     let all = || lists.iter().flat_map(|list| list.as_ref().split(','));
     if !all().any(|option| option == "remount") {
@@ -75,7 +79,8 @@ pub fn parse_request<S: AsRef<str>>(lists: &[S], command_line: &[String]) -> Res
     Ok(Some(change))
 }
 
-/// What a mount that somebody else made keeps: that user chooses what is in it, and may have put it where another one was.
+/// Returns the flags that a mount of another user must keep: that user chooses its content, and may
+/// have replaced another mount with it.
 fn required_flags(mounted_by: Option<u32>, own: u32) -> MsFlags {
     match mounted_by {
         Some(user) if user == own => MsFlags::empty(),
@@ -83,7 +88,8 @@ fn required_flags(mounted_by: Option<u32>, own: u32) -> MsFlags {
     }
 }
 
-/// Changes the mount at `point`, an absolute path without links. When this returns for a read-only mount, all that was written before is durable.
+/// Changes the mount at `point`, an absolute path without links. When this returns for a read-only
+/// mount, all earlier writes are durable.
 pub fn remount(point: &Path, change: FlagChange) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
     let held = Point::of(point).map_err(failed)?;
@@ -92,7 +98,7 @@ pub fn remount(point: &Path, change: FlagChange) -> Result<(), Failure> {
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),
     };
     let flags = change.apply(&mounted.words) | required_flags(mounted.user, geteuid().as_raw());
-    // Whose mount it is says the kernel; a daemon of anybody else may claim what it likes.
+    // The kernel knows the mount's user; the claim of another user's daemon does not count.
     let places = mounted.user.map_or_else(daemons::places, daemons::places_of);
     let daemons = places.iter().map(control::running).collect::<Result<Vec<_>, _>>()?.concat();
     let daemon = daemons.iter().find(|(_, status)| daemons::mount_of(status, std::slice::from_ref(&mounted)).is_some());
@@ -103,7 +109,7 @@ pub fn remount(point: &Path, change: FlagChange) -> Result<(), Failure> {
             point.display()
         )));
     }
-    // The kernel hands its dirty pages to the daemon on the way to read-only.
+    // On the way to read-only the kernel sends its dirty pages to the daemon.
     nix::mount::mount(None::<&str>, &held.link(), None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
         .map_err(|e| failed(e.into()))?;
     match daemon {

@@ -1,7 +1,8 @@
-//! Looks for what is new in an archive that is written elsewhere, and has it shown.
+//! Polls a remote archive for new versions and serves them.
 //!
-//! While the mount is used, every `follow=`; while it is not, every minute, which is less than the day for which a moment can be read (BUCKET-4 of lockbox-remote). What cannot be
-//! opened is not shown: the mount stays at its moment, says so in the log once, and tries again.
+//! A mount in use polls every `follow=`; an idle one every minute, which is less than the day for
+//! which a version can be read (BUCKET-4 of lockbox-remote). A version that cannot be opened is not
+//! served: the mount stays at its version, logs that once, and tries again.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,12 +18,12 @@ use crate::adapter::{Activity, CurrentVersion};
 use crate::idle::since_boot;
 use crate::shutdown::ArchiveSlot;
 
-/// From one look to the next while nobody uses the mount.
+/// Polling interval of an idle mount.
 const IDLE_PERIOD: Duration = Duration::from_secs(60);
-/// After one that failed.
+/// Delay after a failed poll.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// What is opened, and how.
+/// Archive to poll, and how to open it.
 pub(crate) struct ReplicaConfig {
     pub(crate) fetcher: Following,
     pub(crate) every: Duration,
@@ -31,7 +32,7 @@ pub(crate) struct ReplicaConfig {
     pub(crate) seen: SeenOptions,
 }
 
-/// When to look; knows no clock.
+/// Polling schedule; independent of a clock.
 struct PollTimer {
     every: Duration,
     next: Duration,
@@ -53,7 +54,7 @@ impl PollTimer {
     }
 }
 
-/// Why what is new cannot be shown; None while it can.
+/// Why new versions cannot be served; None while they can.
 pub(crate) type ReplicaFailure = Arc<Mutex<Option<String>>>;
 
 /// Starts the thread, which ends with the process or the mount.
@@ -77,7 +78,7 @@ fn run(
 ) {
     let ReplicaConfig { fetcher, every, key, options, seen } = &mut config;
     let mut timer = PollTimer::new(*every, since_boot());
-    // A use that came in between counts for the next look.
+    // A request since the last poll counts for the next one.
     let mut used = false;
     loop {
         thread::sleep((*every).min(Duration::from_secs(1)));
@@ -111,18 +112,18 @@ fn publish_version(
     current: &CurrentVersion,
     slot: &ArchiveSlot,
 ) -> Result<()> {
-    // What it remembers of the archive is out of the sandbox's reach by now.
+    // Reused, because the sandbox denies access to the rollback state.
     let witness = slot.lock().as_ref().map(|current| Arc::clone(current.witness()));
     let Some(witness) = witness else { return Ok(()) };
     let archive = Archive::open_again(place.site(), key, options, seen, &witness)?;
     let fs = Arc::clone(archive.file_system());
-    // For the status, which asks nobody.
+    // For `status`, which queries no other process.
     if let Err(error) = fs.look_at_snapshots() {
         tracing::debug!("the snapshots cannot be counted: {error}");
     }
     let before = {
         let mut slot = slot.lock();
-        // Else the mount has ended.
+        // Otherwise the mount has ended.
         slot.as_mut().map(|current| std::mem::replace(current, archive))
     };
     if before.is_some() {

@@ -1,12 +1,14 @@
-//! Compares moments of a living mount, and brings back what a snapshot shows.
+//! Snapshot diff and restore in a running mount.
 //!
-//! # Who changes names
-//! The kernel believes that nobody but it changes names (KERNEL-5), so a restore in a mount has its client rename what was built into its place, through the kernel
-//! and with the rights of who asked. All else is done here, where the kernel does not know it or is told (KERNEL-11). A client that goes ends the restore: each path has
-//! what it had or all that the snapshot shows then.
+//! # Rename through the kernel
+//! The kernel assumes that all name changes pass through it (KERNEL-5). So a restore makes its
+//! client rename the finished tree into place, through the kernel and with the client's rights. All
+//! other steps run here, hidden from the kernel or reported to it (KERNEL-11). If the client
+//! disconnects, the restore ends: each path then has either its old content or all of the
+//! snapshot's.
 //!
-//! What programs had written before they asked is in the snapshot that is taken first. Files that are open stay what they were; what is written to a file that is
-//! replaced goes with it.
+//! The snapshot that is taken first includes all writes that returned before the request. Open
+//! files keep their inode; data written to a replaced file is lost with it.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -25,23 +27,25 @@ use parking_lot::Mutex;
 
 use crate::kernel_cache::KernelCache;
 
-/// What a client has for a rename: it may have to wait for others who work in the directory, and who stopped it does not keep the stage for ever.
+/// Time for a client's rename, which may wait for other users of the directory. A stopped client
+/// must not keep the staging directory for ever.
 const RENAME_TIME: Duration = Duration::from_secs(60);
-/// How often who waits for another one looks whether its client is still there.
+/// Interval at which a waiting request checks that its client is connected.
 const CLIENT_POLL: Duration = Duration::from_millis(200);
-/// What differs is told in lines of about so many bytes.
+/// Approximate size of one response line with differences.
 const LINE_BYTES: usize = 32 << 10;
-/// What is held for a comparison at most: some 300 MiB, as 310 bytes each were seen.
+/// Maximum number of differences in memory: about 300 MiB at a measured 310 bytes each.
 const MAX_HELD: usize = 1_000_000;
 
-/// One at a time of each: a restore takes another one's stage for a leftover, and a comparison takes memory.
+/// Serializes restores and comparisons: a restore would treat another one's staging directory as a
+/// leftover, and a comparison takes memory.
 #[derive(Default)]
 pub(crate) struct OperationLocks {
     restore: Mutex<()>,
     comparison: Mutex<()>,
 }
 
-/// Waits for a turn as long as the client does.
+/// Acquires the lock, or fails once the client has disconnected.
 fn acquire<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
     loop {
         if let Some(held) = turn.try_lock_for(CLIENT_POLL) {
@@ -52,12 +56,12 @@ fn acquire<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
 }
 
 /// # Errors
-/// `Interrupted` when the client is gone.
+/// `Interrupted` if the client has disconnected.
 fn check_client(client: &Client) -> Result<()> {
     if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) }
 }
 
-/// Tells what differs from `older` to `newer`, or to now.
+/// Sends the differences from `older` to `newer`, or to the live tree.
 pub(crate) fn send_differences(
     (fs, moments): (&FileSystem, &Moments),
     locks: &OperationLocks,
@@ -66,14 +70,14 @@ pub(crate) fn send_differences(
     newer: Option<&Name>,
 ) -> Result<Response> {
     let found = differences((fs, moments), locks, client, older, newer)?;
-    // However slowly it is read: nothing is held for it any more but what is told.
+    // The client may read slowly: only the differences themselves are still held.
     let go_on = &|| fs.check_closing().and_then(|()| check_client(client));
     let mut found = found.into_iter().peekable();
     while found.peek().is_some() {
         let mut bytes = 0;
         let line = std::iter::from_fn(|| {
             bytes += encoded_length(found.peek()?);
-            // One alone always fits.
+            // A single difference always fits.
             if bytes > LINE_BYTES && bytes > encoded_length(found.peek()?) { None } else { found.next() }
         });
         client.tell_patiently(&Response::Differing { found: line.collect() }, go_on)?;
@@ -81,12 +85,13 @@ pub(crate) fn send_differences(
     Ok(Response::Done)
 }
 
-/// About how many bytes a difference takes in a line.
+/// Estimates the encoded size of a difference.
 fn encoded_length(difference: &Difference) -> usize {
     96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
 }
 
-/// All of them. The archive is not closed before that has ended: what is pinned for it could not be erased then.
+/// Returns all differences. The archive is not closed before this returns, because snapshots pinned
+/// for it could not be erased.
 fn differences(
     (fs, moments): (&FileSystem, &Moments),
     locks: &OperationLocks,
@@ -96,7 +101,7 @@ fn differences(
 ) -> Result<Vec<Difference>> {
     let _turn = acquire(&locks.comparison, client)?;
     let _work = fs.work()?;
-    // Before the snapshots are looked up: whoever removes one meanwhile frees nothing that is read here.
+    // Taken before the lookup: a concurrent removal then frees nothing that is read here.
     let now = moments.now()?;
     let older = moments.moment(&older.0)?;
     let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
@@ -116,14 +121,14 @@ fn differences(
     compare(&older, newer, go_on)?.into_iter().map(to_difference).collect()
 }
 
-/// What is to be brought back.
+/// Paths to restore, and their source and destination.
 pub(crate) struct RestoreRequest<'a> {
     pub(crate) name: &'a Name,
     pub(crate) paths: &'a [TreePath],
     pub(crate) to: Option<&'a TreePath>,
 }
 
-/// Brings it back; `now` is in the name of the snapshot that is taken first.
+/// Restores the paths; `now` is part of the name of the snapshot that is taken first.
 pub(crate) fn restore(
     (fs, moments): (&FileSystem, &Moments),
     (locks, cache): (&OperationLocks, &KernelCache),
@@ -137,7 +142,7 @@ pub(crate) fn restore(
     let to = request.to.map(|to| &to.0[..]);
     let mut names = ClientRenames { client, cache };
     let restored = Restore::prepare(fs, &moment, &paths, to, &mut names).and_then(|restore| {
-        // In another directory nothing is replaced.
+        // A restore to another directory replaces nothing.
         if to.is_none() {
             client.tell(&Response::Kept { name: Name(moments.create_before_restore(now)?) })?;
         }
@@ -145,7 +150,7 @@ pub(crate) fn restore(
     });
     match restored {
         Ok(_) => Ok(Response::Done),
-        // What another one freed under our eyes is no damage.
+        // A concurrently removed snapshot is not damage.
         Err(Error::Damaged(_) | Error::Stale) if moments.moment(&request.name.0).is_err() => {
             Err(Error::Refused(Refusal::NoSnapshot { name: display(&request.name.0) }))
         }
@@ -153,7 +158,7 @@ pub(crate) fn restore(
     }
 }
 
-/// Has the client change names.
+/// Changes names through the client.
 struct ClientRenames<'a> {
     client: &'a Client,
     cache: &'a KernelCache,
@@ -166,7 +171,7 @@ impl ClientRenames<'_> {
 }
 
 impl Names for ClientRenames<'_> {
-    /// Who asked is this user, or root.
+    /// The client is this user, or root.
     fn maker(&self) -> Creator {
         Creator { uid: geteuid().as_raw(), gid: getegid().as_raw(), umask: None }
     }
@@ -181,7 +186,7 @@ impl Names for ClientRenames<'_> {
         self.request_change(&what, &|| format!("make the directory {}", display(path)))
     }
 
-    /// A client that was stopped may carry out at any time what it was told.
+    /// Random, because a stopped client may execute an old request at any time.
     fn number(&mut self) -> u64 {
         RandomState::new().build_hasher().finish() >> 1
     }

@@ -1,10 +1,13 @@
-//! Takes from the daemon the files that it does not need once the mount is there (Landlock, as far as the kernel has it).
+//! Landlock sandbox of the daemon and the fetcher: denies the files that they do not need once the
+//! mount exists.
 //!
-//! A program that is led astray by a hostile archive or a hostile request keeps what it holds open (the archive, the connection, the log)
-//! and can open nothing else of the machine, run no program, connect nowhere by TCP, and reach no abstract socket and signal nobody outside;
-//! the rest is refused by [`crate::filter`]. Landlock binds a thread and those that it starts, so this comes before any other thread does, and
-//! before the mount answers. What is within reach is named by descriptors, opened before the mount was there. Landlock also forbids
-//! unmounting. So a second process unmounts and opens the root for the periodic flush.
+//! A daemon that was compromised by a hostile archive or request keeps its open files (archive,
+//! connection, log). It can open no other file, run no program, make no TCP connection, reach no
+//! abstract socket and signal no process outside. [`crate::filter`] refuses the rest. Landlock
+//! binds a thread and its descendants, so the sandbox is entered before any other thread starts,
+//! and before the mount answers. Allowed paths are given as descriptors that were opened before the
+//! mount. Landlock also forbids unmounting, so the mount helper unmounts, and opens the root for
+//! the periodic flush.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,32 +19,32 @@ use landlock::{
 };
 use lockbox_host::elsewhere::FetcherReach;
 
-/// What stays within reach, by descriptors: the mount may hide the paths.
+/// Paths that stay accessible, as descriptors, because the mount may cover the paths.
 pub(crate) struct SandboxPaths<'a> {
-    /// The directory of the control socket, which is to be removed.
+    /// Directory of the control socket, which is removed at the end.
     pub(crate) sockets: &'a OwnedFd,
-    /// The directory in which archives are remembered.
+    /// Directory of the rollback state.
     pub(crate) seen: Option<&'a OwnedFd>,
-    /// What /proc has of this process's own threads.
+    /// `/proc/self/task`.
     pub(crate) tasks: Option<&'a OwnedFd>,
 }
 
-/// Rights that are taken away at all: those of files up to ABI 3, so that ioctls of the connection stay, and TCP.
+/// Restricted rights: files up to ABI 3, so that ioctls of the connection stay allowed, and TCP.
 const FILES: ABI = ABI::V3;
 const NETWORK: ABI = ABI::V4;
-/// Abstract sockets of others, and signals to them.
+/// Abstract sockets of other processes, and signals to them.
 const SCOPES: ABI = ABI::V6;
 
-/// Restricts this thread and all that it starts. The answer says how much of it the kernel does.
+/// Restricts this thread and its descendants. Returns whether the kernel enforces the rules.
 ///
 /// # Errors
-/// When the kernel has Landlock and refuses it: nothing is restricted then.
+/// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
 pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
     let status: RestrictionStatus = rules(paths)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Refuses all files, these uses of the network, and abstract sockets and processes outside.
+/// Denies all files, these uses of the network, and abstract sockets and processes outside.
 fn deny_all(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -63,7 +66,7 @@ fn rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
         (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
     for (opened, access) in rules_wanted {
-        // What is not there cannot be opened either way.
+        // A missing path needs no rule.
         if let Some(opened) = opened {
             rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;
         }
@@ -71,13 +74,13 @@ fn rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
     Ok(rules)
 }
 
-/// Access of a fetcher to files of its own directories.
+/// Access of the fetcher to files of its own directories.
 const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeReg | MakeDir | Refer
 });
 
-/// Restricts the fetcher: files of its own directories, the files that it reads, and connections to
-/// ports of its servers.
+/// Restricts the fetcher to files of its own directories, the files that it reads, and connections
+/// to ports of its servers.
 ///
 /// # Errors
 /// As of [`enter`].

@@ -1,11 +1,14 @@
-//! Takes snapshots of a living mount by itself, and removes those that it took when its rules keep them no longer (`snapshots=`).
+//! Scheduled snapshots of a running mount, and their removal by retention rules (`snapshots=`).
 //!
 //! # Rules
-//! 1  There is one for each of the shortest periods at most, of the hour, day and so on that the clock shows: their names say when they were taken, so that
-//!    holds over mounts, and also for a clock that was set back.
-//! 2  None is taken while the live tree is what the newest snapshot shows, whoever took that; commits without a change of the tree do not count.
-//! 3  What has another name than it gives is neither counted nor removed: people's snapshots are theirs.
-//! 4  A failure is logged once and shown, and tried again after [`RETRY_SECONDS`]. The mount goes on.
+//! 1  At most one snapshot is taken per shortest period (hour, day, ...) of the system clock. Names
+//!    contain the time, so this also holds across mounts and after the clock was set back.
+//! 2  None is taken while the live tree equals the newest snapshot, whether scheduled or manual.
+//!    Commits without a change of the tree do not count.
+//! 3  Snapshots with other names than the scheduler's are neither counted nor removed: they belong
+//!    to the user.
+//! 4  A failure is logged once, shown by `status`, and retried after [`RETRY_SECONDS`]. The mount
+//!    continues.
 
 use lockbox::archive::{Keep, KeepRule, Moments};
 use lockbox::control;
@@ -14,10 +17,10 @@ use parking_lot::Mutex;
 
 use crate::exit::Failure;
 
-/// Seconds from an attempt that failed to the next one.
+/// Delay in seconds after a failed attempt.
 const RETRY_SECONDS: i64 = 60;
 
-/// What the option said, and how it goes.
+/// Retention rules of one mount, and the state of their execution.
 pub(crate) struct SnapshotSchedule {
     keep: Keep,
     rule: KeepRule,
@@ -27,25 +30,25 @@ pub(crate) struct SnapshotSchedule {
 
 #[derive(Default)]
 struct ScheduleState {
-    /// The period that one was found or taken in.
+    /// Period in which a snapshot was found or taken.
     taken_in: Option<i64>,
-    /// When the next one is due, as far as the clock was looked at.
+    /// Due time of the next one, as of the last check.
     next: Timestamp,
     failure: Option<String>,
-    /// When that was.
+    /// Time of the failure, in seconds.
     failed: i64,
 }
 
-/// What came of a look.
+/// Result of a check.
 enum StepOutcome {
-    /// There is one of this period.
+    /// The current period has a snapshot.
     Exists,
-    /// Nothing has changed since the newest.
+    /// Nothing has changed since the newest snapshot.
     Unchanged,
 }
 
 impl SnapshotSchedule {
-    /// None for rules that keep nothing.
+    /// Returns None for rules that keep nothing.
     pub(crate) fn new(keep: Keep, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Option<SnapshotSchedule> {
         let (rule, _) = keep.rules().next()?;
         let next = rule.beginning_of(rule.period_of(clock()));
@@ -53,7 +56,8 @@ impl SnapshotSchedule {
         Some(SnapshotSchedule { keep, rule, clock: Box::new(clock), state })
     }
 
-    /// Takes one when it is due; called about once a second. `collect` returns when what the kernel caches is with us.
+    /// Takes a snapshot if it is due; called about once a second. `collect` returns when the
+    /// kernel's cached writes have arrived.
     pub(crate) fn step(&self, moments: &Moments, collect: impl FnOnce() -> lockbox::Result<()>) {
         let now = (self.clock)();
         let period = self.rule.period_of(now);
@@ -65,7 +69,7 @@ impl SnapshotSchedule {
                 return;
             }
         }
-        // The lock is not held over that: who asks for the status does not wait for the host.
+        // Not under the lock: a status request must not wait for the host.
         let outcome = self.take_due(moments, now, collect);
         let mut state = self.state.lock();
         match outcome {
@@ -99,31 +103,33 @@ impl SnapshotSchedule {
             collect()?;
             moments.create_scheduled(now)?;
         }
-        // Also where an earlier mount took it, which may have had other rules or ended before this.
+        // Also after a snapshot of an earlier mount, which may have had other rules or have ended
+        // before pruning.
         moments.prune_scheduled(&self.keep)?;
         Ok(StepOutcome::Exists)
     }
 
-    /// For the status.
+    /// Returns the state for `status`.
     pub(crate) fn describe(&self) -> control::Schedule {
         let state = self.state.lock();
         control::Schedule { rules: format_rules(&self.keep), next: state.next.seconds, failure: state.failure.clone() }
     }
 }
 
-/// As the option says it: `hourly:24,daily:7`.
+/// Formats rules as the option does: `hourly:24,daily:7`.
 pub(crate) fn format_rules(keep: &Keep) -> String {
     keep.rules().map(|(rule, count)| format!("{}:{count}", rule.word())).collect::<Vec<_>>().join(",")
 }
 
-/// Reads a rule of the option. None for what is none: no period, or a number that is not from 1 to 100,000.
+/// Parses one rule of the option. Returns None for an unknown period, or a number outside 1 to
+/// 100,000.
 pub(crate) fn parse_rule(text: &str) -> Option<(KeepRule, u32)> {
     let (word, count) = text.split_once(':')?;
     let rule = KeepRule::ALL.into_iter().find(|rule| *rule != KeepRule::Last && rule.word() == word)?;
     Some((rule, count.parse().ok().filter(|count| (1..=MAX_COUNT).contains(count))?))
 }
 
-/// More than anybody lists.
+/// Upper limit of snapshots per rule.
 const MAX_COUNT: u32 = 100_000;
 
 #[cfg(test)]

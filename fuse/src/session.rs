@@ -1,18 +1,21 @@
-//! Serves one mounted archive, from opening it to the order that ends the mount.
+//! Life of one mount: open the archive, mount it, serve it, close it.
 //!
 //! # Order of starting
-//! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
-//! daemon must never do, since the answer would be its own (see [`crate::deadlock_watchdog`]). After the mount no path is opened but in /proc, /sys and
-//! /dev, over which nothing is mounted ([`crate::mountpoint_check`]).
-//! 1  The process that fetches the archive; the namespaces in which the mount is to be, which whoever has a second thread cannot join; the archive with
-//!    its directory, what is remembered of it, the control socket, the bus, the process that unmounts.
+//! All files that are needed later are opened before the mount, which may cover them. The daemon
+//! must never look below its own mount, where it would wait for its own reply (see
+//! [`crate::deadlock_watchdog`]). After the mount it opens no paths except in /proc, /sys and /dev,
+//! which no mount covers ([`crate::mountpoint_check`]).
+//! 1  The fetcher process. The namespaces of the mount, which a process with a second thread cannot
+//!    join. The archive with its directory and rollback state, the control socket, the bus, and the
+//!    mount helper.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
-//! 4  The event loops, and whatever else runs.
+//! 4  The event loops, and the other threads.
 //!
-//! How it stops is said in [`crate::shutdown`].
+//! The order of stopping is described in [`crate::shutdown`].
 //!
-//! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
+//! A handler that panics aborts the process (`panic = "abort"` in every release profile): no commit
+//! can follow.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,7 +64,7 @@ use crate::suspend;
 use crate::ticker::Ticker;
 use crate::{capabilities, filter, kernel};
 
-/// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
+/// Opens, mounts, calls `ready` with notices for the user, serves, calls `ending` and closes.
 pub fn serve(
     config: &DaemonConfig,
     key: &UnlockedKey,
@@ -85,7 +88,8 @@ pub fn serve(
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
         (Some(directory.into()), elsewhere::Place::file(path))
     };
-    // In the namespaces of `lockbox exec` the mount is seen by that command's program alone, at a directory that was made for it.
+    // In the namespaces of `lockbox exec` only that command's program sees the mount, on a
+    // directory that was created for it.
     let is_alone = namespaces.is_some();
     if let Some(namespaces) = namespaces {
         namespaces.join().map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
@@ -158,14 +162,14 @@ pub fn serve(
     }
 }
 
-/// Where the archive is.
+/// Resources at the archive's location.
 struct ArchiveHost {
-    /// Of the archive's file, when it is one of this host.
+    /// Directory of a local archive file.
     directory: Option<OwnedFd>,
     /// User that must own the mount point.
     point_owner: Option<u32>,
     remote_status: Option<elsewhere::Telling>,
-    /// Of one that is shown as it is written elsewhere.
+    /// Configuration of a replica mount.
     replica: Option<ReplicaConfig>,
 }
 
@@ -175,20 +179,20 @@ struct RunningMount {
     cache: Arc<KernelCache>,
     activity: Arc<Activity>,
     schedule: Option<Arc<SnapshotSchedule>>,
-    /// Of a mount that follows.
+    /// Versions of a replica mount.
     current_version: Option<Arc<CurrentVersion>>,
 }
 
-/// What is there before the mount is.
+/// Resources that are opened before the mount.
 struct Preparation {
     listening: control::Listening,
     helper: MountHelper,
     process_info: ProcessInfoClient,
-    /// What /proc says of this process.
+    /// `/proc/self/status`.
     own_status: Option<File>,
-    /// The mount namespace.
+    /// Mount namespace of this process.
     namespace: u64,
-    /// None where it could prove nothing.
+    /// None if it could prove nothing.
     watchdog: Option<DeadlockWatchdog>,
     seen: Option<OwnedFd>,
 }
@@ -209,7 +213,8 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
     let open_path = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let (log, program) = (config.options.log.as_deref().and_then(open_path), open_path(Path::new("/proc/self/exe")));
     let stderr = std::io::stderr();
-    // Somebody may have mounted it there alone, as containers do: then its directory lies elsewhere. An address leads nowhere.
+    // The file may be a mount point itself, as in containers: then its directory lies on another
+    // file system. An address cannot be opened.
     let file = open_path(archive);
     let held = [host, file.as_ref(), Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
     let files = held.into_iter().flatten().map(AsFd::as_fd).chain([stderr.as_fd()]);
@@ -220,7 +225,7 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
     Ok(Preparation { listening, helper, process_info, own_status, namespace, watchdog, seen })
 }
 
-/// Starts the control socket, the mount, the event loops and the thread that takes signals.
+/// Starts the control socket, the mount, the event loops and the signal thread.
 fn start(
     config: &DaemonConfig,
     slot: &ArchiveSlot,
@@ -253,7 +258,7 @@ fn start(
         confine(&SandboxPaths { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &mount);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
-    // A mount for reading changes nothing.
+    // A read-only mount changes nothing.
     let keep = if config.options.read_only { Keep::default() } else { config.options.snapshots };
     let schedule = SnapshotSchedule::new(keep, || Timestamp::from_system(SystemTime::now())).map(Arc::new);
     let replica_failure = replica.as_ref().map(|_| ReplicaFailure::default());
@@ -337,7 +342,8 @@ fn serve_requests(
     Ok(())
 }
 
-/// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.
+/// Enters the sandbox; call it before any other thread starts. If the machine refuses a part of it,
+/// the mount continues with a log line.
 fn confine(reach: &SandboxPaths<'_>, mount: &MountHandle) {
     match sandbox::enter(reach) {
         Ok(true) => {}
@@ -353,7 +359,8 @@ fn confine(reach: &SandboxPaths<'_>, mount: &MountHandle) {
     }
 }
 
-/// Blocked before any thread starts, so that all inherit it and one thread can wait for them.
+/// Blocks signals before any thread starts, so that all threads inherit the mask and one can wait
+/// for them.
 fn block_signals() -> Result<SigSet, Failure> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -363,7 +370,7 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-/// What kept somebody from coming to an archive at an address.
+/// Converts an error of opening a remote archive.
 fn remote_in_use_failure(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
         Error::InUse(why) if !takes_over => Failure::new(
@@ -374,7 +381,7 @@ fn remote_in_use_failure(address: &Path, takes_over: bool, error: Error) -> Fail
     }
 }
 
-/// Names the holder of an archive when its daemon can be asked.
+/// Names the holder of an archive if its daemon answers.
 fn in_use_failure(config: &DaemonConfig, error: Error) -> Failure {
     match error {
         Error::InUse(_) => previous_daemon::holder_failure(config.archive()).unwrap_or_else(|| error.into()),

@@ -1,10 +1,13 @@
-//! Answers what is asked about the snapshots of a living mount.
+//! Handles snapshot requests of a running mount.
 //!
 //! # Order of a creation
-//! 1  What programs wrote before they asked is with us: the kernel hands over what it caches ([`MountHandle::collect`]).
-//! 2  What is accepted is what the snapshot keeps, staged or not ([`Moments::create`]); the answer comes when it is durable.
+//! 1  The kernel writes back the data that programs wrote before the request
+//!    ([`MountHandle::collect`]).
+//! 2  The snapshot contains all accepted data, dirty or not ([`Moments::create`]); the reply is
+//!    sent when it is durable.
 //!
-//! So a write(2) that returned before the question is in the snapshot, whoever made it and whether the file is still open.
+//! So every write(2) that returned before the request is in the snapshot, from any program and
+//! whether or not the file is still open.
 
 use lockbox::Error;
 use lockbox::archive::{Archive, Moments, Snapshot};
@@ -16,21 +19,23 @@ use crate::kernel_cache::KernelCache;
 use crate::options::MountOptions;
 use crate::shutdown::{ArchiveSlot, MountHandle};
 
-/// The moments of the archive while it is open, without the slot, which the end of the mount takes.
+/// Returns the snapshots of the archive while it is open, without holding the slot, which the
+/// shutdown takes.
 pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<Moments> {
     slot.lock().as_ref().map(Archive::moments)
 }
 
-/// Returns when what programs have written is with us. Without a writer the kernel has nothing (KERNEL-3).
+/// Returns when earlier writes of programs have arrived. Without a writer the kernel has none
+/// (KERNEL-3).
 ///
 /// # Errors
-/// When the process that flushes the mount is gone.
+/// Fails if the mount helper is gone.
 pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> lockbox::Result<()> {
     let collected = if cache.has_any_writer() { mount.collect() } else { Ok(()) };
     collected.map_err(|error| Error::io("the process that flushes the mount does not answer", error))
 }
 
-/// Why this mount changes no snapshot.
+/// Returns the refusal if this mount cannot change snapshots.
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     let message = match &options.snapshot {
         Some(name) => format!(
@@ -43,7 +48,7 @@ pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     Some(Response::Refused { why: Why::Other, message })
 }
 
-/// The answer to a request that is done, or was not.
+/// Converts a result to a response.
 pub(crate) fn to_response(result: lockbox::Result<()>) -> Response {
     match result {
         Ok(()) => Response::Done,
@@ -68,7 +73,7 @@ pub(crate) fn to_refusal(error: &Error) -> Response {
     Response::Refused { why, message }
 }
 
-/// A page of them.
+/// Lists one page of snapshots.
 pub(crate) fn list_page(moments: &Moments, after: u64, with_held: bool) -> lockbox::Result<Response> {
     let mut all = moments.list()?;
     all.retain(|snapshot| snapshot.id > after);
@@ -82,7 +87,7 @@ pub(crate) fn list_page(moments: &Moments, after: u64, with_held: bool) -> lockb
     Ok(Response::Snapshots { snapshots: all.into_iter().map(describe).collect::<lockbox::Result<_>>()?, more })
 }
 
-/// What those in these ranges of ids hold together.
+/// Returns the bytes that the snapshots in these id ranges hold together.
 pub(crate) fn held_bytes(moments: &Moments, ranges: &[(u64, u64)]) -> Response {
     let bytes = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
     bytes.map_or_else(|error| to_refusal(&error), |bytes| Response::Held { bytes })

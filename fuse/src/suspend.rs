@@ -1,8 +1,9 @@
-//! Locks the archive before the machine sleeps: unmounts it, or when it is busy saves everything and drops what was decrypted.
+//! Locks the archive before the machine sleeps: unmounts it, or saves everything and drops
+//! plaintext if it is busy.
 //!
-//! What a busy mount keeps is its key, without which its users would find nothing after waking up; what it drops are the
-//! daemon's caches and the kernel's pages of files, in the seconds that logind gives. Pages that programs hold locked or map
-//! writable may stay.
+//! A busy mount keeps its key, because its users could not continue without it. In the seconds that
+//! logind grants it drops the daemon's caches and the kernel's cached pages. Pages that programs
+//! lock or map writable may stay.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,17 +19,18 @@ use crate::kernel_cache::KernelCache;
 use crate::login::{self, LogindClient};
 use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
 
-/// What unmounting and closing may take before the rest is saved beside it.
+/// Time for unmounting and closing, before the remaining data is saved in parallel.
 const CLOSE_TIME: Duration = Duration::from_millis(1500);
-/// What dropping the kernel's pages may take: with saving it has to fit into logind's five seconds.
+/// Time for dropping the kernel's pages: together with saving it must fit into logind's five
+/// seconds.
 const DROP_TIME: Duration = Duration::from_secs(2);
-/// Between attempts to reach a bus that went away.
+/// Interval between attempts to reconnect to the bus.
 const RECONNECT_PERIOD: Duration = Duration::from_secs(30);
 
-/// All that is shown of an archive: one file system, or those of its moments.
+/// All file systems of a mount: one, or one per version of a replica.
 pub(crate) type FileSystems = Arc<dyn Fn() -> Vec<Arc<FileSystem>> + Send + Sync>;
 
-/// What is locked.
+/// Mount to lock.
 pub(crate) struct SuspendTarget {
     pub(crate) file_systems: FileSystems,
     pub(crate) cache: Arc<KernelCache>,
@@ -36,13 +38,13 @@ pub(crate) struct SuspendTarget {
     pub(crate) events: Sender<MountEvent>,
 }
 
-/// logind, subscribed to, and its lock that holds up the next sleep.
+/// Subscription to logind, with the inhibitor lock that delays the next sleep.
 pub(crate) struct SleepSubscription {
     login: LogindClient,
     lock: OwnedFd,
 }
 
-/// Subscribes by the way of the bus, before the mount may hide that.
+/// Subscribes via D-Bus, before the mount can shadow the socket.
 pub(crate) fn connect() -> io::Result<SleepSubscription> {
     login::connect().and_then(subscribe)
 }
@@ -52,7 +54,8 @@ fn subscribe(stream: UnixStream) -> io::Result<SleepSubscription> {
     Ok(SleepSubscription { lock: login.delay_sleep()?, login })
 }
 
-/// Starts the thread that waits. The answer is a sentence for the user when this machine cannot tell that it sleeps.
+/// Starts the waiting thread. Returns a sentence for the user if this machine does not announce its
+/// sleeps.
 pub(crate) fn start(target: SuspendTarget, subscribed: io::Result<SleepSubscription>) -> Option<String> {
     let subscribed = match subscribed {
         Ok(subscribed) => subscribed,
@@ -82,7 +85,7 @@ fn run(target: &SuspendTarget, mut subscribed: SleepSubscription) {
     }
 }
 
-/// Locks at each sleep until the connection fails.
+/// Locks before each sleep until the connection fails.
 fn serve(
     target: &SuspendTarget,
     login: &mut LogindClient,
@@ -98,17 +101,17 @@ fn serve(
     }
 }
 
-/// Whether the session ends within `limit`, with everything saved: that closes the channel.
+/// Returns whether the archive is closed within `limit`, which closes the channel.
 fn closes_within(answered: &Receiver<SuspendReply>, limit: Duration) -> bool {
     match answered.recv_timeout(limit) {
         Err(RecvTimeoutError::Disconnected) => true,
-        // No answer: what was unmounted here lives on elsewhere, such as in a bind or under its last users.
+        // No reply: the detached mount lives on, such as in a bind mount or with its last users.
         Ok(SuspendReply::Busy) | Err(RecvTimeoutError::Timeout) => false,
     }
 }
 
 impl SuspendTarget {
-    /// Returns when the archive is closed, or saved where it is busy.
+    /// Returns when the archive is closed, or saved if it is busy.
     fn lock(&self) {
         tracing::info!("the machine is about to sleep");
         let (answer, answered) = mpsc::channel();
@@ -125,7 +128,7 @@ impl SuspendTarget {
         if !self.cache.drop_all_pages(newest, Instant::now() + DROP_TIME) {
             tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
         }
-        // Pages that were written since, or by maps, came when they were dropped.
+        // Pages written meanwhile, or through maps, arrived when they were dropped.
         let saved = saved.and(if all.iter().any(|fs| fs.is_dirty()) { commit() } else { Ok(()) });
         all.iter().for_each(|fs| fs.forget_plaintext());
         if let Err(error) = saved {

@@ -1,11 +1,17 @@
-//! The daemon's clock: background steps and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five; and
-//! beside it, because one may take long, snapshots that are due.
+//! Periodic work of the daemon: background steps, cache invalidation, flushes, commits and
+//! scheduled snapshots.
+//!
+//! Background steps and invalidation run every second. Unless `sync=never`, a flush runs every five
+//! seconds, and a commit one second after it. Scheduled snapshots run in a separate thread, because
+//! one may take long.
 //!
 //! # Rules
-//! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
-//!    answered, so a commit at once would miss some. What did not arrive by then is in the commit after it.
-//! 2  A flush comes [`PERIOD`] after the flush before, or as soon as the clock looks. So what the daemon was given before a flush
-//!    is durable one commit later, and what a program wrote is at most PERIOD + ARRIVAL + STEP old when its commit begins.
+//! 1  A commit runs [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and
+//!    does not wait for the replies, so an immediate commit would miss some. Data that arrives
+//!    later is part of the next commit.
+//! 2  A flush runs [`PERIOD`] after the previous flush, or at the next tick. So data that the
+//!    daemon received before a flush is durable one commit later, and data that a program wrote is
+//!    at most PERIOD + ARRIVAL + STEP old when its commit begins.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -23,18 +29,18 @@ use crate::shutdown::{ARRIVAL, MountHandle};
 use crate::snapshot_requests::collect_writes;
 
 const STEP: Duration = Duration::from_secs(1);
-/// From one flush of the kernel's pages to the next.
+/// Interval between flushes of the kernel's pages.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Until the next time an older copy could pass for the newest; each time costs an fsync in
-/// addition to that of the archive. Data that was read and deleted since is in a buffer no longer
-/// than this either.
+/// Interval between updates of the rollback state, during which an older copy could pass for the
+/// newest; each update costs an fsync in addition to the archive's. Also bounds the time that data
+/// stays in a read buffer after it was deleted.
 const REMEMBER_PERIOD: Duration = Duration::from_secs(60);
-/// Background steps in a row before the clock is looked at again.
+/// Maximum of consecutive background steps per tick.
 const MAX_STEPS: u32 = 64;
 
-/// A running clock; dropping it stops and joins its threads.
+/// Running timer threads; dropping it stops and joins them.
 pub(crate) struct Ticker {
-    /// A thread goes on as long as its sender is there.
+    /// A thread runs until its sender is dropped.
     threads: Vec<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -50,7 +56,7 @@ impl Ticker {
         let mut ticker = Ticker { threads: Vec::new() };
         if let Some((snapshots, moments)) = snapshot_schedule {
             let (cache, mount) = (Arc::clone(&cache), Arc::clone(&mount));
-            // It waits for what was deleted to be reclaimed, and tells of its failures itself.
+            // It waits until deleted data is reclaimed, and logs its own failures.
             ticker.each_second("snapshots", move || snapshots.step(&moments, || collect_writes(&mount, &cache)))?;
         }
         let mut work = BackgroundWork { fs, cache, mount, last_error: String::new() };
@@ -63,7 +69,7 @@ impl Ticker {
                 None => Ok(()),
             };
             work.report(done);
-            // From when the flush ended: what it sent is on its way from then on.
+            // Counts from the end of the flush, when its data is in flight.
             if let Some(schedule) = &mut schedule {
                 schedule.finish_step(Instant::now());
             }
@@ -101,14 +107,14 @@ impl Drop for Ticker {
     }
 }
 
-/// What is to be done now.
+/// Step that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeriodicStep {
     Flush,
     Commit,
 }
 
-/// Which of the two is next, and when.
+/// Next step and its time.
 struct FlushSchedule {
     next: PeriodicStep,
     at: Instant,
@@ -121,7 +127,7 @@ impl FlushSchedule {
         FlushSchedule { next: PeriodicStep::Flush, at: now + PERIOD, flush_began: now, waits: true }
     }
 
-    /// The step whose time has come; it is told to be over by `looked`.
+    /// Returns the step that is due; `finish_step` reports its end.
     fn due(&mut self, now: Instant) -> Option<PeriodicStep> {
         if now < self.at {
             return None;
@@ -133,7 +139,7 @@ impl FlushSchedule {
         Some(self.next)
     }
 
-    /// The step that was due, if there was one, ended at `now`.
+    /// Records that the due step, if there was one, ended at `now`.
     fn finish_step(&mut self, now: Instant) {
         if std::mem::replace(&mut self.waits, true) {
             return;
@@ -153,9 +159,11 @@ struct BackgroundWork {
 }
 
 impl BackgroundWork {
-    /// Sends for the kernel's dirty pages. No lock of the file system is held: they arrive as requests.
+    /// Requests the kernel's dirty pages. Called without a lock of the file system, because they
+    /// arrive as requests.
     fn flush(&self) -> Result<()> {
-        // Without a writer the kernel has nothing (KERNEL-3), and opening the root would make `umount` fail as busy.
+        // Without a writer the kernel has none (KERNEL-3), and opening the root would make
+        // `umount` fail as busy.
         if self.cache.has_any_writer() {
             self.mount.flush().map_err(|e| Error::io("the process that flushes the mount does not answer", e))?;
             tracing::debug!("flushed what programs have written");
@@ -164,7 +172,7 @@ impl BackgroundWork {
     }
 
     fn commit(&self) -> Result<()> {
-        // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
+        // The file system knows of a change from its acceptance on, even during a commit.
         if self.fs.is_dirty() { self.fs.sync_in_background() } else { Ok(()) }
     }
 
@@ -177,7 +185,7 @@ impl BackgroundWork {
         Ok(())
     }
 
-    /// Tells the kernel which block counts it keeps are wrong since WRITEs and write-out.
+    /// Invalidates the block counts that WRITEs and writeback changed.
     fn invalidate_attributes(&self) {
         self.cache.invalidate_written(&self.fs);
         for ino in self.fs.take_grown() {
@@ -185,7 +193,7 @@ impl BackgroundWork {
         }
     }
 
-    /// The same error every second is logged once.
+    /// Logs an error that repeats every second once.
     fn report(&mut self, done: Result<()>) {
         let Err(error) = done else { return };
         let message = error.to_string();

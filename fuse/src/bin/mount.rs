@@ -1,4 +1,4 @@
-//! mount.lockbox: mounts a lockbox archive, for people, for mount(8) and for `lockbox mount`.
+//! mount.lockbox: mounts a lockbox archive; called by users, mount(8) and `lockbox mount`.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -175,7 +175,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// A window stands there by itself: nobody typed a command above it that names the archive.
+/// Adds the archive's name if it is missing: a window shows no command line.
 fn window_message(message: &str, archive: &Path) -> String {
     let name = lockbox_host::shown(archive);
     if message.contains(&name) { message.to_owned() } else { format!("{name}: {message}") }
@@ -185,7 +185,7 @@ fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Who was asked and left needs no words.
+            // A user who cancelled the prompt needs no message.
             if speak && !failure.message.is_empty() {
                 print_message(&failure.message);
             }
@@ -197,7 +197,8 @@ fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
 
 fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(namespace) = &arguments.namespace {
-        // The archive, the secrets and the daemon's socket are files of this namespace, and the mount would be in the other one.
+        // Archive, secrets and control socket are files of this namespace, but the mount would be
+        // in the other one.
         return Err(Failure::usage(format!(
             "an archive cannot be mounted into another namespace with -N: run the command inside of it, with nsenter --mount={}",
             namespace.display()
@@ -207,7 +208,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         true => Some(receive_namespaces(&arguments.options)?),
         false => None,
     };
-    // The daemon does that for itself.
+    // The daemon locks its own memory.
     let _ = harden::lock_memory_if_plenty();
     if let Some(change) = remount::parse_request(&arguments.options, &mount8_options::command_line_options())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
@@ -242,9 +243,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if !arguments.for_program {
         point_owner::check_early(&archive, &point, &options)?;
     }
-    // The status tells them.
+    // Set here, because `status` shows it.
     options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
-    // Before the passphrase is asked for and worked on for a second.
+    // Checked before the prompt and the slow key derivation.
     if place.is_elsewhere() {
         if !options.read_only && !place.can_be_changed() {
             options.read_only = true;
@@ -256,7 +257,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             options.sources.passphrase.notice = Some("Read-only, as its medium is");
             print_message(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
         } else if !options.read_only && arguments.desktop && may_only_be_read(&archive) {
-            // Who clicks on it gives no options.
+            // A click on a file gives no options.
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
             print_message(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
@@ -277,11 +278,11 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         options.read_only = true;
         print_message(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
     }
-    // What was read of it until here is not what is read of it from now on.
+    // Dropped: the daemon opens the archive again.
     drop(place);
     let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
     if made {
-        // Not held on to: a daemon in the foreground closes what it did not open itself.
+        // Not kept: a daemon in the foreground closes descriptors that it did not open itself.
         Made::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
@@ -297,8 +298,8 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
-/// Returns the names of the archive's place: the names on the command line and, as mount(8) has
-/// resolved the links there, the names in fstab.
+/// Returns the names of the archive's location: those on the command line and, since mount(8) has
+/// resolved the links there, those in fstab.
 fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
     let mut place_names = lockbox_host::place_names(named);
     if is_called_as_mount_8(std::env::args_os().next().as_deref()) {
@@ -309,8 +310,9 @@ fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
     place_names
 }
 
-/// The namespaces in which the program will be; the command that made them hands them over through standard output, and waits for this one. Refuses what
-/// lets this one end well without a mount, or not end, and what the program would inherit.
+/// Receives the namespaces of the program from `lockbox exec`, which created them and waits for
+/// this process. Rejects options with which this process could succeed without a mount, or not end,
+/// and options that the program would inherit.
 fn receive_namespaces(lists: &[String]) -> Result<Namespaces, Failure> {
     let mut given = lists.iter().flat_map(|list| list.split(','));
     let names = ["foreground", "nofail", "remount", "passfd"];
@@ -327,7 +329,7 @@ fn receive_namespaces(lists: &[String]) -> Result<Namespaces, Failure> {
     }
 }
 
-/// The path of a mount point that is missing and can be made.
+/// Returns the path of a missing mount point that can be created.
 fn missing_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
     match path.symlink_metadata() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -339,22 +341,22 @@ fn missing_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(parent.canonicalize().map_err(failed)?.join(name)))
 }
 
-/// Whether nothing can be written where the archive lies, whoever writes.
+/// Returns whether the archive lies on a read-only file system.
 fn is_read_only(archive: &Path) -> bool {
     nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
 }
 
-/// Whether what is at an address shows a moment of an archive, and would stop being a backup if it were written to.
+/// Returns whether a remote archive is a backup, and would stop being one if it were written to.
 fn is_backup(place: &Place, key: &UnlockedKey, options: &MountOptions) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
     let info = archive.info()?;
-    // Its place is remembered now, so that nothing is new to the daemon.
+    // Recorded now, so that the daemon does not report a first use.
     info.first_use.iter().for_each(|sentence| print_message(sentence));
     Ok(info.backup_of.is_some())
 }
 
-/// Whether it is for others, or at another time, that the archive can be written.
+/// Returns whether this user may read but not write the archive.
 fn may_only_be_read(archive: &Path) -> bool {
     access(archive, AccessFlags::W_OK) == Err(Errno::EACCES) && access(archive, AccessFlags::R_OK).is_ok()
 }
@@ -377,7 +379,8 @@ fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespace
     Ok(())
 }
 
-/// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
+/// Returns the archive's absolute path, or its address, and its location; None if it is missing and
+/// may be (`nofail`).
 fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf, Place)>, Failure> {
     let is_elsewhere = elsewhere::is_elsewhere(name);
     if options.remote.is_unsent() && !is_elsewhere {

@@ -1,30 +1,30 @@
-//! Refuses the daemon and the fetcher every system call that is not on their list (seccomp).
+//! System call filter (seccomp) of the daemon and the fetcher.
 //!
-//! Landlock binds files and TCP. The rest is here: new sockets, messages to an address, programs,
-//! signals to others, the memory of others, modes, owners and attributes by path, and all
-//! interfaces of the kernel that none of our code uses. [`allowed`] has the lists, and argues for
-//! their margin.
+//! Landlock binds files and TCP. The filter covers the rest: new sockets, messages to an address,
+//! programs, signals and memory of other processes, modes, owners and attributes by path, and all
+//! kernel interfaces that our code does not use. [`allowlist`] has the lists, and argues for their
+//! margin.
 //!
 //! # Other calls
-//! They fail with ENOSYS, as on a kernel that lacks them: C libraries try an older call then. Each
-//! is logged once by its name, by a process outside ([`refusals`]). No process is killed. The
-//! number of a call that a later kernel has is on no list.
+//! They fail with ENOSYS, as on a kernel that lacks them, so that C libraries try an older call.
+//! Each is logged once by name, by a process outside ([`refusals`]). No process is killed. Calls
+//! that later kernels add are on no list.
 //!
 //! # Order of installing
-//! 1  The list, with a listener for the calls that it does not allow. Two calls more are allowed
-//!    until 3: sendmsg(2) and seccomp(2).
-//! 2  The listener goes to the process outside, and is closed here: its holder could let a call
+//! 1  The allow-list, with a listener for all other calls. Two more calls are allowed until step 3:
+//!    sendmsg(2) and seccomp(2).
+//! 2  The listener is sent to the process outside and closed here: its holder could let a call
 //!    continue.
-//! 3  A second filter refuses those two, and clone3(2), without asking: of two filters the harder
-//!    answer counts. Without seccomp(2) no thread can put a filter with a listener of its own over
-//!    the first one, the listener of which may be gone.
+//! 3  A second filter refuses those two, and clone3(2), without the listener: of two filters the
+//!    stricter answer counts. Without seccomp(2) no thread can install a filter with a listener of
+//!    its own over the first one, whose listener may be gone.
 //!
-//! Where the kernel gives no listener (before 5.0, or in a container that has one), the same calls
-//! fail without being named. A kernel or a machine that refuses the filter, or one that it cannot
-//! be written for, goes without.
+//! If the kernel gives no listener (before 5.0, or in a container that has one), the same calls
+//! fail without being logged. If the kernel or the architecture does not support the filter, the
+//! process runs without one.
 //!
-//! A filter binds the thread that puts it on and the threads that this one starts: so it comes
-//! before any other thread, as Landlock does.
+//! A filter binds the installing thread and its descendants, so it is installed before any other
+//! thread starts, as Landlock is.
 
 mod allowlist;
 mod names;
@@ -47,25 +47,25 @@ use crate::mount::receive_descriptor;
 use allowlist::ArgumentRule;
 pub(crate) use allowlist::ConfinedProcess;
 
-/// Stands in a compiled program where the crate has no action for listeners.
+/// Marks the listener's action in a compiled program, which the crate does not support.
 const LISTENER_MARK: SeccompAction = SeccompAction::Trace(0);
 const ENOSYS_ACTION: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 /// BPF_RET | BPF_K.
 const RETURN: u16 = 0x06;
 
-/// How a refused call becomes known.
+/// Whether refused calls are logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusalLogging {
     Logged,
-    /// The kernel gave no listener, or it could not be handed over.
+    /// The kernel gave no listener, or it could not be sent.
     Silent,
 }
 
-/// Puts the filter on this thread and all that it starts. `hand_over` sends the listener to the
+/// Installs the filter on this thread and its descendants. `hand_over` sends the listener to the
 /// process that calls [`log_refusals`].
 ///
 /// # Errors
-/// When the kernel or the kind of machine does not support the filter: nothing is refused then.
+/// Fails if the kernel or the architecture does not support the filter: nothing is refused then.
 pub(crate) fn enter(
     process: ConfinedProcess,
     hand_over: impl FnOnce(&OwnedFd) -> io::Result<()>,
@@ -91,8 +91,8 @@ pub(crate) fn enter(
     Ok(refusals)
 }
 
-/// Receives the listener of a filter, and answers and logs in a thread of its own the calls that
-/// the filter does not allow. Without a listener the kernel refuses them by itself.
+/// Receives the listener of a filter, and answers and logs refused calls in a thread. Without a
+/// listener the kernel refuses them by itself.
 pub(crate) fn log_refusals(socket: &UnixStream, process: &'static str) {
     let Some(listener) = receive_descriptor(socket) else { return };
     let log = move |call: &str| {
@@ -119,8 +119,8 @@ fn condition(
     SeccompCondition::new(index, length, operator, value)
 }
 
-/// The conditions under which a call is allowed: one of the lists holds as a whole. None for a call
-/// that always is.
+/// Returns the alternative condition lists of a call, of which one must hold completely; empty for
+/// a call that is always allowed.
 fn alternatives(allowed: &ArgumentRule, own: u32) -> Result<Vec<Vec<SeccompCondition>>, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     use SeccompCmpOp::{Eq, MaskedEq};
@@ -155,7 +155,7 @@ fn compile(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Res
     SeccompFilter::new(rules, otherwise, listed, TargetArch::try_from(std::env::consts::ARCH)?)?.try_into()
 }
 
-/// Builds the list with the calls that [`enter`] needs until the second filter.
+/// Builds the allow-list, with the calls that [`enter`] needs until the second filter.
 fn allow_list(process: ConfinedProcess, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
     /// SECCOMP_SET_MODE_FILTER, without flags.
     const SECOND: ArgumentRule = ArgumentRule::Both(&ArgumentRule::OneOf(0, &[1]), &ArgumentRule::Null(1));
@@ -168,8 +168,8 @@ fn allow_list(process: ConfinedProcess, otherwise: SeccompAction) -> Result<BpfP
     compile(list, otherwise, SeccompAction::Allow)
 }
 
-/// Refuses the calls that only the installation needed, and the calls that are refused without a
-/// log line.
+/// Builds the second filter: refuses the calls that only the installation needed, and the calls
+/// that are refused without a log line.
 fn second_list(process: ConfinedProcess) -> Result<BpfProgram, BackendError> {
     let mut list: Rules = allowlist::UNLOGGED.iter().map(|&call| (call, Vec::new())).collect();
     list.insert(libc::SYS_seccomp, Vec::new());
@@ -179,7 +179,7 @@ fn second_list(process: ConfinedProcess) -> Result<BpfProgram, BackendError> {
     compile(list, SeccompAction::Allow, ENOSYS_ACTION)
 }
 
-/// Puts the listener's action where the mark is.
+/// Replaces the mark by the listener's action.
 fn with_listener_action(mut program: BpfProgram) -> BpfProgram {
     let mark = u32::from(LISTENER_MARK);
     for instruction in program.iter_mut().filter(|it| it.code == RETURN && it.k == mark) {
@@ -195,7 +195,7 @@ fn install(program: BpfProgramRef<'_>) -> Result<(), String> {
     })
 }
 
-/// The crate installs filters without listeners alone.
+/// Installs a filter with a listener, which the crate cannot do.
 fn install_with_listener(program: BpfProgramRef<'_>) -> io::Result<OwnedFd> {
     let len = u16::try_from(program.len()).map_err(io::Error::other)?;
     let filter = libc::sock_fprog { len, filter: program.as_ptr().cast::<libc::sock_filter>().cast_mut() };

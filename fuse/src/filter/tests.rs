@@ -13,15 +13,16 @@ use super::*;
 
 fn raw(call: c_long, arguments: [c_ulong; 6]) -> Errno {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: no argument is a pointer that the kernel could follow, and no descriptor is one that is open: each call is refused before it
-    // does anything, and where it is not, it fails.
+    // SAFETY: no argument is a pointer that the kernel could follow, and no descriptor is open:
+    // each call is refused before it does anything, and where it is not, it fails.
     match unsafe { libc::syscall(call, a, b, c, d, e, f) } {
         -1 => Errno::last(),
         _ => Errno::from_raw(0),
     }
 }
 
-/// Has `confined` run in a thread with the filter, which does not get rid of it again. Gives the names of what was refused.
+/// Runs `confined` in a thread with the filter, which cannot be removed. Returns the names of
+/// refused calls.
 fn confine(process: ConfinedProcess, confined: impl FnOnce() + Send) -> Vec<String> {
     let (sender, listener) = mpsc::channel();
     thread::scope(|scope| {
@@ -78,7 +79,7 @@ fn what_leads_out_is_refused_and_what_a_mount_does_is_not() {
         let map = [0, 4096, page as c_ulong, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as c_ulong, c_ulong::MAX, 0];
         assert_eq!(raw(libc::SYS_mmap, map), Errno::ENOSYS, "memory that can be run");
 
-        // What was there before goes on.
+        // Existing descriptors still work.
         ours.write_all(b"question").unwrap();
         connected.send(b"line").unwrap();
         assert!(kill(Pid::this(), None).is_ok(), "our own process");
@@ -102,7 +103,7 @@ fn what_leads_out_is_refused_and_what_a_mount_does_is_not() {
     child.wait().unwrap();
 }
 
-/// What a program that was led astray would try, as tests/mount/inject.py makes a living one do.
+/// Calls that a compromised program would try, as tests/mount/inject.py makes a live one do.
 const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_readlinkat, [100, 1, 2, 3, 0, 0]),
     (libc::SYS_chdir, [1, 0, 0, 0, 0, 0]),
@@ -222,7 +223,8 @@ const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_ioctl, [c_ulong::MAX, 0x4008_6602, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x401C_5820, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x4004_9409, 0, 0, 0, 0]),
-    // What types into a terminal, or makes the kernel signal somebody: TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP.
+    // Calls that type into a terminal or make the kernel signal a process: TIOCSTI, TIOCLINUX,
+    // FIOSETOWN, SIOCSPGRP.
     (libc::SYS_ioctl, [c_ulong::MAX, 0x5412, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x541C, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x8901, 0, 0, 0, 0]),
@@ -262,7 +264,7 @@ const TRIED_THERE: &[(c_long, [c_ulong; 6])] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const TRIED_THERE: &[(c_long, [c_ulong; 6])] = &[];
 
-/// What the fetcher does on its own files and with servers.
+/// Calls of the fetcher on its own files and with servers.
 const OF_THE_FETCHER: &[c_long] = &[libc::SYS_mkdirat, libc::SYS_linkat, libc::SYS_readlinkat, libc::SYS_kill];
 
 #[test]
@@ -275,11 +277,11 @@ fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
                 }
                 assert_eq!(raw(call, arguments), Errno::ENOSYS, "{process:?}: {} {arguments:x?}", names::name(call));
             }
-            // What is allowed of the same calls.
+            // Allowed arguments of the same calls.
             assert_eq!(raw(libc::SYS_prctl, [3, 0, 0, 0, 0, 0]), Errno::from_raw(0));
             assert_ne!(raw(libc::SYS_ioctl, [c_ulong::MAX, 0x5401, 0, 0, 0, 0]), Errno::ENOSYS);
         });
-        // Once each, and without those that are refused without a word.
+        // Once each, and without the unlogged ones.
         for name in [
             "mount",
             "open_tree_attr",
@@ -315,7 +317,7 @@ fn a_call_is_refused_though_nobody_names_it() {
         assert_eq!(enter(ConfinedProcess::Daemon, |_| Ok(())), Ok(RefusalLogging::Logged));
         assert_eq!(raw(libc::SYS_mount, [0; 6]), Errno::ENOSYS);
         assert_eq!(raw(libc::SYS_sendmsg, [c_ulong::MAX, 0, 0, 0, 0, 0]), Errno::ENOSYS);
-        // A second time in the same thread, as where something above has a listener already.
+        // A second time in the same thread, as below a process that already has a listener.
         assert_ne!(raw(libc::SYS_getpid, [0; 6]), Errno::ENOSYS);
     })
     .join()

@@ -30,7 +30,8 @@
 //!     reported by the ticker.
 //! KERNEL-8  The kernel stamps mtime and ctime of a regular file in memory when it requests a
 //!     change of content, and stores them later if they differ from the last stored times. So they
-//!     are not stamped here as well: such a stamp would be overwritten by the stored one. The
+//!     are not stamped here as well: such a stamp could contradict
+//!     times that the kernel has already stored. The
 //!     kernel reads the times before it sends them, without waiting for a concurrent truncate(2) or
 //!     touch(1), so older times may arrive after newer ones and are ignored. It stores them by a
 //!     handle; utimensat(2) sets times without one. Times that are stamped here are ordered with
