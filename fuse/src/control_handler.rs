@@ -7,17 +7,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
 
-use lockbox::Result;
-use lockbox::archive::{Archive, Moments};
-use lockbox::control::{Caches, Client, Follows, Request, Response, Status};
+use lockbox::archive::{Archive, BackedUp, Backups, Destination, Moments};
+use lockbox::control::{BackupDone, Caches, Client, Follows, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
+use lockbox::{Error, Result};
 use lockbox_host::elsewhere::Telling;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use crate::adapter::Activity;
-use crate::backups;
 use crate::daemon_config::DaemonConfig;
 use crate::deadlock_watchdog::ForeignFileUse;
 use crate::kernel_cache::KernelCache;
@@ -136,9 +135,9 @@ impl ControlHandler {
             Request::Backup { whole, verify } => {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);
                 let Some(backups) = backups else { return closing_response() };
-                let mode = backups::BackupMode { whole: *whole, verify: *verify };
+                let mode = BackupMode { whole: *whole, verify: *verify };
                 snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
-                    .and_then(|()| backups::run_backup(backups, mode, client))
+                    .and_then(|()| run_backup(backups, mode, client))
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }
             Request::Stop { lazy, abandon } => {
@@ -232,6 +231,38 @@ fn peak_resident_bytes(own_status: &File) -> u64 {
     let length = own_status.read_at(&mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&text[..length]);
     lockbox_host::proc::kib(&text, "VmHWM").unwrap_or(0) << 10
+}
+
+/// Options of a backup request.
+struct BackupMode {
+    whole: bool,
+    verify: bool,
+}
+
+/// Backs up a running mount into a file that the client opened, so that the daemon neither resolves
+/// the client's paths nor uses its own rights.
+fn run_backup(backups: Backups, mode: BackupMode, mut client: Client) -> Result<Response> {
+    let Some(file) = client.file.take() else {
+        return Err(Error::invalid("a backup goes into a file that comes with the request"));
+    };
+    let file = Destination::given(file)?;
+    // A backup without a waiting client must not keep blocks from being freed.
+    let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
+    let source = backups.pin()?;
+    let done = match mode.whole {
+        true => Some(source.fill(&file, watch)?),
+        false => source.bring_up_to_date(&file, watch)?,
+    };
+    if mode.verify && done.is_some() {
+        source.verify(&file, watch)?;
+    }
+    let report = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
+        seconds: time.seconds,
+        nanos: time.nanos,
+        generation: generation.0,
+        copied_bytes,
+    };
+    Ok(Response::BackedUp { done: done.map(report) })
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! mount daemon.
 
 pub mod adapter;
-mod backups;
 pub mod broker;
 mod capabilities;
 mod control_handler;
@@ -21,14 +20,13 @@ mod idle;
 pub mod kernel;
 pub mod kernel_cache;
 pub mod logging;
-mod login;
+mod logind;
 pub mod mount;
 pub mod mount8_options;
 pub mod mount_helper;
 pub mod mountpoint_check;
 pub mod notify;
 pub mod options;
-pub mod point_owner;
 pub mod previous_daemon;
 pub mod process_info;
 pub mod remount;

@@ -24,7 +24,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::thread::CapabilitySet;
 
 use crate::exit::Failure;
-use crate::point_owner;
+use crate::mountpoint_check;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
@@ -99,7 +99,7 @@ impl Mount<'_> {
     }
 
     fn check_owner(&self, held: &Point) -> Result<(), Failure> {
-        self.point_owner.map_or(Ok(()), |owner| point_owner::check(held, self.point, owner))
+        self.point_owner.map_or(Ok(()), |owner| mountpoint_check::check_owner(held, self.point, owner))
     }
 
     /// Mounts through fusermount3, which gets one end of a socket as standard input and sends the

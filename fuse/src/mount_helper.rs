@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::filter;
 use crate::logging::{self, LogTarget};
-use crate::login;
+use crate::logind;
 use crate::mount::{self, UnmountError};
 use crate::process_info::{self, ProcessInfoClient};
 
@@ -297,7 +297,7 @@ fn serve_orders(orders: &mut UnixStream, mut execute: impl FnMut(u8) -> UnmountO
         match orders.read(&mut order) {
             Ok(1) if order[0] == GOODBYE => return PeerExit::Orderly,
             Ok(1) if order[0] == CONNECT_BUS => {
-                if send_connection(orders, login::connect()).is_err() {
+                if send_connection(orders, logind::connect()).is_err() {
                     return PeerExit::Lost;
                 }
             }

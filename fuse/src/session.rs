@@ -51,8 +51,8 @@ use crate::kernel_cache::KernelCache;
 use crate::logging::LogTarget;
 use crate::mount::Mount;
 use crate::mount_helper::MountHelper;
+use crate::mountpoint_check;
 use crate::options::MountOptions;
-use crate::point_owner;
 use crate::previous_daemon;
 use crate::process_info::ProcessInfoClient;
 use crate::replica::{self, ReplicaConfig, ReplicaFailure};
@@ -100,7 +100,7 @@ pub fn serve(
         Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
     };
     let archive = archive.map_err(|e| in_use_failure(config, e))?;
-    let owner = archive.owner()?.or_else(|| point_owner::owner_by_path(path)).filter(|_| !is_alone);
+    let owner = archive.owner()?.or_else(|| mountpoint_check::owner_by_path(path)).filter(|_| !is_alone);
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let replica = config.options.follow.filter(|_| config.options.snapshot.is_none());
@@ -119,7 +119,7 @@ pub fn serve(
         .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
     let mut end = Shutdown::new(Arc::clone(&slot), inbox, elsewhere);
     let bus = config.options.lock_on_suspend.then(suspend::connect);
-    let point_owner = point_owner::required(owner, &config.options);
+    let point_owner = mountpoint_check::required_owner(owner, &config.options);
     let host = ArchiveHost { directory: host, point_owner, remote_status: place.telling(), replica };
     let served = start(config, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use lockbox::fs::FileSystem;
 
 use crate::kernel_cache::KernelCache;
-use crate::login::{self, LogindClient};
+use crate::logind::{self, LogindClient};
 use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
 
 /// Time for unmounting and closing, before the remaining data is saved in parallel.
@@ -46,7 +46,7 @@ pub(crate) struct SleepSubscription {
 
 /// Subscribes via D-Bus, before the mount can shadow the socket.
 pub(crate) fn connect() -> io::Result<SleepSubscription> {
-    login::connect().and_then(subscribe)
+    logind::connect().and_then(subscribe)
 }
 
 fn subscribe(stream: UnixStream) -> io::Result<SleepSubscription> {

@@ -1,12 +1,16 @@
-//! Requests that change file content, with the cache invalidation that they need.
+//! Requests on file content: writing, fallocate(2), copies, and SEEK_DATA and SEEK_HOLE.
 
-use fuser::{INodeNo, Request, WriteFlags};
-use lockbox::Result;
-use lockbox::fs::SetAttributes;
+use std::sync::Arc;
+
+use fuser::{INodeNo, ReplyLseek, Request, WriteFlags};
+use lockbox::fs::{FileSystem, SetAttributes};
+use lockbox::{Error, Result};
 
 use super::context::Adapter;
 use super::reply::MAX_COPY;
 use crate::convert::{self, Allocation, ino};
+use crate::errno::errno;
+use crate::kernel_cache::KernelCache;
 
 impl Adapter {
     /// Accepts the data of a WRITE. After replying, the caller starts early writeback of dirty
@@ -62,5 +66,61 @@ impl Adapter {
         let copied = self.fs.copy_range(ino(source), from, ino(target), to, length.min(MAX_COPY.into()), kill);
         self.cache.content_changed(&self.fs, target, kill);
         copied
+    }
+}
+
+/// Resolves lseek(2) with the given functions for data and holes.
+pub(super) fn resolve_seek(
+    offset: i64,
+    whence: i32,
+    next_data: &dyn Fn(u64) -> Result<u64>,
+    next_hole: &dyn Fn(u64) -> Result<u64>,
+) -> Result<i64> {
+    // No file has anything before its first byte.
+    let from = u64::try_from(offset).map_err(|_| Error::NoSuchRange)?;
+    let found = match whence {
+        nix::libc::SEEK_DATA => next_data(from)?,
+        nix::libc::SEEK_HOLE => next_hole(from)?,
+        _ => return Err(Error::invalid(format!("whence={whence}"))),
+    };
+    // Offsets end at 2^63-1.
+    Ok(i64::try_from(found).unwrap_or(i64::MAX))
+}
+
+/// One LSEEK request.
+pub(super) struct SeekRequest {
+    pub(super) number: INodeNo,
+    pub(super) offset: i64,
+    pub(super) whence: i32,
+}
+
+impl SeekRequest {
+    fn reply(&self, fs: &FileSystem, reply: ReplyLseek) {
+        let file = ino(self.number);
+        let found =
+            resolve_seek(self.offset, self.whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
+        match found {
+            Ok(found) => reply.offset(found),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// Replies after writeback. The kernel seeks without writing its dirty pages first, so a
+    /// copying program would skip their data. Only an inode with a writer has dirty pages
+    /// (KERNEL-3). Dropping its cached pages writes them, by WRITE requests that the event loops
+    /// answer; hence the thread.
+    pub(super) fn serve(self, fs: &Arc<FileSystem>, cache: &Arc<KernelCache>, reply: ReplyLseek) {
+        if !cache.has_writer(self.number.0) {
+            return self.reply(fs, reply);
+        }
+        let (fs, cache) = (Arc::clone(fs), Arc::clone(cache));
+        let job = move || {
+            cache.drop_pages(self.number, self.offset.max(0));
+            self.reply(&fs, reply);
+        };
+        if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {
+            // The reply was dropped with the closure, which reported a failure to the kernel.
+            tracing::error!(%error, "no thread for a seek");
+        }
     }
 }

@@ -16,7 +16,6 @@ mod privileges;
 mod removed_capabilities;
 mod replica_fs;
 mod reply;
-mod seek;
 mod snapshots;
 mod sync;
 
@@ -510,7 +509,7 @@ impl fuser::Filesystem for Adapter {
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.lseek(offset, whence, reply);
         }
-        seek::SeekRequest { number, offset, whence }.serve(&self.fs, &self.cache, reply);
+        content::SeekRequest { number, offset, whence }.serve(&self.fs, &self.cache, reply);
     }
 
     fn copy_file_range(

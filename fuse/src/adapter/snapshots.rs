@@ -20,10 +20,10 @@ use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, KeptSnapshot, SnapshotId, SnapshotView, mode};
 use lockbox::{Error, Result};
 
+use super::content;
 use super::context::Adapter;
 use super::listings::tolerate_damage;
 use super::reply::{reply_xattr, stop_if_full};
-use super::seek;
 use crate::convert::{self, GENERATION, may_write};
 use crate::errno::errno;
 use crate::kernel_cache::FOR_EVER;
@@ -305,7 +305,9 @@ impl<'a> SnapshotInode<'a> {
 
     pub(super) fn lseek(&self, offset: i64, whence: i32, reply: ReplyLseek) {
         let found = self.view_inode().and_then(|ViewInode { snapshot, ino, .. }| {
-            seek::resolve(offset, whence, &|from| snapshot.next_data(ino, from), &|from| snapshot.next_hole(ino, from))
+            content::resolve_seek(offset, whence, &|from| snapshot.next_data(ino, from), &|from| {
+                snapshot.next_hole(ino, from)
+            })
         });
         match found {
             Ok(found) => reply.offset(found),

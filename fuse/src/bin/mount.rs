@@ -18,8 +18,8 @@ use lockbox_fuse::logging::{self, LogTarget};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::MountOptions;
 use lockbox_fuse::{
-    broker, daemon, fetcher, fstab, kernel, mount, mount_helper, mount8_options, mountpoint_check, point_owner,
-    previous_daemon, remount, session,
+    broker, daemon, fetcher, fstab, kernel, mount, mount_helper, mount8_options, mountpoint_check, previous_daemon,
+    remount, session,
 };
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::located::real_path;
@@ -239,9 +239,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     };
     let made = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
-    mountpoint_check::check(&point, &archive, &options)?;
+    mountpoint_check::check_covered_files(&point, &archive, &options)?;
     if !arguments.for_program {
-        point_owner::check_early(&archive, &point, &options)?;
+        mountpoint_check::check_owner_early(&archive, &point, &options)?;
     }
     // Set here, because `status` shows it.
     options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));

@@ -6,11 +6,27 @@
 //! yields at each iteration, stops when a yield took long, and then backs off for a while, as it
 //! does after polls that found no request.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::queue::RequestQueue;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Source of requests that can be checked without blocking.
+pub trait RequestQueue: Send + Sync {
+    /// Returns whether a read would return at once.
+    fn has_request(&self) -> bool;
+}
+
+/// The FUSE device; any descriptor of the connection will do.
+impl RequestQueue for OwnedFd {
+    fn has_request(&self) -> bool {
+        // The end of the connection also counts as an event; errors are left to the read.
+        poll(&mut [PollFd::new(self.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
 
 /// Polling time: longer than most programs take between two calls, and than a wake-up takes.
 const POLL_TIME: Duration = Duration::from_micros(50);

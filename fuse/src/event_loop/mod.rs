@@ -23,15 +23,14 @@
 //! even if its time-out expires at the same moment.
 
 mod busy_poll;
-mod queue;
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+pub use self::busy_poll::RequestQueue;
 use self::busy_poll::{Arrival, BusyPoll};
-pub use self::queue::RequestQueue;
 
 /// Maximum park time: an unmount waits for it, and 50 wake-ups a second are negligible under load.
 const PARK_TIME: Duration = Duration::from_millis(20);

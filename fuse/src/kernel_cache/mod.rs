@@ -70,14 +70,10 @@
 //!     dropped then too, or new content would be cut to the length of the old. An inode number
 //!     names the same file in all versions, because numbers are never reused.
 
-mod attributes;
-mod names;
-mod pages;
-mod restore_invalidation;
+mod invalidation;
 pub(crate) mod snapshot_inodes;
 mod times;
 mod unlinked;
-mod unlinked_times;
 mod writers;
 
 use std::sync::OnceLock;

@@ -6,7 +6,7 @@ use lockbox::error::Timestamp;
 use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
 use lockbox::{Result, format};
 
-use super::{KernelCache, unlinked_times};
+use super::{KernelCache, unlinked};
 
 impl KernelCache {
     /// Sets attributes as [`FileSystem::set_attributes`]. Times that the kernel stores too late are
@@ -18,7 +18,7 @@ impl KernelCache {
         set: &SetAttributes,
         by_handle: bool,
     ) -> Result<Attributes> {
-        unlinked_times::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
+        unlinked::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
     }
 
     /// Ignores late times. The kernel can have unsaved times while a program sets others only for

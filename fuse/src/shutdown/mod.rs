@@ -12,9 +12,7 @@
 //! 4  The mount helper is dismissed, by dropping the owner. Before that, the helper would log that
 //!    the archive was not closed.
 
-mod event;
 mod mount_handle;
-mod writeback;
 
 use std::io;
 use std::sync::Arc;
@@ -30,8 +28,31 @@ use parking_lot::Mutex;
 use crate::exit::Failure;
 use crate::mount_helper::UnmountOutcome;
 
-pub(crate) use event::{MountEvent, SuspendReply};
 pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};
+
+pub(crate) enum MountEvent {
+    /// The event loops have ended, after any kind of unmount.
+    LoopsEnded(io::Result<()>),
+    Signal(Signal),
+    Stop {
+        lazy: bool,
+        /// Unmount even if the mount holds the last copy of the archive.
+        abandon: bool,
+        answer: Sender<Response>,
+    },
+    /// The mount was unused for the time of `idle=`.
+    Idle,
+    /// The daemon deadlocked on its own mount, and its connection is aborted.
+    Deadlocked,
+    /// The machine is about to sleep. The channel is closed when the archive is closed.
+    Sleep(Sender<SuspendReply>),
+}
+
+/// Negative result of an unmount before a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SuspendReply {
+    Busy,
+}
 
 /// Time for the writeback before a forced end: the kernel holds some tens of MiB at most, and sends
 /// them page by page.
