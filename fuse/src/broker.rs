@@ -1,4 +1,4 @@
-//! Broker process: resolves host names and credentials for the fetcher, whose sandbox denies that.
+//! Broker process: resolves host names and credentials for the sandboxed fetcher.
 //!
 //! It starts before the fetcher enters its sandbox, and ends with it. Standard input is a socket
 //! for queries. Over standard output it receives the listener of the fetcher's system call filter;

@@ -83,10 +83,10 @@ impl ControlHandler {
         }
     }
 
-    pub(crate) fn handle(&self, request: &Request, asking: Client) -> Response {
-        let _at_work = asking.file.is_some().then(|| self.state.foreign_files.begin());
+    pub(crate) fn handle(&self, request: &Request, connection: Client) -> Response {
+        let _at_work = connection.file.is_some().then(|| self.state.foreign_files.track());
         // The client's file must be closed before the guard above is dropped.
-        let client = asking;
+        let client = connection;
         match request {
             Request::Status => {
                 // Runs without the slot's lock: the fetcher process is queried.

@@ -1,4 +1,4 @@
-//! Conversion between FUSE types and those of the core.
+//! Conversion between the types of FUSE and of the core.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

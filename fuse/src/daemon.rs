@@ -76,17 +76,17 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
     // The kernel may answer for the attributes of a dead root from its cache; only statfs always
     // asks the daemon.
-    let asked = path.to_path_buf();
+    let queried = path.to_path_buf();
     let question = move || {
-        nix::sys::statvfs::statvfs(&asked)?;
-        asked.metadata()?.is_dir().then(|| asked.canonicalize()).transpose()
+        nix::sys::statvfs::statvfs(&queried)?;
+        queried.metadata()?.is_dir().then(|| queried.canonicalize()).transpose()
     };
     // Only an archive's daemon must answer promptly.
-    let answered = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
+    let answer = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
         true => in_time(question).unwrap_or_else(|| Err(unresponsive())),
         false => question(),
     };
-    match answered {
+    match answer {
         Ok(Some(point)) => return Ok(point),
         Ok(None) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
         // ECONNABORTED is the error of a request in flight when the daemon died.
@@ -174,7 +174,7 @@ pub fn run() -> Result<(), Failure> {
     let result = serve(&mut reported);
     match (&result, reported) {
         // The mount command prints it; this process has no terminal.
-        (Err(failure), false) => drop(report(&StartReport::Failed(failure.clone()))),
+        (Err(failure), false) => drop(write_report(&StartReport::Failed(failure.clone()))),
         (Err(failure), true) => tracing::error!("{failure}"),
         (Ok(()), _) => {}
     }
@@ -192,7 +192,7 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let log = logging::start(&LogTarget::of(&config.options), config.verbose)?;
     let ready = |notices: &[String]| {
-        report(&StartReport::Ready { notices: notices.to_vec() }).map_err(failed)?;
+        write_report(&StartReport::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;
         // A failed allocation, a stack overflow and an abort in C code are reported on standard
         // error only.
@@ -202,7 +202,7 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     session::serve(&config, &key, namespaces, ready, || {})
 }
 
-fn report(report: &StartReport) -> io::Result<()> {
+fn write_report(report: &StartReport) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
     let mut stdout = io::stdout().lock();

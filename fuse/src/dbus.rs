@@ -72,14 +72,14 @@ pub(crate) struct BusMessage {
 impl BusMessage {
     /// Returns the first argument if it is a string (`s`).
     pub(crate) fn first_string(&self) -> Option<String> {
-        self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.text().ok()).flatten()
+        self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.read_string().ok()).flatten()
     }
 
     /// Returns the first argument if it is a boolean (`b`).
     pub(crate) fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
-            .then(|| MessageReader { bytes: &self.body, at: 0 }.number().ok())
+            .then(|| MessageReader { bytes: &self.body, at: 0 }.read_u32().ok())
             .flatten()
             .map(|n| n != 0)
     }
@@ -146,8 +146,8 @@ impl Bus {
                 SIGNAL if self.queued_signals.len() < MAX_QUEUED_SIGNALS => self.queued_signals.push_back(message),
                 REPLY if message.reply_to == self.serial => return Ok(message),
                 ERROR if message.reply_to == self.serial => {
-                    let said = message.first_string().unwrap_or_default();
-                    return Err(io::Error::other(format!("{}: {said}", message.error)));
+                    let detail = message.first_string().unwrap_or_default();
+                    return Err(io::Error::other(format!("{}: {detail}", message.error)));
                 }
                 // Calls to us, and replies that came too late.
                 _ => {}
@@ -340,18 +340,18 @@ fn total_length(fixed: &[u8]) -> io::Result<usize> {
 }
 
 fn decode(bytes: &[u8]) -> io::Result<BusMessage> {
-    let fields = MessageReader { bytes, at: 12 }.number()? as usize;
+    let fields = MessageReader { bytes, at: 12 }.read_u32()? as usize;
     let end = FIXED + fields;
     let header = bytes.get(..end).ok_or_else(|| invalid("length of the fields"))?;
     let mut message = BusMessage { kind: bytes[1], ..BusMessage::default() };
     let mut reader = MessageReader { bytes: header, at: FIXED };
     while reader.at < end {
         reader.align(8);
-        let code = reader.byte()?;
-        let value = match reader.signature()?.as_str() {
-            "s" | "o" => FieldValue::Text(reader.text()?),
-            "g" => FieldValue::Text(reader.signature()?),
-            "u" => FieldValue::Number(reader.number()?),
+        let code = reader.read_byte()?;
+        let value = match reader.read_signature()?.as_str() {
+            "s" | "o" => FieldValue::Text(reader.read_string()?),
+            "g" => FieldValue::Text(reader.read_signature()?),
+            "u" => FieldValue::Number(reader.read_u32()?),
             other => return Err(invalid(other)),
         };
         match (code, value) {
@@ -391,30 +391,30 @@ impl MessageReader<'_> {
         Ok(taken)
     }
 
-    fn byte(&mut self) -> io::Result<u8> {
+    fn read_byte(&mut self) -> io::Result<u8> {
         Ok(self.take(1)?[0])
     }
 
-    fn number(&mut self) -> io::Result<u32> {
+    fn read_u32(&mut self) -> io::Result<u32> {
         self.align(4);
         let bytes: [u8; 4] = self.take(4)?.try_into().map_err(|_| invalid("number"))?;
         Ok(u32::from_ne_bytes(bytes))
     }
 
-    fn text(&mut self) -> io::Result<String> {
-        let length = self.number()? as usize;
-        self.string(length)
+    fn read_string(&mut self) -> io::Result<String> {
+        let length = self.read_u32()? as usize;
+        self.take_string(length)
     }
 
-    fn signature(&mut self) -> io::Result<String> {
-        let length = self.byte()?;
-        self.string(length.into())
+    fn read_signature(&mut self) -> io::Result<String> {
+        let length = self.read_byte()?;
+        self.take_string(length.into())
     }
 
     /// Reads a string with its terminating zero.
-    fn string(&mut self, length: usize) -> io::Result<String> {
+    fn take_string(&mut self, length: usize) -> io::Result<String> {
         let text = self.take(length)?.to_vec();
-        self.byte()?;
+        self.read_byte()?;
         String::from_utf8(text).map_err(|_| invalid("text"))
     }
 }
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_strangers_send_ends_no_connection() {
+    fn unsupported_messages_end_no_connection() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let ours_is = encode(7, &METHOD, &["sleep"]);

@@ -69,7 +69,7 @@ pub(crate) struct ForeignFileUse(Arc<AtomicUsize>);
 impl ForeignFileUse {
     /// Counts an operation until the guard is dropped. Drop the guard after closing the file,
     /// because the close is also a request to that file system.
-    pub(crate) fn begin(&self) -> ForeignFileGuard {
+    pub(crate) fn track(&self) -> ForeignFileGuard {
         self.0.fetch_add(1, Ordering::SeqCst);
         ForeignFileGuard(self.clone())
     }
@@ -260,12 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_proved_while_somebody_works_with_a_file_that_came_with_a_request() {
+    fn nothing_is_proved_while_a_foreign_file_is_in_use() {
         let home = File::open("/proc").unwrap();
         let watchdog = DeadlockWatchdog::prepare([home.as_fd()]).unwrap();
         assert!(watchdog.hosts_idle());
         let foreign_files = watchdog.foreign_files();
-        let (one, other) = (foreign_files.begin(), foreign_files.begin());
+        let (one, other) = (foreign_files.track(), foreign_files.track());
         assert!(!watchdog.hosts_idle());
         drop(one);
         assert!(!watchdog.hosts_idle());

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_advised_is_an_option_of_this_program() {
+    fn advice_names_options_of_this_program() {
         for (error, option) in [
             (Error::Older("facts".into()), "accept-older"),
             (Error::Forked("facts".into()), "accept-fork"),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn who_calls_by_the_path_of_mount_8_gets_its_codes() {
+    fn a_call_by_a_path_of_mount_8_uses_its_codes() {
         for (name, expected) in [
             ("/sbin/mount.lockbox", true),
             ("/usr/sbin/mount.fuse.lockbox", true),

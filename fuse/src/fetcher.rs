@@ -92,8 +92,8 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
         }
     };
     // Objects in a directory of another user, which only root can name: within Landlock's limits.
-    let kept = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
-    if let Err(error) = capabilities::keep_only(kept) {
+    let kept_capabilities = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
+    if let Err(error) = capabilities::keep_only(kept_capabilities) {
         tracing::warn!("the fetcher keeps its capabilities: {error}");
     }
     if let Err(error) =

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_settings_of_others_are_told_from_ours() {
+    fn options_of_other_programs_differ_from_ours() {
         for option in ["users", "x-systemd.automount", "x-systemd.idle-timeout=1min", "comment=a b", "uhelper=lockbox"]
         {
             assert!(is_for_others(option), "{option}");

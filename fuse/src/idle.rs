@@ -25,7 +25,7 @@ const STEP: Duration = Duration::from_secs(1);
 const RETRY_PERIOD: Duration = Duration::from_secs(60);
 
 /// Returns the time since boot, including suspends (CLOCK_BOOTTIME).
-pub(crate) fn since_boot() -> Duration {
+pub(crate) fn time_since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
@@ -166,11 +166,11 @@ mod tests {
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
         let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
         // /proc/uptime counts suspended time too; a container may shift both alike.
-        assert!((since_boot().as_secs_f64() - uptime).abs() < 60.0);
+        assert!((time_since_boot().as_secs_f64() - uptime).abs() < 60.0);
     }
 
     #[test]
-    fn the_watcher_tells_of_an_idle_mount_by_the_clock_that_it_is_given() {
+    fn the_monitor_reports_an_idle_mount_by_the_given_clock() {
         let (events, inbox) = mpsc::channel();
         let now = Arc::new(std::sync::atomic::AtomicU64::new(0));
         let clock = {

@@ -87,7 +87,7 @@ pub struct ReadAhead(fs::File);
 impl ReadAhead {
     /// Opens it, before the sandbox denies access.
     pub fn of(device: u64) -> io::Result<ReadAhead> {
-        fs::OpenOptions::new().write(true).open(setting(device, "read_ahead_kb")).map(ReadAhead)
+        fs::OpenOptions::new().write(true).open(bdi_setting_path(device, "read_ahead_kb")).map(ReadAhead)
     }
 
     /// Raises it from the kernel's 128 KiB to the request size. Call it after the reply to INIT,
@@ -101,11 +101,11 @@ impl ReadAhead {
 /// since the daemon gets requests in order. The kernel's own limit grows with the machine's memory
 /// (49 MiB with 24 GiB). Needs root.
 pub fn bound_write_back(device: u64) -> io::Result<()> {
-    fs::write(setting(device, "max_bytes"), WRITE_BACK.to_string())
+    fs::write(bdi_setting_path(device, "max_bytes"), WRITE_BACK.to_string())
 }
 
 /// Path of a setting of the kernel's cache of a mount.
-fn setting(device: u64, name: &str) -> String {
+fn bdi_setting_path(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 

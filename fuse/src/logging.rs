@@ -58,14 +58,14 @@ pub(crate) fn from_argument(text: Option<&Path>) -> LogTarget<'_> {
     }
 }
 
-pub(crate) fn filter(verbose: bool) -> EnvFilter {
+pub(crate) fn level_filter(verbose: bool) -> EnvFilter {
     EnvFilter::new(if verbose { "info,lockbox=debug,lockbox_fuse=debug" } else { "warn,fuser=error" })
 }
 
 /// Starts logging, and returns the log if it is a file. Names, sizes and paths inside an archive
 /// are never logged, only inode numbers and pages.
 pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Failure> {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter(verbose)).with_target(false).with_ansi(false);
+    let builder = tracing_subscriber::fmt().with_env_filter(level_filter(verbose)).with_target(false).with_ansi(false);
     let mut log = None;
     let started = match target {
         LogTarget::Terminal => {
@@ -80,7 +80,7 @@ pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Fail
             builder.with_writer(std::sync::Mutex::new(file)).finish().with(IgnoreLostReplies).try_init()
         }
         LogTarget::System => {
-            builder.with_writer(Syslog(connect())).without_time().finish().with(IgnoreLostReplies).try_init()
+            builder.with_writer(Syslog(connect_syslog())).without_time().finish().with(IgnoreLostReplies).try_init()
         }
     };
     started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))?;
@@ -122,7 +122,7 @@ fn log_panics() {
     }));
 }
 
-fn connect() -> Option<UnixDatagram> {
+fn connect_syslog() -> Option<UnixDatagram> {
     let socket = UnixDatagram::unbound().ok()?;
     socket.connect("/dev/log").ok()?;
     // A full log must not block the file system.
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_a_program_that_was_killed_is_no_error() {
+    fn a_reply_to_a_killed_program_is_not_logged() {
         let logged = Arc::new(AtomicUsize::new(0));
         let subscriber = tracing_subscriber::registry().with(Count(Arc::clone(&logged))).with(IgnoreLostReplies);
         tracing::subscriber::with_default(subscriber, || {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_told_by_its_place_alone() {
+    fn a_panic_is_logged_by_location_only() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let usual = std::panic::take_hook();
@@ -199,9 +199,9 @@ mod tests {
         std::panic::set_hook(usual);
         assert!(ended.is_err());
         file.write_all(b"said by the C library").unwrap();
-        let told = std::fs::read_to_string(&log).unwrap();
-        assert!(told.contains("ERROR") && told.contains("fuse/src/logging.rs:"), "{told}");
-        assert!(!told.contains("content of a file"), "{told}");
-        assert!(told.ends_with("said by the C library"), "{told}");
+        let text = std::fs::read_to_string(&log).unwrap();
+        assert!(text.contains("ERROR") && text.contains("fuse/src/logging.rs:"), "{text}");
+        assert!(!text.contains("content of a file"), "{text}");
+        assert!(text.ends_with("said by the C library"), "{text}");
     }
 }

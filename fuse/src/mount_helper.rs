@@ -334,7 +334,7 @@ mod tests {
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
         let ours = Numbers { id: 7, device: makedev(0, 7) };
         // Mounts with their parents, file systems and points.
-        let said = |table: &[(u64, u64, u64, &str)]| {
+        let resolved = |table: &[(u64, u64, u64, &str)]| {
             let mounted = |&(id, parent, device, at): &(u64, u64, u64, &str)| {
                 mounts::parse(format!("{id} {parent} 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
                     .unwrap()
@@ -342,17 +342,21 @@ mod tests {
             find_topmost(Ok(table.iter().map(mounted).collect()), ours).map(|found| found.point)
         };
         let root = (1, 0, 1, "/");
-        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a")]), Ok("/mnt/a".into()));
-        assert_eq!(said(&[root, (7, 1, 7, "/renamed/a")]), Ok("/renamed/a".into()), "wherever it is by now");
-        assert_eq!(said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]), Err(UnmountOutcome::Busy), "mounted over");
+        assert_eq!(resolved(&[root, (7, 1, 7, "/mnt/a")]), Ok("/mnt/a".into()));
+        assert_eq!(resolved(&[root, (7, 1, 7, "/renamed/a")]), Ok("/renamed/a".into()), "wherever it is by now");
         assert_eq!(
-            said(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a/b")]),
+            resolved(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]),
+            Err(UnmountOutcome::Busy),
+            "mounted over"
+        );
+        assert_eq!(
+            resolved(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a/b")]),
             Ok("/mnt/a".into()),
             "the kernel says that it is busy"
         );
-        assert_eq!(said(&[root, (9, 1, 7, "/mnt/b")]), Err(UnmountOutcome::Busy), "a bind of it");
-        assert_eq!(said(&[root, (7, 1, 9, "/mnt/a")]), Err(UnmountOutcome::Gone), "another one with its number");
-        assert_eq!(said(&[root]), Err(UnmountOutcome::Gone));
+        assert_eq!(resolved(&[root, (9, 1, 7, "/mnt/b")]), Err(UnmountOutcome::Busy), "a bind of it");
+        assert_eq!(resolved(&[root, (7, 1, 9, "/mnt/a")]), Err(UnmountOutcome::Gone), "another one with its number");
+        assert_eq!(resolved(&[root]), Err(UnmountOutcome::Gone));
         let unread = find_topmost(Err(io::ErrorKind::PermissionDenied.into()), ours);
         assert!(matches!(unread, Err(UnmountOutcome::Failed(_))), "{unread:?}");
     }
@@ -361,16 +365,16 @@ mod tests {
     fn peer_exit(daemon: impl FnOnce(UnixStream)) -> (PeerExit, Vec<u8>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         daemon(ours);
-        let mut given = Vec::new();
+        let mut orders_seen = Vec::new();
         let exit = serve_orders(&mut theirs, |order| {
-            given.push(order);
+            orders_seen.push(order);
             UnmountOutcome::Busy
         });
-        (exit, given)
+        (exit, orders_seen)
     }
 
     #[test]
-    fn a_daemon_that_is_killed_is_told_from_one_that_closed_the_archive() {
+    fn a_killed_daemon_differs_from_an_orderly_exit() {
         assert_eq!(peer_exit(drop), (PeerExit::Lost, vec![]));
         let under_way = |mut orders: UnixStream| orders.write_all(&[FLUSH]).unwrap();
         assert_eq!(peer_exit(under_way), (PeerExit::Lost, vec![FLUSH]), "the answer cannot be sent");
@@ -382,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_handed_over_or_known_to_be_missing() {
+    fn a_connection_is_sent_or_reported_missing() {
         let (daemon, helper) = UnixStream::pair().unwrap();
         let (mut bus, end) = UnixStream::pair().unwrap();
         send_connection(&helper, Ok(end)).unwrap();

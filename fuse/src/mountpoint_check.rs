@@ -1,24 +1,26 @@
-//! Checks of the mount point: it must not hide files of the daemon, and another user's archive must not
-//! pass for root's.
+//! Checks of the mount point: it must not hide files of the daemon, and another user's archive must
+//! not pass for root's.
 //!
 //! # Hidden files
-//! The daemon holds all of its files open and would continue. Other programs would no longer find them:
-//! the archive (to copy it), the log, the control socket of `lockbox umount`, and the rollback state.
-//! Therefore the user must ask for it (`over-archive`).
+//! The daemon holds all of its files open and would continue. Other programs would no longer find
+//! them: the archive (to copy it), the log, the control socket of `lockbox umount`, and the
+//! rollback state. Therefore the user must ask for it (`over-archive`).
 //!
 //! # Owner
-//! The owner of an archive chooses its content, with owners and modes. Without any right, an archive
-//! can hold a copy of /etc in which all files belong to root and one more user has uid 0. If root
-//! mounts it with `allow_other` on a directory of root's, its author becomes root. The author may also
-//! choose the directory, if the path leads through a directory in which the author can create a link.
+//! The owner of an archive chooses its content, with owners and modes. Without any right, an
+//! archive can hold a copy of /etc in which all files belong to root and one more user has uid 0.
+//! If root mounts it with `allow_other` on a directory of root's, its author becomes root. The
+//! author may also choose the directory, if the path leads through a directory in which the author
+//! can create a link.
 //!
-//! So root mounts another user's file only on an empty directory that this user owns: that user could
-//! have created everything that a program then finds there. The option `trust-owner` lifts the rule.
+//! So root mounts another user's file only on an empty directory that this user owns: that user
+//! could have created everything that a program then finds there. The option `trust-owner` lifts
+//! the rule.
 //!
-//! The owner is that of the open archive file, and the directory is checked through the descriptor on
-//! which it is mounted. So no user can replace either in between. Only for an archive in a directory
-//! (`file:///`) the owner is that of the path. The mount command also checks by path before it asks for
-//! a passphrase; that check only gives an early message.
+//! The owner is that of the open archive file, and the directory is checked through the descriptor
+//! on which it is mounted. So no user can replace either in between. Only for an archive in a
+//! directory (`file:///`) the owner is that of the path. The mount command also checks by path
+//! before it asks for a passphrase; that check only gives an early message.
 
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_be_hidden_is_named_unless_it_is_wanted() {
+    fn hidden_files_are_named_unless_over_archive_is_set() {
         let place = tempfile::tempdir().unwrap();
         let home = place.path().canonicalize().unwrap();
         let at = |name: &str| home.join(name);

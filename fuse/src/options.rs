@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mount_8_passes_from_fstab_is_accepted() {
+    fn options_that_mount_8_passes_from_fstab_are_accepted() {
         let list = "rw,defaults,noauto,nofail,user,x-systemd.automount,x-gvfs-name=Box,nosuid,nodev,noexec,noatime";
         let options = MountOptions::parse(&[list]).unwrap();
         let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_named_and_may_be_passed_over() {
+    fn unknown_options_are_named_and_can_be_ignored() {
         let (options, unknown) = MountOptions::parse_sloppily(&["ro,bogus,quux=7", "x-gvfs-show,comment=a"]).unwrap();
         assert!(options.read_only);
         assert_eq!(unknown, ["bogus", "quux"]);

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_closes_the_archive_is_waited_for_and_others_for_a_moment() {
+    fn a_closing_daemon_is_awaited_longer_than_other_holders() {
         let (moment, ever) = (Duration::from_millis(1), Duration::from_secs(600));
         let asked = Cell::new(0);
         let closes = |answer| {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_twice_about_an_archive_that_is_free() {
+    fn a_free_archive_needs_at_most_two_queries() {
         for (first, most) in [(true, 1), (false, 2)] {
             let asked = Cell::new(0);
             let holder = || {

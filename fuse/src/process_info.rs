@@ -41,8 +41,8 @@ impl ProcessStatus {
     }
 
     pub(crate) fn select(text: &str) -> ProcessStatus {
-        let wanted = text.lines().filter(|line| LINES.iter().any(|name| line.starts_with(name)));
-        ProcessStatus(wanted.flat_map(|line| [line, "\n"]).collect())
+        let selected = text.lines().filter(|line| LINES.iter().any(|name| line.starts_with(name)));
+        ProcessStatus(selected.flat_map(|line| [line, "\n"]).collect())
     }
 
     fn field(&self, name: &str) -> &str {
@@ -55,7 +55,7 @@ impl ProcessStatus {
     }
 
     /// Returns whether a capability, by its number in linux/capability.h, is effective.
-    pub(crate) fn has(&self, capability: u32) -> bool {
+    pub(crate) fn has_capability(&self, capability: u32) -> bool {
         u64::from_str_radix(self.field(LINES[1]), 16).unwrap_or(0) >> capability & 1 == 1
     }
 }
@@ -94,13 +94,13 @@ mod tests {
         let status =
             ProcessStatus::select("Name:\tGroups: 7\nGroups:\t4 24 1000 \nCapInh:\t0\nCapEff:\t0000000000000010\n");
         assert_eq!(status.groups().collect::<Vec<_>>(), [4, 24, 1000]);
-        assert!(status.has(4) && !status.has(5));
+        assert!(status.has_capability(4) && !status.has_capability(5));
         assert_eq!(ProcessStatus::default().groups().count(), 0);
-        assert!(!ProcessStatus::select("CapEff:\tnothing").has(0));
+        assert!(!ProcessStatus::select("CapEff:\tnothing").has_capability(0));
     }
 
     #[test]
-    fn what_is_asked_is_what_proc_says() {
+    fn the_client_returns_the_status_in_proc() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let serving = std::thread::spawn(move || serve(theirs));
         let outside = ProcessInfoClient::new(ours);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_knows_nobody() {
+    fn a_closed_connection_gives_an_empty_status() {
         let (ours, _) = UnixStream::pair().unwrap();
         assert_eq!(ProcessInfoClient::new(ours).status(std::process::id()), ProcessStatus::default());
     }

@@ -135,7 +135,8 @@ mod tests {
 
     const RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
-    /// The flags after a remount with this list, of a mount with these words in the kernel's table, by a mount(8) that was asked for so much.
+    /// The flags after a remount with this list, of a mount with these words in the kernel's table,
+    /// by a mount(8) that was asked for so much.
     fn after(list: &str, words: &str, command_line: &str) -> MsFlags {
         let split = |list: &str| list.split(',').map(str::to_owned).collect::<Vec<_>>();
         parse_request(&[list], &split(command_line)).unwrap().unwrap().apply(&split(words))
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_shows_is_taken_back_and_only_flags_change() {
+    fn options_of_the_kernel_are_ignored_and_only_flags_change() {
         let list = "ro,noatime,remount,user_id=0,group_id=0,default_permissions,allow_other,memory=64M";
         assert_eq!(after(list, "rw,noatime", "remount,ro"), MsFlags::MS_RDONLY | MsFlags::MS_NOATIME);
         let list = "ro,nosuid,nodev,relatime,remount,user_id=1000";
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_names_stays_as_it_was() {
+    fn unnamed_flags_stay_unchanged() {
         let words = "rw,nosuid,nodev,noexec,noatime";
         let all = RIGHTS | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         for (list, command_line) in [

@@ -15,7 +15,7 @@ use lockbox_host::elsewhere::{Following, Place};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, CurrentVersion};
-use crate::idle::since_boot;
+use crate::idle::time_since_boot;
 use crate::shutdown::ArchiveSlot;
 
 /// Polling interval of an idle mount.
@@ -77,13 +77,13 @@ fn run(
     failure_slot: &Mutex<Option<String>>,
 ) {
     let ReplicaConfig { fetcher, every, key, options, seen } = &mut config;
-    let mut timer = PollTimer::new(*every, since_boot());
+    let mut timer = PollTimer::new(*every, time_since_boot());
     // A request since the last poll counts for the next one.
     let mut used = false;
     loop {
         thread::sleep((*every).min(Duration::from_secs(1)));
         used |= activity.take_replica_flag() || activity.open_files() > 0;
-        if !timer.is_due(since_boot(), used) {
+        if !timer.is_due(time_since_boot(), used) {
             continue;
         }
         used = false;
@@ -91,7 +91,7 @@ fn run(
         if slot.lock().is_none() {
             return;
         }
-        timer.record_poll(since_boot(), result.is_err());
+        timer.record_poll(time_since_boot(), result.is_err());
         let failure = result.err().map(|error| error.to_string());
         let mut failure_slot = failure_slot.lock();
         match (&*failure_slot, &failure) {
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_used_looks_often_and_nobody_looks_never() {
+    fn a_mount_in_use_polls_often_and_an_idle_one_still_polls() {
         let second = Duration::from_secs(1);
         let mut timer = PollTimer::new(second, Duration::ZERO);
         assert!(!timer.is_due(Duration::from_millis(999), true));

@@ -165,8 +165,8 @@ struct ClientRenames<'a> {
 }
 
 impl ClientRenames<'_> {
-    fn request_change(&self, what: &Response, said: &dyn Fn() -> String) -> Result<()> {
-        self.client.have_done(what, said, RENAME_TIME, &|| check_client(self.client))
+    fn request_change(&self, what: &Response, describe: &dyn Fn() -> String) -> Result<()> {
+        self.client.have_done(what, describe, RENAME_TIME, &|| check_client(self.client))
     }
 }
 

@@ -40,7 +40,7 @@ const SCOPES: ABI = ABI::V6;
 /// # Errors
 /// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
 pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
-    let status: RestrictionStatus = rules(paths)?.restrict_self()?;
+    let status: RestrictionStatus = build_rules(paths)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
@@ -54,18 +54,18 @@ fn deny_all(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError
         .create()
 }
 
-fn rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
+fn build_rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
     let mut rules = deny_all(AccessNet::from_all(NETWORK))?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
-    let rules_wanted: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
+    let allowed: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
         (Some(paths.sockets), AccessFs::RemoveFile.into()),
         (paths.seen, remember),
         (paths.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
         // Each event loop has a descriptor of its own.
         (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
-    for (opened, access) in rules_wanted {
+    for (opened, access) in allowed {
         // A missing path needs no rule.
         if let Some(opened) = opened {
             rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;

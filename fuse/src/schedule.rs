@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_taken_in_each_period_in_which_something_changes() {
+    fn a_snapshot_is_taken_in_each_period_with_changes() {
         let place = Place::new();
         let schedule = place.schedule("hourly:2,daily:9");
         let next = || schedule.describe().next - BEGIN;
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_named_is_neither_counted_nor_removed() {
+    fn manual_snapshots_are_neither_counted_nor_removed() {
         let place = Place::new();
         let schedule = place.schedule("daily:1");
         let moments = place.archive.moments();

@@ -149,7 +149,7 @@ pub fn serve(
             .map_err(thread_failed)?;
         let idle = config.options.idle.map(Duration::from_secs);
         let _watcher = idle
-            .map(|limit| IdleMonitor::start(limit, idle::since_boot, activity, events.clone()))
+            .map(|limit| IdleMonitor::start(limit, idle::time_since_boot, activity, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
         let ended = end.wait(config.options.stop_timeout());

@@ -129,7 +129,8 @@ pub(crate) mod tests {
         let key = keys::unlock(&path, &passphrase).unwrap();
         let archive = loop {
             match Archive::open(&path, &key, &OpenOptions::default()) {
-                // A process that another test begins has what was open here, with its lock, until it executes.
+                // A process that another test begins has what was open here, with its lock, until
+                // it executes.
                 Err(Error::InUse(_)) => std::thread::yield_now(),
                 opened => break opened.unwrap(),
             }
@@ -142,7 +143,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_chose_among_snapshots_that_are_gone_removes_nothing() {
+    fn a_removal_chosen_from_a_stale_list_removes_nothing() {
         let (_directory, archive) = opened();
         let moments = archive.moments();
         for name in ["a", "b", "c", "d"] {
@@ -156,7 +157,8 @@ pub(crate) mod tests {
         let refusal = remove_snapshots(&moments, &all[1..3], among);
         assert!(matches!(refusal, Response::Refused { why: Why::Changed, .. }), "{refusal:?}");
         assert_eq!(ids(&moments)[..3], all[1..]);
-        // What came since takes nothing from the choice; what is gone without a condition is passed over.
+        // What came since takes nothing from the choice; what is gone without a condition is
+        // passed over.
         let among = Some(Among::of(all[1..].iter().copied()));
         assert!(matches!(remove_snapshots(&moments, &all[1..2], among), Response::Done));
         assert!(matches!(remove_snapshots(&moments, &all[..3], None), Response::Done));
@@ -166,7 +168,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_several_show_is_held_by_them_together() {
+    fn shared_data_is_held_by_its_snapshots_together() {
         let (_directory, archive) = opened();
         let (fs, moments) = (archive.file_system(), archive.moments());
         let ino = fs.make_node(ROOT_INO, b"file", 0o600, 0, CREATOR).unwrap().ino;
@@ -209,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_refused_says_why_as_far_as_a_client_acts_on_it() {
+    fn refusals_carry_the_reasons_that_clients_handle() {
         let why = |error: Error| match to_response(Err(error)) {
             Response::Refused { why, message } => (why, message),
             other => panic!("{other:?}"),

@@ -57,12 +57,13 @@ impl Ticker {
         if let Some((snapshots, moments)) = snapshot_schedule {
             let (cache, mount) = (Arc::clone(&cache), Arc::clone(&mount));
             // It waits until deleted data is reclaimed, and logs its own failures.
-            ticker.each_second("snapshots", move || snapshots.step(&moments, || collect_writes(&mount, &cache)))?;
+            ticker
+                .spawn_each_second("snapshots", move || snapshots.step(&moments, || collect_writes(&mount, &cache)))?;
         }
         let mut work = BackgroundWork { fs, cache, mount, last_error: String::new() };
         let mut schedule = (profile != SyncProfile::Never).then(|| FlushSchedule::new(Instant::now()));
         let mut remembered = Instant::now();
-        ticker.each_second("ticker", move || {
+        ticker.spawn_each_second("ticker", move || {
             let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {
                 Some(PeriodicStep::Flush) => work.flush(),
                 Some(PeriodicStep::Commit) => work.commit(),
@@ -85,7 +86,7 @@ impl Ticker {
         Ok(ticker)
     }
 
-    fn each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+    fn spawn_each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name(name.into()).spawn(move || {
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
@@ -208,7 +209,8 @@ impl BackgroundWork {
 mod tests {
     use super::*;
 
-    /// Looks every STEP, with steps that take as long as `takes` says, and answers when what began and ended.
+    /// Looks every STEP, with steps that take as long as `takes` says, and answers when what began
+    /// and ended.
     fn run(seconds: u64, takes: impl Fn(PeriodicStep) -> Duration) -> Vec<(PeriodicStep, Duration, Duration)> {
         let start = Instant::now();
         let mut now = start;
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_in_a_commit_that_begins_seven_seconds_later() {
+    fn written_data_is_in_a_commit_that_begins_seven_seconds_later() {
         let done = run(600, |_| Duration::from_millis(3));
         let flushes: Vec<_> = done.iter().filter(|(due, ..)| *due == PeriodicStep::Flush).collect();
         // A byte that just missed a flush is sent by the next one and committed after that.

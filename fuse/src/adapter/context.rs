@@ -8,7 +8,7 @@ use lockbox::Result;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
 use super::activity::Activity;
-use super::handle;
+use super::handle_for;
 use super::open_directories::OpenDirectories;
 use super::removed_capabilities::RemovedCapabilities;
 use super::sync::SyncQueue;
@@ -93,20 +93,20 @@ impl Adapter {
         if updates_atime(flags) {
             self.note_access(number);
         }
-        Ok((handle(flags), self.cache.open_flags()))
+        Ok((handle_for(flags), self.cache.open_flags()))
     }
 
     /// Starts a request that counts as use of the mount.
-    pub(super) fn begin(&self) -> InFlight<'_> {
+    pub(super) fn begin_request(&self) -> InFlight<'_> {
         self.activity.record_request();
-        self.scheduler.begin()
+        self.scheduler.begin_request()
     }
 
     /// Starts a request that changes something and may have to wait for a commit.
     pub(super) fn begin_change(&self) -> InFlight<'_> {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if self.fs.may_wait() {
-            in_flight.long();
+            in_flight.mark_long();
         }
         in_flight
     }

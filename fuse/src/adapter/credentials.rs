@@ -37,23 +37,23 @@ impl<'a> RequestCredentials<'a> {
         let status = self.process_info.status(self.thread);
         // Only root's capabilities count: other users may hold them in a user namespace of their
         // own only.
-        status.groups().any(|member| member == group) || (self.uid == 0 && status.has(CAP_FSETID))
+        status.groups().any(|member| member == group) || (self.uid == 0 && status.has_capability(CAP_FSETID))
     }
 
     /// Returns whether the caller has the rights of the owner.
     pub(super) fn owns(&self, owner: u32) -> bool {
-        self.uid == owner || (self.uid == 0 && self.process_info.status(self.thread).has(CAP_FOWNER))
+        self.uid == owner || (self.uid == 0 && self.process_info.status(self.thread).has_capability(CAP_FOWNER))
     }
 
     /// Returns the thread if the kernel may have removed file capabilities on its behalf that it
     /// could not have removed itself.
     pub(super) fn cannot_remove_capabilities(&self) -> Option<u32> {
-        (self.uid != 0 && !self.process_info.status(self.thread).has(CAP_SETFCAP)).then_some(self.thread)
+        (self.uid != 0 && !self.process_info.status(self.thread).has_capability(CAP_SETFCAP)).then_some(self.thread)
     }
 
     /// Returns whether the caller may read `trusted.` attributes.
     pub(super) fn is_administrator(&self) -> bool {
-        self.uid == 0 && self.process_info.status(self.thread).has(CAP_SYS_ADMIN)
+        self.uid == 0 && self.process_info.status(self.thread).has_capability(CAP_SYS_ADMIN)
     }
 }
 

@@ -51,7 +51,7 @@ const STATFS_BLOCK: u32 = 4096;
 /// Handle of write-only opens (KERNEL-12); all others are 0.
 const ONLY_WRITES: FileHandle = FileHandle(1);
 
-fn handle(flags: OpenFlags) -> FileHandle {
+fn handle_for(flags: OpenFlags) -> FileHandle {
     if flags.acc_mode() == OpenAccMode::O_WRONLY { ONLY_WRITES } else { FileHandle(0) }
 }
 
@@ -67,7 +67,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         if let Some(inode) = self.snapshot_inode(parent) {
             return inode.lookup(name, reply);
         }
@@ -85,14 +85,14 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.getattr(reply);
         }
         if handle == Some(ONLY_WRITES)
             && let bytes @ 1.. = self.cache.refused_bytes(number)
         {
-            in_flight.long();
+            in_flight.mark_long();
             match self.fs.check_room(bytes as u64) {
                 Ok(()) => self.cache.clear_refused_write(number),
                 Err(error) => return reply.error(errno(&error)),
@@ -141,7 +141,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.readlink(reply);
         }
@@ -274,7 +274,7 @@ impl fuser::Filesystem for Adapter {
                 // KERNEL-5: the name never expires, and fuser has one timeout for name and
                 // attributes.
                 let attributes = self.cache.created_attributes(&a, may_write(OpenFlags(flags)));
-                let handle = handle(OpenFlags(flags));
+                let handle = handle_for(OpenFlags(flags));
                 reply.created(&FOR_EVER, &attributes, GENERATION, handle, FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
@@ -282,7 +282,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.open(flags, reply);
         }
@@ -303,9 +303,9 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if size as usize >= LONG_BYTES {
-            in_flight.long();
+            in_flight.mark_long();
         }
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.read(offset, size, reply);
@@ -328,9 +328,9 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if data.len() >= LONG_BYTES || self.fs.may_wait() {
-            in_flight.long();
+            in_flight.mark_long();
         }
         match self.write_content(number, offset, data, flags) {
             // A request is 1 MiB at most.
@@ -339,7 +339,7 @@ impl fuser::Filesystem for Adapter {
         }
         // The caller continues in parallel, served by another loop.
         if self.fs.may_wait() {
-            in_flight.long();
+            in_flight.mark_long();
         }
         self.fs.write_out_early();
     }
@@ -347,12 +347,12 @@ impl fuser::Filesystem for Adapter {
     /// Replies ENOSYS unless `sync=always`: the kernel then stops sending FLUSH, and still writes
     /// its pages before close(2) returns.
     fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if self.snapshot_inode(number).is_some() && self.profile == SyncProfile::Always {
             return reply.ok();
         }
         if self.profile == SyncProfile::Always {
-            in_flight.long();
+            in_flight.mark_long();
         }
         match self.profile {
             SyncProfile::Always => reply_empty(self.fs.sync(), reply),
@@ -371,7 +371,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         if let Some(inode) = self.snapshot_inode(number) {
-            let _in_flight = self.begin();
+            let _in_flight = self.begin_request();
             return inode.release(reply);
         }
         let _in_flight = self.begin_change();
@@ -387,7 +387,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         match self.begin_listing(number, flags) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(error) => reply.error(errno(&error)),
@@ -395,7 +395,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         match self.list(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
@@ -410,7 +410,7 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         match self.list_plus(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
@@ -418,7 +418,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         self.end_listing(handle);
         reply.ok();
     }
@@ -429,7 +429,7 @@ impl fuser::Filesystem for Adapter {
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         // Does not count as use of the mount: monitors of free space poll this.
-        let _in_flight = self.scheduler.begin();
+        let _in_flight = self.scheduler.begin_request();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
@@ -465,7 +465,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.getxattr(name, size, reply);
         }
@@ -473,7 +473,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         let caller = RequestCredentials::of(request, &self.process_info);
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.listxattr(&|| caller.is_administrator(), size, reply);
@@ -498,14 +498,14 @@ impl fuser::Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let in_flight = self.begin();
-        in_flight.long();
+        let in_flight = self.begin_request();
+        in_flight.mark_long();
         reply_empty(self.allocate_content(request, number, offset, length, mode), reply);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let in_flight = self.begin();
-        in_flight.long();
+        let in_flight = self.begin_request();
+        in_flight.mark_long();
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.lseek(offset, whence, reply);
         }
@@ -525,8 +525,8 @@ impl fuser::Filesystem for Adapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let in_flight = self.begin();
-        in_flight.long();
+        let in_flight = self.begin_request();
+        in_flight.mark_long();
         if self.snapshot_inode(source).is_some() && self.snapshot_inode(target).is_none() {
             return reply.error(Errno::EXDEV);
         }
@@ -544,7 +544,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyIoctl,
     ) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         reply.error(Errno::ENOTTY);
     }
 }

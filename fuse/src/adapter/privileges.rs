@@ -138,7 +138,7 @@ mod tests {
     };
 
     #[test]
-    fn a_chown_that_names_nobody_is_told_from_what_precedes_a_write() {
+    fn an_empty_chown_differs_from_the_clearing_before_a_write() {
         let nothing = SetAttributes::default();
         assert!(is_empty_chown(mode::REGULAR, &CTIME));
         assert!(!is_empty_chown(mode::REGULAR, &nothing), "the kernel takes privileges away for a writer");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_makes_a_program_of_a_group_that_only_the_directory_has() {
+    fn a_set_gid_program_in_a_set_gid_directory_needs_a_member_of_the_group() {
         let bits = |bits, directory, member| mask_set_gid(bits, directory, || member);
         assert_eq!(bits(0o102_755, 0o042_777, false), 0o100_755);
         assert_eq!(bits(0o106_755, 0o042_777, false), 0o104_755, "what the owner may give is the owner's");

@@ -193,7 +193,7 @@ impl fuser::Filesystem for ReplicaFs {
         if !is_live(number.0) {
             return version.adapter.open(request, number, flags, reply);
         }
-        let _in_flight = version.adapter.begin();
+        let _in_flight = version.adapter.begin_request();
         match version.adapter.open_file(number, flags) {
             Ok((handle, flags)) => {
                 self.0.add_handle(number, &version);
@@ -224,7 +224,7 @@ impl fuser::Filesystem for ReplicaFs {
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let version = self.0.version_for(number);
-        let _in_flight = version.adapter.begin();
+        let _in_flight = version.adapter.begin_request();
         match version.adapter.begin_listing(number, flags) {
             Ok(handle) => {
                 if is_live(number.0) {
@@ -318,7 +318,8 @@ mod tests {
     fn opened(path: &Path, key: &UnlockedKey, read_only: bool) -> Archive {
         loop {
             match Archive::open(path, key, &OpenOptions { read_only, ..OpenOptions::default() }) {
-                // A process that another test begins has what was open here, with its lock, until it executes.
+                // A process that another test begins has what was open here, with its lock, until
+                // it executes.
                 Err(Error::InUse(_)) => std::thread::yield_now(),
                 opened => return opened.unwrap(),
             }
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_of_the_newest_moment_and_what_is_open_and_gone_of_its_last() {
+    fn existing_inodes_are_of_the_newest_version_and_removed_ones_of_their_last() {
         let mut written = Written::new();
         let (mut stays, mut goes) = (INodeNo(0), INodeNo(0));
         written.change(|fs| (stays, goes) = (make(fs, "stays"), make(fs, "goes")));
@@ -469,7 +470,7 @@ mod tests {
 
     /// Whether a moment has a file is not known while it cannot be asked.
     #[test]
-    fn what_is_open_and_gone_stays_although_the_server_was_away_when_it_went() {
+    fn an_open_removed_inode_survives_a_server_outage() {
         let mut written = Written::new();
         let mut files = Vec::new();
         written.change(|fs| files.extend((0..2000).map(|number| make(fs, &number.to_string()))));
@@ -487,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_moments_that_are_held_the_oldest_goes() {
+    fn the_oldest_retained_version_is_evicted() {
         let mut written = Written::new();
         let count = MAX_RETAINED as u64 + 2;
         let mut files = Vec::new();

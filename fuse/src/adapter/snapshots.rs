@@ -106,7 +106,7 @@ impl Adapter {
 
     /// Replies when all previous changes are durable. Snapshots always are.
     pub(super) fn reply_fsync(&self, number: INodeNo, reply: ReplyEmpty) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         match &self.sync_queue {
             Some(sync_queue) if is_live(number.0) => sync_queue.submit(&in_flight, reply),
             _ => reply.ok(),
@@ -184,7 +184,7 @@ impl Adapter {
 impl<'a> SnapshotInode<'a> {
     /// # Errors
     /// `Stale` for an inode that is not part of this mount.
-    fn object(&self) -> Result<SnapshotObject<'a>> {
+    fn resolve_object(&self) -> Result<SnapshotObject<'a>> {
         let Adapter { fs, snapshot_dir, .. } = self.adapter;
         match self.adapter.views().resolve(self.number)? {
             _ if *snapshot_dir == SnapshotDir::Off => Err(Error::Stale),
@@ -199,16 +199,16 @@ impl<'a> SnapshotInode<'a> {
     /// # Errors
     /// `Invalid` for `.snapshots`, which does not support the request.
     fn view_inode(&self) -> Result<ViewInode<'a>> {
-        match self.object()? {
+        match self.resolve_object()? {
             SnapshotObject::Inode(view_inode) => Ok(view_inode),
             SnapshotObject::Directory => Err(Error::invalid("not asked of a directory")),
         }
     }
 
     pub(super) fn lookup(&self, name: &OsStr, reply: ReplyEntry) {
-        let is_view = matches!(self.object(), Ok(SnapshotObject::Inode(_)));
+        let is_view = matches!(self.resolve_object(), Ok(SnapshotObject::Inode(_)));
         let lifetime = if is_view { SNAPSHOT_CONTENT_TIMEOUT } else { SNAPSHOT_NAME_TIMEOUT };
-        match self.find(name.as_bytes()) {
+        match self.lookup_entry(name.as_bytes()) {
             Ok((attributes, generation)) => {
                 reply.entry_with_ttls(&SNAPSHOT_CONTENT_TIMEOUT, &lifetime, &attributes, generation)
             }
@@ -221,8 +221,8 @@ impl<'a> SnapshotInode<'a> {
     }
 
     /// Looks up a name and counts the lookup.
-    fn find(&self, name: &[u8]) -> Result<EntryAttributes> {
-        match (self.object()?, name) {
+    fn lookup_entry(&self, name: &[u8]) -> Result<EntryAttributes> {
+        match (self.resolve_object()?, name) {
             (SnapshotObject::Directory, b".") => Ok((self.adapter.snapshot_dir_attributes()?, GENERATION)),
             (SnapshotObject::Directory, b"..") => {
                 let root = self.adapter.fs.attributes(ROOT_INO)?;
@@ -243,14 +243,14 @@ impl<'a> SnapshotInode<'a> {
     }
 
     pub(super) fn getattr(&self, reply: ReplyAttr) {
-        let told = self.object().and_then(|object| match object {
+        let attributes = self.resolve_object().and_then(|object| match object {
             SnapshotObject::Directory => Ok((SNAPSHOT_NAME_TIMEOUT, self.adapter.snapshot_dir_attributes()?)),
             SnapshotObject::Inode(view_inode) => Ok((
                 SNAPSHOT_CONTENT_TIMEOUT,
                 view_inode.to_file_attr(&view_inode.snapshot.attributes(view_inode.ino)?)?,
             )),
         });
-        match told {
+        match attributes {
             Ok((lifetime, attributes)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(errno(&error)),
         }
@@ -316,7 +316,7 @@ impl<'a> SnapshotInode<'a> {
     }
 
     pub(super) fn getxattr(&self, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let value = self.object().and_then(|object| match object {
+        let value = self.resolve_object().and_then(|object| match object {
             SnapshotObject::Directory => Err(Error::NoAttribute),
             SnapshotObject::Inode(view_inode) => view_inode.snapshot.xattr(view_inode.ino, name.as_bytes()),
         });
@@ -324,7 +324,7 @@ impl<'a> SnapshotInode<'a> {
     }
 
     pub(super) fn listxattr(&self, is_trusted: &dyn Fn() -> bool, size: u32, reply: ReplyXattr) {
-        let names = self.object().and_then(|object| match object {
+        let names = self.resolve_object().and_then(|object| match object {
             SnapshotObject::Directory => Ok(Vec::new()),
             SnapshotObject::Inode(view_inode) => view_inode.snapshot.list_xattrs_for(view_inode.ino, is_trusted),
         });
@@ -333,7 +333,7 @@ impl<'a> SnapshotInode<'a> {
 
     /// Returns the end of a listing that starts now.
     pub(super) fn listing_bound(&self) -> Result<u64> {
-        match self.object()? {
+        match self.resolve_object()? {
             // Snapshot numbers increase and are unique, so a snapshot taken meanwhile is listed
             // once.
             SnapshotObject::Directory => Ok(u64::MAX),
@@ -342,7 +342,7 @@ impl<'a> SnapshotInode<'a> {
     }
 
     pub(super) fn list(&self, offset: u64, bound: u64, reply: &mut ReplyDirectory) -> Result<()> {
-        let ViewInode { view, snapshot, ino } = match self.object()? {
+        let ViewInode { view, snapshot, ino } = match self.resolve_object()? {
             SnapshotObject::Directory => return self.list_snapshots(offset, reply),
             SnapshotObject::Inode(view_inode) => view_inode,
         };
@@ -369,7 +369,7 @@ impl<'a> SnapshotInode<'a> {
 
     /// Lists entries with attributes.
     pub(super) fn list_plus(&self, offset: u64, bound: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
-        let view_inode = match self.object()? {
+        let view_inode = match self.resolve_object()? {
             SnapshotObject::Directory => return self.list_snapshots_plus(offset, reply),
             SnapshotObject::Inode(view_inode) => view_inode,
         };
@@ -388,11 +388,11 @@ impl<'a> SnapshotInode<'a> {
                     b".." if view_inode.ino == ROOT_INO => self.adapter.snapshot_dir_attributes(),
                     _ => view_inode.to_file_attr(a),
                 };
-                let told = described.and_then(|a| match is_dots {
+                let counted = described.and_then(|a| match is_dots {
                     true => Ok(a),
                     false => lookups.add(view_inode.view, a.ino.0).map(|()| a),
                 });
-                match told {
+                match counted {
                     Ok(a) => {
                         any = true;
                         let is_full = reply.add(a.ino, entry.cookie, name, &SNAPSHOT_CONTENT_TIMEOUT, &a, generation);

@@ -90,7 +90,7 @@ impl SyncQueue {
             }
             state.leader = Leader::EventLoop;
         }
-        in_flight.long();
+        in_flight.mark_long();
         reply_empty(self.fs.finish_sync(begun), reply);
         let mut state = self.queue.state.lock();
         if state.waiting.is_empty() {

@@ -237,7 +237,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         true => missing_directory(&arguments.directory)?,
         false => None,
     };
-    let made = missing.is_some();
+    let creates_point = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
     mountpoint_check::check_covered_files(&point, &archive, &options)?;
     if !arguments.for_program {
@@ -281,16 +281,16 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     // Dropped: the daemon opens the archive again.
     drop(place);
     let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
-    if made {
+    if creates_point {
         // Not kept: a daemon in the foreground closes descriptors that it did not open itself.
         Made::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
-    let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made };
+    let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made: creates_point };
     let served = serve(&config, &key, namespaces.as_ref());
     match &served {
-        Err(_) if made => drop(Made::of(config.point()).map(|made| made.remove())),
-        Ok(()) if made && !config.options.foreground && config.options.sources.passphrase.advises() => {
+        Err(_) if creates_point => drop(Made::of(config.point()).map(|made| made.remove())),
+        Ok(()) if creates_point && !config.options.foreground && config.options.sources.passphrase.advises() => {
             print_message(&format!("made {}, which goes when the archive is unmounted", config.point().display()));
         }
         _ => {}
@@ -314,9 +314,9 @@ fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
 /// this process. Rejects options with which this process could succeed without a mount, or not end,
 /// and options that the program would inherit.
 fn receive_namespaces(lists: &[String]) -> Result<Namespaces, Failure> {
-    let mut given = lists.iter().flat_map(|list| list.split(','));
+    let mut words = lists.iter().flat_map(|list| list.split(','));
     let names = ["foreground", "nofail", "remount", "passfd"];
-    match given.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
+    match words.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
         Some(option) => Err(Failure::usage(format!(
             "the mount option {} is not for 'lockbox exec', which runs a program in the mount",
             option.escape_default()
@@ -367,10 +367,10 @@ fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespace
         logging::start(&LogTarget::of(&config.options), config.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: &[String]| {
-            notify.ready(&config.point().to_string_lossy());
+            notify.notify_ready(&config.point().to_string_lossy());
             Ok(())
         };
-        return session::serve(config, key, None, ready, || notify.stopping());
+        return session::serve(config, key, None, ready, || notify.notify_stopping());
     }
     daemon::launch(config, key, namespaces)?.iter().for_each(|notice| print_message(notice));
     if namespaces.is_none() {

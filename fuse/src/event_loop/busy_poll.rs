@@ -38,8 +38,8 @@ const SLICE_TIME: Duration = Duration::from_micros(500);
 
 /// Back-off after a yield took a time slice. It doubles if the processor is busy again soon after,
 /// so that polling costs about one percent on a busy machine.
-const CROWDED: Duration = Duration::from_millis(100);
-const LONGEST_CROWDED: Duration = Duration::from_millis(400);
+const BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_millis(400);
 
 /// Maximum number of turns without polling after polls that found no request.
 const MAX_SKIPS: u32 = 64;
@@ -58,9 +58,9 @@ pub(super) enum Arrival {
 pub(super) struct BusyPoll {
     began: Instant,
     /// End of the back-off, in microseconds after `began`.
-    crowded_until: AtomicU64,
+    backoff_until: AtomicU64,
     /// Length of the last back-off, in microseconds.
-    crowded: AtomicU64,
+    backoff: AtomicU64,
     /// Turns left without polling.
     skips: AtomicU32,
     /// Turns to skip after the next poll without a request.
@@ -73,8 +73,8 @@ impl BusyPoll {
     pub(super) fn new() -> BusyPoll {
         BusyPoll {
             began: Instant::now(),
-            crowded_until: AtomicU64::new(0),
-            crowded: AtomicU64::new(0),
+            backoff_until: AtomicU64::new(0),
+            backoff: AtomicU64::new(0),
             skips: AtomicU32::new(0),
             next: AtomicU32::new(1),
             is_single_cpu: thread::available_parallelism().is_ok_and(|count| count.get() == 1),
@@ -96,7 +96,7 @@ impl BusyPoll {
             return Arrival::NoRequest;
         }
         let mut last = now();
-        if self.is_single_cpu || micros(last) < self.crowded_until.load(Relaxed) {
+        if self.is_single_cpu || micros(last) < self.backoff_until.load(Relaxed) {
             return Arrival::NoRequest;
         }
         let until = last + POLL_TIME;
@@ -127,11 +127,11 @@ impl BusyPoll {
 
     /// Suspends polling after a yield took a time slice.
     fn back_off(&self, now: Duration) {
-        let (until, last) = (self.crowded_until.load(Relaxed), self.crowded.load(Relaxed));
+        let (until, last) = (self.backoff_until.load(Relaxed), self.backoff.load(Relaxed));
         let again = micros(now).saturating_sub(until) < last;
-        let crowded = if again { (last * 2).min(micros(LONGEST_CROWDED)) } else { micros(CROWDED) };
-        self.crowded.store(crowded, Relaxed);
-        self.crowded_until.store(micros(now) + crowded, Relaxed);
+        let backoff = if again { (last * 2).min(micros(MAX_BACKOFF)) } else { micros(BACKOFF) };
+        self.backoff.store(backoff, Relaxed);
+        self.backoff_until.store(micros(now) + backoff, Relaxed);
     }
 }
 
@@ -152,13 +152,13 @@ mod tests {
 
     /// A queue that gets a request at the look of this number; looks are counted.
     struct Script {
-        looks: AtomicUsize,
+        checks: AtomicUsize,
         arrives: usize,
     }
 
     impl RequestQueue for Script {
         fn has_request(&self) -> bool {
-            self.looks.fetch_add(1, Relaxed) + 1 >= self.arrives
+            self.checks.fetch_add(1, Relaxed) + 1 >= self.arrives
         }
     }
 
@@ -175,15 +175,16 @@ mod tests {
             FakeLoop { busy_poll, clock: Cell::new(us(0)), taken: RefCell::default() }
         }
 
-        /// What a look finds whose request comes at its `arrives`th glance, and the glances that it took.
+        /// What a look finds whose request comes at its `arrives`th glance, and the glances that it
+        /// took.
         fn poll(&self, arrives: usize) -> (Arrival, usize) {
-            let queue = Script { looks: AtomicUsize::new(0), arrives };
+            let queue = Script { checks: AtomicUsize::new(0), arrives };
             let yield_now = || {
                 let took = self.taken.borrow_mut().pop().unwrap_or(us(1));
                 self.clock.set(self.clock.get() + took);
             };
             let found = self.busy_poll.poll_with(&queue, || self.clock.get(), yield_now);
-            (found, queue.looks.into_inner())
+            (found, queue.checks.into_inner())
         }
 
         fn takes_slice(&self, later: Duration) {
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_the_next_moment_is_found_and_a_later_one_left_to_the_read() {
+    fn a_request_within_the_polling_time_is_found() {
         let fake = FakeLoop::new();
         assert_eq!(fake.poll(1), (Arrival::Queued, 1));
         assert_eq!(fake.poll(10), (Arrival::Polled, 10));
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_rare_while_they_find_nothing_and_common_again_when_they_do() {
+    fn polling_backs_off_without_requests_and_resumes_with_them() {
         let fake = FakeLoop::new();
         let lingered: usize = (0..1000).filter(|_| fake.poll(usize::MAX).1 > 1).count();
         assert!((1000 / 65..30).contains(&lingered), "{lingered}");
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_runs_for_a_moment_does_not_end_it() {
+    fn short_interruptions_do_not_end_polling() {
         let fake = FakeLoop::new();
         *fake.taken.borrow_mut() = vec![us(30); 20];
         assert_eq!(fake.poll(2), (Arrival::Polled, 2));
@@ -228,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_for_a_while_when_others_want_the_processor() {
+    fn polling_pauses_while_the_processor_is_busy() {
         let fake = FakeLoop::new();
-        let tick = CROWDED / 10;
+        let tick = BACKOFF / 10;
         // Left off for twice as long each time that it is found wanted again soon.
-        let mut crowded = CROWDED;
+        let mut backoff = BACKOFF;
         for _ in 0..6 {
             fake.takes_slice(us(0));
             let from = fake.clock.get();
@@ -241,30 +242,30 @@ mod tests {
                 fake.clock.set(fake.clock.get() + tick);
             }
             let off = fake.clock.get() - from;
-            assert!(off > crowded - tick && off <= crowded + tick, "{off:?} {crowded:?}");
-            crowded = (crowded * 2).min(LONGEST_CROWDED);
+            assert!(off > backoff - tick && off <= backoff + tick, "{off:?} {backoff:?}");
+            backoff = (backoff * 2).min(MAX_BACKOFF);
         }
         // After a quiet time it is the short one again.
-        fake.takes_slice(LONGEST_CROWDED);
-        fake.clock.set(fake.clock.get() + CROWDED);
+        fake.takes_slice(MAX_BACKOFF);
+        fake.clock.set(fake.clock.get() + BACKOFF);
         assert!(fake.polls());
     }
 
     #[test]
-    fn a_clock_that_steps_back_ends_the_look_and_nothing_else() {
+    fn a_clock_step_back_ends_only_the_current_poll() {
         let fake = FakeLoop::new();
         for (arrives, found) in [(2, Arrival::Polled), (3, Arrival::NoRequest)] {
             fake.clock.set(us(1_000_000));
-            let queue = Script { looks: AtomicUsize::new(0), arrives };
+            let queue = Script { checks: AtomicUsize::new(0), arrives };
             let yield_now = || fake.clock.set(us(10));
             assert_eq!(fake.busy_poll.poll_with(&queue, || fake.clock.get(), yield_now), found);
-            assert_eq!(queue.looks.into_inner(), 2);
+            assert_eq!(queue.checks.into_inner(), 2);
         }
         assert!(fake.polls());
     }
 
     #[test]
-    fn on_a_single_processor_nobody_lingers() {
+    fn a_single_processor_never_polls() {
         let mut fake = FakeLoop::new();
         fake.busy_poll.is_single_cpu = true;
         assert_eq!(fake.poll(2), (Arrival::NoRequest, 1));

@@ -48,7 +48,7 @@ pub struct LoopScheduler {
     queue: Box<dyn RequestQueue>,
     busy_poll: BusyPoll,
     state: Mutex<LoopCounts>,
-    call: Condvar,
+    wake_up: Condvar,
 }
 
 #[derive(Default)]
@@ -58,7 +58,7 @@ struct LoopCounts {
     /// Loops that are parked.
     parked: usize,
     /// Parked loops that were woken and have not returned yet.
-    called: usize,
+    woken: usize,
     /// Requests in flight that were announced as long.
     long: usize,
     loops: usize,
@@ -68,7 +68,7 @@ impl LoopCounts {
     /// Loops at the queue or returning to it. A loop that has not started or has ended is counted
     /// too; other loops then park for [`PARK_TIME`] at most.
     fn at_queue(&self) -> usize {
-        (self.loops + self.called).saturating_sub(self.working + self.parked)
+        (self.loops + self.woken).saturating_sub(self.working + self.parked)
     }
 }
 
@@ -90,12 +90,12 @@ impl LoopScheduler {
             queue: Box::new(queue),
             busy_poll: BusyPoll::new(),
             state: Mutex::new(LoopCounts { loops, ..LoopCounts::default() }),
-            call: Condvar::new(),
+            wake_up: Condvar::new(),
         }
     }
 
     /// Starts a request.
-    pub fn begin(&self) -> InFlight<'_> {
+    pub fn begin_request(&self) -> InFlight<'_> {
         let mut state = self.state.lock();
         state.working += 1;
         if QUEUED_STREAK.get() >= BUSY_STREAK || state.long > 0 {
@@ -111,9 +111,9 @@ impl LoopScheduler {
     }
 
     fn wake_another(&self, state: &mut LoopCounts) {
-        if state.at_queue() == 0 && state.parked > state.called {
-            state.called += 1;
-            self.call.notify_one();
+        if state.at_queue() == 0 && state.parked > state.woken {
+            state.woken += 1;
+            self.wake_up.notify_one();
         }
     }
 }
@@ -129,7 +129,7 @@ impl Drop for LongWork<'_> {
 
 impl InFlight<'_> {
     /// Announces that the rest of the request takes long or blocks.
-    pub fn long(&self) {
+    pub fn mark_long(&self) {
         let mut state = self.scheduler.state.lock();
         if !self.long.replace(true) {
             state.long += 1;
@@ -151,10 +151,10 @@ impl Drop for InFlight<'_> {
             state.parked += 1;
             let until = Instant::now() + PARK_TIME;
             let mut in_time = true;
-            while state.called == 0 && in_time {
-                in_time = !scheduler.call.wait_until(&mut state, until).timed_out();
+            while state.woken == 0 && in_time {
+                in_time = !scheduler.wake_up.wait_until(&mut state, until).timed_out();
             }
-            state.called = state.called.saturating_sub(1);
+            state.woken = state.woken.saturating_sub(1);
             state.parked -= 1;
         }
         drop(state);

@@ -110,7 +110,7 @@ impl Loops {
         }
         assert!(self.queue.most_busy.load(Ordering::SeqCst) <= count);
         let state = self.scheduler.state.lock();
-        assert_eq!((state.working, state.parked, state.called, state.long), (0, 0, 0, 0));
+        assert_eq!((state.working, state.parked, state.woken, state.long), (0, 0, 0, 0));
     }
 
     /// Waits until all loops but one are parked, which is where short requests lead.
@@ -120,7 +120,7 @@ impl Loops {
         loop {
             self.queue.put(Request::Short).wait();
             let state = self.scheduler.state.lock();
-            if state.parked + 1 == state.loops && state.called == 0 {
+            if state.parked + 1 == state.loops && state.woken == 0 {
                 return;
             }
             assert!(
@@ -128,7 +128,7 @@ impl Loops {
                 "{} of {} loops stay away, {} called",
                 state.parked,
                 state.loops,
-                state.called
+                state.woken
             );
         }
     }
@@ -141,18 +141,18 @@ fn serve(queue: &Requests, scheduler: &LoopScheduler) {
             answered.open();
             return;
         }
-        let in_flight = scheduler.begin();
+        let in_flight = scheduler.begin_request();
         let busy = queue.busy.fetch_add(1, Ordering::SeqCst) + 1;
         queue.most_busy.fetch_max(busy, Ordering::SeqCst);
         match request {
             Request::Long(gate) => {
-                in_flight.long();
+                in_flight.mark_long();
                 gate.wait();
             }
             Request::Unannounced(gate) => gate.wait(),
             Request::Work(rounds) => {
                 if rounds > 1000 {
-                    in_flight.long();
+                    in_flight.mark_long();
                 }
                 (0..rounds).for_each(|round| {
                     std::hint::black_box(round);
@@ -177,7 +177,7 @@ fn short_requests_leave_one_loop_at_the_queue() {
 }
 
 #[test]
-fn long_work_calls_another_loop_until_all_are_busy() {
+fn long_work_wakes_another_loop_until_all_are_busy() {
     let loops = Loops::start(4);
     let gate = Arc::new(Gate::default());
     for _ in 0..3 {
@@ -192,7 +192,7 @@ fn long_work_calls_another_loop_until_all_are_busy() {
 }
 
 #[test]
-fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
+fn unannounced_long_work_delays_others_only_briefly() {
     let loops = Loops::start(3);
     for _ in 0..5 {
         loops.settle();
@@ -208,32 +208,32 @@ fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
 }
 
 #[test]
-fn beside_long_work_every_request_calls_another_loop() {
+fn during_long_work_every_request_wakes_another_loop() {
     let scheduler = LoopScheduler::new(3, Arc::<Requests>::default());
-    let long = scheduler.begin();
-    long.long();
+    let long = scheduler.begin_request();
+    long.mark_long();
     // One loop serves, one is parked, one takes the next request: as after a quiet period.
     scheduler.state.lock().parked = 1;
-    let second = scheduler.begin();
-    assert_eq!(scheduler.state.lock().called, 1);
+    let second = scheduler.begin_request();
+    assert_eq!(scheduler.state.lock().woken, 1);
     // A woken loop is already returning: one is enough.
-    second.long();
-    assert_eq!(scheduler.state.lock().called, 1);
+    second.mark_long();
+    assert_eq!(scheduler.state.lock().woken, 1);
     assert_eq!(scheduler.state.lock().long, 2);
     let mut state = scheduler.state.lock();
-    (state.parked, state.called) = (0, 0);
+    (state.parked, state.woken) = (0, 0);
     drop(state);
     drop((second, long));
     assert_eq!(scheduler.state.lock().long, 0);
 }
 
 #[test]
-fn no_call_is_made_without_anybody_to_hear_it() {
+fn no_wake_up_is_sent_without_a_parked_loop() {
     let scheduler = LoopScheduler::new(2, Arc::<Requests>::default());
-    let (first, second) = (scheduler.begin(), scheduler.begin());
-    first.long();
-    second.long();
-    assert_eq!(scheduler.state.lock().called, 0);
+    let (first, second) = (scheduler.begin_request(), scheduler.begin_request());
+    first.mark_long();
+    second.mark_long();
+    assert_eq!(scheduler.state.lock().woken, 0);
     drop((first, second));
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn enter(
 ) -> Result<RefusalLogging, String> {
     let written = |error: BackendError| error.to_string();
     rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string())?;
-    let asking = with_listener_action(allow_list(process, LISTENER_MARK).map_err(written)?);
+    let asking = with_listener_action(build_allow_list(process, LISTENER_MARK).map_err(written)?);
     let refusals = match install_with_listener(&asking) {
         Ok(listener) => match hand_over(&listener) {
             Ok(()) => RefusalLogging::Logged,
@@ -83,11 +83,11 @@ pub(crate) fn enter(
         },
         Err(error) => {
             tracing::info!("refused system calls will not be named: {error}");
-            install(&allow_list(process, ENOSYS_ACTION).map_err(written)?)?;
+            install(&build_allow_list(process, ENOSYS_ACTION).map_err(written)?)?;
             RefusalLogging::Silent
         }
     };
-    install(&second_list(process).map_err(written)?)?;
+    install(&build_second_list(process).map_err(written)?)?;
     Ok(refusals)
 }
 
@@ -147,7 +147,7 @@ fn alternatives(allowed: &ArgumentRule, own: u32) -> Result<Vec<Vec<SeccompCondi
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn rules(allowed: &ArgumentRule) -> Result<Vec<SeccompRule>, BackendError> {
+fn build_rules(allowed: &ArgumentRule) -> Result<Vec<SeccompRule>, BackendError> {
     alternatives(allowed, std::process::id())?.into_iter().map(SeccompRule::new).collect()
 }
 
@@ -156,21 +156,21 @@ fn compile(rules: Rules, otherwise: SeccompAction, listed: SeccompAction) -> Res
 }
 
 /// Builds the allow-list, with the calls that [`enter`] needs until the second filter.
-fn allow_list(process: ConfinedProcess, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
+fn build_allow_list(process: ConfinedProcess, otherwise: SeccompAction) -> Result<BpfProgram, BackendError> {
     /// SECCOMP_SET_MODE_FILTER, without flags.
     const SECOND: ArgumentRule = ArgumentRule::Both(&ArgumentRule::OneOf(0, &[1]), &ArgumentRule::Null(1));
     let mut list = Rules::new();
     for (call, allowed) in process.allowed() {
-        list.insert(call, rules(allowed)?);
+        list.insert(call, build_rules(allowed)?);
     }
-    list.insert(libc::SYS_seccomp, rules(&SECOND)?);
+    list.insert(libc::SYS_seccomp, build_rules(&SECOND)?);
     list.entry(libc::SYS_sendmsg).or_default();
     compile(list, otherwise, SeccompAction::Allow)
 }
 
 /// Builds the second filter: refuses the calls that only the installation needed, and the calls
 /// that are refused without a log line.
-fn second_list(process: ConfinedProcess) -> Result<BpfProgram, BackendError> {
+fn build_second_list(process: ConfinedProcess) -> Result<BpfProgram, BackendError> {
     let mut list: Rules = allowlist::UNLOGGED.iter().map(|&call| (call, Vec::new())).collect();
     list.insert(libc::SYS_seccomp, Vec::new());
     if process == ConfinedProcess::Daemon {
@@ -201,11 +201,12 @@ fn install_with_listener(program: BpfProgramRef<'_>) -> io::Result<OwnedFd> {
     let filter = libc::sock_fprog { len, filter: program.as_ptr().cast::<libc::sock_filter>().cast_mut() };
     let (mode, flags): (c_ulong, c_ulong) =
         (libc::SECCOMP_SET_MODE_FILTER.into(), libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: the kernel copies `len` instructions from the program, which has as many, of the layout of the kernel's struct, and lives
-    // until after the call. It writes nothing.
+    // SAFETY: the kernel copies `len` instructions from the program, which has as many, of the
+    // layout of the kernel's struct, and lives until after the call. It writes nothing.
     let result: c_long = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const filter) };
     let descriptor = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for this call, so nobody else owns it. It is closed on exec.
+    // SAFETY: the kernel has just made this descriptor for this call, so nobody else owns it. It
+    // is closed on exec.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

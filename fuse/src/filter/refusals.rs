@@ -48,7 +48,7 @@ pub(super) fn serve(listener: &OwnedFd, mut log: impl FnMut(&str)) -> io::Result
             return Ok(());
         }
         let Some(call) = receive(listener)? else { continue };
-        answer(listener, call.id)?;
+        refuse_call(listener, call.id)?;
         let number = c_long::from(call.data.nr);
         let order =
             ORDERS.iter().find(|(call, _)| *call == number).map(|&(_, index)| call.data.args[index] & 0xFFFF_FFFF);
@@ -77,7 +77,8 @@ fn check_sizes() -> io::Result<()> {
 fn receive(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     // SAFETY: integers alone, for which all zeros are a value; the kernel asks for zeros.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one message, which is no larger than the struct, as `check_sizes` has seen.
+    // SAFETY: the kernel writes one message, which is no larger than the struct, as `check_sizes`
+    // has seen.
     let result: c_int = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) };
     match Errno::result(result) {
         Ok(_) => Ok(Some(call)),
@@ -87,9 +88,10 @@ fn receive(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
 }
 
 /// Makes the call fail with ENOSYS.
-fn answer(listener: &OwnedFd, id: u64) -> io::Result<()> {
+fn refuse_call(listener: &OwnedFd, id: u64) -> io::Result<()> {
     let mut refusal = libc::seccomp_notif_resp { id, val: 0, error: -libc::ENOSYS, flags: 0 };
-    // SAFETY: the kernel reads one answer, which is no larger than the struct, as `check_sizes` has seen.
+    // SAFETY: the kernel reads one answer, which is no larger than the struct, as `check_sizes`
+    // has seen.
     let result: c_int = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut refusal) };
     match Errno::result(result) {
         Ok(_) | Err(Errno::ENOENT) => Ok(()),

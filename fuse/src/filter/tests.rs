@@ -215,7 +215,8 @@ const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_syncfs, [100, 0, 0, 0, 0, 0]),
     (libc::SYS_seccomp, [1, 8, 0, 0, 0, 0]),
     (libc::SYS_seccomp, [1, 0, 0, 0, 0, 0]),
-    // The host's file system: EXT4_IOC_SHUTDOWN, FIFREEZE, FITHAW, FITRIM, FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR, FICLONE.
+    // The host's file system: EXT4_IOC_SHUTDOWN, FIFREEZE, FITHAW, FITRIM, FS_IOC_SETFLAGS,
+    // FS_IOC_FSSETXATTR, FICLONE.
     (libc::SYS_ioctl, [c_ulong::MAX, 0x8004_587D, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0xC004_5877, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0xC004_5878, 0, 0, 0, 0]),
@@ -291,7 +292,7 @@ fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
             "prctl 0x4",
             "number 32767",
         ] {
-            assert_eq!(names.iter().filter(|told| *told == name).count(), 1, "{name} in {names:?}");
+            assert_eq!(names.iter().filter(|logged| *logged == name).count(), 1, "{name} in {names:?}");
         }
         assert!(!names.iter().any(|name| name == "clone3" || name == "seccomp"), "{names:?}");
     }
@@ -312,7 +313,7 @@ fn the_fetcher_connects_and_the_daemon_does_not() {
 }
 
 #[test]
-fn a_call_is_refused_though_nobody_names_it() {
+fn a_call_is_refused_without_a_listener() {
     thread::spawn(|| {
         assert_eq!(enter(ConfinedProcess::Daemon, |_| Ok(())), Ok(RefusalLogging::Logged));
         assert_eq!(raw(libc::SYS_mount, [0; 6]), Errno::ENOSYS);

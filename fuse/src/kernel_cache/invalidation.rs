@@ -1,18 +1,20 @@
-//! Invalidation of the kernel's caches: attributes, names and pages that changed without its request.
+//! Invalidation of the kernel's caches: attributes, names and pages that changed without its
+//! request.
 //!
 //! # Attributes
-//! Mode and access control lists need no invalidation: SETATTR replies with the new mode, and after it,
-//! as after setting or removing a list, the kernel drops both by itself.
+//! Mode and access control lists need no invalidation: SETATTR replies with the new mode, and after
+//! it, as after setting or removing a list, the kernel drops both by itself.
 //!
 //! # Names
 //! With `sync=always` an operation is published first and committed then. If the commit fails the
-//! caller gets the error, but the name exists, or is gone. The kernel caches names without expiry and
-//! would keep the old state. A restore also changes names without requests of the kernel (KERNEL-11).
+//! caller gets the error, but the name exists, or is gone. The kernel caches names without expiry
+//! and would keep the old state. A restore also changes names without requests of the kernel
+//! (KERNEL-11).
 //!
 //! # Pages
 //! Dropping the cached pages of an inode writes them first, by WRITE requests that the event loops
-//! answer. So pages are never dropped from an event loop. An error means that the kernel has dropped
-//! the inode and its pages, or that the connection is closed.
+//! answer. So pages are never dropped from an event loop. An error means that the kernel has
+//! dropped the inode and its pages, or that the connection is closed.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -37,7 +39,7 @@ impl KernelCache {
     /// Returns how long the kernel may cache attributes that come with another reply: for an inode
     /// with writers it requests them when needed.
     pub(crate) fn attribute_timeout(&self, ino: u64) -> Duration {
-        if self.writers.has(ino) { Duration::ZERO } else { self.entry_timeout() }
+        if self.writers.has_writer(ino) { Duration::ZERO } else { self.entry_timeout() }
     }
 
     /// Returns attributes and timeout for GETATTR; an invalidation ends the timeout.
@@ -156,13 +158,13 @@ impl KernelCache {
         }
         let Some(notifier) = self.notifier.get().cloned() else { return };
         let names: Vec<_> = names.iter().map(|&(parent, name)| (parent, name.to_owned())).collect();
-        let told = thread::Builder::new().name("names".into()).spawn(move || {
+        let spawned = thread::Builder::new().name("names".into()).spawn(move || {
             for (parent, name) in names {
                 // The kernel may not know the name.
                 let _ = notifier.inval_entry(parent, &name);
             }
         });
-        if let Err(error) = told {
+        if let Err(error) = spawned {
             tracing::warn!(%error, "the kernel may believe in a name that is not so");
         }
     }

@@ -135,6 +135,6 @@ impl KernelCache {
     }
 
     pub(crate) fn has_writer(&self, ino: u64) -> bool {
-        self.writers.has(ino)
+        self.writers.has_writer(ino)
     }
 }

@@ -113,7 +113,7 @@ struct ViewEntry {
 /// (VIEW-2).
 pub(crate) struct LookupBatch<'a> {
     views: &'a ViewTable,
-    told: Vec<u64>,
+    numbers: Vec<u64>,
 }
 
 impl LookupBatch<'_> {
@@ -126,24 +126,24 @@ impl LookupBatch<'_> {
 
     /// Takes over a lookup that is already counted.
     pub(crate) fn adopt(&mut self, number: u64) {
-        self.told.push(number);
+        self.numbers.push(number);
     }
 
     /// Undoes the last lookup, which did not fit into the reply.
     pub(crate) fn undo_last(&mut self) {
-        if let Some(number) = self.told.pop() {
+        if let Some(number) = self.numbers.pop() {
             self.views.forget(number, 1);
         }
     }
 
     pub(crate) fn commit(mut self) {
-        self.told.clear();
+        self.numbers.clear();
     }
 }
 
 impl Drop for LookupBatch<'_> {
     fn drop(&mut self) {
-        self.told.drain(..).for_each(|number| self.views.forget(number, 1));
+        self.numbers.drain(..).for_each(|number| self.views.forget(number, 1));
     }
 }
 
@@ -185,7 +185,7 @@ impl ViewTable {
 
     /// Starts the lookups of one reply.
     pub(crate) fn begin_lookups(&self) -> LookupBatch<'_> {
-        LookupBatch { views: self, told: Vec::new() }
+        LookupBatch { views: self, numbers: Vec::new() }
     }
 
     /// Counts a lookup before it is sent to the kernel. `number` is the archive's inode number or
@@ -208,8 +208,8 @@ impl ViewTable {
     /// Removes lookups: the kernel dropped the inode, or never saw the reply.
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
         if let Some(known) = self.0.read().known.get(&((number >> INO_BITS) as u16)) {
-            let less = |told: u64| Some(told.saturating_sub(lookups));
-            let _before = known.lookups.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+            let reduce = |count: u64| Some(count.saturating_sub(lookups));
+            let _before = known.lookups.fetch_update(Ordering::AcqRel, Ordering::Acquire, reduce);
         }
     }
 
@@ -222,8 +222,8 @@ impl ViewTable {
     /// number. Views of which it may have pages come first.
     pub(crate) fn known_to_kernel(&self) -> Vec<(u64, u64)> {
         let table = self.0.read();
-        let told = table.known.iter().filter(|(_, known)| known.lookups.load(Ordering::Acquire) > 0);
-        let (mut first, then): (Vec<_>, Vec<_>) = told.partition(|(_, known)| known.was_read.load(Ordering::Acquire));
+        let in_use = table.known.iter().filter(|(_, known)| known.lookups.load(Ordering::Acquire) > 0);
+        let (mut first, then): (Vec<_>, Vec<_>) = in_use.partition(|(_, known)| known.was_read.load(Ordering::Acquire));
         first.extend(then);
         let numbers = |(number, known): (&u16, &ViewEntry)| {
             (u64::from(*number) << INO_BITS, known.highest.load(Ordering::Acquire))
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_number_can_hold_is_refused_and_clashes_with_nothing() {
+    fn oversized_numbers_are_refused_and_clash_with_none() {
         let views = ViewTable::default();
         let view = views.open(SnapshotId(1)).unwrap();
         for ino in [0, MAX_INO + 1, u64::MAX] {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_given_again_only_when_all_are_used_and_the_kernel_forgot_it() {
+    fn a_number_is_reused_only_after_all_are_used_and_the_kernel_forgot_it() {
         let views = ViewTable::default();
         let all = u64::from(DIRECTORY) - 1;
         let first = views.open(SnapshotId(1)).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_request_was_about_to_tell_does_not_count() {
+    fn lookups_of_a_failed_request_are_undone() {
         let views = ViewTable::default();
         let view = views.open(SnapshotId(1)).unwrap();
         views.remove_lookup(view);

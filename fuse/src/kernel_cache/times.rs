@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_a_program_overtook_are_not_stored() {
+    fn late_times_of_the_kernel_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("box.lbx");
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_told_from_what_programs_set() {
+    fn a_kernel_store_differs_from_times_that_programs_set() {
         assert!(is_kernel_store(&stored(1), true) && !is_kernel_store(&stored(1), false));
         for set in [
             SetAttributes { size: Some(0), ..stored(1) },

@@ -1,5 +1,5 @@
-//! Inodes without a name that the kernel still knows: unlinked files, files replaced by a rename, and
-//! removed directories (KERNEL-4, KERNEL-6, KERNEL-9).
+//! Inodes without a name that the kernel still knows: unlinked files, files replaced by a rename,
+//! and removed directories (KERNEL-4, KERNEL-6, KERNEL-9).
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

@@ -44,7 +44,7 @@ struct WrittenInode {
     /// A WRITE came since the cached count was last compared.
     written: bool,
     /// The kernel has requested attributes since the first writer.
-    asked: bool,
+    was_requested: bool,
     newest_ctime: Arc<NewestCtime>,
     /// Size of a failed WRITE that the writer must learn of (KERNEL-12); 0 for none.
     refused: usize,
@@ -68,7 +68,14 @@ impl CachedBlocks {
 
 impl WrittenInode {
     fn of(cached: CachedBlocks) -> WrittenInode {
-        WrittenInode { handles: 0, cached, written: false, asked: false, newest_ctime: Arc::default(), refused: 0 }
+        WrittenInode {
+            handles: 0,
+            cached,
+            written: false,
+            was_requested: false,
+            newest_ctime: Arc::default(),
+            refused: 0,
+        }
     }
 }
 
@@ -116,13 +123,13 @@ impl Writers {
         if entry.get().handles > 0 {
             return None;
         }
-        let WrittenInode { cached, written, asked, .. } = entry.remove();
+        let WrittenInode { cached, written, was_requested, .. } = entry.remove();
         let wrong = written && cached != CachedBlocks::Unknown
             || matches!(cached, CachedBlocks::Requested | CachedBlocks::Blocks(MIN_BLOCKS));
-        (asked && wrong).then_some(cached)
+        (was_requested && wrong).then_some(cached)
     }
 
-    pub(super) fn has(&self, ino: u64) -> bool {
+    pub(super) fn has_writer(&self, ino: u64) -> bool {
         self.has_any() && self.shard(ino).lock().contains_key(&ino)
     }
 
@@ -149,14 +156,14 @@ impl Writers {
 
     /// Returns the block count to report for an inode.
     pub(super) fn reported_blocks(&self, ino: u64, blocks: u64) -> u64 {
-        if self.has(ino) { blocks.max(MIN_BLOCKS) } else { blocks }
+        if self.has_writer(ino) { blocks.max(MIN_BLOCKS) } else { blocks }
     }
 
     /// Records a request for attributes that the kernel may cache. Call it before they are looked
     /// up.
     pub(super) fn begin_getattr(&self, ino: u64) {
         self.with(ino, |written| {
-            written.asked = true;
+            written.was_requested = true;
             if written.cached == CachedBlocks::Unknown {
                 written.cached = CachedBlocks::Requested;
             }
@@ -232,16 +239,16 @@ mod tests {
         let writers = Writers::default();
         assert!(writers.add(5));
         assert!(!writers.add(5));
-        assert!(writers.has(5));
-        assert!(!writers.has(6));
+        assert!(writers.has_writer(5));
+        assert!(!writers.has_writer(6));
         writers.add(7);
         let mut inodes = writers.inodes();
         inodes.sort_unstable();
         assert_eq!(inodes, [5, 7]);
         assert!(writers.remove(7).is_none() && writers.remove(5).is_none());
-        assert!(writers.has(5));
+        assert!(writers.has_writer(5));
         writers.remove(5);
-        assert!(!writers.has(5));
+        assert!(!writers.has_writer(5));
         assert!(!writers.has_any());
         writers.remove(5);
         assert!(!writers.has_any());
@@ -268,7 +275,7 @@ mod tests {
     fn the_attributes_of_a_created_file_are_kept_until_it_is_written() {
         let writers = Writers::default();
         writers.add_created(5, 0);
-        assert!(writers.has(5) && writers.has_cached_blocks(5));
+        assert!(writers.has_writer(5) && writers.has_cached_blocks(5));
         assert!(writers.forget_wrong_blocks(5, Some(8)) && !writers.has_cached_blocks(5));
         // Another program created what was there by then.
         writers.add_created(5, 8);
@@ -279,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_a_change_crosses_is_not_kept() {
+    fn an_answer_that_a_change_crosses_is_not_cached() {
         let writers = Writers::default();
         writers.add(5);
         writers.begin_getattr(5);
@@ -322,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_compared_by_the_clock_and_at_the_last_close() {
+    fn written_block_counts_are_compared_by_the_ticker_and_at_the_last_close() {
         let writers = Writers::default();
         writers.record_write(5);
         writers.add(5);

@@ -4,7 +4,7 @@
 //! # Order
 //! 1  The mount is removed, which makes the kernel write its pages to us. A busy mount stays (the
 //!    reply to a polite stop), or is detached and served until its last user is gone or the
-//!    deadline passes. At the deadline the kernel writes back what it caches, and the connection is
+//!    deadline passes. At the deadline the kernel writes back its caches, and the connection is
 //!    aborted.
 //! 2  The event loops have ended: no request is in flight any more.
 //! 3  The archive is closed. If it is not certain that the loops have ended, it is only made
@@ -30,6 +30,7 @@ use crate::mount_helper::UnmountOutcome;
 
 pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};
 
+/// Event that the thread waiting for the end of a mount receives.
 pub(crate) enum MountEvent {
     /// The event loops have ended, after any kind of unmount.
     LoopsEnded(io::Result<()>),
@@ -110,7 +111,7 @@ impl Shutdown {
     /// when `timeout` has passed. Background work stops waiting for a remote store too, because no
     /// caller is left.
     pub(crate) fn wait(&self, timeout: Duration) -> ServeOutcome {
-        let ending = match &self.mount {
+        let outcome = match &self.mount {
             Some(mount) => {
                 let hooks =
                     ArchiveHooks { stop_waiting: &|| self.stop_waiting(), is_last_copy: &|| self.is_last_copy() };
@@ -119,13 +120,13 @@ impl Shutdown {
             None => ServeOutcome { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false },
         };
         self.stop_waiting();
-        ending
+        outcome
     }
 
     /// Closes the archive after the mount has ended, and reports the result to all stop requests.
-    pub(crate) fn close(mut self, ending: ServeOutcome, mut server: control::Server) -> Result<(), Failure> {
+    pub(crate) fn close(mut self, outcome: ServeOutcome, mut server: control::Server) -> Result<(), Failure> {
         // Suspend delays are released when the archive is closed.
-        let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping } = ending;
+        let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping } = outcome;
         let closed = self.close_archive(!aborted);
         // Before the replies, so that a client can mount again at once.
         server.close();
@@ -136,8 +137,8 @@ impl Shutdown {
             MountEvent::Stop { answer, .. } => Some(answer),
             _ => None,
         });
-        for asked in stopped.into_iter().chain(late) {
-            let _ = asked.send(match &closed {
+        for client in stopped.into_iter().chain(late) {
+            let _ = client.send(match &closed {
                 Ok(0) => Response::Done,
                 Ok(bytes) => Response::Unsent { bytes: *bytes },
                 // The user accepted the loss (`--abandon`).
@@ -191,13 +192,13 @@ impl Shutdown {
         if let Some(remote) = &self.remote {
             (remote.stop_fetcher)();
         }
-        let kept = closed?;
-        if kept > 0 {
+        let unsent = closed?;
+        if unsent > 0 {
             tracing::warn!(
-                "the store did not take what was written last: {kept} bytes are kept on this machine for the next mount"
+                "the store did not take what was written last: {unsent} bytes are kept on this machine for the next mount"
             );
         }
-        Ok(kept)
+        Ok(unsent)
     }
 
     /// Returns whether the event loops end in time.
@@ -403,8 +404,8 @@ impl<M: MountControl> ShutdownState<'_, M> {
         if (self.hooks.is_last_copy)() { UnmountOutcome::Failed(LAST_COPY.into()) } else { self.unmount(false) }
     }
 
-    fn handle_signal(&mut self, handle_signal: Signal) {
-        tracing::warn!("{handle_signal}: stopping");
+    fn handle_signal(&mut self, signal: Signal) {
+        tracing::warn!("{signal}: stopping");
         if (self.hooks.is_last_copy)() {
             tracing::error!("the archive's file was removed: its content is lost");
         }
@@ -474,24 +475,25 @@ mod tests {
     /// Answers with what it is told to and remembers what was asked of it.
     struct FakeMount {
         unmounted: UnmountOutcome,
-        /// Told that the loops have ended once the connection is aborted, as the kernel would see to.
+        /// Told that the loops have ended once the connection is aborted, as the kernel would see
+        /// to.
         ended: Option<Sender<MountEvent>>,
-        asked: RefCell<Vec<&'static str>>,
+        calls: RefCell<Vec<&'static str>>,
     }
 
     impl MountControl for FakeMount {
         fn unmount(&self, detach: bool) -> UnmountOutcome {
-            self.asked.borrow_mut().push(if detach { "detach" } else { "unmount" });
+            self.calls.borrow_mut().push(if detach { "detach" } else { "unmount" });
             self.unmounted.clone()
         }
 
         fn write_back(&self, _: Duration) -> bool {
-            self.asked.borrow_mut().push("hand over");
+            self.calls.borrow_mut().push("hand over");
             true
         }
 
         fn abort(&self) -> io::Result<()> {
-            self.asked.borrow_mut().push("abort");
+            self.calls.borrow_mut().push("abort");
             match &self.ended {
                 Some(ended) => ended.send(MountEvent::LoopsEnded(Ok(()))).map_err(io::Error::other),
                 None => Err(io::ErrorKind::NotFound.into()),
@@ -522,7 +524,7 @@ mod tests {
     fn logged_when(unmounted: UnmountOutcome, script: Vec<MountEvent>) -> String {
         let log = Log::default();
         let writer = log.clone();
-        let builder = tracing_subscriber::fmt().with_env_filter(logging::filter(false));
+        let builder = tracing_subscriber::fmt().with_env_filter(logging::level_filter(false));
         let subscriber = builder.with_target(false).with_ansi(false).with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(subscriber, || played(unmounted, false, 60, script));
         let bytes = log.0.lock().clone();
@@ -530,21 +532,21 @@ mod tests {
     }
 
     #[test]
-    fn the_log_tells_who_ended_the_mount() {
+    fn the_log_names_the_cause_of_the_end() {
         let ended = || MountEvent::LoopsEnded(Ok(()));
-        let told = logged(vec![MountEvent::Signal(Signal::SIGTERM), ended()]);
-        assert!(told.contains("SIGTERM: stopping") && !told.contains("another program"), "{told}");
+        let log = logged(vec![MountEvent::Signal(Signal::SIGTERM), ended()]);
+        assert!(log.contains("SIGTERM: stopping") && !log.contains("another program"), "{log}");
         let (answer, _answered) = mpsc::channel();
         assert_eq!(logged(vec![MountEvent::Stop { lazy: false, abandon: false, answer }, ended()]), "");
-        let told = logged(vec![ended()]);
-        assert!(told.contains("WARN another program took the mount away"), "{told}");
+        let log = logged(vec![ended()]);
+        assert!(log.contains("WARN another program took the mount away"), "{log}");
         assert_eq!(logged(vec![MountEvent::Deadlocked, ended()]), "", "the watch tells");
     }
 
     /// An attempt comes every minute, and the reason is the same mostly.
     #[test]
     fn an_idle_mount_that_cannot_be_ended_is_logged_once_and_tried_again() {
-        let handle_idle = || vec![MountEvent::Idle, MountEvent::Idle, MountEvent::Idle, MountEvent::LoopsEnded(Ok(()))];
+        let idle_events = || vec![MountEvent::Idle, MountEvent::Idle, MountEvent::Idle, MountEvent::LoopsEnded(Ok(()))];
         for (unmounted, words) in [
             (UnmountOutcome::Busy, "WARN cannot unmount the idle archive: something below it is open"),
             (
@@ -552,9 +554,9 @@ mod tests {
                 "ERROR cannot unmount the idle archive: no helper; trying again",
             ),
         ] {
-            let told = logged_when(unmounted.clone(), handle_idle());
-            assert_eq!(told.matches(words).count(), 1, "{told}");
-            assert_eq!(played(unmounted, false, 60, handle_idle()).1, ["unmount"; 3]);
+            let log = logged_when(unmounted.clone(), idle_events());
+            assert_eq!(log.matches(words).count(), 1, "{log}");
+            assert_eq!(played(unmounted, false, 60, idle_events()).1, ["unmount"; 3]);
         }
     }
 
@@ -569,75 +571,75 @@ mod tests {
         for event in script {
             events.send(event).unwrap();
         }
-        let mount = FakeMount { unmounted, ended: abortable.then_some(events), asked: RefCell::default() };
-        let hooks = ArchiveHooks { stop_waiting: &|| mount.asked.borrow_mut().push("leave"), is_last_copy: &|| false };
+        let mount = FakeMount { unmounted, ended: abortable.then_some(events), calls: RefCell::default() };
+        let hooks = ArchiveHooks { stop_waiting: &|| mount.calls.borrow_mut().push("leave"), is_last_copy: &|| false };
         let ending = serve_events(&inbox, &mount, Duration::from_secs(timeout), hooks);
-        (ending, mount.asked.into_inner())
+        (ending, mount.calls.into_inner())
     }
 
     #[test]
-    fn who_uses_a_detached_mount_is_cut_off_at_the_deadline_and_keeps_what_was_written() {
-        let (ending, asked) = played(UnmountOutcome::Detached, true, 0, vec![MountEvent::Signal(Signal::SIGTERM)]);
-        assert_eq!(asked, ["detach", "hand over", "abort", "leave"]);
+    fn a_detached_mount_is_aborted_at_the_deadline_after_writeback() {
+        let (ending, calls) = played(UnmountOutcome::Detached, true, 0, vec![MountEvent::Signal(Signal::SIGTERM)]);
+        assert_eq!(calls, ["detach", "hand over", "abort", "leave"]);
         assert!(!ending.aborted, "the loops have ended");
     }
 
     #[test]
     fn a_second_signal_ends_the_wait() {
         let signals = vec![MountEvent::Signal(Signal::SIGTERM), MountEvent::Signal(Signal::SIGTERM)];
-        let (_, asked) = played(UnmountOutcome::Detached, true, 86_400, signals);
-        assert_eq!(asked, ["detach", "detach", "hand over", "abort", "leave"]);
+        let (_, calls) = played(UnmountOutcome::Detached, true, 86_400, signals);
+        assert_eq!(calls, ["detach", "detach", "hand over", "abort", "leave"]);
     }
 
     #[test]
     fn loops_that_ended_well_leave_the_archive_to_be_closed() {
-        let (ending, asked) = played(UnmountOutcome::Gone, false, 60, vec![MountEvent::LoopsEnded(Ok(()))]);
-        assert!(asked.is_empty() && !ending.aborted);
+        let (ending, calls) = played(UnmountOutcome::Gone, false, 60, vec![MountEvent::LoopsEnded(Ok(()))]);
+        assert!(calls.is_empty() && !ending.aborted);
     }
 
     #[test]
     fn when_a_loop_fails_the_others_are_cut_off_and_not_taken_for_ended() {
         for abortable in [true, false] {
             let script = vec![MountEvent::LoopsEnded(Err(io::ErrorKind::WouldBlock.into()))];
-            let (ending, asked) = played(UnmountOutcome::Gone, abortable, 60, script);
-            assert_eq!(asked, ["hand over", "abort"]);
+            let (ending, calls) = played(UnmountOutcome::Gone, abortable, 60, script);
+            assert_eq!(calls, ["hand over", "abort"]);
             assert!(ending.aborted);
         }
     }
 
     #[test]
     fn a_lazy_stop_of_a_busy_mount_is_answered_at_once_and_its_users_are_served_until_a_signal_comes() {
-        let mount = FakeMount { unmounted: UnmountOutcome::Detached, ended: None, asked: RefCell::default() };
+        let mount = FakeMount { unmounted: UnmountOutcome::Detached, ended: None, calls: RefCell::default() };
         let timeout = Duration::from_secs(60);
         let mut state =
             ShutdownState::new(&mount, timeout, ArchiveHooks { stop_waiting: &|| {}, is_last_copy: &|| false });
         let (answer, answered) = mpsc::channel();
-        let handle_stop = |lazy| Ok(MountEvent::Stop { lazy, abandon: false, answer: answer.clone() });
-        assert_eq!(state.handle_event(handle_stop(true)), None);
+        let stop = |lazy| Ok(MountEvent::Stop { lazy, abandon: false, answer: answer.clone() });
+        assert_eq!(state.handle_event(stop(true)), None);
         assert_eq!((state.deadline, state.stopped.len()), (None, 0));
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
         assert_eq!(state.handle_event(Ok(MountEvent::Signal(Signal::SIGTERM))), None);
         let deadline = state.deadline.unwrap();
         assert!(deadline > Instant::now(), "the first signal");
-        assert_eq!(state.handle_event(handle_stop(true)), None);
+        assert_eq!(state.handle_event(stop(true)), None);
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
-        assert_eq!(state.handle_event(handle_stop(false)), None);
+        assert_eq!(state.handle_event(stop(false)), None);
         assert_eq!((state.deadline, state.stopped.len()), (Some(deadline), 1));
         assert!(answered.try_recv().is_err(), "who wants an end is answered when the archive is closed");
     }
 
     #[test]
     fn the_last_copy_of_an_archive_goes_by_order_alone() {
-        let mount = FakeMount { unmounted: UnmountOutcome::Gone, ended: None, asked: RefCell::default() };
+        let mount = FakeMount { unmounted: UnmountOutcome::Gone, ended: None, calls: RefCell::default() };
         let mut state = ShutdownState::new(
             &mount,
             Duration::from_secs(60),
             ArchiveHooks { stop_waiting: &|| {}, is_last_copy: &|| true },
         );
         let (answer, answered) = mpsc::channel();
-        let handle_stop = |lazy, abandon| Ok(MountEvent::Stop { lazy, abandon, answer: answer.clone() });
+        let stop = |lazy, abandon| Ok(MountEvent::Stop { lazy, abandon, answer: answer.clone() });
         for lazy in [false, true] {
-            assert_eq!(state.handle_event(handle_stop(lazy, false)), None);
+            assert_eq!(state.handle_event(stop(lazy, false)), None);
             let Ok(Response::Failed { message }) = answered.try_recv() else { panic!("{lazy}: it is not refused") };
             assert!(message.contains("copy the files out") && message.contains("--abandon"), "{message}");
         }
@@ -645,16 +647,17 @@ mod tests {
         assert_eq!(state.handle_event(Ok(MountEvent::Sleep(sleep))), None);
         assert_eq!(slept.try_recv(), Ok(SuspendReply::Busy));
         assert_eq!(state.handle_event(Ok(MountEvent::Idle)), None);
-        assert!(mount.asked.borrow().is_empty(), "nothing was taken away");
-        assert_eq!(state.handle_event(handle_stop(false, true)), None);
-        assert_eq!((mount.asked.borrow().clone(), state.stopped.len()), (vec!["unmount"], 1));
+        assert!(mount.calls.borrow().is_empty(), "nothing was taken away");
+        assert_eq!(state.handle_event(stop(false, true)), None);
+        assert_eq!((mount.calls.borrow().clone(), state.stopped.len()), (vec!["unmount"], 1));
         assert_eq!(state.handle_event(Ok(MountEvent::Signal(Signal::SIGTERM))), None);
-        assert_eq!(*mount.asked.borrow(), ["unmount", "detach"], "a machine that goes down is not held up");
+        assert_eq!(*mount.calls.borrow(), ["unmount", "detach"], "a machine that goes down is not held up");
     }
 
-    /// The slot is what the status is read from. That it is free while the archive is still there is seen in one of many closes.
+    /// The slot is what the status is read from. That it is free while the archive is still there
+    /// is seen in one of many closes.
     #[test]
-    fn nobody_who_asks_waits_for_the_close() {
+    fn a_status_request_does_not_wait_for_the_close() {
         let mount = tempfile::tempdir().unwrap();
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
         let creator = Creator { uid: 0, gid: 0, umask: None };
@@ -664,7 +667,8 @@ mod tests {
             let key = keys::unlock(&path, &passphrase).unwrap();
             let archive = loop {
                 match Archive::open(&path, &key, &OpenOptions::default()) {
-                    // A process that another test begins has what was open here, with its lock, until it executes.
+                    // A process that another test begins has what was open here, with its lock,
+                    // until it executes.
                     Err(lockbox::Error::InUse(_)) => thread::yield_now(),
                     opened => break opened.unwrap(),
                 }
@@ -675,10 +679,10 @@ mod tests {
             fs.release(file).unwrap();
             let is_there = Arc::downgrade(fs);
             let slot: ArchiveSlot = Arc::new(Mutex::new(Some(archive)));
-            let asked = Arc::clone(&slot);
+            let probed_slot = Arc::clone(&slot);
             let asking = thread::spawn(move || {
                 while is_there.strong_count() > 0 {
-                    if asked.try_lock().is_some_and(|archive| archive.is_none()) && is_there.strong_count() > 0 {
+                    if probed_slot.try_lock().is_some_and(|archive| archive.is_none()) && is_there.strong_count() > 0 {
                         return true;
                     }
                 }
@@ -694,13 +698,13 @@ mod tests {
     fn who_asks_for_the_end_after_the_event_loops_ended_is_answered() {
         let runtime = tempfile::tempdir().unwrap();
         let (events, inbox) = mpsc::channel();
-        let (asks, asked) = mpsc::channel();
+        let (sent, is_sent) = mpsc::channel();
         let listening = control::listen(runtime.path(), &SocketName::of_address("a".as_ref())).unwrap();
         let server = listening
             .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();
                 events.send(MountEvent::Stop { lazy: false, abandon: false, answer }).unwrap();
-                asks.send(()).unwrap();
+                sent.send(()).unwrap();
                 answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
             })
             .unwrap();
@@ -708,7 +712,7 @@ mod tests {
         let client = thread::spawn(move || {
             control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
         });
-        asked.recv().unwrap();
+        is_sent.recv().unwrap();
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {
             let ending = ServeOutcome { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false };

@@ -1,9 +1,9 @@
 //! Handle of the mount: flushes, unmounts, detaches and aborts it.
 //! # Writeback
-//! syncfs(2) needs an open file of the mount, and none can be opened once the mount is detached. But
-//! dropping the cached pages of an inode writes them first, by WRITE requests that the event loops
-//! answer. That blocks, hence a thread ([`KernelWriteback`]), which is abandoned if the kernel or the
-//! loops hang.
+//! syncfs(2) needs an open file of the mount, and none can be opened once the mount is detached.
+//! But dropping the cached pages of an inode writes them first, by WRITE requests that the event
+//! loops answer. That blocks, hence a thread ([`KernelWriteback`]), which is abandoned if the
+//! kernel or the loops hang.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_that_cannot_be_opened_is_taken_away() {
+    fn a_mount_that_cannot_be_opened_is_detached() {
         if !nix::unistd::geteuid().is_root() {
             return;
         }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_kernel_holds_nobody_up_and_gets_no_second_thread() {
+    fn a_stuck_kernel_blocks_no_caller_and_gets_no_second_thread() {
         let writeback = KernelWriteback::new(Arc::default());
         let runs = Arc::new(AtomicUsize::new(0));
         let counts = || {
