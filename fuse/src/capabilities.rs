@@ -64,14 +64,15 @@ pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The five sets, in the order of /proc: inheritable, permitted, effective, bounding, ambient.
+    /// Returns the five sets, in the order of /proc: inheritable, permitted, effective, bounding,
+    /// ambient.
     fn sets() -> Vec<u64> {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let lines = status.lines().filter_map(|line| line.strip_prefix("Cap"));
         lines.map(|line| u64::from_str_radix(line.split_once('\t').unwrap().1, 16).unwrap()).collect()
     }
 
-    /// In a thread of its own: what is dropped does not come back.
+    /// Runs in a thread of its own, because dropped capabilities do not come back.
     #[test]
     fn a_thread_and_those_that_it_starts_keep_what_is_named_alone() {
         let before = sets();
@@ -79,7 +80,7 @@ mod tests {
             std::thread::spawn(move || {
                 keep_only(kept).unwrap();
                 assert_eq!(std::thread::spawn(sets).join().unwrap(), sets(), "inherited");
-                // Again, from where nothing can be dropped any more.
+                // Again, after which nothing is left to drop.
                 keep_only(kept).unwrap();
                 sets()
             })

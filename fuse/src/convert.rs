@@ -166,7 +166,7 @@ mod tests {
             let rdev = super::device_number(major, minor);
             assert_eq!(super::from_kernel_device(super::to_kernel_device(rdev)), rdev);
         }
-        // /dev/null as the kernel says it.
+        // /dev/null in the kernel's encoding.
         assert_eq!(super::to_kernel_device(super::device_number(1, 3)), 0x103);
     }
 
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn times_before_1970_keep_their_nanoseconds() {
         let time = Timestamp { seconds: -2, nanos: 200_000_000 };
-        // What stat(2) gets: -1.8 s.
+        // Value of stat(2): -1.8 s.
         assert_eq!(to_system(time), UNIX_EPOCH - Duration::from_millis(1800));
-        // What utimensat(2) of the same time looks like after fuser's conversion.
+        // utimensat(2) of the same time after fuser's conversion.
         assert_eq!(to_timestamp(UNIX_EPOCH - Duration::new(2, 200_000_000)), time);
     }
 

@@ -129,7 +129,7 @@ mod tests {
         let mut timer = IdleTimer::new(seconds(600), seconds(0));
         assert!(!timer.update(seconds(599), USED));
         assert!(!timer.update(seconds(1198), QUIET));
-        // Open for a week and read from the kernel's cache alone.
+        // Open for a week and read only from the kernel's cache.
         for day in 1..=7 {
             assert!(!timer.update(seconds(day * 86_400), OPEN));
         }
@@ -141,9 +141,9 @@ mod tests {
     fn a_night_of_sleep_counts() {
         let mut timer = IdleTimer::new(seconds(600), seconds(0));
         assert!(!timer.update(seconds(5), USED));
-        // One look later the machine has slept for eight hours.
+        // Between two samples the machine sleeps for eight hours.
         assert!(timer.update(seconds(8 * 3600), QUIET));
-        // What was asked before the look after waking up is use all the same.
+        // A request before the first sample after waking up also counts as use.
         let mut timer = IdleTimer::new(seconds(600), seconds(0));
         assert!(!timer.update(seconds(8 * 3600), USED));
     }
@@ -165,7 +165,7 @@ mod tests {
     fn the_clock_runs_while_the_machine_sleeps() {
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
         let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
-        // /proc/uptime counts suspended time too; a container may shift both alike.
+        // /proc/uptime includes suspended time too; a container may shift both alike.
         assert!((time_since_boot().as_secs_f64() - uptime).abs() < 60.0);
     }
 

@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
         let ours = Numbers { id: 7, device: makedev(0, 7) };
-        // Mounts with their parents, file systems and points.
+        // Mounts with their ids, parents, devices and mount points.
         let resolved = |table: &[(u64, u64, u64, &str)]| {
             let mounted = |&(id, parent, device, at): &(u64, u64, u64, &str)| {
                 mounts::parse(format!("{id} {parent} 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
@@ -361,7 +361,7 @@ mod tests {
         assert!(matches!(unread, Err(UnmountOutcome::Failed(_))), "{unread:?}");
     }
 
-    /// Answers how the other process sees the daemon's end, and the orders that it was given.
+    /// Returns how the helper sees the daemon's end, and the orders that it received.
     fn peer_exit(daemon: impl FnOnce(UnixStream)) -> (PeerExit, Vec<u8>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         daemon(ours);

@@ -203,7 +203,7 @@ mod tests {
         }
         options.trust_owner = true;
         assert_eq!(refused(&theirs, "roots", &options), "");
-        // What is checked is what is open, whatever the path leads to by now.
+        // The open directory is checked, whatever the path leads to by now.
         let held = Point::of(&at("roots")).unwrap();
         fs::rename(at("roots"), at("away")).unwrap();
         symlink("own", at("roots")).unwrap();

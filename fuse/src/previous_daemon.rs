@@ -125,7 +125,7 @@ mod tests {
         };
         wait_free(&mut || false, moment, ever, closes(false));
         assert_eq!(asked.get(), 1, "it holds the archive for long");
-        // Free once it was asked for the second time.
+        // Free at the second query.
         wait_free(&mut || asked.get() == 2, moment, ever, closes(true));
         assert_eq!(asked.get(), 2);
         wait_free(&mut || true, ever, ever, closes(true));

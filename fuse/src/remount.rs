@@ -135,8 +135,8 @@ mod tests {
 
     const RIGHTS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
-    /// The flags after a remount with this list, of a mount with these words in the kernel's table,
-    /// by a mount(8) that was asked for so much.
+    /// Returns the flags after a remount with this list, of a mount with these options in the
+    /// kernel's table, by a mount(8) with this command line.
     fn after(list: &str, words: &str, command_line: &str) -> MsFlags {
         let split = |list: &str| list.split(',').map(str::to_owned).collect::<Vec<_>>();
         parse_request(&[list], &split(command_line)).unwrap().unwrap().apply(&split(words))
@@ -173,7 +173,7 @@ mod tests {
         let words = "rw,nosuid,nodev,noexec,noatime";
         let all = RIGHTS | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         for (list, command_line) in [
-            // By fstab's line, by both names, and by who calls this program.
+            // By the fstab line, by both names, and by direct callers of this program.
             ("ro,allow_other,remount,x-systemd.automount", "remount,ro"),
             ("ro,remount", "remount,ro"),
             ("remount,ro", ""),

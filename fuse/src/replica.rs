@@ -145,10 +145,10 @@ mod tests {
         timer.record_poll(second * 2, false);
         assert!(timer.is_due(second * 3, true) && !timer.is_due(second * 61, false));
         assert!(timer.is_due(second * 62, false));
-        // A server that is away is given time.
+        // An unreachable server is given time.
         timer.record_poll(second * 100, true);
         assert!(!timer.is_due(second * 109, true) && timer.is_due(second * 110, true));
-        // Seldom is not more often than it was asked for.
+        // The idle period is never shorter than the requested interval.
         let mut hourly = PollTimer::new(second * 3600, Duration::ZERO);
         hourly.record_poll(second, false);
         assert!(!hourly.is_due(second * 3600, true) && hourly.is_due(second * 3601, false));

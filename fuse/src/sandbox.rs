@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// In a thread of its own: what is given up does not come back.
+    /// Runs in a thread of its own, because the sandbox cannot be left.
     #[test]
     fn only_what_is_within_reach_can_be_opened() {
         let place = tempfile::tempdir().unwrap();
@@ -128,7 +128,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if !enter(&paths).unwrap() {
-                    // A kernel without Landlock: everything must go on as before.
+                    // A kernel without Landlock: everything must work as before.
                     assert!(File::open("/etc/passwd").is_ok());
                     println!("this kernel has no Landlock");
                     return;
@@ -184,7 +184,7 @@ mod tests {
                 assert!(std::process::Command::new("/bin/true").status().is_err());
                 assert!(File::open(format!("/proc/{}/mem", nix::unistd::getppid())).is_err());
                 std::net::TcpStream::connect(address(&server)).unwrap();
-                // Kernels from 6.7 on bind ports.
+                // Kernels from 6.7 on restrict ports.
                 if std::net::TcpListener::bind("127.0.0.1:0").is_err() {
                     assert!(std::net::TcpStream::connect(address(&stranger)).is_err());
                 }

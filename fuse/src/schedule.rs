@@ -147,7 +147,7 @@ mod tests {
     /// 2026-11-23T00:00:00Z
     const BEGIN: i64 = 1_795_392_000;
 
-    /// An archive with a file, whose schedule has a clock that is set by hand.
+    /// Archive with a file, whose schedule has a manual clock.
     struct Place {
         _directory: tempfile::TempDir,
         archive: Archive,
@@ -204,7 +204,7 @@ mod tests {
         place.write(1);
         assert_eq!(place.step(&schedule, 3599).len(), 1, "the hour has one");
         assert_eq!(place.step(&schedule, HOUR).last().unwrap(), "auto-2026-11-23T01-00-00Z");
-        // Its own commit, the confirming ones and another mount's first one are no changes.
+        // Its own commit, confirming commits and the first commit of another mount are no changes.
         let fs = place.archive.file_system();
         while fs.maintain().unwrap() {}
         fs.make_durable().unwrap();
@@ -222,14 +222,14 @@ mod tests {
         assert_eq!(place.step(&schedule, 2 * HOUR + 8).len(), 2);
         assert_eq!(place.step(&schedule, 26 * HOUR).len(), 2, "the one of the first hour goes");
         assert_eq!(next(), 27 * HOUR);
-        // A clock that was set back: the hour has one.
+        // After the clock was set back: the hour has one.
         place.write(4);
         assert_eq!(place.step(&schedule, 2 * HOUR + 9).len(), 2);
         assert_eq!(place.step(&schedule, 26 * HOUR + 1).len(), 2);
         place.archive.file_system().release(place.file).unwrap();
     }
 
-    /// What was taken while the clock was ahead takes no place of what is taken since.
+    /// Snapshots taken while the clock was ahead do not replace later ones.
     #[test]
     fn a_clock_that_was_ahead_costs_no_snapshot() {
         let place = Place::new();

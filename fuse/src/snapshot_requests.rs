@@ -120,7 +120,7 @@ pub(crate) mod tests {
 
     pub(crate) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
 
-    /// An archive for writing, and the directory that it lies in.
+    /// Returns a writable archive, and its directory.
     pub(crate) fn opened() -> (tempfile::TempDir, Archive) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("box.lbx");
@@ -129,8 +129,8 @@ pub(crate) mod tests {
         let key = keys::unlock(&path, &passphrase).unwrap();
         let archive = loop {
             match Archive::open(&path, &key, &OpenOptions::default()) {
-                // A process that another test begins has what was open here, with its lock, until
-                // it executes.
+                // A child process of a concurrent test inherits open descriptors, with their lock,
+                // until it executes.
                 Err(Error::InUse(_)) => std::thread::yield_now(),
                 opened => break opened.unwrap(),
             }
@@ -151,14 +151,14 @@ pub(crate) mod tests {
         }
         let all = ids(&moments);
         let among = Some(Among::of(all.iter().copied()));
-        // Another one removes what the first wants to keep, and a new one comes.
+        // Another client removes a snapshot that the first wants to keep, and a new one is taken.
         assert!(matches!(remove_snapshots(&moments, &all[..1], among), Response::Done));
         moments.create(b"e").unwrap();
         let refusal = remove_snapshots(&moments, &all[1..3], among);
         assert!(matches!(refusal, Response::Refused { why: Why::Changed, .. }), "{refusal:?}");
         assert_eq!(ids(&moments)[..3], all[1..]);
-        // What came since takes nothing from the choice; what is gone without a condition is
-        // passed over.
+        // Newer snapshots do not invalidate the choice; without a condition, missing ones are
+        // skipped.
         let among = Some(Among::of(all[1..].iter().copied()));
         assert!(matches!(remove_snapshots(&moments, &all[1..2], among), Response::Done));
         assert!(matches!(remove_snapshots(&moments, &all[..3], None), Response::Done));

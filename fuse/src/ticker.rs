@@ -209,8 +209,8 @@ impl BackgroundWork {
 mod tests {
     use super::*;
 
-    /// Looks every STEP, with steps that take as long as `takes` says, and answers when what began
-    /// and ended.
+    /// Ticks every STEP, with steps that take the time `takes` returns, and returns the steps with
+    /// their start and end.
     fn run(seconds: u64, takes: impl Fn(PeriodicStep) -> Duration) -> Vec<(PeriodicStep, Duration, Duration)> {
         let start = Instant::now();
         let mut now = start;

@@ -308,7 +308,7 @@ mod tests {
     use crate::process_info::ProcessInfoClient;
     use crate::snapshot_requests::tests::CREATOR;
 
-    /// An archive, and copies of it as it was.
+    /// Archive with copies of its earlier states.
     struct Written {
         place: tempfile::TempDir,
         key: UnlockedKey,
@@ -318,8 +318,8 @@ mod tests {
     fn opened(path: &Path, key: &UnlockedKey, read_only: bool) -> Archive {
         loop {
             match Archive::open(path, key, &OpenOptions { read_only, ..OpenOptions::default() }) {
-                // A process that another test begins has what was open here, with its lock, until
-                // it executes.
+                // A child process of a concurrent test inherits open descriptors, with their lock,
+                // until it executes.
                 Err(Error::InUse(_)) => std::thread::yield_now(),
                 opened => return opened.unwrap(),
             }
@@ -351,7 +351,7 @@ mod tests {
             Arc::clone(opened(&self.copy(), &self.key, true).file_system())
         }
 
-        /// One of which nothing can be read while it is away.
+        /// Opens a version whose storage can be made unreachable.
         fn far(&mut self) -> (Arc<Far>, Arc<FileSystem>) {
             let file = FileStorage::open(&self.copy(), LockMode::Shared).unwrap();
             let far = Arc::new(Far { file, away: AtomicBool::new(false) });
@@ -435,7 +435,7 @@ mod tests {
             self.add_handle(number, &self.version_for(number));
         }
 
-        /// The number of the moment that answers, and what it has there.
+        /// Returns the number of the version that answers, and the content there.
         fn read(&self, number: INodeNo) -> (u64, Option<Vec<u8>>) {
             let version = self.version_for(number);
             (version.number, version.adapter.fs.read(Ino(number.0), 0, 100).ok())
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(shown.file_systems().len(), 1, "nobody keeps the moments that were");
     }
 
-    /// Whether a moment has a file is not known while it cannot be asked.
+    /// While the server is unreachable it is unknown whether a version has a file.
     #[test]
     fn an_open_removed_inode_survives_a_server_outage() {
         let mut written = Written::new();
@@ -501,7 +501,7 @@ mod tests {
             assert!(shown.file_systems().len() <= MAX_RETAINED + 1);
         }
         for (number, file) in (0..).zip(&files) {
-            // The file of this number was last in the moment of this number.
+            // The file of this number was last in the version of this number.
             let wanted = if number < count - MAX_RETAINED as u64 {
                 (count, None)
             } else {

@@ -432,7 +432,8 @@ mod tests {
     const FSTAB: &str = include_str!("../fstab.rs");
     const REMOUNT: &str = include_str!("../remount.rs");
 
-    /// The names in the patterns of the functions that read options: strings before an arrow, alone on their line or one of several.
+    /// Returns the names in the patterns of the functions that parse options: strings before an
+    /// arrow, alone on their line or one of several.
     fn names(source: &str) -> BTreeSet<String> {
         let tests = source.find("#[cfg(test)]").unwrap_or(source.len());
         let functions = source[..tests].match_indices("    fn set_").map(|(at, _)| &source[at..]);
@@ -443,7 +444,7 @@ mod tests {
         quoted.map(str::to_owned).collect()
     }
 
-    /// The words that the page sets as literal ones.
+    /// Returns the words that the page formats as literal.
     fn words() -> BTreeSet<String> {
         let marked = PAGE.lines().filter(|line| line.contains("Cm ") || line.starts_with(".It Fl"));
         let split = |line: &'static str| line.split([' ', ',', '|', '=']).filter(|word| !word.is_empty());
@@ -460,7 +461,8 @@ mod tests {
             "{found:?}"
         );
         let help = AFTER_HELP.split([' ', ',', '|', '=', '\n']).map(str::to_owned).collect();
-        // What is written with an underscore too is documented with a dash, or the other way round.
+        // An option that is also spelled with an underscore is documented with a dash, or the
+        // other way round.
         let lacking = |words: &BTreeSet<String>, place: &str| -> Vec<String> {
             let has =
                 |name: &String| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
@@ -468,8 +470,8 @@ mod tests {
         };
         missing.extend(lacking(&words, ""));
         missing.extend(lacking(&help, " in the help"));
-        // Both ways: every word that is offered is known to the parser, which its own test shows.
-        // A value of an option is offered behind it, in a table of its own.
+        // Both directions: the parser's own test shows that it accepts every offered option.
+        // Values of options are offered in a table of their own.
         let offered = MOUNT.iter().flat_map(|(word, takes)| match takes {
             Takes::OneOf(values) => [&[*word], *values].concat(),
             _ => vec![*word],
@@ -478,7 +480,7 @@ mod tests {
         assert!(REMOUNT.contains("remount") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
-        // What only another program of lockbox says is for nobody to read about.
+        // Options that only other lockbox programs use are not documented.
         let shown = |argument: &&clap::Arg| {
             let is_clap = ["help", "version"].contains(&argument.get_id().as_str());
             !is_clap && (!argument.is_hide_set() || argument.get_long().is_none())

@@ -150,7 +150,7 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// A queue that gets a request at the look of this number; looks are counted.
+    /// Queue that gets a request at the check of this number; checks are counted.
     struct Script {
         checks: AtomicUsize,
         arrives: usize,
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// One loop with a clock of its own: each giving way takes the next of these times, or 1 us.
+    /// One loop with a simulated clock: each yield takes the next of these times, or 1 us.
     struct FakeLoop {
         busy_poll: BusyPoll,
         clock: Cell<Duration>,
@@ -175,8 +175,8 @@ mod tests {
             FakeLoop { busy_poll, clock: Cell::new(us(0)), taken: RefCell::default() }
         }
 
-        /// What a look finds whose request comes at its `arrives`th glance, and the glances that it
-        /// took.
+        /// Returns the result of a poll whose request arrives at the given check, and the number of
+        /// checks.
         fn poll(&self, arrives: usize) -> (Arrival, usize) {
             let queue = Script { checks: AtomicUsize::new(0), arrives };
             let yield_now = || {
@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(self.poll(usize::MAX).0, Arrival::NoRequest);
         }
 
-        /// Whether a look goes on after the first glance.
+        /// Returns whether a poll goes on after the first check.
         fn polls(&self) -> bool {
             self.poll(2) == (Arrival::Polled, 2)
         }
@@ -232,7 +232,7 @@ mod tests {
     fn polling_pauses_while_the_processor_is_busy() {
         let fake = FakeLoop::new();
         let tick = BACKOFF / 10;
-        // Left off for twice as long each time that it is found wanted again soon.
+        // The back-off doubles each time that the processor is busy again soon.
         let mut backoff = BACKOFF;
         for _ in 0..6 {
             fake.takes_slice(us(0));
@@ -245,7 +245,7 @@ mod tests {
             assert!(off > backoff - tick && off <= backoff + tick, "{off:?} {backoff:?}");
             backoff = (backoff * 2).min(MAX_BACKOFF);
         }
-        // After a quiet time it is the short one again.
+        // After a quiet period it is the short one again.
         fake.takes_slice(MAX_BACKOFF);
         fake.clock.set(fake.clock.get() + BACKOFF);
         assert!(fake.polls());

@@ -277,7 +277,7 @@ mod tests {
         writers.add_created(5, 0);
         assert!(writers.has_writer(5) && writers.has_cached_blocks(5));
         assert!(writers.forget_wrong_blocks(5, Some(8)) && !writers.has_cached_blocks(5));
-        // Another program created what was there by then.
+        // Another program had already created the file.
         writers.add_created(5, 8);
         assert!(writers.forget_wrong_blocks(5, Some(8)), "it may have been told less");
         writers.remove(5);
@@ -292,7 +292,7 @@ mod tests {
         writers.begin_getattr(5);
         assert!(writers.forget_wrong_blocks(5, Some(16)));
         assert!(!writers.finish_getattr(5, 8).1);
-        // Of two answers that differ nobody knows which one arrives last.
+        // Of two differing replies it is unknown which one arrives last.
         writers.begin_getattr(5);
         writers.begin_getattr(5);
         assert!(writers.finish_getattr(5, 8).1 && !writers.finish_getattr(5, 16).1 && !writers.has_cached_blocks(5));
@@ -322,7 +322,7 @@ mod tests {
         writers.begin_getattr(5);
         assert!(writers.forget_wrong_blocks(5, Some(2)));
         assert!(writers.remove(5).is_none(), "it keeps nothing");
-        // An answer that is on its way may say either.
+        // A reply in flight may say either.
         writers.add(5);
         writers.begin_getattr(5);
         assert!(writers.remove(5).is_some_and(|cached| !cached.matches(0) && !cached.matches(1)));

@@ -472,11 +472,10 @@ mod tests {
     use super::*;
     use crate::logging;
 
-    /// Answers with what it is told to and remembers what was asked of it.
+    /// Mount that gives fixed results and records its calls.
     struct FakeMount {
         unmounted: UnmountOutcome,
-        /// Told that the loops have ended once the connection is aborted, as the kernel would see
-        /// to.
+        /// Reports the end of the loops once the connection is aborted, as the kernel would.
         ended: Option<Sender<MountEvent>>,
         calls: RefCell<Vec<&'static str>>,
     }
@@ -501,7 +500,7 @@ mod tests {
         }
     }
 
-    /// A log in memory.
+    /// Log in memory.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -515,12 +514,12 @@ mod tests {
         }
     }
 
-    /// What is logged of these events unless more is asked for.
+    /// Returns the log lines of these events at the default level.
     fn logged(script: Vec<MountEvent>) -> String {
         logged_when(UnmountOutcome::Gone, script)
     }
 
-    /// The same of a mount to which each attempt does this.
+    /// Returns them for a mount on which each unmount has this outcome.
     fn logged_when(unmounted: UnmountOutcome, script: Vec<MountEvent>) -> String {
         let log = Log::default();
         let writer = log.clone();
@@ -543,7 +542,7 @@ mod tests {
         assert_eq!(logged(vec![MountEvent::Deadlocked, ended()]), "", "the watch tells");
     }
 
-    /// An attempt comes every minute, and the reason is the same mostly.
+    /// An attempt comes every minute, mostly with the same reason.
     #[test]
     fn an_idle_mount_that_cannot_be_ended_is_logged_once_and_tried_again() {
         let idle_events = || vec![MountEvent::Idle, MountEvent::Idle, MountEvent::Idle, MountEvent::LoopsEnded(Ok(()))];
@@ -560,7 +559,7 @@ mod tests {
         }
     }
 
-    /// What the end was, and what was asked of the mount until then.
+    /// Returns the outcome, and the calls on the mount until then.
     fn played(
         unmounted: UnmountOutcome,
         abortable: bool,
@@ -654,8 +653,8 @@ mod tests {
         assert_eq!(*mount.calls.borrow(), ["unmount", "detach"], "a machine that goes down is not held up");
     }
 
-    /// The slot is what the status is read from. That it is free while the archive is still there
-    /// is seen in one of many closes.
+    /// The status is read from the slot. One of many closes must show that it is free while the
+    /// archive still exists.
     #[test]
     fn a_status_request_does_not_wait_for_the_close() {
         let mount = tempfile::tempdir().unwrap();
@@ -667,8 +666,8 @@ mod tests {
             let key = keys::unlock(&path, &passphrase).unwrap();
             let archive = loop {
                 match Archive::open(&path, &key, &OpenOptions::default()) {
-                    // A process that another test begins has what was open here, with its lock,
-                    // until it executes.
+                    // A child process of a concurrent test inherits open descriptors, with their
+                    // lock, until it executes.
                     Err(lockbox::Error::InUse(_)) => thread::yield_now(),
                     opened => break opened.unwrap(),
                 }
