@@ -1,8 +1,8 @@
 //! Drops capabilities: the daemon keeps CAP_IPC_LOCK, the fetcher keeps none.
 //!
 //! # Replacements of dropped capabilities
-//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the mount helper, which is
-//!   outside ([`crate::mount_helper`]).
+//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the mount agent, which is
+//!   outside ([`crate::mount_agent`]).
 //! - `mount -o remount`: the mount command, which requests only a flush from the daemon.
 //! - An archive, log or backup of another user: opened before, or by the requesting command, and
 //!   held as a descriptor.

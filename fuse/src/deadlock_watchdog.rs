@@ -3,7 +3,7 @@
 //! A thread of the daemon that asks the kernel for something below the daemon's own mount may leave
 //! no thread to answer. Only SIGKILL ends such a daemon, and every umount(8) and sync(1) of the
 //! machine waits for it. Normally this cannot happen: all files that are needed later are opened
-//! before the mount, and the mount helper does every other lookup. The watchdog covers the rest,
+//! before the mount, and the mount agent does every other lookup. The watchdog covers the rest,
 //! such as a file of the mount that a user bind-mounts over the archive's own name.
 //!
 //! # Proof of a deadlock

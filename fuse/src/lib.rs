@@ -23,7 +23,7 @@ pub mod logging;
 mod logind;
 pub mod mount;
 pub mod mount8_options;
-pub mod mount_helper;
+pub mod mount_agent;
 pub mod mountpoint_check;
 pub mod notify;
 pub mod options;

@@ -1,8 +1,8 @@
 //! Groups and capabilities of the processes that make requests, read from /proc by the mount
-//! helper.
+//! agent.
 //!
 //! The sandbox removes /proc of other processes, because root could read the memory of the whole
-//! machine there. The mount helper is queried over a separate connection: a flush occupies its
+//! machine there. The mount agent is queried over a separate connection: a flush occupies its
 //! order connection for as long as the event loops accept pages, and the event loops make these
 //! queries.
 
@@ -25,7 +25,7 @@ impl ProcessInfoClient {
         ProcessInfoClient(Mutex::new(connection))
     }
 
-    /// Returns groups and capabilities of a thread; empty if /proc or the helper does not answer.
+    /// Returns groups and capabilities of a thread; empty if /proc or the agent does not answer.
     pub(crate) fn status(&self, thread: u32) -> ProcessStatus {
         request_status(&mut self.0.lock(), thread).unwrap_or_default()
     }

@@ -6,7 +6,7 @@
 //! abstract socket and signal no process outside. [`crate::filter`] refuses the rest. Landlock
 //! binds a thread and its descendants, so the sandbox is entered before any other thread starts,
 //! and before the mount answers. Allowed paths are given as descriptors that were opened before the
-//! mount. Landlock also forbids unmounting, so the mount helper unmounts, and opens the root for
+//! mount. Landlock also forbids unmounting, so the mount agent unmounts, and opens the root for
 //! the periodic flush.
 
 use std::fs::File;

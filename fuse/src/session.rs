@@ -7,7 +7,7 @@
 //! which no mount covers ([`crate::mountpoint_check`]).
 //! 1  The fetcher process. The namespaces of the mount, which a process with a second thread cannot
 //!    join. The archive with its directory and rollback state, the control socket, the bus, and the
-//!    mount helper.
+//!    mount agent.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
 //! 4  The event loops, and the other threads.
@@ -50,7 +50,7 @@ use crate::idle::{self, IdleMonitor};
 use crate::kernel_cache::KernelCache;
 use crate::logging::LogTarget;
 use crate::mount::Mount;
-use crate::mount_helper::MountHelper;
+use crate::mount_agent::MountAgent;
 use crate::mountpoint_check;
 use crate::options::MountOptions;
 use crate::previous_daemon;
@@ -186,7 +186,7 @@ struct RunningMount {
 /// Resources that are opened before the mount.
 struct Preparation {
     listening: control::Listening,
-    helper: MountHelper,
+    agent: MountAgent,
     process_info: ProcessInfoClient,
     /// `/proc/self/status`.
     own_status: Option<File>,
@@ -208,7 +208,7 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
     let listening = control::listen(&daemons::ready_directory()?, &name)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = config.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
-    let (helper, process_info) = MountHelper::start(config.point(), config.made, &LogTarget::of(&config.options))
+    let (agent, process_info) = MountAgent::start(config.point(), config.made, &LogTarget::of(&config.options))
         .map_err(|e| Failure::system(format!("cannot start the process that unmounts: {e}")))?;
     let open_path = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let (log, program) = (config.options.log.as_deref().and_then(open_path), open_path(Path::new("/proc/self/exe")));
@@ -222,7 +222,7 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
         .inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}"))
         .ok();
     let namespace = daemons::mount_namespace();
-    Ok(Preparation { listening, helper, process_info, own_status, namespace, watchdog, seen })
+    Ok(Preparation { listening, agent, process_info, own_status, namespace, watchdog, seen })
 }
 
 /// Starts the control socket, the mount, the event loops and the signal thread.
@@ -239,7 +239,7 @@ fn start(
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
     let (cache, activity) = (Arc::new(KernelCache::new(replica.is_some())), Arc::new(Activity::default()));
     let profile = config.options.sync_profile();
-    let Preparation { listening, helper, process_info, own_status, namespace, watchdog, seen } =
+    let Preparation { listening, agent, process_info, own_status, namespace, watchdog, seen } =
         prepare(config, host.as_ref())?;
     let attachment = Mount {
         source: &config.archive,
@@ -249,8 +249,7 @@ fn start(
         flags: config.options.mount_flags(),
         point_owner,
     };
-    let AttachedMount { handle, connection, read_ahead } =
-        MountHandle::attach(&attachment, helper, Arc::clone(&cache))?;
+    let AttachedMount { handle, connection, read_ahead } = MountHandle::attach(&attachment, agent, Arc::clone(&cache))?;
     let mount = handle;
     end.set_mount(Arc::clone(&mount));
     if config.options.sandbox {

@@ -29,7 +29,7 @@ pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<Moments> {
 /// (KERNEL-3).
 ///
 /// # Errors
-/// Fails if the mount helper is gone.
+/// Fails if the mount agent is gone.
 pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> lockbox::Result<()> {
     let collected = if cache.has_any_writer() { mount.collect() } else { Ok(()) };
     collected.map_err(|error| Error::io("the process that flushes the mount does not answer", error))

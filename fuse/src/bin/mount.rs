@@ -18,7 +18,7 @@ use lockbox_fuse::logging::{self, LogTarget};
 use lockbox_fuse::notify::Notify;
 use lockbox_fuse::options::MountOptions;
 use lockbox_fuse::{
-    broker, daemon, fetcher, fstab, kernel, mount, mount_helper, mount8_options, mountpoint_check, previous_daemon,
+    broker, daemon, fetcher, fstab, kernel, mount, mount_agent, mount8_options, mountpoint_check, previous_daemon,
     remount, session,
 };
 use lockbox_host::elsewhere::{self, Place};
@@ -145,8 +145,8 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
         return finish(&daemon::run(), false);
     }
-    if std::env::args_os().nth(1).is_some_and(|first| first == mount_helper::ARGUMENT) {
-        return if mount_helper::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    if std::env::args_os().nth(1).is_some_and(|first| first == mount_agent::ARGUMENT) {
+        return if mount_agent::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
     if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
         return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };

@@ -9,7 +9,7 @@
 //! 2  The event loops have ended: no request is in flight any more.
 //! 3  The archive is closed. If it is not certain that the loops have ended, it is only made
 //!    durable, because nothing may follow a close record.
-//! 4  The mount helper is dismissed, by dropping the owner. Before that, the helper would log that
+//! 4  The mount agent is dismissed, by dropping the owner. Before that, the agent would log that
 //!    the archive was not closed.
 
 mod mount_handle;
@@ -26,7 +26,7 @@ use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
 use crate::exit::Failure;
-use crate::mount_helper::UnmountOutcome;
+use crate::mount_agent::UnmountOutcome;
 
 pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};
 
@@ -218,7 +218,7 @@ impl Drop for Shutdown {
     fn drop(&mut self) {
         if let Some(mount) = &self.mount {
             // Other threads may hold the handle for longer than this owner lives, so dropping it
-            // would not dismiss the helper.
+            // would not dismiss the agent.
             mount.dismiss();
         }
     }

@@ -25,7 +25,7 @@ use crate::exit::Failure;
 use crate::kernel::{self, ReadAhead};
 use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
-use crate::mount_helper::{MountHelper, UnmountOutcome};
+use crate::mount_agent::{MountAgent, UnmountOutcome};
 
 /// Limit of a flush that has to wait: locking before a sleep must fit into logind's five seconds.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
 /// Polling interval while pages arrive.
 const POLL: Duration = Duration::from_millis(2);
 
-/// Limit for dismissing the helper; every order finishes sooner unless the kernel hangs.
+/// Limit for dismissing the agent; every order finishes sooner unless the kernel hangs.
 const DISMISS_TIME: Duration = Duration::from_secs(2);
 
 /// State of the mount and access to its connection. The lock also prevents the periodic flush,
@@ -63,7 +63,7 @@ pub(crate) struct AttachedMount {
 struct MountState {
     is_mounted: bool,
     /// None once it was dismissed.
-    helper: Option<MountHelper>,
+    agent: Option<MountAgent>,
 }
 
 impl MountHandle {
@@ -71,7 +71,7 @@ impl MountHandle {
     /// kernel's files for it.
     pub(crate) fn attach(
         mount: &Mount<'_>,
-        mut helper: MountHelper,
+        mut agent: MountAgent,
         cache: Arc<KernelCache>,
     ) -> Result<AttachedMount, Failure> {
         let lost =
@@ -84,7 +84,7 @@ impl MountHandle {
         let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| open_entry(&above, name));
         let held = held.map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
-            Ok(Some(mounted)) => helper
+            Ok(Some(mounted)) => agent
                 .set_mount(mounted.numbers())
                 .map(|()| mounted.numbers())
                 .map_err(|e| format!("the process that unmounts is gone ({e})")),
@@ -100,7 +100,7 @@ impl MountHandle {
         if !mount.flags.contains(MsFlags::MS_RDONLY) {
             let _ = kernel::bound_write_back(device);
         }
-        let state = Mutex::new(MountState { is_mounted: true, helper: Some(helper) });
+        let state = Mutex::new(MountState { is_mounted: true, agent: Some(agent) });
         let (abort, waiting) = (kernel::open_abort(device).ok(), kernel::open_waiting(device).ok());
         let handle = Arc::new(MountHandle { numbers, abort, waiting, state, writeback: KernelWriteback::new(cache) });
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
@@ -110,14 +110,14 @@ impl MountHandle {
         self.numbers
     }
 
-    /// Checks that the mount answers. The helper does this: this process would deadlock while all
+    /// Checks that the mount answers. The agent does this: this process would deadlock while all
     /// event loops are busy.
     ///
     /// # Errors
-    /// Fails if the mount does not answer or the helper is gone.
+    /// Fails if the mount does not answer or the agent is gone.
     pub(crate) fn probe(&self) -> io::Result<()> {
-        match &mut self.state.lock().helper {
-            Some(helper) => helper.probe(),
+        match &mut self.state.lock().agent {
+            Some(agent) => agent.probe(),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -127,22 +127,22 @@ impl MountHandle {
     /// # Errors
     /// Fails if the bus does not answer.
     pub(crate) fn connect_bus(&self) -> io::Result<UnixStream> {
-        self.state.lock().helper.as_mut().ok_or(io::ErrorKind::NotConnected)?.connect_bus()
+        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.connect_bus()
     }
 
-    /// Sends the listener of this process's system call filter to the helper.
+    /// Sends the listener of this process's system call filter to the agent.
     ///
     /// # Errors
-    /// Fails if the helper is gone.
+    /// Fails if the agent is gone.
     pub(crate) fn send_filter_listener(&self, listener: &OwnedFd) -> io::Result<()> {
-        self.state.lock().helper.as_mut().ok_or(io::ErrorKind::NotConnected)?.send_filter_listener(listener)
+        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.send_filter_listener(listener)
     }
 
     /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
     /// retried by the next flush.
     ///
     /// # Errors
-    /// Fails if the helper is gone.
+    /// Fails if the agent is gone.
     pub(crate) fn flush(&self) -> io::Result<()> {
         if !self.flush_by_path()? {
             // Pages that arrive after the limit are still in flight and not lost.
@@ -158,7 +158,7 @@ impl MountHandle {
     /// applies, as for the periodic commit. Not to be called from an event loop.
     ///
     /// # Errors
-    /// Fails if the helper is gone.
+    /// Fails if the agent is gone.
     pub(crate) fn collect(&self) -> io::Result<()> {
         self.flush()?;
         let until = Instant::now() + ARRIVAL;
@@ -174,19 +174,19 @@ impl MountHandle {
         if !state.is_mounted {
             return Ok(false);
         }
-        match &mut state.helper {
-            Some(helper) => helper.flush(),
+        match &mut state.agent {
+            Some(agent) => agent.flush(),
             None => Ok(false),
         }
     }
 
-    /// Dismisses the helper after the archive was closed.
+    /// Dismisses the agent after the archive was closed.
     pub(crate) fn dismiss(&self) {
         // A flush before a sleep may hold the lock for ever, and the shutdown must not wait for
         // that.
         let Some(mut state) = self.state.try_lock_for(DISMISS_TIME) else { return };
         state.is_mounted = false;
-        drop(state.helper.take());
+        drop(state.agent.take());
     }
 }
 
@@ -210,8 +210,8 @@ impl super::MountControl for MountHandle {
         if !state.is_mounted {
             return UnmountOutcome::Gone;
         }
-        let unmounted = match &mut state.helper {
-            Some(helper) => helper.unmount(detach),
+        let unmounted = match &mut state.agent {
+            Some(agent) => agent.unmount(detach),
             None => UnmountOutcome::Gone,
         };
         state.is_mounted = !matches!(unmounted, UnmountOutcome::Gone | UnmountOutcome::Detached);

@@ -1,4 +1,4 @@
-//! Mount helper: a second process that unmounts, flushes and reads /proc for the sandboxed daemon.
+//! Mount agent: a second process that unmounts, flushes and reads /proc for the sandboxed daemon.
 //!
 //! It is also the process that looks below the mount, where the daemon would wait for its own
 //! reply. It starts before the mount, which may hide its files (program, libraries, log). It knows
@@ -8,10 +8,10 @@
 //! - Standard input is a socket. An order is one byte, the reply a line of JSON. The first message
 //!   sets the mount's numbers.
 //! - Standard output is a second socket, for queries about processes ([`crate::process_info`]).
-//! - The helper receives the listener of the daemon's system call filter, and answers and logs the
+//! - The agent receives the listener of the daemon's system call filter, and answers and logs the
 //!   refused calls ([`crate::filter`]).
 //! - It ends when the daemon closes the sockets, however the daemon ends. A daemon that closed the
-//!   archive says goodbye first. Without a goodbye, as after SIGKILL, the helper is the only
+//!   archive says goodbye first. Without a goodbye, as after SIGKILL, the agent is the only
 //!   process left to log that the archive was not closed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -33,9 +33,9 @@ use crate::logind;
 use crate::mount::{self, UnmountError};
 use crate::process_info::{self, ProcessInfoClient};
 
-/// Hidden argument that runs the program as the mount helper.
+/// Hidden argument that runs the program as the mount agent.
 pub const ARGUMENT: &str = "--unmounter";
-/// Argument that has the helper remove the mount point after the unmount.
+/// Argument that has the agent remove the mount point after the unmount.
 const REMOVE_POINT: &str = "made";
 
 const UNMOUNT: u8 = b'u';
@@ -128,21 +128,21 @@ fn probe(mount: Numbers) -> UnmountOutcome {
     }
 }
 
-/// Daemon's side of the connection to the helper.
-pub(crate) struct MountHelper {
+/// Daemon's side of the connection to the agent.
+pub(crate) struct MountAgent {
     child: Child,
-    /// None once the helper was dismissed.
+    /// None once the agent was dismissed.
     orders: Option<BufReader<UnixStream>>,
 }
 
-impl MountHelper {
-    /// Starts the helper and returns when it is ready. `log` is where it logs a daemon that died.
+impl MountAgent {
+    /// Starts the agent and returns when it is ready. `log` is where it logs a daemon that died.
     /// With `remove_point` it removes the mount point once the archive is closed.
     pub(crate) fn start(
         point: &Path,
         remove_point: bool,
         log: &LogTarget<'_>,
-    ) -> io::Result<(MountHelper, ProcessInfoClient)> {
+    ) -> io::Result<(MountAgent, ProcessInfoClient)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
         let stderr = if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() };
@@ -158,18 +158,18 @@ impl MountHelper {
             .stdout(OwnedFd::from(their_questions))
             .stderr(stderr)
             .spawn()?;
-        let mut helper = MountHelper { child, orders: Some(BufReader::new(orders)) };
+        let mut agent = MountAgent { child, orders: Some(BufReader::new(orders)) };
         let mut ready = String::new();
-        if let Some(orders) = &mut helper.orders {
+        if let Some(orders) = &mut agent.orders {
             orders.read_line(&mut ready)?;
         }
         if ready != "ready\n" {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok((helper, ProcessInfoClient::new(questions)))
+        Ok((agent, ProcessInfoClient::new(questions)))
     }
 
-    /// Tells the helper the numbers of the mount; it executes no order before that.
+    /// Tells the agent the numbers of the mount; it executes no order before that.
     pub(crate) fn set_mount(&mut self, mount: Numbers) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
@@ -198,7 +198,7 @@ impl MountHelper {
     /// topmost one at its point.
     ///
     /// # Errors
-    /// Fails if the helper is gone: then data without fsync is not durable before the end of the
+    /// Fails if the agent is gone: then data without fsync is not durable before the end of the
     /// mount.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
@@ -211,7 +211,7 @@ impl MountHelper {
         mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Sends the listener of the daemon's system call filter. The helper answers and logs refused
+    /// Sends the listener of the daemon's system call filter. The agent answers and logs refused
     /// calls.
     pub(crate) fn send_filter_listener(&mut self, listener: &OwnedFd) -> io::Result<()> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
@@ -230,17 +230,17 @@ impl MountHelper {
     }
 }
 
-impl Drop for MountHelper {
+impl Drop for MountAgent {
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
-            // The helper may be gone already. A helper without a mount takes this for its end.
+            // The agent may be gone already. A agent without a mount takes this for its end.
             let _ = orders.get_ref().write_all(&[GOODBYE]);
         }
         let _ = self.child.wait();
     }
 }
 
-/// Runs the helper process: serves orders until the daemon is gone.
+/// Runs the agent process: serves orders until the daemon is gone.
 pub fn run() -> io::Result<()> {
     // A supervisor that stops the whole group means the daemon, which still needs this process
     // then.
@@ -361,7 +361,7 @@ mod tests {
         assert!(matches!(unread, Err(UnmountOutcome::Failed(_))), "{unread:?}");
     }
 
-    /// Returns how the helper sees the daemon's end, and the orders that it received.
+    /// Returns how the agent sees the daemon's end, and the orders that it received.
     fn peer_exit(daemon: impl FnOnce(UnixStream)) -> (PeerExit, Vec<u8>) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         daemon(ours);
@@ -380,19 +380,19 @@ mod tests {
         assert_eq!(peer_exit(under_way), (PeerExit::Lost, vec![FLUSH]), "the answer cannot be sent");
         let orderly = |orders: UnixStream| {
             let child = Command::new("true").spawn().unwrap();
-            drop(MountHelper { child, orders: Some(BufReader::new(orders)) });
+            drop(MountAgent { child, orders: Some(BufReader::new(orders)) });
         };
         assert_eq!(peer_exit(orderly), (PeerExit::Orderly, vec![]));
     }
 
     #[test]
     fn a_connection_is_sent_or_reported_missing() {
-        let (daemon, helper) = UnixStream::pair().unwrap();
+        let (daemon, agent) = UnixStream::pair().unwrap();
         let (mut bus, end) = UnixStream::pair().unwrap();
-        send_connection(&helper, Ok(end)).unwrap();
+        send_connection(&agent, Ok(end)).unwrap();
         mount::receive_descriptor(&daemon).map(UnixStream::from).unwrap().write_all(b"x").unwrap();
         bus.read_exact(&mut [0]).unwrap();
-        send_connection(&helper, Err(io::ErrorKind::NotFound.into())).unwrap();
+        send_connection(&agent, Err(io::ErrorKind::NotFound.into())).unwrap();
         assert!(mount::receive_descriptor(&daemon).is_none());
     }
 }
