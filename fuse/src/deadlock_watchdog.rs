@@ -103,12 +103,10 @@ impl BlockedThread {
     /// Adds a sample of the same thread.
     fn observe(earlier: Option<&BlockedThread>, switches: u64, hosts_idle: bool) -> BlockedThread {
         match earlier {
-            Some(earlier) if earlier.switches == switches => BlockedThread {
-                switches: switches,
-                samples: earlier.samples + 1,
-                hosts_idle: hosts_idle || earlier.hosts_idle,
-            },
-            _ => BlockedThread { switches: switches, samples: 1, hosts_idle },
+            Some(earlier) if earlier.switches == switches => {
+                BlockedThread { switches, samples: earlier.samples + 1, hosts_idle: hosts_idle || earlier.hosts_idle }
+            }
+            _ => BlockedThread { switches, samples: 1, hosts_idle },
         }
     }
 

@@ -1,7 +1,7 @@
 //! Kernel requests: one request, one call of the core, one reply. [`crate::kernel_cache`] tracks
 //! the kernel's caches of the replies.
 //!
-//! Inode numbers of the kernel are those of the core and are never reused. So there is no lookup
+//! The kernel uses the inode numbers of the core, which are never reused. So there is no lookup
 //! table, FORGET matters only for KERNEL-6 and KERNEL-9, and the generation is 0, which also keeps
 //! NFS handles valid for ever. Inodes in `.snapshots` have other numbers (VIEW-1) and are served by
 //! `snapshots`.
