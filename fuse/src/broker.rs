@@ -1,9 +1,8 @@
-//! The process that looks up names and credentials for the fetcher, which may not do so itself once
-//! it is in its sandbox.
+//! Broker process: resolves host names and credentials for the sandboxed fetcher.
 //!
-//! It starts before the fetcher is confined, and ends when that does. Its standard input is a
-//! socket for questions; its standard output is one by which the listener of the fetcher's filter
-//! comes: the calls that are refused are answered and named here.
+//! It starts before the fetcher enters its sandbox, and ends with it. Standard input is a socket
+//! for queries. Over standard output it receives the listener of the fetcher's system call filter;
+//! it answers and logs the refused calls.
 
 use std::io;
 use std::net::Shutdown;
@@ -18,55 +17,56 @@ use lockbox_host::elsewhere;
 use nix::sys::signal::SigSet;
 
 use crate::filter;
-use crate::journal::{self, Target};
+use crate::logging::{self, LogTarget};
 
-/// The hidden argument that makes the program this process.
+/// Hidden argument that runs the program as the broker.
 pub const ARGUMENT: &str = "--broker";
 
-/// The fetcher's ends of its sockets.
+/// Fetcher's side of the connections.
 pub(crate) struct Brokerage {
     child: Child,
     questions: UnixStream,
-    /// Takes the listener of the fetcher's filter.
+    /// Carries the listener of the fetcher's filter.
     pub(crate) refusals: UnixStream,
 }
 
 impl Brokerage {
     /// # Errors
-    /// The errors of starting a process.
-    pub(crate) fn start(log: &Target<'_>) -> io::Result<Brokerage> {
+    /// Fails if the process cannot be started.
+    pub(crate) fn start(log: &LogTarget<'_>) -> io::Result<Brokerage> {
         let (questions, their_questions) = UnixStream::pair()?;
         let (refusals, their_refusals) = UnixStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("mount.lockbox").arg(ARGUMENT).args(journal::argument(log)).process_group(0);
+        command.arg0("mount.lockbox").arg(ARGUMENT).args(logging::to_argument(log)).process_group(0);
         command.stdin(OwnedFd::from(their_questions)).stdout(OwnedFd::from(their_refusals));
-        command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
+        command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
         let child = command.spawn()?;
         Ok(Brokerage { child, questions, refusals })
     }
 
-    /// Another descriptor of the socket for questions.
+    /// Duplicates the socket for queries.
     pub(crate) fn questions(&self) -> io::Result<UnixStream> {
         self.questions.try_clone()
     }
 
-    /// Returns when the process has ended: a container may have no process that reaps it.
+    /// Ends the process and waits for it: a container may have no process that reaps it.
     pub(crate) fn end(mut self) {
-        // Threads may have it, too.
+        // Threads may hold duplicates.
         let _ = self.questions.shutdown(Shutdown::Both);
         let _ = self.child.wait();
     }
 }
 
-/// The process itself: answers until the fetcher is gone.
+/// Runs the broker process: answers until the fetcher is gone.
 ///
 /// # Errors
-/// When nothing asks on its standard input, or no log can be written.
+/// Fails without a peer on standard input, or if the log cannot be opened.
 pub fn run() -> io::Result<()> {
     SigSet::all().thread_block()?;
     let log = std::env::args_os().nth(2).map(PathBuf::from);
-    journal::start(&journal::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
+    logging::start(&logging::from_argument(log.as_deref()), false)
+        .map_err(|failure| io::Error::other(failure.message))?;
     let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    thread::Builder::new().name("listener".into()).spawn(move || filter::name_refusals(&refusals, "fetcher"))?;
+    thread::Builder::new().name("listener".into()).spawn(move || filter::log_refusals(&refusals, "fetcher"))?;
     elsewhere::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

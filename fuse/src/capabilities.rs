@@ -1,22 +1,21 @@
-//! Drops the capabilities of a process that serves: the daemon keeps CAP_IPC_LOCK, the fetcher
-//! keeps none.
+//! Drops capabilities: the daemon keeps CAP_IPC_LOCK, the fetcher keeps none.
 //!
-//! # Former uses of capabilities, and their replacements
-//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the unmounter, which is
-//!   outside ([`crate::unmounter`]).
-//! - `mount -o remount`: the mounting command, which asks the daemon for a flush alone.
-//! - An archive, log or backup of another user: opened before, or by the command that asks, and
-//!   kept as a descriptor.
+//! # Replacements of dropped capabilities
+//! - Unmounting, syncfs(2) below the mount, /proc of callers, the bus: the mount agent, which is
+//!   outside ([`crate::mount_agent`]).
+//! - `mount -o remount`: the mount command, which requests only a flush from the daemon.
+//! - An archive, log or backup of another user: opened before, or by the requesting command, and
+//!   held as a descriptor.
 //! - The files of /sys that abort the connection and count its requests: opened before. Read-ahead
 //!   and write-back are root's own files, which need no capability.
-//! - The control socket, and the memory of archives: directories of the daemon's own user.
-//! - Locked memory: CAP_IPC_LOCK, without which each new page would count against a limit. It gives
-//!   no right over anything else.
+//! - The control socket and the rollback state: directories of the daemon's own user.
+//! - Locked memory: CAP_IPC_LOCK stays, because otherwise each new page would count against a
+//!   limit. It gives no right over anything else.
 //! - Blocks that ext4 reserves for root: they are bound to the user id 0, not to CAP_SYS_RESOURCE.
-//! - Priorities, owners and modes of files of the host: nothing in the daemon changes them.
+//! - Priorities, owners and modes of host files: the daemon changes none.
 //!
-//! Capabilities belong to a thread and are inherited by threads that it starts: this comes before
-//! any other thread.
+//! Capabilities belong to a thread and are inherited by its descendants: drop them before any other
+//! thread starts.
 
 use rustix::io::{Errno, Result};
 use rustix::thread::{
@@ -27,11 +26,11 @@ use rustix::thread::{
 /// Keeps `kept` of the thread's capabilities, and drops the rest from all five sets.
 ///
 /// # Errors
-/// The errors of the kernel; a process that may not change its bounding set has nothing that it
-/// could gain through that.
+/// Errors of the kernel. A process that may not change its bounding set could gain nothing through
+/// it.
 pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
     let before = capabilities(None)?;
-    // First, because it takes one of those that go.
+    // First, because it needs a capability that is dropped below.
     if before.effective.contains(CapabilitySet::SETPCAP) {
         for number in 0..u64::BITS {
             let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -47,7 +46,7 @@ pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
         }
     }
     match clear_ambient_capability_set() {
-        // A kernel before 4.3 has no such set.
+        // Kernels before 4.3 have no such set.
         Ok(()) | Err(Errno::INVAL) => {}
         Err(error) => return Err(error),
     }
@@ -65,14 +64,15 @@ pub(crate) fn keep_only(kept: CapabilitySet) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The five sets, in the order of /proc: inheritable, permitted, effective, bounding, ambient.
+    /// Returns the five sets, in the order of /proc: inheritable, permitted, effective, bounding,
+    /// ambient.
     fn sets() -> Vec<u64> {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let lines = status.lines().filter_map(|line| line.strip_prefix("Cap"));
         lines.map(|line| u64::from_str_radix(line.split_once('\t').unwrap().1, 16).unwrap()).collect()
     }
 
-    /// In a thread of its own: what is dropped does not come back.
+    /// Runs in a thread of its own, because dropped capabilities do not come back.
     #[test]
     fn a_thread_and_those_that_it_starts_keep_what_is_named_alone() {
         let before = sets();
@@ -80,7 +80,7 @@ mod tests {
             std::thread::spawn(move || {
                 keep_only(kept).unwrap();
                 assert_eq!(std::thread::spawn(sets).join().unwrap(), sets(), "inherited");
-                // Again, from where nothing can be dropped any more.
+                // Again, after which nothing is left to drop.
                 keep_only(kept).unwrap();
                 sets()
             })

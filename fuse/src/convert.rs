@@ -1,4 +1,4 @@
-//! Kernel types to the core's and back.
+//! Conversion between the types of FUSE and of the core.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,27 +9,27 @@ use lockbox::exchange::{device_number, split_device_number};
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, Creator, RenameMode, SetTime, XattrMode, mode};
 
-/// The preferred size of I/O: the archive's block.
+/// Preferred I/O size: the archive's block.
 const BLOCK: u32 = 4096;
 
-/// Inode numbers are never used again, so that every one has a single generation, for NFS too.
+/// Inode numbers are never reused, so every inode has the same generation, also for NFS.
 pub(crate) const GENERATION: Generation = Generation(0);
 
 pub(crate) fn ino(number: INodeNo) -> Ino {
     Ino(number.0)
 }
 
-/// Whether a handle may write.
-pub(crate) fn writes(flags: OpenFlags) -> bool {
+/// Returns whether a handle may write.
+pub(crate) fn may_write(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
-/// Whether an open counts as access.
-pub(crate) fn notes_access(flags: OpenFlags) -> bool {
+/// Returns whether an open updates atime.
+pub(crate) fn updates_atime(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
 
-pub(crate) fn attributes(a: &Attributes) -> FileAttr {
+pub(crate) fn to_file_attr(a: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(a.ino.0),
         size: a.size,
@@ -50,12 +50,12 @@ pub(crate) fn attributes(a: &Attributes) -> FileAttr {
     }
 }
 
-/// What stands for "no such name" in an answer that has a time to live: inode number 0, and nothing else is looked at.
-pub(crate) fn no_attributes() -> FileAttr {
-    attributes(&Attributes { mode: mode::REGULAR, ..Attributes::default() })
+/// Returns the entry for a missing name with a timeout: inode number 0; other fields are ignored.
+pub(crate) fn negative_entry() -> FileAttr {
+    to_file_attr(&Attributes { mode: mode::REGULAR, ..Attributes::default() })
 }
 
-/// From `mode >> 12`.
+/// Converts `mode >> 12`.
 pub(crate) fn file_type(bits: u32) -> FileType {
     match bits << 12 {
         mode::SOCKET => FileType::Socket,
@@ -68,15 +68,15 @@ pub(crate) fn file_type(bits: u32) -> FileType {
     }
 }
 
-/// A time that SystemTime cannot hold becomes 1970: it came from an archive that an odd program wrote.
+/// Converts a time. One that SystemTime cannot hold becomes 1970: an unusual program wrote it.
 fn to_system(time: Timestamp) -> SystemTime {
     let whole = Duration::from_secs(time.seconds.unsigned_abs());
     let shifted = if time.seconds < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
     shifted.and_then(|t| t.checked_add(Duration::from_nanos(time.nanos.into()))).unwrap_or(UNIX_EPOCH)
 }
 
-/// fuser turns the kernel's (seconds, nanoseconds) before 1970 into `EPOCH - (|seconds| + nanoseconds)`, which is undone
-/// here: nanoseconds always count forward.
+/// Converts a time. fuser turns the kernel's (seconds, nanoseconds) before 1970 into `EPOCH -
+/// (|seconds| + nanoseconds)`, which is undone here: nanoseconds always count forward.
 pub(crate) fn to_timestamp(time: SystemTime) -> Timestamp {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => {
@@ -90,15 +90,16 @@ pub(crate) fn to_timestamp(time: SystemTime) -> Timestamp {
     }
 }
 
-pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+pub(crate) fn to_set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
         TimeOrNow::SpecificTime(time) => SetTime::To(to_timestamp(time)),
     }
 }
 
-/// The kernel has seen to it that nothing is replaced with RENAME_NOREPLACE: nobody but it changes names (KERNEL-5). So that flag adds nothing to
-/// RENAME_WHITEOUT; it has refused the other combinations.
+/// Converts rename flags. With RENAME_NOREPLACE the kernel has already checked that the name is
+/// free, because all name changes pass through it (KERNEL-5). So that flag adds nothing to
+/// RENAME_WHITEOUT; the kernel has refused the other combinations.
 pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<RenameMode, Error> {
     if flags.is_empty() {
         Ok(RenameMode::Replace)
@@ -113,14 +114,15 @@ pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<Rename
     }
 }
 
-/// What fallocate(2) is to do.
+/// Operation of fallocate(2).
 pub(crate) enum Allocation {
     Plain { keep_size: bool },
     Zero { keep_size: bool },
     Punch,
 }
 
-/// Collapsing and inserting ranges moves data by whole blocks of a block device, which there is none of here.
+/// Converts the mode of fallocate(2). Collapsing and inserting ranges moves whole blocks of a block
+/// device and is not supported.
 pub(crate) fn allocation(mode: i32) -> Result<Allocation, Error> {
     const KEEP_SIZE: i32 = nix::libc::FALLOC_FL_KEEP_SIZE;
     const PUNCH: i32 = nix::libc::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
@@ -134,7 +136,7 @@ pub(crate) fn allocation(mode: i32) -> Result<Allocation, Error> {
     }
 }
 
-/// XATTR_CREATE is 1, XATTR_REPLACE 2.
+/// Converts xattr flags: XATTR_CREATE is 1, XATTR_REPLACE 2.
 pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Error> {
     match flags {
         0 => Ok(XattrMode::Set),
@@ -144,12 +146,13 @@ pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Error> {
     }
 }
 
-/// A device number as FUSE carries it (`new_encode_dev` of the kernel: 12 bits major within 20 bits minor) to the archive's.
+/// Converts a device number of FUSE (the kernel's `new_encode_dev`: 12 bits major within 20 bits
+/// minor) to the archive's.
 pub(super) fn from_kernel_device(device: u32) -> u32 {
     device_number((device & 0xF_FF00) >> 8, (device & 0xFF) | (device >> 12 & 0xF_FF00))
 }
 
-/// The inverse of [`from_kernel_device`].
+/// Inverse of [`from_kernel_device`].
 pub(super) fn to_kernel_device(rdev: u32) -> u32 {
     let (major, minor) = split_device_number(rdev);
     (minor & 0xFF) | major << 8 | (minor & 0xF_FF00) << 12
@@ -163,7 +166,7 @@ mod tests {
             let rdev = super::device_number(major, minor);
             assert_eq!(super::from_kernel_device(super::to_kernel_device(rdev)), rdev);
         }
-        // /dev/null as the kernel says it.
+        // /dev/null in the kernel's encoding.
         assert_eq!(super::to_kernel_device(super::device_number(1, 3)), 0x103);
     }
 
@@ -172,9 +175,9 @@ mod tests {
     #[test]
     fn times_before_1970_keep_their_nanoseconds() {
         let time = Timestamp { seconds: -2, nanos: 200_000_000 };
-        // What stat(2) gets: -1.8 s.
+        // Value of stat(2): -1.8 s.
         assert_eq!(to_system(time), UNIX_EPOCH - Duration::from_millis(1800));
-        // What utimensat(2) of the same time looks like after fuser's conversion.
+        // utimensat(2) of the same time after fuser's conversion.
         assert_eq!(to_timestamp(UNIX_EPOCH - Duration::new(2, 200_000_000)), time);
     }
 

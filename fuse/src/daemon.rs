@@ -1,8 +1,9 @@
-//! Turns the mounting command into a daemon by running the program again, and tells when the mount answers.
+//! Starts the daemon by executing the program again, and reports when the mount answers.
 //!
-//! The mounting command has unlocked the archive, with the memory that takes. It hands the namespaces that the daemon is to join, if any, the
-//! task (a line of JSON) and the key to the daemon's standard input and waits for one line of JSON on its standard output. Nothing secret is ever in
-//! arguments, environment or files.
+//! The mount command has unlocked the archive, with the memory that this takes. It writes the
+//! namespaces that the daemon is to join, if any, the configuration (a line of JSON) and the key to
+//! the daemon's standard input, and waits for one line of JSON on its standard output. Secrets are
+//! never in arguments, environment or files.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -26,31 +27,32 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::daemon_config::DaemonConfig;
 use crate::exit::Failure;
-use crate::journal::{self, Target};
+use crate::logging::{self, LogTarget};
 use crate::mount;
 use crate::session;
-use crate::task::Task;
 
-/// The hidden argument that makes the program the daemon.
+/// Hidden argument that runs the program as the daemon.
 pub const ARGUMENT: &str = "--daemon";
-/// A task with two paths of 4 KiB in JSON and the key fit several times.
-const MAX_TASK: u64 = 256 << 10;
+/// Maximum input: several times a configuration with two paths of 4 KiB in JSON, and the key.
+const MAX_CONFIG: u64 = 256 << 10;
 
 #[derive(Serialize, Deserialize)]
-enum Report {
+enum StartReport {
     Ready { notices: Vec<String> },
     Failed(Failure),
 }
 
-/// The name of every process of this program: those that it starts through /proc/self/exe would be called `exe`.
+/// Name of every process of this program; processes started through /proc/self/exe would be called
+/// `exe`.
 const NAME: &CStr = c"mount.lockbox";
 
-/// The process's name, no core dumps and no tracing of this process, as many open files as allowed, and no death at a limit on the size of files: the write
-/// that meets it fails, and that counts as no space.
+/// Hardens the process: sets its name, disables core dumps and tracing, raises the limit of open
+/// files, and survives the file size limit: a write beyond it fails, which counts as no space.
 pub fn harden() {
     harden::outlive_size_limits();
-    // Each may be refused in a sandbox; the archive is still better mounted than not.
+    // Each may be refused in a sandbox; a mount without it is still better than none.
     let _ = nix::sys::prctl::set_name(NAME);
     let _ = harden::keep_out_of_core_dumps();
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
@@ -59,36 +61,39 @@ pub fn harden() {
     }
 }
 
-/// Closes whatever the program that started this one had open and did not mean to hand over. All that is handed over is standard input,
-/// output and error, and is read by now. Not to be called while this program has anything open.
+/// Closes the descriptors that the parent leaked to this process. Only standard input, output and
+/// error are passed on purpose, and they have been read by now. Not to be called while this program
+/// has a file open.
 pub fn close_inherited() {
-    // SAFETY: descriptors from 3 up belong to no value of this process: it has opened nothing that it has not closed again.
-    // An old kernel refuses the call; then they stay open, as they were.
+    // SAFETY: descriptors from 3 up belong to no value of this process: it has opened nothing that
+    // it has not closed again. An old kernel refuses the call; then they stay open, as they were.
     let _ = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
 }
 
-/// The mount point as an absolute path without links. A dead mount of ours that lies there is taken away first.
+/// Returns the mount point as an absolute path without links. A dead lockbox mount on it is
+/// detached first.
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |e: io::Error| Failure::mount(format!("mount point {}: {e}", path.display()));
-    // The kernel may answer for the attributes of a dead root from its cache; only statfs always asks the daemon.
-    let asked = path.to_path_buf();
+    // The kernel may answer for the attributes of a dead root from its cache; only statfs always
+    // asks the daemon.
+    let queried = path.to_path_buf();
     let question = move || {
-        nix::sys::statvfs::statvfs(&asked)?;
-        asked.metadata()?.is_dir().then(|| asked.canonicalize()).transpose()
+        nix::sys::statvfs::statvfs(&queried)?;
+        queried.metadata()?.is_dir().then(|| queried.canonicalize()).transpose()
     };
-    // Only an archive's daemon is known to answer at once.
-    let answered = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
-        true => in_time(question).unwrap_or_else(|| Err(silent())),
+    // Only an archive's daemon must answer promptly.
+    let answer = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
+        true => in_time(question).unwrap_or_else(|| Err(unresponsive())),
         false => question(),
     };
-    match answered {
+    match answer {
         Ok(Some(point)) => return Ok(point),
         Ok(None) => return Err(Failure::mount(format!("mount point {} is not a directory", path.display()))),
-        // ECONNABORTED is what the question gets that was under way when the daemon died.
+        // ECONNABORTED is the error of a request in flight when the daemon died.
         Err(e) if [Some(Errno::ENOTCONN as i32), Some(Errno::ECONNABORTED as i32)].contains(&e.raw_os_error()) => {}
         Err(e) => return Err(failed(e)),
     }
-    // The dead directory itself cannot be resolved, its parent can.
+    // The dead directory itself cannot be resolved, but its parent can.
     let absolute = std::path::absolute(path).map_err(failed)?;
     let point = match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => parent.canonicalize().map_err(failed)?.join(name),
@@ -106,32 +111,38 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Error for a mount point that does not answer.
-fn silent() -> io::Error {
+fn unresponsive() -> io::Error {
     let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' takes that mount away";
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
-/// Starts the daemon and returns when the mount answers, with what the user should know. In `namespaces` who made them has to look for that.
-pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<Vec<String>, Failure> {
+/// Starts the daemon and returns, with notices for the user, when the mount answers. With
+/// `namespaces` the caller must check that itself.
+pub fn launch(
+    config: &DaemonConfig,
+    key: &UnlockedKey,
+    namespaces: Option<&Namespaces>,
+) -> Result<Vec<String>, Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
-    let before = task.point().metadata().map_err(failed)?.dev();
+    let before = config.point().metadata().map_err(failed)?.dev();
     let (stdin, theirs) = UnixStream::pair().map_err(failed)?;
     let mut command = Command::new("/proc/self/exe");
-    // It asks nobody, and a command may hold what is nobody's business.
+    // The daemon prompts for nothing, and a pass command may contain secrets.
     let mut child = secrets::withhold(&mut command)
         .arg0("mount.lockbox")
         .arg(ARGUMENT)
-        .arg(&task.archive)
-        .arg(&task.point)
-        // One arena for each thread would keep 10 MiB of what it was given beside `memory=`, and serve nobody faster (bench/results/2026-11-25-evening.md).
+        .arg(&config.archive)
+        .arg(&config.point)
+        // One arena per thread would take 10 MiB in addition to `memory=`, without a gain in speed
+        // (bench/results/2026-11-25-evening.md).
         .env("MALLOC_ARENA_MAX", "2")
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let mut line = serde_json::to_vec(task).map_err(|e| failed(e.into()))?;
+    let mut line = serde_json::to_vec(config).map_err(|e| failed(e.into()))?;
     line.push(b'\n');
-    // When the daemon is dead already its exit status says more than a broken pipe.
+    // If the daemon is already dead, its exit status says more than a broken pipe.
     let _ = Namespaces::send(namespaces, &stdin)
         .and_then(|()| (&stdin).write_all(&line))
         .and_then(|()| (&stdin).write_all(&key.to_bytes()));
@@ -145,9 +156,9 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
         return Err(Failure::other(format!("the daemon died while starting: {status}")));
     }
     match serde_json::from_str(&line).map_err(|e| failed(e.into()))? {
-        Report::Failed(failure) => Err(failure),
-        Report::Ready { notices } => {
-            let point = task.point();
+        StartReport::Failed(failure) => Err(failure),
+        StartReport::Ready { notices } => {
+            let point = config.point();
             let answers = namespaces.is_some()
                 || (point.metadata().is_ok_and(|m| m.dev() != before) && nix::sys::statvfs::statvfs(point).is_ok());
             if answers { Ok(notices) } else { Err(Failure::mount(format!("{} does not answer", point.display()))) }
@@ -155,14 +166,15 @@ pub fn launch(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -
     }
 }
 
-/// The daemon's side: reads its task, serves it, and reports on standard output whether it came to serving.
+/// Runs the daemon process: reads its configuration, serves the mount, and reports on standard
+/// output whether it started.
 pub fn run() -> Result<(), Failure> {
     close_inherited();
     let mut reported = false;
     let result = serve(&mut reported);
     match (&result, reported) {
-        // The mounting command prints it; this process has nobody to talk to.
-        (Err(failure), false) => drop(report(&Report::Failed(failure.clone()))),
+        // The mount command prints it; this process has no terminal.
+        (Err(failure), false) => drop(write_report(&StartReport::Failed(failure.clone()))),
         (Err(failure), true) => tracing::error!("{failure}"),
         (Ok(()), _) => {}
     }
@@ -171,24 +183,26 @@ pub fn run() -> Result<(), Failure> {
 
 fn serve(reported: &mut bool) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
-    // Refused only when this process leads a group already, as under a supervisor: then it needs no new session.
+    // Fails only if this process already leads a group, as under a supervisor: then it needs no
+    // new session.
     let _ = unistd::setsid();
     std::env::set_current_dir("/").map_err(failed)?;
-    let (namespaces, task, key) = read_task().map_err(failed)?;
+    let (namespaces, config, key) = read_config().map_err(failed)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
-    let log = journal::start(&Target::of(&task.options), task.verbose)?;
+    let log = logging::start(&LogTarget::of(&config.options), config.verbose)?;
     let ready = |notices: &[String]| {
-        report(&Report::Ready { notices: notices.to_vec() }).map_err(failed)?;
+        write_report(&StartReport::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;
-        // A failed allocation, an overflown stack and an abort in C code are told there and nowhere else.
+        // A failed allocation, a stack overflow and an abort in C code are reported on standard
+        // error only.
         let closed = unistd::dup2_stdout(&null).and_then(|()| unistd::dup2_stderr(log.as_ref().unwrap_or(&null)));
         closed.map_err(|e| failed(e.into()))
     };
-    session::serve(&task, &key, namespaces, ready, || {})
+    session::serve(&config, &key, namespaces, ready, || {})
 }
 
-fn report(report: &Report) -> io::Result<()> {
+fn write_report(report: &StartReport) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
     let mut stdout = io::stdout().lock();
@@ -196,14 +210,15 @@ fn report(report: &Report) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Reads unbuffered and into memory reserved beforehand, so that the key is in one place and wiped there.
-fn read_task() -> io::Result<(Option<Namespaces>, Task, UnlockedKey)> {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_TASK as usize));
+/// Reads unbuffered into memory reserved beforehand, so that the key exists once and is wiped
+/// there.
+fn read_config() -> io::Result<(Option<Namespaces>, DaemonConfig, UnlockedKey)> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_CONFIG as usize));
     let stdin = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let namespaces = Namespaces::receive(&stdin)?;
-    stdin.take(MAX_TASK).read_to_end(&mut bytes)?;
+    stdin.take(MAX_CONFIG).read_to_end(&mut bytes)?;
     let line = bytes.iter().position(|&b| b == b'\n').ok_or(io::ErrorKind::UnexpectedEof)?;
-    let task = serde_json::from_slice(&bytes[..line])?;
+    let config = serde_json::from_slice(&bytes[..line])?;
     let key = UnlockedKey::from_bytes(&bytes[line + 1..]).map_err(io::Error::other)?;
-    Ok((namespaces, task, key))
+    Ok((namespaces, config, key))
 }

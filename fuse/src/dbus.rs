@@ -1,7 +1,8 @@
-//! The part of the D-Bus protocol that hearing from one service takes: calls with strings, answers, signals, one descriptor.
+//! Minimal D-Bus client: calls with string arguments, replies, signals, and one file descriptor.
 //!
-//! Written out because the daemon holds keys: the crates for D-Bus bring an event loop and threads of their own, and this
-//! is two calls and one signal. The specification is dbus.freedesktop.org/doc/dbus-specification.html; sections are named.
+//! Hand-written because the daemon holds keys: the D-Bus crates bring an event loop and threads of
+//! their own, and this needs two calls and one signal. The specification is
+//! dbus.freedesktop.org/doc/dbus-specification.html; its sections are cited.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Read, Write};
@@ -14,17 +15,18 @@ use lockbox::control;
 use nix::unistd::geteuid;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
 
-/// Longest message taken; ours are some hundred bytes.
+/// Longest accepted message; ours have a few hundred bytes.
 const MAX_MESSAGE: usize = 64 << 10;
-/// What the protocol allows.
-const LONGEST: usize = 128 << 20;
-/// Signals that are kept while an answer is waited for: whoever sends more of them takes no more memory.
-const MAX_EARLY: usize = 256;
-/// How long the bus may take for a reply.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of the header before its fields, their length included.
+/// Limit of the protocol.
+const MAX_WIRE_MESSAGE: usize = 128 << 20;
+/// Maximum number of signals queued while waiting for a reply, which bounds the memory that a flood
+/// of them takes.
+const MAX_QUEUED_SIGNALS: usize = 256;
+/// Timeout of the bus for a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of the header before its fields, including their length.
 const FIXED: usize = 16;
-/// Fields of the header that are looked at (section "Header Fields"), and those of a call.
+/// Header fields that are read (section "Header Fields"), and those of a call.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
@@ -44,18 +46,18 @@ const ENDIAN: u8 = b'l';
 #[cfg(target_endian = "big")]
 const ENDIAN: u8 = b'B';
 
-/// Where a method is.
+/// Address of a method.
 #[derive(Clone, Copy)]
-pub(crate) struct Method<'a> {
+pub(crate) struct BusMethod<'a> {
     pub(crate) destination: &'a str,
     pub(crate) path: &'a str,
     pub(crate) interface: &'a str,
     pub(crate) member: &'a str,
 }
 
-/// A message that came.
+/// Received message.
 #[derive(Debug, Default)]
-pub(crate) struct Message {
+pub(crate) struct BusMessage {
     kind: u8,
     reply_to: u32,
     pub(crate) interface: String,
@@ -67,35 +69,35 @@ pub(crate) struct Message {
     pub(crate) descriptor: Option<OwnedFd>,
 }
 
-impl Message {
-    /// The first argument, a string (`s`).
-    pub(crate) fn text(&self) -> Option<String> {
-        self.signature.starts_with('s').then(|| Reader { bytes: &self.body, at: 0 }.text().ok()).flatten()
+impl BusMessage {
+    /// Returns the first argument if it is a string (`s`).
+    pub(crate) fn first_string(&self) -> Option<String> {
+        self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.read_string().ok()).flatten()
     }
 
-    /// The first argument, a boolean (`b`).
-    pub(crate) fn truth(&self) -> Option<bool> {
+    /// Returns the first argument if it is a boolean (`b`).
+    pub(crate) fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
-            .then(|| Reader { bytes: &self.body, at: 0 }.number().ok())
+            .then(|| MessageReader { bytes: &self.body, at: 0 }.read_u32().ok())
             .flatten()
             .map(|n| n != 0)
     }
 }
 
-/// A connection to a message bus.
+/// Connection to a message bus.
 pub(crate) struct Bus {
     stream: UnixStream,
     serial: u32,
-    /// Signals that came while an answer was waited for.
-    early: VecDeque<Message>,
+    /// Signals that came while waiting for a reply.
+    queued_signals: VecDeque<BusMessage>,
 }
 
 /// Connects to the first address of the list that answers (section "Server Addresses").
-pub(crate) fn dial(addresses: &str) -> io::Result<UnixStream> {
+pub(crate) fn connect(addresses: &str) -> io::Result<UnixStream> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
     for address in addresses.split(';').filter_map(parse_address) {
-        match control::connect_within(&address?, PATIENCE) {
+        match control::connect_within(&address?, REPLY_TIMEOUT) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -104,24 +106,24 @@ pub(crate) fn dial(addresses: &str) -> io::Result<UnixStream> {
 }
 
 impl Bus {
-    /// Says hello over a fresh connection.
-    pub(crate) fn over(mut stream: UnixStream) -> io::Result<Bus> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+    /// Authenticates over a new connection.
+    pub(crate) fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         stream.write_all(format!("\0AUTH EXTERNAL {name}\r\n").as_bytes())?;
         expect(&mut stream, "OK ")?;
         stream.write_all(b"NEGOTIATE_UNIX_FD\r\n")?;
         expect(&mut stream, "AGREE_UNIX_FD")?;
         stream.write_all(b"BEGIN\r\n")?;
-        let mut bus = Bus { stream, serial: 0, early: VecDeque::new() };
+        let mut bus = Bus { stream, serial: 0, queued_signals: VecDeque::new() };
         bus.call_bus("Hello", &[])?;
         Ok(bus)
     }
 
-    /// A method of the bus itself.
-    pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<Message> {
-        let method = Method {
+    /// Calls a method of the bus itself.
+    pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
+        let method = BusMethod {
             destination: "org.freedesktop.DBus",
             path: "/org/freedesktop/DBus",
             interface: "org.freedesktop.DBus",
@@ -130,32 +132,32 @@ impl Bus {
         self.call(&method, arguments)
     }
 
-    /// Calls and waits for the answer.
+    /// Calls a method and waits for the reply.
     ///
     /// # Errors
-    /// Those of the connection, and what the other side answers as an error, by its name.
-    pub(crate) fn call(&mut self, method: &Method<'_>, arguments: &[&str]) -> io::Result<Message> {
+    /// Errors of the connection, and error replies, by their name.
+    pub(crate) fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
         self.stream.write_all(&encode(self.serial, method, arguments))?;
-        self.stream.set_read_timeout(Some(PATIENCE))?;
+        self.stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         loop {
             let message = self.receive()?;
             match message.kind {
-                SIGNAL if self.early.len() < MAX_EARLY => self.early.push_back(message),
+                SIGNAL if self.queued_signals.len() < MAX_QUEUED_SIGNALS => self.queued_signals.push_back(message),
                 REPLY if message.reply_to == self.serial => return Ok(message),
                 ERROR if message.reply_to == self.serial => {
-                    let said = message.text().unwrap_or_default();
-                    return Err(io::Error::other(format!("{}: {said}", message.error)));
+                    let detail = message.first_string().unwrap_or_default();
+                    return Err(io::Error::other(format!("{}: {detail}", message.error)));
                 }
-                // Calls to us, and answers that nobody waits for any more.
+                // Calls to us, and replies that came too late.
                 _ => {}
             }
         }
     }
 
-    /// Waits for the next signal, however long it takes.
-    pub(crate) fn next_signal(&mut self) -> io::Result<Message> {
-        if let Some(message) = self.early.pop_front() {
+    /// Waits for the next signal, without a limit.
+    pub(crate) fn next_signal(&mut self) -> io::Result<BusMessage> {
+        if let Some(message) = self.queued_signals.pop_front() {
             return Ok(message);
         }
         self.stream.set_read_timeout(None)?;
@@ -167,38 +169,39 @@ impl Bus {
         }
     }
 
-    /// The next message that is understood. Any program of any user may send us signals: in the other byte order, longer than all of ours, and with fields
-    /// that nobody knows. These are passed over, or one of them would end the connection, and nobody would hear that the machine sleeps.
-    fn receive(&mut self) -> io::Result<Message> {
+    /// Returns the next supported message. Any program of any user may send signals: in the other
+    /// byte order, longer than ours, or with unknown fields. These are skipped. Otherwise one of
+    /// them would end the connection, and sleeps of the machine would go unnoticed.
+    fn receive(&mut self) -> io::Result<BusMessage> {
         loop {
             let mut bytes = vec![0; FIXED];
-            let mut descriptor = self.fill(&mut bytes)?;
+            let mut descriptor = self.read_full(&mut bytes)?;
             let total = total_length(&bytes)?;
             if bytes[0] != ENDIAN || total > MAX_MESSAGE {
-                self.pass_over(total - FIXED)?;
+                self.skip_bytes(total - FIXED)?;
                 continue;
             }
             bytes.resize(total, 0);
-            let later = self.fill(&mut bytes[FIXED..])?;
+            let later = self.read_full(&mut bytes[FIXED..])?;
             descriptor = descriptor.or(later);
             if let Ok(message) = decode(&bytes) {
-                return Ok(Message { descriptor, ..message });
+                return Ok(BusMessage { descriptor, ..message });
             }
         }
     }
 
-    fn pass_over(&mut self, mut length: usize) -> io::Result<()> {
+    fn skip_bytes(&mut self, mut length: usize) -> io::Result<()> {
         let mut part = [0; 4096];
         while length > 0 {
             let some = length.min(part.len());
-            self.fill(&mut part[..some])?;
+            self.read_full(&mut part[..some])?;
             length -= some;
         }
         Ok(())
     }
 
-    /// Reads until `buffer` is full; a descriptor that comes along is the answer.
-    fn fill(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+    /// Reads until `buffer` is full, and returns a descriptor that was received with it.
+    fn read_full(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
         let mut descriptor = None;
         while !buffer.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -223,7 +226,7 @@ impl Bus {
     }
 }
 
-/// `unix:path=` and `unix:abstract=`; other kinds of address are passed over.
+/// Parses `unix:path=` and `unix:abstract=`; returns None for other addresses.
 fn parse_address(address: &str) -> Option<io::Result<SocketAddrUnix>> {
     let keys = address.strip_prefix("unix:")?;
     keys.split(',').find_map(|pair| match pair.split_once('=')? {
@@ -235,7 +238,7 @@ fn parse_address(address: &str) -> Option<io::Result<SocketAddrUnix>> {
     })
 }
 
-/// Undoes `%XX`.
+/// Decodes `%XX`.
 fn unescape(value: &str) -> String {
     let mut parts = value.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -255,7 +258,7 @@ fn unescape(value: &str) -> String {
 fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
     let mut line = Vec::new();
     let mut byte = [0];
-    // One by one: what follows the last line are messages.
+    // Byte by byte, because messages follow the last line.
     while !line.ends_with(b"\r\n") {
         stream.read_exact(&mut byte)?;
         line.push(byte[0]);
@@ -269,8 +272,8 @@ fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, String::from_utf8_lossy(line.trim_ascii_end()).into_owned()))
 }
 
-/// A call with strings as arguments (section "Message Format").
-fn encode(serial: u32, method: &Method<'_>, arguments: &[&str]) -> Vec<u8> {
+/// Encodes a call with string arguments (section "Message Format").
+fn encode(serial: u32, method: &BusMethod<'_>, arguments: &[&str]) -> Vec<u8> {
     let mut body = Vec::new();
     for argument in arguments {
         pad(&mut body, 4);
@@ -319,7 +322,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("a message of the bus is not understood: {what}"))
 }
 
-/// Length of the message that begins with these bytes, in whichever byte order.
+/// Returns the length of the message that begins with these bytes, in either byte order.
 fn total_length(fixed: &[u8]) -> io::Result<usize> {
     let number = |at: usize| {
         let bytes: [u8; 4] = fixed.get(at..at + 4)?.try_into().ok()?;
@@ -333,31 +336,31 @@ fn total_length(fixed: &[u8]) -> io::Result<usize> {
         return Err(invalid("byte order or version"));
     };
     let total = fields.checked_add(FIXED).map(|n| n.next_multiple_of(8)).and_then(|n| n.checked_add(body));
-    total.filter(|&total| total <= LONGEST).ok_or_else(|| invalid("length"))
+    total.filter(|&total| total <= MAX_WIRE_MESSAGE).ok_or_else(|| invalid("length"))
 }
 
-fn decode(bytes: &[u8]) -> io::Result<Message> {
-    let fields = Reader { bytes, at: 12 }.number()? as usize;
+fn decode(bytes: &[u8]) -> io::Result<BusMessage> {
+    let fields = MessageReader { bytes, at: 12 }.read_u32()? as usize;
     let end = FIXED + fields;
     let header = bytes.get(..end).ok_or_else(|| invalid("length of the fields"))?;
-    let mut message = Message { kind: bytes[1], ..Message::default() };
-    let mut reader = Reader { bytes: header, at: FIXED };
+    let mut message = BusMessage { kind: bytes[1], ..BusMessage::default() };
+    let mut reader = MessageReader { bytes: header, at: FIXED };
     while reader.at < end {
         reader.align(8);
-        let code = reader.byte()?;
-        let value = match reader.signature()?.as_str() {
-            "s" | "o" => Value::Text(reader.text()?),
-            "g" => Value::Text(reader.signature()?),
-            "u" => Value::Number(reader.number()?),
+        let code = reader.read_byte()?;
+        let value = match reader.read_signature()?.as_str() {
+            "s" | "o" => FieldValue::Text(reader.read_string()?),
+            "g" => FieldValue::Text(reader.read_signature()?),
+            "u" => FieldValue::Number(reader.read_u32()?),
             other => return Err(invalid(other)),
         };
         match (code, value) {
-            (INTERFACE, Value::Text(text)) => message.interface = text,
-            (MEMBER, Value::Text(text)) => message.member = text,
-            (ERROR_NAME, Value::Text(text)) => message.error = text,
-            (SENDER, Value::Text(text)) => message.sender = text,
-            (SIGNATURE, Value::Text(text)) => message.signature = text,
-            (REPLY_SERIAL, Value::Number(number)) => message.reply_to = number,
+            (INTERFACE, FieldValue::Text(text)) => message.interface = text,
+            (MEMBER, FieldValue::Text(text)) => message.member = text,
+            (ERROR_NAME, FieldValue::Text(text)) => message.error = text,
+            (SENDER, FieldValue::Text(text)) => message.sender = text,
+            (SIGNATURE, FieldValue::Text(text)) => message.signature = text,
+            (REPLY_SERIAL, FieldValue::Number(number)) => message.reply_to = number,
             _ => {}
         }
     }
@@ -365,18 +368,18 @@ fn decode(bytes: &[u8]) -> io::Result<Message> {
     Ok(message)
 }
 
-enum Value {
+enum FieldValue {
     Text(String),
     Number(u32),
 }
 
-/// Takes values off a message, none beyond its end.
-struct Reader<'a> {
+/// Reads values of a message, within its bounds.
+struct MessageReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl Reader<'_> {
+impl MessageReader<'_> {
     fn align(&mut self, boundary: usize) {
         self.at = self.at.next_multiple_of(boundary);
     }
@@ -388,30 +391,30 @@ impl Reader<'_> {
         Ok(taken)
     }
 
-    fn byte(&mut self) -> io::Result<u8> {
+    fn read_byte(&mut self) -> io::Result<u8> {
         Ok(self.take(1)?[0])
     }
 
-    fn number(&mut self) -> io::Result<u32> {
+    fn read_u32(&mut self) -> io::Result<u32> {
         self.align(4);
         let bytes: [u8; 4] = self.take(4)?.try_into().map_err(|_| invalid("number"))?;
         Ok(u32::from_ne_bytes(bytes))
     }
 
-    fn text(&mut self) -> io::Result<String> {
-        let length = self.number()? as usize;
-        self.string(length)
+    fn read_string(&mut self) -> io::Result<String> {
+        let length = self.read_u32()? as usize;
+        self.take_string(length)
     }
 
-    fn signature(&mut self) -> io::Result<String> {
-        let length = self.byte()?;
-        self.string(length.into())
+    fn read_signature(&mut self) -> io::Result<String> {
+        let length = self.read_byte()?;
+        self.take_string(length.into())
     }
 
-    /// With the zero that follows.
-    fn string(&mut self, length: usize) -> io::Result<String> {
+    /// Reads a string with its terminating zero.
+    fn take_string(&mut self, length: usize) -> io::Result<String> {
         let text = self.take(length)?.to_vec();
-        self.byte()?;
+        self.read_byte()?;
         String::from_utf8(text).map_err(|_| invalid("text"))
     }
 }
@@ -420,7 +423,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    const METHOD: Method<'_> = Method { destination: "a.b", path: "/a/b", interface: "a.b.C", member: "Do" };
+    const METHOD: BusMethod<'_> = BusMethod { destination: "a.b", path: "/a/b", interface: "a.b.C", member: "Do" };
 
     #[test]
     fn a_call_reads_back_as_it_was_written() {
@@ -430,8 +433,8 @@ mod tests {
             let message = decode(&bytes).unwrap();
             assert_eq!((message.kind, &*message.interface, &*message.member), (CALL, "a.b.C", "Do"));
             assert_eq!(message.signature, "s".repeat(arguments.len()));
-            assert_eq!(message.text().as_deref(), arguments.first().copied());
-            assert_eq!(message.truth(), None);
+            assert_eq!(message.first_string().as_deref(), arguments.first().copied());
+            assert_eq!(message.first_bool(), None);
         }
     }
 
@@ -447,7 +450,7 @@ mod tests {
                 let mut damaged = bytes.clone();
                 damaged[at] = value;
                 if total_length(&damaged[..FIXED]).is_ok_and(|total| total <= damaged.len()) {
-                    let _ = decode(&damaged).map(|message| (message.text(), message.truth()));
+                    let _ = decode(&damaged).map(|message| (message.first_string(), message.first_bool()));
                 }
             }
         }
@@ -457,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_strangers_send_ends_no_connection() {
+    fn unsupported_messages_end_no_connection() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let ours_is = encode(7, &METHOD, &["sleep"]);
@@ -478,9 +481,9 @@ mod tests {
                 theirs.write_all(&message).unwrap();
             }
         });
-        let mut bus = Bus { stream: ours, serial: 0, early: VecDeque::new() };
+        let mut bus = Bus { stream: ours, serial: 0, queued_signals: VecDeque::new() };
         let message = bus.receive().unwrap();
-        assert_eq!((&*message.member, message.text().as_deref()), ("Do", Some("sleep")));
+        assert_eq!((&*message.member, message.first_string().as_deref()), ("Do", Some("sleep")));
         sent.join().unwrap();
         assert!(bus.receive().is_err(), "nothing is left");
     }
@@ -492,7 +495,7 @@ mod tests {
         assert_eq!(parsed("unix:abstract=/tmp/x").abstract_name(), Some(&b"/tmp/x"[..]));
         assert!(parse_address("tcp:host=localhost").is_none());
         assert!(parse_address("unix:guid=00").is_none());
-        assert!(dial("tcp:host=a;unix:path=/nonexistent").is_err());
-        assert!(dial("").is_err());
+        assert!(connect("tcp:host=a;unix:path=/nonexistent").is_err());
+        assert!(connect("").is_err());
     }
 }

@@ -1,10 +1,10 @@
-//! The one table that turns an error of the core into an errno.
+//! The only table from errors of the core to errno.
 
 use lockbox::Error;
 use nix::errno::Errno;
 
-/// What the caller of the system call gets. Damage and host errors also go to the log, since an errno
-/// cannot name the page; the latch does not, or every later write would.
+/// Returns the errno for the caller. Damage and host errors are also logged, since an errno cannot
+/// name the page. The latch is not, or every later write would be.
 pub fn errno(error: &Error) -> fuser::Errno {
     if matches!(error, Error::Damaged(_) | Error::Io { .. }) {
         let source = std::error::Error::source(error);
@@ -33,13 +33,13 @@ fn code(error: &Error) -> Errno {
         Error::NoSuchRange => Errno::ENXIO,
         Error::Unsupported(_) => Errno::EOPNOTSUPP,
         Error::NoSpace(_) => Errno::ENOSPC,
-        // The latch makes the archive read-only: programs know how to live with EROFS. Why it did is told once, as EIO, to who was met by
-        // the failure or asks for durability next.
+        // The latch makes the archive read-only, and programs handle EROFS. The cause is reported
+        // once, as EIO, to the caller that met the failure or that requests durability next.
         Error::ReadOnly(_) | Error::WriteFailed(_) => Errno::EROFS,
-        // Another writer took over where the archive lives: it can be read as it was.
+        // Another writer took over the remote archive: the old state stays readable.
         Error::InUse(_) => Errno::EROFS,
         Error::Interrupted(_) => Errno::EINTR,
-        // What was opened on a server is not there any more.
+        // A file opened on a server does not exist any more.
         Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle => Errno::ESTALE,
         Error::NotArchive(_)
         | Error::UnsupportedVersion(_)

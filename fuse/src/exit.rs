@@ -1,4 +1,4 @@
-//! How the mount program ends without success: its words for the library's errors, and the exit codes of mount(8).
+//! Failure messages and exit codes of the mount program.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,22 +7,22 @@ use lockbox::Error;
 use lockbox::error::Refusal;
 use lockbox_host::{Program, USAGE};
 
-/// What mount(8) says of itself: wrong usage, an error of the system, and a mount that failed.
+/// Exit codes of mount(8): wrong usage, a system error, and a failed mount.
 const MOUNT_8_USAGE: u8 = 1;
 const MOUNT_8_SYSTEM: u8 = 2;
 const MOUNT_8_FAILED: u8 = 32;
 
-/// Where mount(8), automount daemons and systemd look for mount programs.
+/// Directories in which mount(8), automount daemons and systemd look for mount programs.
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/sbin", "/usr/sbin"];
 
-/// Whether the program was called by its path in a directory of the system, as mount(8) calls it, and not by its name: then it
-/// ends with the exit codes of mount(8), since that passes them on as its own.
-pub fn called_as_mount_8(name: Option<&OsStr>) -> bool {
+/// Returns whether the program was called as mount(8) calls it, by its path in a system directory.
+/// It then uses the exit codes of mount(8), which passes them on as its own.
+pub fn is_called_as_mount_8(name: Option<&OsStr>) -> bool {
     name.and_then(|name| Path::new(name).parent())
         .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
 }
 
-/// The exit code as mount(8) has them.
+/// Converts to an exit code of mount(8).
 pub fn mount_8_code(failure: &Failure) -> u8 {
     match failure.code {
         USAGE => MOUNT_8_USAGE,
@@ -33,11 +33,11 @@ pub fn mount_8_code(failure: &Failure) -> u8 {
 
 /// The program `mount.lockbox`.
 #[derive(Clone)]
-pub struct Mounting;
+pub struct MountProgram;
 
-pub type Failure = lockbox_host::Failure<Mounting>;
+pub type Failure = lockbox_host::Failure<MountProgram>;
 
-impl Program for Mounting {
+impl Program for MountProgram {
     const NAME: &'static str = "mount.lockbox";
     const NAMES_ARCHIVE: bool = false;
 
@@ -52,7 +52,7 @@ impl Program for Mounting {
     }
 }
 
-/// What the user of this program can do about a refusal; of the rest none is met by a mount.
+/// Returns the remedy for a refusal; a mount meets no others.
 fn remedy(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Costly { .. } => "; raise the limit with -o kdf-limit=N if you trust the archive",
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_advised_is_an_option_of_this_program() {
+    fn advice_names_options_of_this_program() {
         for (error, option) in [
             (Error::Older("facts".into()), "accept-older"),
             (Error::Forked("facts".into()), "accept-fork"),
@@ -85,16 +85,16 @@ mod tests {
             let Failure { message, .. } = Failure::from(error);
             assert!(message.contains("facts; mount ") && message.contains(&format!("-o {option} ")), "{message}");
             assert!(!message.contains("--accept"), "{message}");
-            crate::options::Options::parse(&[option.to_owned()]).unwrap();
+            crate::options::MountOptions::parse(&[option.to_owned()]).unwrap();
         }
         let costly = Refusal::Costly { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 };
         let Failure { message, .. } = Failure::from(Error::Refused(costly));
         assert!(message.starts_with("deriving ") && message.contains("-o kdf-limit=N ") && !message.contains("--"));
-        crate::options::Options::parse(&["kdf-limit=9".to_owned()]).unwrap();
+        crate::options::MountOptions::parse(&["kdf-limit=9".to_owned()]).unwrap();
     }
 
     #[test]
-    fn who_calls_by_the_path_of_mount_8_gets_its_codes() {
+    fn a_call_by_a_path_of_mount_8_uses_its_codes() {
         for (name, expected) in [
             ("/sbin/mount.lockbox", true),
             ("/usr/sbin/mount.fuse.lockbox", true),
@@ -103,9 +103,9 @@ mod tests {
             ("/usr/local/bin/mount-lockbox", false),
             ("/usr/sbin/x/mount.lockbox", false),
         ] {
-            assert_eq!(called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
+            assert_eq!(is_called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
         }
-        assert!(!called_as_mount_8(None));
+        assert!(!is_called_as_mount_8(None));
         for (failure, code) in [
             (Failure::usage("x"), 1),
             (Failure::system("x"), 2),

@@ -1,13 +1,15 @@
-//! The process that asks the server of an archive which is no file of this host.
+//! Fetcher process: talks to the server of a remote archive.
 //!
-//! It reaches the network and has no key; the daemon has the key and, in its sandbox, reaches no network. It starts before the mount is there,
-//! which may hide its program and libraries, and ends when the daemon does, however that ends.
+//! It has network access and no key; the daemon has the key and, in its sandbox, no network. It
+//! starts before the mount, which may cover its program and libraries, and ends with the daemon,
+//! however that ends.
 //!
-//! It reads data of servers, so it has a sandbox of its own, before the first request and before
-//! its first thread: no capabilities, no new privileges, files of its caches alone
-//! ([`crate::sandbox`]), system calls of a list ([`crate::filter`]). A third process looks up names
-//! and credentials, which it may not ([`crate::broker`]). None of them can be traced, and the
-//! confined ones trace no process outside: neither reads the memory of the daemon.
+//! It parses data of servers, so it enters a sandbox of its own, before the first request and
+//! before its first thread: no capabilities, no new privileges, only files of its caches
+//! ([`crate::sandbox`]), and a list of system calls ([`crate::filter`]). A third process resolves
+//! host names and credentials, which the sandbox denies ([`crate::broker`]). None of them can be
+//! traced, and the confined ones cannot trace processes outside: neither can read the daemon's
+//! memory.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,47 +25,48 @@ use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
 
 use crate::broker::Brokerage;
-use crate::journal::{self, Target};
+use crate::logging::{self, LogTarget};
 use crate::mount::send_descriptor;
 use crate::{capabilities, filter, sandbox};
 
-/// The hidden argument that makes the program this process.
+/// Hidden argument that runs the program as the fetcher.
 pub const ARGUMENT: &str = "--fetcher";
-/// Whether it enters its sandbox.
+/// Argument values: with or without the sandbox.
 const CONFINED: &str = "confined";
 const FREE: &str = "free";
 
-/// Starts it, and returns when the archive is open there.
+/// Starts the fetcher, and returns when it has opened the archive.
 ///
 /// # Errors
-/// Those of opening it.
+/// Errors of opening the archive.
 pub(crate) fn start(
     archive: &Path,
-    how: &Remote,
+    options: &Remote,
     access: Access,
-    log: &Target<'_>,
+    log: &LogTarget<'_>,
     confined: bool,
 ) -> lockbox::Result<Place> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
-    // A terminal's interrupt is for the daemon alone.
-    command.args(journal::argument(log)).process_group(0);
-    command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
-    Place::apart(&mut command, archive, how, access)
+    // A terminal's interrupt is meant for the daemon alone.
+    command.args(logging::to_argument(log)).process_group(0);
+    command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
+    Place::apart(&mut command, archive, options, access)
 }
 
-/// The process itself.
+/// Runs the fetcher process.
 ///
 /// # Errors
-/// When nothing asks on its standard input, or no log can be written.
+/// Fails without a peer on standard input, or if the log cannot be opened.
 pub fn run() -> io::Result<()> {
-    // A supervisor that stops the whole group means the daemon, which still needs this process then.
+    // A supervisor that stops the whole group means the daemon, which still needs this process
+    // then.
     SigSet::all().thread_block()?;
     let mut arguments = std::env::args_os().skip(2);
     let confined = arguments.next().is_none_or(|word| word != FREE);
     let log = arguments.next().map(PathBuf::from);
-    let log = journal::target(log.as_deref());
-    journal::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
+    let log = logging::from_argument(log.as_deref());
+    logging::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if !confined {
         return elsewhere::fetch(control, None, |_| {});
@@ -74,9 +77,9 @@ pub fn run() -> io::Result<()> {
     served
 }
 
-/// A machine that refuses a part of it fetches all the same, with a line in the log.
+/// Enters the sandbox. If the machine refuses a part of it, fetching continues with a log line.
 fn confine(reach: &FetcherReach, refusals: &UnixStream) {
-    let another = reach.written.iter().any(|path| is_of_another(path));
+    let another = reach.written.iter().any(|path| has_other_owner(path));
     let bounded = match sandbox::enter_fetcher(reach) {
         Ok(true) => true,
         Ok(false) => {
@@ -88,17 +91,18 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
             false
         }
     };
-    // Objects in a directory of another user, which root alone can name: within what Landlock leaves.
-    let kept = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
-    if let Err(error) = capabilities::keep_only(kept) {
+    // Objects in a directory of another user, which only root can name: within Landlock's limits.
+    let kept_capabilities = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
+    if let Err(error) = capabilities::keep_only(kept_capabilities) {
         tracing::warn!("the fetcher keeps its capabilities: {error}");
     }
-    if let Err(error) = filter::enter(filter::Process::Fetcher, |listener| send_descriptor(refusals, listener.as_fd()))
+    if let Err(error) =
+        filter::enter(filter::ConfinedProcess::Fetcher, |listener| send_descriptor(refusals, listener.as_fd()))
     {
         tracing::warn!("the filter of the fetcher's system calls was refused: {error}");
     }
 }
 
-fn is_of_another(path: &Path) -> bool {
+fn has_other_owner(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.uid() != geteuid().as_raw())
 }

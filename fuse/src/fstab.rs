@@ -1,5 +1,5 @@
-//! Reads fstab(5): the options that are for mount(8), systemd and desktops and have no effect on an
-//! archive, and the archives by the names that stand there.
+//! Parses fstab(5): options that are meant for mount(8), systemd and desktops, and the names of
+//! archives.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use lockbox_host::mounts::unescape;
 
-/// The table of this machine.
+/// The system's table.
 pub const TABLE: &str = "/etc/fstab";
 
-/// Words that mount(8) passes on although they are for itself, and those that say what this file system does anyway or
-/// what FUSE cannot do: they are in people's fstab, and none of them makes a mount less strict than was asked for.
+/// Options that mount(8) passes on although they are meant for it, and those that state this file
+/// system's default or that FUSE cannot do. They occur in fstab files, and ignoring them makes no
+/// mount less strict than requested.
 const WORDS: [&str; 32] = [
     "_netdev",
     "async",
@@ -47,10 +48,11 @@ const WORDS: [&str; 32] = [
     "nonempty",
 ];
 
-/// Settings of the same kind. `helper`, `uhelper` and `user` stand in libmount's table of mounts.
+/// Options with a value of the same kind. `helper`, `uhelper` and `user` occur in libmount's table
+/// of mounts.
 const SETTINGS: [&str; 5] = ["comment", "helper", "uhelper", "user", "fstype"];
 
-/// Whether the option is none of ours and may be passed over.
+/// Returns whether the option is meant for another program and can be ignored.
 pub fn is_for_others(option: &str) -> bool {
     if option.starts_with("x-") || option.starts_with("X-") {
         return true;
@@ -61,9 +63,9 @@ pub fn is_for_others(option: &str) -> bool {
     }
 }
 
-/// Returns the archives of a table that are the file `archive` and belong on `point`, as the table
-/// names them. mount(8) resolves symbolic links before it calls this program, so the name that its
-/// user knows stands there alone.
+/// Returns the names in the table of the archive that is the file `archive` and is mounted on
+/// `point`. mount(8) resolves symbolic links before it calls this program, so only the table has
+/// the name that the user knows.
 pub fn names_of(table: &[u8], archive: &Path, point: &Path) -> Vec<PathBuf> {
     let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape(field)));
     let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_settings_of_others_are_told_from_ours() {
+    fn options_of_other_programs_differ_from_ours() {
         for option in ["users", "x-systemd.automount", "x-systemd.idle-timeout=1min", "comment=a b", "uhelper=lockbox"]
         {
             assert!(is_for_others(option), "{option}");

@@ -1,11 +1,13 @@
-//! Ends a mount that nobody uses: nothing was asked for a while and nothing is open.
+//! Unmounts an idle mount: no request for the time of `idle=`, and no open handle.
 //!
 //! # Rules
-//! 1  The clock runs while the machine is suspended: an archive that was forgotten over night is locked in the morning.
-//! 2  Time counts from the last request and the last close. An open handle is use, whatever comes of it, because what the
-//!    kernel answers from its caches is not heard of here.
-//! 3  The mount is never detached from under anybody: the kernel is asked for a plain unmount, which it refuses while there is
-//!    a working directory, a mount or a map below. Then it goes on, and is tried again.
+//! 1  The clock runs while the machine is suspended: an archive forgotten overnight is locked in
+//!    the morning.
+//! 2  Time counts from the last request and the last close. An open handle counts as use even
+//!    without requests, because replies from the kernel's caches are not visible here.
+//! 3  A busy mount is never detached: the kernel is asked for a plain unmount, which it refuses
+//!    while there is a working directory, a mount or a memory map below. Then the mount stays and
+//!    the unmount is retried.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -15,86 +17,86 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Activity;
-use crate::ending::Event;
+use crate::shutdown::MountEvent;
 
-/// How often the clock is looked at.
+/// Sampling interval.
 const STEP: Duration = Duration::from_secs(1);
-/// From an attempt that the kernel refused to the next one, unless `idle=` is shorter.
-const AGAIN: Duration = Duration::from_secs(60);
+/// Interval between attempts that the kernel refuses, unless `idle=` is shorter.
+const RETRY_PERIOD: Duration = Duration::from_secs(60);
 
-/// Time since the machine started, suspended or not (CLOCK_BOOTTIME).
-pub(crate) fn since_boot() -> Duration {
+/// Returns the time since boot, including suspends (CLOCK_BOOTTIME).
+pub(crate) fn time_since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// What a look at the mount shows.
+/// Activity since the last sample.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sight {
-    /// Requests came since the last look.
+struct ActivitySample {
+    /// Requests came since the last sample.
     used: bool,
     /// Files or directories are open.
     open: bool,
 }
 
-/// Decides when a mount is idle; knows no clock.
+/// Decides when a mount is idle; independent of a clock.
 #[derive(Debug)]
-struct Watch {
+struct IdleTimer {
     limit: Duration,
     quiet_since: Duration,
-    /// Not tried before.
+    /// Time of the next attempt at the earliest.
     next: Duration,
 }
 
-impl Watch {
-    fn new(limit: Duration, now: Duration) -> Watch {
-        Watch { limit, quiet_since: now, next: now }
+impl IdleTimer {
+    fn new(limit: Duration, now: Duration) -> IdleTimer {
+        IdleTimer { limit, quiet_since: now, next: now }
     }
 
-    /// Whether the mount is to be ended now.
-    fn look(&mut self, now: Duration, sight: Sight) -> bool {
-        if sight.used || sight.open {
+    /// Adds a sample and returns whether to unmount now.
+    fn update(&mut self, now: Duration, sample: ActivitySample) -> bool {
+        if sample.used || sample.open {
             self.quiet_since = now;
             self.next = now;
         }
         if now.saturating_sub(self.quiet_since) < self.limit || now < self.next {
             return false;
         }
-        self.next = now + self.limit.min(AGAIN);
+        self.next = now + self.limit.min(RETRY_PERIOD);
         true
     }
 }
 
-/// The thread that watches; dropping it stops and joins it.
-pub(crate) struct Watcher {
+/// Sampling thread; dropping it stops and joins it.
+pub(crate) struct IdleMonitor {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watcher {
-    /// Sends [`Event::Idle`] when nothing happened for `limit` of `clock`.
+impl IdleMonitor {
+    /// Sends [`MountEvent::Idle`] after `limit` without activity, measured by `clock`.
     pub(crate) fn start(
         limit: Duration,
         clock: impl Fn() -> Duration + Send + 'static,
         activity: Arc<Activity>,
-        events: Sender<Event>,
-    ) -> std::io::Result<Watcher> {
+        events: Sender<MountEvent>,
+    ) -> std::io::Result<IdleMonitor> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("idle".into()).spawn(move || {
-            let mut watch = Watch::new(limit, clock());
+            let mut timer = IdleTimer::new(limit, clock());
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
                 let open = activity.open_files() + activity.open_directories() > 0;
-                let idle = watch.look(clock(), Sight { used: activity.take_used(), open });
-                if idle && events.send(Event::Idle).is_err() {
+                let idle = timer.update(clock(), ActivitySample { used: activity.take_idle_flag(), open });
+                if idle && events.send(MountEvent::Idle).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Watcher { stop: Some(stop), thread: Some(thread) })
+        Ok(IdleMonitor { stop: Some(stop), thread: Some(thread) })
     }
 }
 
-impl Drop for Watcher {
+impl Drop for IdleMonitor {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -107,9 +109,9 @@ impl Drop for Watcher {
 mod tests {
     use super::*;
 
-    const USED: Sight = Sight { used: true, open: false };
-    const OPEN: Sight = Sight { used: false, open: true };
-    const QUIET: Sight = Sight { used: false, open: false };
+    const USED: ActivitySample = ActivitySample { used: true, open: false };
+    const OPEN: ActivitySample = ActivitySample { used: false, open: true };
+    const QUIET: ActivitySample = ActivitySample { used: false, open: false };
 
     fn seconds(count: u64) -> Duration {
         Duration::from_secs(count)
@@ -117,66 +119,66 @@ mod tests {
 
     #[test]
     fn a_mount_is_idle_when_its_time_passed_without_use() {
-        let mut watch = Watch::new(seconds(600), seconds(50));
-        assert!(!watch.look(seconds(649), QUIET));
-        assert!(watch.look(seconds(650), QUIET));
+        let mut timer = IdleTimer::new(seconds(600), seconds(50));
+        assert!(!timer.update(seconds(649), QUIET));
+        assert!(timer.update(seconds(650), QUIET));
     }
 
     #[test]
     fn use_and_open_handles_begin_the_time_anew() {
-        let mut watch = Watch::new(seconds(600), seconds(0));
-        assert!(!watch.look(seconds(599), USED));
-        assert!(!watch.look(seconds(1198), QUIET));
-        // Open for a week and read from the kernel's cache alone.
+        let mut timer = IdleTimer::new(seconds(600), seconds(0));
+        assert!(!timer.update(seconds(599), USED));
+        assert!(!timer.update(seconds(1198), QUIET));
+        // Open for a week and read only from the kernel's cache.
         for day in 1..=7 {
-            assert!(!watch.look(seconds(day * 86_400), OPEN));
+            assert!(!timer.update(seconds(day * 86_400), OPEN));
         }
-        assert!(!watch.look(seconds(7 * 86_400 + 599), QUIET));
-        assert!(watch.look(seconds(7 * 86_400 + 600), QUIET));
+        assert!(!timer.update(seconds(7 * 86_400 + 599), QUIET));
+        assert!(timer.update(seconds(7 * 86_400 + 600), QUIET));
     }
 
     #[test]
     fn a_night_of_sleep_counts() {
-        let mut watch = Watch::new(seconds(600), seconds(0));
-        assert!(!watch.look(seconds(5), USED));
-        // One look later the machine has slept for eight hours.
-        assert!(watch.look(seconds(8 * 3600), QUIET));
-        // What was asked before the look after waking up is use all the same.
-        let mut watch = Watch::new(seconds(600), seconds(0));
-        assert!(!watch.look(seconds(8 * 3600), USED));
+        let mut timer = IdleTimer::new(seconds(600), seconds(0));
+        assert!(!timer.update(seconds(5), USED));
+        // Between two samples the machine sleeps for eight hours.
+        assert!(timer.update(seconds(8 * 3600), QUIET));
+        // A request before the first sample after waking up also counts as use.
+        let mut timer = IdleTimer::new(seconds(600), seconds(0));
+        assert!(!timer.update(seconds(8 * 3600), USED));
     }
 
     #[test]
     fn after_a_refusal_it_is_tried_again_and_use_puts_that_off() {
-        let mut watch = Watch::new(seconds(600), seconds(0));
-        assert!(watch.look(seconds(600), QUIET));
-        assert!(!watch.look(seconds(601), QUIET));
-        assert!(watch.look(seconds(660), QUIET));
-        assert!(!watch.look(seconds(700), USED));
-        assert!(!watch.look(seconds(720), QUIET));
-        assert!(watch.look(seconds(1300), QUIET));
-        let mut short = Watch::new(seconds(2), seconds(0));
-        assert!(short.look(seconds(2), QUIET) && !short.look(seconds(3), QUIET) && short.look(seconds(4), QUIET));
+        let mut timer = IdleTimer::new(seconds(600), seconds(0));
+        assert!(timer.update(seconds(600), QUIET));
+        assert!(!timer.update(seconds(601), QUIET));
+        assert!(timer.update(seconds(660), QUIET));
+        assert!(!timer.update(seconds(700), USED));
+        assert!(!timer.update(seconds(720), QUIET));
+        assert!(timer.update(seconds(1300), QUIET));
+        let mut short = IdleTimer::new(seconds(2), seconds(0));
+        assert!(short.update(seconds(2), QUIET) && !short.update(seconds(3), QUIET) && short.update(seconds(4), QUIET));
     }
 
     #[test]
     fn the_clock_runs_while_the_machine_sleeps() {
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
         let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
-        // /proc/uptime counts suspended time too; a container may shift both alike.
-        assert!((since_boot().as_secs_f64() - uptime).abs() < 60.0);
+        // /proc/uptime includes suspended time too; a container may shift both alike.
+        assert!((time_since_boot().as_secs_f64() - uptime).abs() < 60.0);
     }
 
     #[test]
-    fn the_watcher_tells_of_an_idle_mount_by_the_clock_that_it_is_given() {
+    fn the_monitor_reports_an_idle_mount_by_the_given_clock() {
         let (events, inbox) = mpsc::channel();
         let now = Arc::new(std::sync::atomic::AtomicU64::new(0));
         let clock = {
             let now = Arc::clone(&now);
             move || Duration::from_secs(now.fetch_add(300, std::sync::atomic::Ordering::SeqCst))
         };
-        let watcher = Watcher::start(seconds(600), clock, Arc::default(), events).unwrap();
-        assert!(matches!(inbox.recv_timeout(seconds(60)), Ok(Event::Idle)));
+        let watcher = IdleMonitor::start(seconds(600), clock, Arc::default(), events).unwrap();
+        assert!(matches!(inbox.recv_timeout(seconds(60)), Ok(MountEvent::Idle)));
         drop(watcher);
     }
 }

@@ -1,4 +1,5 @@
-//! What lockbox asks of the kernel when a FUSE connection starts; the benchmark's yardstick asks the same.
+//! Negotiation of a FUSE connection, and the kernel's settings of a mount; shared with the
+//! benchmark's reference file system.
 
 use std::io::Write;
 use std::{fs, io};
@@ -6,20 +7,22 @@ use std::{fs, io};
 use fuser::{Config, InitFlags, KernelConfig};
 use nix::sys::stat::{major, minor};
 
-/// Size of one READ or WRITE: with 128 KiB requests streaming lost 10-20 % here.
+/// Size of one READ or WRITE: with 128 KiB requests streaming was 10-20 % slower here.
 const MAX_REQUEST: u32 = 1 << 20;
 
-/// Bytes that the kernel may hold back, decided by measurement (bench/README.md).
+/// Limit of dirty bytes in the kernel, decided by measurement (bench/README.md).
 const WRITE_BACK: u64 = 16 << 20;
 
-/// Background requests in flight, enough that every event loop has work; the kernel's default is 12.
+/// Background requests in flight, enough that every event loop has work; the kernel's default is
+/// 12.
 const MAX_BACKGROUND: u16 = 64;
 
-/// The allow-list. Anything else that a kernel offers stays off: SETXATTR_EXT would make fuser misread names,
-/// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here, ATOMIC_O_TRUNC needs an open that truncates,
-/// the lock flags would replace the kernel's local locks, which are right for one mount.
-/// POSIX_ACL and DONT_MASK belong together: a default list replaces the umask, so whoever inherits lists applies the umask too.
-const WANTED: [InitFlags; 9] = [
+/// Requested capabilities; all others stay off. SETXATTR_EXT would make fuser misread names.
+/// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here. ATOMIC_O_TRUNC needs an open
+/// that truncates. The lock flags would replace the kernel's local locks, which are right for one
+/// mount. POSIX_ACL and DONT_MASK belong together: a default list replaces the umask, so a file
+/// system that applies inherited lists must apply the umask too.
+const CAPABILITIES: [InitFlags; 9] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_PARALLEL_DIROPS,
@@ -31,17 +34,18 @@ const WANTED: [InitFlags; 9] = [
     InitFlags::FUSE_DONT_MASK,
 ];
 
-/// Answers the kernel's INIT. `follows`: what is shown changes without the kernel's doing (KERNEL-13).
-pub fn negotiate(config: &mut KernelConfig, follows: bool) {
-    let wanted = WANTED.map(|flags| match flags {
-        InitFlags::FUSE_WRITEBACK_CACHE if follows => InitFlags::FUSE_AUTO_INVAL_DATA,
+/// Answers the kernel's INIT. `is_replica`: content changes without requests of the kernel
+/// (KERNEL-13).
+pub fn negotiate(config: &mut KernelConfig, is_replica: bool) {
+    let capabilities = CAPABILITIES.map(|flags| match flags {
+        InitFlags::FUSE_WRITEBACK_CACHE if is_replica => InitFlags::FUSE_AUTO_INVAL_DATA,
         flags => flags,
     });
-    for flags in wanted {
-        // An error says that this kernel does not offer it: then it goes without.
+    for flags in capabilities {
+        // An error means that this kernel does not offer it; it is then not used.
         let _ = config.add_capabilities(flags);
     }
-    // On refusal these three return the nearest value that is accepted.
+    // On refusal these three return the nearest accepted value.
     if let Err(nearest) = config.set_max_write(MAX_REQUEST) {
         let _ = config.set_max_write(nearest);
     }
@@ -53,7 +57,8 @@ pub fn negotiate(config: &mut KernelConfig, follows: bool) {
     }
 }
 
-/// How many event loops serve the connection, each with its own descriptor where this process may open the device.
+/// Returns the configuration for this number of event loops, each with its own descriptor if this
+/// process may open the device.
 pub fn session_config(threads: usize) -> Config {
     let mut config = Config::default();
     config.n_threads = Some(threads.max(1));
@@ -61,49 +66,57 @@ pub fn session_config(threads: usize) -> Config {
     config
 }
 
-/// Two loops at least: an fsync keeps one of them. More would let more programs share a commit, but each costs some 10 MiB beside
-/// `memory=` (4 loops made 110 MiB of 64, 2 made 89), which is promised to stay within 32.
+/// Returns the default number of event loops.
 ///
-/// Of an archive that is elsewhere each read of what is not here and each fsync keeps one for as long as its server takes, and the others are for what is here.
-pub fn default_threads(elsewhere: bool) -> usize {
-    let least = if elsewhere { LOOPS_ELSEWHERE } else { 2 };
+/// At least two, because an fsync occupies one. More would let more programs share a commit, but
+/// each costs some 10 MiB in addition to `memory=` (4 loops made 110 MiB of 64, 2 made 89), which
+/// is guaranteed to stay within 32.
+///
+/// For a remote archive each fetch and each fsync occupies a loop for as long as the server takes;
+/// the other loops serve cached data.
+pub fn default_threads(is_remote: bool) -> usize {
+    let least = if is_remote { REMOTE_LOOPS } else { 2 };
     std::thread::available_parallelism().map_or(least, |n| n.get().max(least))
 }
 
-const LOOPS_ELSEWHERE: usize = 8;
+const REMOTE_LOOPS: usize = 8;
 
-/// How far the kernel reads ahead on a mount. Only root may change it.
+/// Read-ahead setting of a mount. Changing it needs root.
 pub struct ReadAhead(fs::File);
 
 impl ReadAhead {
-    /// Opens it, before a sandbox takes it out of reach.
+    /// Opens it, before the sandbox denies access.
     pub fn of(device: u64) -> io::Result<ReadAhead> {
-        fs::OpenOptions::new().write(true).open(setting(device, "read_ahead_kb")).map(ReadAhead)
+        fs::OpenOptions::new().write(true).open(bdi_setting_path(device, "read_ahead_kb")).map(ReadAhead)
     }
 
-    /// Raises it from the kernel's 128 KiB to a request, once the kernel has had its answer to INIT, which sets it back.
+    /// Raises it from the kernel's 128 KiB to the request size. Call it after the reply to INIT,
+    /// which resets it.
     pub fn raise(mut self) -> io::Result<()> {
         self.0.write_all((MAX_REQUEST >> 10).to_string().as_bytes())
     }
 }
 
-/// Bounds what programs have written to the mount and the kernel has not yet handed over: an fsync of a small file waits behind all of it, since
-/// the daemon gets requests in their order. The kernel's own bound grows with the machine's memory (49 MiB on one of 24 GiB). Only root may.
+/// Limits dirty bytes of the mount in the kernel: an fsync of a small file waits for all of them,
+/// since the daemon gets requests in order. The kernel's own limit grows with the machine's memory
+/// (49 MiB with 24 GiB). Needs root.
 pub fn bound_write_back(device: u64) -> io::Result<()> {
-    fs::write(setting(device, "max_bytes"), WRITE_BACK.to_string())
+    fs::write(bdi_setting_path(device, "max_bytes"), WRITE_BACK.to_string())
 }
 
 /// Path of a setting of the kernel's cache of a mount.
-fn setting(device: u64, name: &str) -> String {
+fn bdi_setting_path(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 
-/// Opens the file that tells how many requests of a connection nobody has answered yet. Where fusectl is not mounted there is none.
+/// Opens the file with the number of unanswered requests of a connection. It is missing if fusectl
+/// is not mounted.
 pub fn open_waiting(device: u64) -> io::Result<fs::File> {
     fs::File::open(format!("/sys/fs/fuse/connections/{}/waiting", minor(device)))
 }
 
-/// Opens the file by which a connection is aborted: every request under way and every later one then fails at once.
+/// Opens the file that aborts a connection: every request in flight and every later one then fails
+/// at once.
 pub fn open_abort(device: u64) -> io::Result<fs::File> {
     fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{}/abort", minor(device)))
 }

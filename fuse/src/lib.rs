@@ -1,42 +1,41 @@
-//! Mounts lockbox archives through FUSE: the adapter between kernel requests and the file system, and the daemon.
+//! FUSE front end of lockbox: the adapter between kernel requests and the file system, and the
+//! mount daemon.
 
 pub mod adapter;
-mod answers;
-mod backups;
 pub mod broker;
-pub mod callers;
 mod capabilities;
+mod control_handler;
 mod convert;
 pub mod daemon;
+pub mod daemon_config;
 mod dbus;
-mod ending;
+mod deadlock_watchdog;
 pub mod errno;
+pub mod event_loop;
 pub mod exit;
 pub mod fetcher;
 mod filter;
-mod follow;
-pub mod former;
 pub mod fstab;
-pub mod hidden;
 mod idle;
-pub mod journal;
-pub mod kept;
 pub mod kernel;
 pub mod kernel_cache;
-mod login;
-mod moments;
+pub mod logging;
+mod logind;
 pub mod mount;
+pub mod mount8_options;
+pub mod mount_agent;
+pub mod mountpoint_check;
 pub mod notify;
 pub mod options;
-pub mod pace;
-pub mod point_owner;
+pub mod previous_daemon;
+pub mod process_info;
 pub mod remount;
+mod replica;
 mod restores;
 mod sandbox;
 mod schedule;
 pub mod session;
+mod shutdown;
+mod snapshot_requests;
 mod suspend;
-pub mod task;
 mod ticker;
-pub mod unmounter;
-mod watch;

@@ -1,8 +1,8 @@
-//! Attaches the FUSE device to a mount point and takes it away again: directly as root, else through fusermount3.
+//! Mounts and unmounts the FUSE device: directly as root, otherwise through fusermount3.
 //!
-//! fuser could do both, but its owner check would also refuse the kernel's own threads, which bring cached times to a
-//! user's mount as uid 0, and a comma in its FSName would inject mount options. Who may use the mount is checked by the
-//! kernel (`allow_other` or its absence).
+//! fuser could do both. But its owner check would also refuse the kernel's own threads, which send
+//! cached times to a user's mount as uid 0, and a comma in its FSName would inject mount options.
+//! The kernel checks access to the mount (with or without `allow_other`).
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -24,32 +24,32 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::thread::CapabilitySet;
 
 use crate::exit::Failure;
-use crate::point_owner;
+use crate::mountpoint_check;
 
 pub const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
-/// Where umount(8) looks for it.
+/// Path at which umount(8) looks for the helper.
 const UMOUNT_PROGRAM: &str = "/sbin/umount.lockbox";
 
-/// What to mount.
+/// Parameters of a mount.
 #[derive(Clone, Copy, Debug)]
 pub struct Mount<'a> {
-    /// The archive, as it is to show in the table of mounts.
+    /// Name of the archive in the mount table.
     pub source: &'a OsStr,
-    /// Shows as `fuse.SUBTYPE`.
+    /// File system type, shown as `fuse.SUBTYPE`.
     pub subtype: &'a str,
-    /// An absolute path without links.
+    /// Absolute path without links.
     pub point: &'a Path,
     pub allow_other: bool,
     pub flags: MsFlags,
-    /// User that must own the mount point, which must be empty then ([`crate::point_owner`]).
+    /// User that must own the mount point, which must then be empty ([`crate::mountpoint_check`]).
     pub point_owner: Option<u32>,
 }
 
-/// Why a mount stays.
+/// Reason for a failed unmount.
 #[derive(Debug)]
 pub enum UnmountError {
-    /// Files are open below it, or it is somebody's working directory.
+    /// Files are open below it, or it is a working directory.
     Busy,
     Other(String),
 }
@@ -99,14 +99,16 @@ impl Mount<'_> {
     }
 
     fn check_owner(&self, held: &Point) -> Result<(), Failure> {
-        self.point_owner.map_or(Ok(()), |owner| point_owner::check(held, self.point, owner))
+        self.point_owner.map_or(Ok(()), |owner| mountpoint_check::check_owner(held, self.point, owner))
     }
 
-    /// The program gets one end of a socket as its standard input and sends the opened device through it.
+    /// Mounts through fusermount3, which gets one end of a socket as standard input and sends the
+    /// opened device through it.
     fn attach_through_fusermount(&self) -> Result<OwnedFd, Failure> {
         let failed = |e: io::Error| Failure::mount(format!("cannot run {FUSERMOUNT}: {e}"));
         if self.point_owner.is_some() {
-            // The program takes a path and not what is open. Root comes here only without the right to mount, where that program has none either.
+            // The program takes a path instead of a descriptor. Root comes here only without the
+            // right to mount, which that program then lacks too.
             let held = Point::of(self.point);
             let held = held.map_err(|e| Failure::mount(format!("cannot read {}: {e}", self.point.display())))?;
             self.check_owner(&held)?;
@@ -172,7 +174,8 @@ impl Mount<'_> {
     }
 }
 
-/// Whoever is not root may have been given the right, as in a namespace of that user's own.
+/// Returns whether this process has the right to mount; an ordinary user may have it in a user
+/// namespace.
 fn may_mount() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
@@ -182,7 +185,7 @@ enum AttachError {
     Failed(Failure),
 }
 
-/// The descriptor that comes along with the next byte.
+/// Receives the descriptor that is attached to the next byte.
 pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     let mut byte = [0u8];
     let mut parts = [IoSliceMut::new(&mut byte)];
@@ -198,15 +201,15 @@ pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
         if let ControlMessageOwned::ScmRights(descriptors) = control
             && let Some(&descriptor) = descriptors.first()
         {
-            // SAFETY: the kernel has just installed this descriptor for this message, so nobody else owns it; the
-            // space above has room for one, so there is no second one to lose.
+            // SAFETY: the kernel has just installed this descriptor for this message, so it has no
+            // other owner; the space above has room for one, so there is no second one to lose.
             return Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
         }
     }
     None
 }
 
-/// Sends a descriptor with a byte, which is of no meaning.
+/// Sends a descriptor with a byte without meaning.
 pub(crate) fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -216,14 +219,15 @@ pub(crate) fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -
     Ok(())
 }
 
-/// Unmounts what was found in the table, and nothing else; with `detach` also when it is busy, and then it ends with its last user.
+/// Unmounts exactly the mount that was found in the table. With `detach` also if it is busy; it
+/// then ends with its last user.
 pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
     let point = &mounted.point;
     let failed = |e: &dyn std::fmt::Display| UnmountError::Other(format!("cannot unmount {}: {e}", point.display()));
     let unmounted = match Held::of(mounted).map_err(|e| failed(&e))? {
         Some(held) if detach => held.detach(),
         Some(held) => held.unmount(),
-        // Somebody moved it, or mounted over it.
+        // It was moved, or another mount covers it.
         None => return Err(UnmountError::Busy),
     };
     match unmounted {
@@ -234,11 +238,11 @@ pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
     }
 }
 
-/// Takes away what is held, also when it is busy; `point` is its path.
+/// Detaches the held mount, even if it is busy; `point` is its path.
 pub fn detach(held: &Point, point: &Path) -> Result<(), UnmountError> {
     match held.detach() {
         Ok(()) => Ok(()),
-        // It lets a user take away mounts of that user alone.
+        // The program lets users unmount their own mounts only.
         Err(Errno::EPERM) => unmount_through_fusermount(point, true),
         Err(e) => Err(UnmountError::Other(format!("cannot unmount {}: {e}", point.display()))),
     }
@@ -264,33 +268,33 @@ fn unmount_through_fusermount(point: &Path, detach: bool) -> Result<(), UnmountE
     Err(UnmountError::Other(complaint))
 }
 
-/// Tells umount(8), through libmount's table, to leave this mount to umount.lockbox, which waits for the daemon. Only root may, and
-/// only mount(8) knows the table's form and lock; where it is missing, umount(8) unmounts by itself.
+/// Registers the mount in libmount's table, so that umount(8) leaves it to umount.lockbox, which
+/// waits for the daemon. Needs root, and mount(8), which knows the table's format and lock. If
+/// umount.lockbox is missing, umount(8) unmounts by itself.
 pub fn register(archive: &Path, point: &Path) {
     if !geteuid().is_root() || !Path::new(UMOUNT_PROGRAM).exists() {
         return;
     }
-    let told = Command::new("mount")
+    let registered = Command::new("mount")
         .args(["--fake", "--internal-only", "-t", mounts::TYPE, "-o", "helper=lockbox,uhelper=lockbox", "--"])
         .args([archive, point])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    if !told.is_ok_and(|status| status.success()) {
+    if !registered.is_ok_and(|status| status.success()) {
         tracing::debug!("umount(8) was not told of umount.lockbox");
     }
 }
 
-/// Opens the root of the mount with these numbers, if nothing lies on top of it. A user with write
-/// access to its path may have put anything there since the table was read: a FIFO, of which
-/// opening it would wait for a writer, or a link to a device that does something when it is opened.
-/// So nothing but that mount is opened.
+/// Opens the root of the mount with these numbers if no other mount covers it. A user with write
+/// access to its path may have replaced it since the table was read: with a FIFO, on which open
+/// would block, or a link to a device that acts on open. So nothing but that mount is opened.
 pub fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
     held_root(mount)?.reopen()
 }
 
-/// The same without asking its daemon.
+/// Holds the root without a request to its daemon.
 pub fn held_root(mount: Numbers) -> io::Result<Point> {
     let found = mounts::table()?.into_iter().find(|mounted| mounted.numbers() == mount);
     let point = found.ok_or(io::ErrorKind::NotFound)?.point;

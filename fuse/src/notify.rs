@@ -1,4 +1,4 @@
-//! Tells a service supervisor that the mount answers and that it ends (sd_notify(3)): one datagram each.
+//! Reports start and end of the mount to a service supervisor (sd_notify(3)), in one datagram each.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
@@ -7,19 +7,20 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use crate::exit::Failure;
 
-/// The connection to the supervisor, if there is one.
+/// Connection to the supervisor, if there is one.
 pub struct Notify(Option<UnixDatagram>);
 
 impl Notify {
-    /// `socket` is the value of the variable NOTIFY_SOCKET: a path, or an abstract name behind `@`.
+    /// Connects to the supervisor. `socket` is the value of NOTIFY_SOCKET: a path, or an abstract
+    /// name after `@`.
     ///
     /// # Errors
-    /// When somebody waits there and cannot be told: the service would never count as started.
+    /// Fails if the supervisor cannot be reached: the service would never count as started.
     pub fn connect(socket: Option<OsString>) -> Result<Notify, Failure> {
         let Some(name) = socket.filter(|name| !name.is_empty()) else { return Ok(Notify(None)) };
-        let connected = address(&name).and_then(|address| {
+        let connected = socket_address(&name).and_then(|socket_address| {
             let socket = UnixDatagram::unbound()?;
-            socket.connect_addr(&address)?;
+            socket.connect_addr(&socket_address)?;
             Ok(socket)
         });
         match connected {
@@ -28,23 +29,23 @@ impl Notify {
         }
     }
 
-    pub fn ready(&self, point: &str) {
-        self.tell(&format!("READY=1\nSTATUS=mounted at {}", point.replace('\n', "?")));
+    pub fn notify_ready(&self, point: &str) {
+        self.send_state(&format!("READY=1\nSTATUS=mounted at {}", point.replace('\n', "?")));
     }
 
-    pub fn stopping(&self) {
-        self.tell("STOPPING=1\nSTATUS=closing the archive");
+    pub fn notify_stopping(&self) {
+        self.send_state("STOPPING=1\nSTATUS=closing the archive");
     }
 
-    fn tell(&self, state: &str) {
+    fn send_state(&self, state: &str) {
         if let Some(socket) = &self.0 {
-            // A supervisor that is gone needs no news.
+            // A supervisor that is gone needs no report.
             let _ = socket.send(state.as_bytes());
         }
     }
 }
 
-fn address(name: &OsStr) -> std::io::Result<SocketAddr> {
+fn socket_address(name: &OsStr) -> std::io::Result<SocketAddr> {
     match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
         _ => SocketAddr::from_pathname(name),
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_supervisor_hears_of_start_and_end_at_a_path_and_at_an_abstract_name() {
+    fn start_and_end_are_reported_at_a_path_and_at_an_abstract_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let at_path = UnixDatagram::bind(&path).unwrap();
@@ -70,16 +71,16 @@ mod tests {
         let abstract_name = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         for (socket, listener) in [(path.into_os_string(), at_path), (format!("@{name}").into(), abstract_name)] {
             let notify = Notify::connect(Some(socket)).unwrap();
-            notify.ready("/mnt/a\nREADY=0");
+            notify.notify_ready("/mnt/a\nREADY=0");
             assert_eq!(hear(&listener), "READY=1\nSTATUS=mounted at /mnt/a?READY=0");
-            notify.stopping();
+            notify.notify_stopping();
             assert!(hear(&listener).starts_with("STOPPING=1\n"));
         }
     }
 
     #[test]
     fn without_a_supervisor_nothing_is_said_and_with_a_dead_one_nothing_starts() {
-        Notify::connect(None).unwrap().ready("/mnt");
+        Notify::connect(None).unwrap().notify_ready("/mnt");
         assert!(Notify::connect(Some("/nonexistent/notify".into())).is_err());
     }
 }

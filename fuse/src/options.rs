@@ -1,4 +1,4 @@
-//! Parses the lists given with `-o`.
+//! Parser of mount options (`-o`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,80 +17,83 @@ use serde::{Deserialize, Serialize};
 use crate::exit::Failure;
 use crate::{fstab, schedule};
 
-/// Frame cache, node cache, dirty data and space map need some room each; below this the caches thrash.
+/// Minimum for frame cache, node cache, dirty data and space map; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
 
-/// An empty archive has about 3 MiB, and 1 MiB is kept for deletes and commits.
+/// Minimum size limit: an empty archive has about 3 MiB, and 1 MiB is reserved for deletes and
+/// commits.
 const MIN_SIZE_LIMIT: u64 = 8 << 20;
 
 /// A year, so that a mistyped number is not taken for never.
 const MAX_IDLE: u64 = 366 * 86_400;
 
-/// Less often a reader could miss what is removed a day after it is needed no more.
+/// Maximum interval: with a longer one a replica could miss objects that are removed a day after
+/// they became unused.
 const MAX_FOLLOW: Duration = Duration::from_secs(3600);
 
-/// Everything that `-o` can say.
+/// All mount options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct MountOptions {
     pub read_only: bool,
     pub allow_other: bool,
     pub suid: bool,
     pub dev: bool,
     pub exec: bool,
     pub foreground: bool,
-    /// Where secrets come from; the daemon has its key already.
+    /// Sources of secrets; the daemon already has its key.
     #[serde(skip)]
     pub sources: Sources,
     #[serde(skip)]
     pub cache: Cache,
-    pub sync: Sync,
+    pub sync: SyncOption,
     pub memory: u64,
-    /// Most bytes that the archive's file may have.
+    /// Maximum size of the archive's file in bytes.
     pub size_limit: Option<u64>,
     pub pack: bool,
     pub compress: bool,
-    /// Keep access times, noted when something is opened for reading.
+    /// Update atime when a file is opened for reading.
     pub access_times: bool,
-    /// Event loops; as many as suit the place of the archive when nobody says ([`crate::kernel::default_threads`]).
+    /// Number of event loops; None for the default of the archive's location
+    /// ([`crate::kernel::default_threads`]).
     pub threads: Option<usize>,
-    /// Seconds that a busy mount is served after the order to stop.
+    /// Seconds that a busy mount is served after a stop request.
     pub stop_timeout: u64,
     pub log: Option<PathBuf>,
-    /// MiB times passes that unlocking may cost; None for the default.
+    /// Cost limit of unlocking, in MiB times passes; None for the default.
     pub kdf_limit: Option<u64>,
     pub accept_older: bool,
     pub accept_fork: bool,
     pub accept_other: bool,
-    /// The names of the archive's place, as it was named to the mounting command: the daemon has
-    /// only the path without links.
+    /// Names of the archive's location as given to the mount command; the daemon has only the path
+    /// without links.
     #[serde(default)]
     pub places: Vec<PlaceName>,
-    /// Whether the daemon gives up the files that it does not need.
+    /// Whether the daemon and the fetcher enter their sandboxes.
     pub sandbox: bool,
     /// Seconds without use after which the archive is unmounted.
     pub idle: Option<u64>,
     /// Unmount before the machine sleeps.
     pub lock_on_suspend: bool,
-    /// An archive that is not there is no failure.
+    /// A missing archive is not a failure.
     pub nofail: bool,
-    /// Mount also where that hides the archive, or what the daemon works with.
+    /// Mount even if that covers the archive or files of the daemon.
     pub over_archive: bool,
-    /// Mount an archive of another user also where [`crate::point_owner`] would refuse it.
+    /// Mount another user's archive even if [`crate::mountpoint_check`] would refuse it.
     pub trust_owner: bool,
-    /// The snapshot that is shown, for reading.
+    /// Snapshot that is mounted read-only.
     pub snapshot: Option<String>,
     pub snapshot_dir: SnapshotDir,
-    /// Which snapshots are taken in the course of time, and how many of them are kept.
+    /// Retention rules of scheduled snapshots.
     pub snapshots: RetentionPolicy,
-    /// How the server of an archive at an address is asked.
+    /// Connection options of a remote archive.
     pub remote: Remote,
-    /// Write there although another machine seems to.
+    /// Write to a remote archive although another machine seems to be writing.
     pub take_over: bool,
-    /// How often an archive that is written elsewhere is looked at for what is new while it is used; None for never.
+    /// Polling interval for remote writes while the mount is in use; None for never.
     pub follow: Option<Duration>,
 }
 
-/// `snapshot-dir=`: whether the root has a directory of the snapshots.
+/// `snapshot-dir=`: whether the root contains `.snapshots`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SnapshotDir {
     /// Found by name and listed.
@@ -100,18 +103,18 @@ pub enum SnapshotDir {
     Off,
 }
 
-/// `sync=`; the core's type is not made for a message between processes.
+/// `sync=`; the core's type is not serializable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Sync {
+pub enum SyncOption {
     Never,
     Periodic,
     Always,
 }
 
-impl Default for Options {
-    fn default() -> Options {
+impl Default for MountOptions {
+    fn default() -> MountOptions {
         let open = OpenOptions::default();
-        Options {
+        MountOptions {
             read_only: false,
             allow_other: false,
             suid: false,
@@ -120,7 +123,7 @@ impl Default for Options {
             foreground: false,
             sources: Sources::default(),
             cache: Cache::default(),
-            sync: Sync::Periodic,
+            sync: SyncOption::Periodic,
             memory: open.memory,
             size_limit: open.size_limit,
             pack: open.pack,
@@ -150,25 +153,26 @@ impl Default for Options {
     }
 }
 
-impl Options {
-    /// Reads comma-separated lists; a later option overrides an earlier one.
-    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Options, Failure> {
-        let (options, unknown) = Options::parse_sloppily(lists)?;
+impl MountOptions {
+    /// Parses comma-separated lists; a later option overrides an earlier one.
+    pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, Failure> {
+        let (options, unknown) = MountOptions::parse_sloppily(lists)?;
         match unknown.first() {
             None => Ok(options),
             Some(name) => Err(Failure::usage(format!("unknown mount option: {name}"))),
         }
     }
 
-    /// The same, with the names of options that nobody knows for the caller to judge. A wrong value of a known one is an error.
-    pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(Options, Vec<String>), Failure> {
-        let mut options = Options::default();
-        let unknown = options.read(lists)?;
+    /// Parses lists, and returns the names of unknown options as well. A wrong value of a known
+    /// option is an error.
+    pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(MountOptions, Vec<String>), Failure> {
+        let mut options = MountOptions::default();
+        let unknown = options.apply(lists)?;
         Ok((options, unknown))
     }
 
-    /// Reads lists over what is set, and answers the names of options that nobody knows.
-    pub fn read<S: AsRef<str>>(&mut self, lists: &[S]) -> Result<Vec<String>, Failure> {
+    /// Applies lists to these options, and returns the names of unknown ones.
+    pub fn apply<S: AsRef<str>>(&mut self, lists: &[S]) -> Result<Vec<String>, Failure> {
         let mut unknown = Vec::new();
         for option in lists.iter().flat_map(|list| list.as_ref().split(',')).filter(|option| !option.is_empty()) {
             let (name, known) = match option.split_once('=') {
@@ -184,12 +188,12 @@ impl Options {
                 unknown.push(name.to_owned());
             }
         }
-        // mount(8) says `rw` where its user said nothing.
+        // mount(8) passes `rw` even if the user gave neither.
         self.read_only |= self.snapshot.is_some() || self.remote.is_unsent();
         Ok(unknown)
     }
 
-    /// Answers whether the option is known.
+    /// Returns whether the option is known.
     fn set_flag(&mut self, name: &str) -> bool {
         match name {
             "ro" => self.read_only = true,
@@ -209,7 +213,7 @@ impl Options {
             "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
             "compress" => self.compress = true,
-            "sync" => self.sync = Sync::Always,
+            "sync" => self.sync = SyncOption::Always,
             "noatime" => self.access_times = false,
             "lock-on-suspend" | "lock_on_suspend" => self.lock_on_suspend = true,
             "nofail" => self.nofail = true,
@@ -221,7 +225,7 @@ impl Options {
         true
     }
 
-    /// Answers whether the option is known.
+    /// Returns whether the option is known.
     fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Failure> {
         match name {
             "passfile" => self.sources.passphrase.passfile = Some(PathBuf::from(value)),
@@ -269,11 +273,12 @@ impl Options {
         lockbox_host::unlock_limits(self.kdf_limit)
     }
 
-    /// Where this user remembers archives, and what is accepted although it contradicts that.
+    /// Returns the location of this user's rollback state, and which contradictions to it are
+    /// accepted.
     pub fn seen_options(&self) -> SeenOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
-        // What no store has is nothing that is to be found again.
+        // An archive that no store has cannot be mounted again, so nothing is remembered.
         let directory = directory.filter(|_| !self.remote.is_unsent());
         SeenOptions {
             directory,
@@ -286,14 +291,14 @@ impl Options {
 
     pub fn sync_profile(&self) -> SyncProfile {
         match self.sync {
-            Sync::Never => SyncProfile::Never,
-            Sync::Periodic => SyncProfile::Periodic,
-            Sync::Always => SyncProfile::Always,
+            SyncOption::Never => SyncProfile::Never,
+            SyncOption::Periodic => SyncProfile::Periodic,
+            SyncOption::Always => SyncProfile::Always,
         }
     }
 
     pub fn mount_flags(&self) -> MsFlags {
-        // The kernel leaves access times to us; the flag shows in the table of mounts what we do about them.
+        // The daemon maintains access times; the flag only shows the setting in the mount table.
         let mut flags = MsFlags::empty();
         flags.set(MsFlags::MS_NOATIME, !self.access_times);
         flags.set(MsFlags::MS_RDONLY, self.read_only);
@@ -308,8 +313,8 @@ impl Options {
     }
 }
 
-/// The options that are in force, without the paths of secrets and logs.
-impl fmt::Display for Options {
+/// Formats the effective options, without the paths of secrets and logs.
+impl fmt::Display for MountOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.read_only { "ro" } else { "rw" })?;
         let flags = [("allow_other", self.allow_other), ("suid", self.suid), ("dev", self.dev), ("noexec", !self.exec)];
@@ -317,9 +322,9 @@ impl fmt::Display for Options {
             write!(f, ",{name}")?;
         }
         let sync = match self.sync {
-            Sync::Never => "never",
-            Sync::Periodic => "periodic",
-            Sync::Always => "always",
+            SyncOption::Never => "never",
+            SyncOption::Periodic => "periodic",
+            SyncOption::Always => "always",
         };
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
@@ -327,7 +332,7 @@ impl fmt::Display for Options {
         if let Some(threads) = self.threads {
             write!(f, ",threads={threads}")?;
         }
-        if self.stop_timeout != Options::default().stop_timeout {
+        if self.stop_timeout != MountOptions::default().stop_timeout {
             write!(f, ",stop_timeout={}", self.stop_timeout)?;
         }
         if let Some(seconds) = self.idle {
@@ -351,9 +356,9 @@ impl fmt::Display for Options {
             SnapshotDir::Off => f.write_str(",snapshot-dir=off")?,
         }
         if self.snapshots != RetentionPolicy::default() {
-            write!(f, ",snapshots={}", schedule::words(&self.snapshots))?;
+            write!(f, ",snapshots={}", schedule::format_rules(&self.snapshots))?;
         }
-        if self.follow != Options::default().follow {
+        if self.follow != MountOptions::default().follow {
             match self.follow {
                 Some(time) => write!(f, ",follow={}s", time.as_secs())?,
                 None => f.write_str(",follow=off")?,
@@ -366,11 +371,11 @@ impl fmt::Display for Options {
     }
 }
 
-fn parse_sync(value: &str) -> Result<Sync, Failure> {
+fn parse_sync(value: &str) -> Result<SyncOption, Failure> {
     match value {
-        "never" => Ok(Sync::Never),
-        "periodic" => Ok(Sync::Periodic),
-        "always" => Ok(Sync::Always),
+        "never" => Ok(SyncOption::Never),
+        "periodic" => Ok(SyncOption::Periodic),
+        "always" => Ok(SyncOption::Always),
         _ => Err(Failure::usage(format!("sync= takes never, periodic or always, not '{value}'"))),
     }
 }
@@ -392,7 +397,7 @@ fn parse_atime(value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// A time, or `off` for never.
+/// Parses a time, or `off` for never.
 fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
     match (value, quantity::time(value).map(|time| time.as_secs())) {
         ("off", _) => Ok(None),
@@ -403,7 +408,7 @@ fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
     }
 }
 
-/// A time, or `off` for never.
+/// Parses a time, or `off` for never.
 fn parse_follow(value: &str) -> Result<Option<Duration>, Failure> {
     match (value, quantity::time(value)) {
         ("off", _) => Ok(None),
@@ -419,7 +424,7 @@ fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
     }
 }
 
-/// The rules with one more.
+/// Adds a rule.
 fn parse_rule(rules: RetentionPolicy, text: &str) -> Result<RetentionPolicy, Failure> {
     match schedule::parse_rule(text) {
         Some((rule, count)) => Ok(rules.with(rule, count)),
@@ -466,7 +471,7 @@ mod tests {
 
     #[test]
     fn lists_are_read_in_order() {
-        let options = Options::parse(&[
+        let options = MountOptions::parse(&[
             "ro,allow_other,memory=64M",
             "rw,sync=never,pack=off,threads=3,stop_timeout=5,size-limit=2T",
         ])
@@ -479,74 +484,78 @@ mod tests {
         assert!(!options.pack);
         assert!(options.compress);
         assert_eq!(options.threads, Some(3));
-        assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+        assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
     }
 
     #[test]
-    fn what_mount_8_passes_from_fstab_is_accepted() {
+    fn options_that_mount_8_passes_from_fstab_are_accepted() {
         let list = "rw,defaults,noauto,nofail,user,x-systemd.automount,x-gvfs-name=Box,nosuid,nodev,noexec,noatime";
-        let options = Options::parse(&[list]).unwrap();
+        let options = MountOptions::parse(&[list]).unwrap();
         let expected = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         assert_eq!(options.mount_flags(), expected);
     }
 
     #[test]
-    fn what_nobody_knows_is_named_and_may_be_passed_over() {
-        let (options, unknown) = Options::parse_sloppily(&["ro,bogus,quux=7", "x-gvfs-show,comment=a"]).unwrap();
+    fn unknown_options_are_named_and_can_be_ignored() {
+        let (options, unknown) = MountOptions::parse_sloppily(&["ro,bogus,quux=7", "x-gvfs-show,comment=a"]).unwrap();
         assert!(options.read_only);
         assert_eq!(unknown, ["bogus", "quux"]);
-        assert_eq!(Options::parse_sloppily(&["memory=1"]).unwrap_err().code, USAGE);
+        assert_eq!(MountOptions::parse_sloppily(&["memory=1"]).unwrap_err().code, USAGE);
     }
 
     #[test]
     fn idle_times_have_units() {
         for (value, seconds) in [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86_400)] {
-            let options = Options::parse(&[format!("lock-on-suspend,idle={value}")]).unwrap();
+            let options = MountOptions::parse(&[format!("lock-on-suspend,idle={value}")]).unwrap();
             assert_eq!(options.idle, Some(seconds));
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
-        assert_eq!(Options::parse(&["idle=5,idle=off"]).unwrap().idle, None);
+        assert_eq!(MountOptions::parse(&["idle=5,idle=off"]).unwrap().idle, None);
         for value in ["", "0", "m", "10x", "-1", "367d", "99999999999999999999d"] {
-            assert_eq!(Options::parse(&[format!("idle={value}")]).unwrap_err().code, USAGE, "{value}");
+            assert_eq!(MountOptions::parse(&[format!("idle={value}")]).unwrap_err().code, USAGE, "{value}");
         }
     }
 
     #[test]
     fn a_snapshot_is_mounted_read_only_whatever_mount_8_says() {
         for list in ["snapshot=monday", "snapshot=monday,rw", "rw,snapshot=monday", "snapshot=sunday,snapshot=monday"] {
-            let options = Options::parse(&[list]).unwrap();
+            let options = MountOptions::parse(&[list]).unwrap();
             assert_eq!(options.snapshot.as_deref(), Some("monday"), "{list}");
             assert!(options.read_only && options.mount_flags().contains(MsFlags::MS_RDONLY), "{list}");
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
         for list in ["snapshot=", "snapshot"] {
-            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+            assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
     }
 
     #[test]
     fn the_directory_of_snapshots_is_hidden_unless_asked_for() {
-        assert_eq!(Options::parse(&[""]).unwrap().snapshot_dir, SnapshotDir::Hidden);
+        assert_eq!(MountOptions::parse(&[""]).unwrap().snapshot_dir, SnapshotDir::Hidden);
         for (list, dir) in [
             ("snapshot-dir=shown", SnapshotDir::Shown),
             ("snapshot_dir=off", SnapshotDir::Off),
             ("snapshot-dir=off,snapshot-dir=hidden", SnapshotDir::Hidden),
         ] {
-            let options = Options::parse(&[list]).unwrap();
+            let options = MountOptions::parse(&[list]).unwrap();
             assert_eq!(options.snapshot_dir, dir, "{list}");
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
-        assert_eq!(Options::parse(&["snapshot-dir=yes"]).unwrap_err().code, USAGE);
+        assert_eq!(MountOptions::parse(&["snapshot-dir=yes"]).unwrap_err().code, USAGE);
     }
 
     #[test]
     fn rules_for_snapshots_are_a_list_within_the_list() {
-        let options = Options::parse(&["snapshots=hourly:24,daily:7,weekly:4,noexec"]).unwrap();
+        let options = MountOptions::parse(&["snapshots=hourly:24,daily:7,weekly:4,noexec"]).unwrap();
         assert!(options.to_string().ends_with(",snapshots=hourly:24,daily:7,weekly:4"), "{options}");
-        assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
-        let again = Options::parse(&["snapshots=hourly:24,daily:7", "noexec,snapshots=yearly:2,hourly:3"]).unwrap();
+        assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
+        let again =
+            MountOptions::parse(&["snapshots=hourly:24,daily:7", "noexec,snapshots=yearly:2,hourly:3"]).unwrap();
         assert!(again.to_string().ends_with(",snapshots=hourly:3,yearly:2"), "{again}");
-        assert_eq!(Options::parse(&["snapshots=hourly:24,daily:7,snapshots=off"]).unwrap(), Options::default());
+        assert_eq!(
+            MountOptions::parse(&["snapshots=hourly:24,daily:7,snapshots=off"]).unwrap(),
+            MountOptions::default()
+        );
         for list in [
             "snapshots=",
             "snapshots=often",
@@ -557,7 +566,7 @@ mod tests {
             "daily:3",
             "snapshots=off,daily:3",
         ] {
-            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+            assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
     }
 
@@ -566,18 +575,18 @@ mod tests {
         for (list, kept) in
             [("", false), ("atime=open", true), ("atime=open,noatime", false), ("noatime,atime=open", true)]
         {
-            let options = Options::parse(&[list]).unwrap();
+            let options = MountOptions::parse(&[list]).unwrap();
             assert_eq!(options.access_times, kept, "{list}");
             assert_eq!(options.mount_flags().contains(MsFlags::MS_NOATIME), !kept, "{list}");
-            assert_eq!(Options::parse(&[options.to_string()]).unwrap(), options);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
         }
-        assert_eq!(Options::parse(&["atime=open,atime=off"]).unwrap(), Options::default());
-        assert_eq!(Options::parse(&["atime=always"]).unwrap_err().code, USAGE);
+        assert_eq!(MountOptions::parse(&["atime=open,atime=off"]).unwrap(), MountOptions::default());
+        assert_eq!(MountOptions::parse(&["atime=always"]).unwrap_err().code, USAGE);
     }
 
     #[test]
     fn every_word_that_is_offered_is_taken_with_what_is_offered_for_it() {
-        let accepted = |option: &str| Options::parse(&[option]).is_ok();
+        let accepted = |option: &str| MountOptions::parse(&[option]).is_ok();
         // That one is read before the others, and not by this parser.
         for (word, takes) in words::MOUNT.iter().chain(&words::REMOTE).filter(|(word, _)| *word != "remount") {
             match takes {
@@ -595,7 +604,7 @@ mod tests {
     #[test]
     fn an_unknown_option_is_refused_by_name() {
         for (list, name) in [("ro,blksize=512", "blksize"), ("allow_root", "allow_root"), ("fsname=x", "fsname")] {
-            let failure = Options::parse(&[list]).unwrap_err();
+            let failure = MountOptions::parse(&[list]).unwrap_err();
             assert_eq!(failure.code, USAGE);
             assert!(failure.message.contains(name), "{failure}");
         }
@@ -613,8 +622,8 @@ mod tests {
             "pack=no",
             "size-limit=1M",
         ] {
-            assert_eq!(Options::parse(&[list]).unwrap_err().code, USAGE, "{list}");
+            assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
-        assert_eq!(Options::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);
+        assert_eq!(MountOptions::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);
     }
 }

@@ -1,10 +1,13 @@
-//! Takes from the daemon the files that it does not need once the mount is there (Landlock, as far as the kernel has it).
+//! Landlock sandbox of the daemon and the fetcher: denies the files that they do not need once the
+//! mount exists.
 //!
-//! A program that is led astray by a hostile archive or a hostile request keeps what it holds open (the archive, the connection, the log)
-//! and can open nothing else of the machine, run no program, connect nowhere by TCP, and reach no abstract socket and signal nobody outside;
-//! the rest is refused by [`crate::filter`]. Landlock binds a thread and those that it starts, so this comes before any other thread does, and
-//! before the mount answers. What is within reach is named by descriptors, opened before the mount was there. Landlock also forbids
-//! unmounting. So a second process unmounts and opens the root for the periodic flush.
+//! A daemon that was compromised by a hostile archive or request keeps its open files (archive,
+//! connection, log). It can open no other file, run no program, make no TCP connection, reach no
+//! abstract socket and signal no process outside. [`crate::filter`] refuses the rest. Landlock
+//! binds a thread and its descendants, so the sandbox is entered before any other thread starts,
+//! and before the mount answers. Allowed paths are given as descriptors that were opened before the
+//! mount. Landlock also forbids unmounting, so the mount agent unmounts, and opens the root for
+//! the periodic flush.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,33 +19,33 @@ use landlock::{
 };
 use lockbox_host::elsewhere::FetcherReach;
 
-/// What stays within reach, by descriptors: the mount may hide the paths.
-pub(crate) struct Reach<'a> {
-    /// The directory of the control socket, which is to be removed.
+/// Paths that stay accessible, as descriptors, because the mount may cover the paths.
+pub(crate) struct SandboxPaths<'a> {
+    /// Directory of the control socket, which is removed at the end.
     pub(crate) sockets: &'a OwnedFd,
-    /// The directory in which archives are remembered.
+    /// Directory of the rollback state.
     pub(crate) seen: Option<&'a OwnedFd>,
-    /// What /proc has of this process's own threads.
+    /// `/proc/self/task`.
     pub(crate) tasks: Option<&'a OwnedFd>,
 }
 
-/// Rights that are taken away at all: those of files up to ABI 3, so that ioctls of the connection stay, and TCP.
+/// Restricted rights: files up to ABI 3, so that ioctls of the connection stay allowed, and TCP.
 const FILES: ABI = ABI::V3;
 const NETWORK: ABI = ABI::V4;
-/// Abstract sockets of others, and signals to them.
+/// Abstract sockets of other processes, and signals to them.
 const SCOPES: ABI = ABI::V6;
 
-/// Restricts this thread and all that it starts. The answer says how much of it the kernel does.
+/// Restricts this thread and its descendants. Returns whether the kernel enforces the rules.
 ///
 /// # Errors
-/// When the kernel has Landlock and refuses it: nothing is restricted then.
-pub(crate) fn enter(reach: &Reach<'_>) -> Result<bool, RulesetError> {
-    let status: RestrictionStatus = rules(reach)?.restrict_self()?;
+/// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
+pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
+    let status: RestrictionStatus = build_rules(paths)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Refuses all files, these uses of the network, and abstract sockets and processes outside.
-fn nothing(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
+/// Denies all files, these uses of the network, and abstract sockets and processes outside.
+fn deny_all(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(FILES))?
@@ -51,19 +54,19 @@ fn nothing(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError>
         .create()
 }
 
-fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
-    let mut rules = nothing(AccessNet::from_all(NETWORK))?;
+fn build_rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
+    let mut rules = deny_all(AccessNet::from_all(NETWORK))?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
-    let wanted: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
-        (Some(reach.sockets), AccessFs::RemoveFile.into()),
-        (reach.seen, remember),
-        (reach.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
+    let allowed: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
+        (Some(paths.sockets), AccessFs::RemoveFile.into()),
+        (paths.seen, remember),
+        (paths.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
         // Each event loop has a descriptor of its own.
         (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
-    for (opened, access) in wanted {
-        // What is not there cannot be opened either way.
+    for (opened, access) in allowed {
+        // A missing path needs no rule.
         if let Some(opened) = opened {
             rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;
         }
@@ -71,31 +74,31 @@ fn rules(reach: &Reach<'_>) -> Result<RulesetCreated, RulesetError> {
     Ok(rules)
 }
 
-/// Access of a fetcher to files of its own directories.
+/// Access of the fetcher to files of its own directories.
 const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeReg | MakeDir | Refer
 });
 
-/// Restricts the fetcher: files of its own directories, the files that it reads, and connections to
-/// ports of its servers.
+/// Restricts the fetcher to files of its own directories, the files that it reads, and connections
+/// to ports of its servers.
 ///
 /// # Errors
 /// As of [`enter`].
-pub(crate) fn enter_fetcher(reach: &FetcherReach) -> Result<bool, RulesetError> {
-    let network = if reach.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
-    let mut rules = nothing(network)?;
-    for path in &reach.written {
+pub(crate) fn enter_fetcher(paths: &FetcherReach) -> Result<bool, RulesetError> {
+    let network = if paths.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
+    let mut rules = deny_all(network)?;
+    for path in &paths.written {
         if let Ok(opened) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(opened, KEPT_FILES))?;
         }
     }
-    for path in &reach.read {
+    for path in &paths.read {
         let access = if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() };
         if let Ok(opened) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(opened, access))?;
         }
     }
-    for port in reach.ports.iter().flatten() {
+    for port in paths.ports.iter().flatten() {
         rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?;
     }
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
@@ -107,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// In a thread of its own: what is given up does not come back.
+    /// Runs in a thread of its own, because the sandbox cannot be left.
     #[test]
     fn only_what_is_within_reach_can_be_opened() {
         let place = tempfile::tempdir().unwrap();
@@ -121,11 +124,11 @@ mod tests {
         let open = |name: &str| OwnedFd::from(File::open(at(name)).unwrap());
         let (sockets, seen, tasks) =
             (open("sockets"), open("state/seen"), File::open("/proc/self/task").unwrap().into());
-        let reach = Reach { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks) };
+        let paths = SandboxPaths { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks) };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                if !enter(&reach).unwrap() {
-                    // A kernel without Landlock: everything must go on as before.
+                if !enter(&paths).unwrap() {
+                    // A kernel without Landlock: everything must work as before.
                     assert!(File::open("/etc/passwd").is_ok());
                     println!("this kernel has no Landlock");
                     return;
@@ -159,14 +162,14 @@ mod tests {
         fs::write(at("other/file"), b"of the user").unwrap();
         let [server, stranger] = [0; 2].map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).unwrap());
         let address = |listener: &std::net::TcpListener| listener.local_addr().unwrap();
-        let reach = FetcherReach {
+        let paths = FetcherReach {
             written: vec![at("cache"), at("missing")],
             read: vec![at("read/bundle.pem")],
             ports: Some(vec![address(&server).port()]),
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                if !enter_fetcher(&reach).unwrap() {
+                if !enter_fetcher(&paths).unwrap() {
                     println!("this kernel has no Landlock");
                     return;
                 }
@@ -181,7 +184,7 @@ mod tests {
                 assert!(std::process::Command::new("/bin/true").status().is_err());
                 assert!(File::open(format!("/proc/{}/mem", nix::unistd::getppid())).is_err());
                 std::net::TcpStream::connect(address(&server)).unwrap();
-                // Kernels from 6.7 on bind ports.
+                // Kernels from 6.7 on restrict ports.
                 if std::net::TcpListener::bind("127.0.0.1:0").is_err() {
                     assert!(std::net::TcpStream::connect(address(&stranger)).is_err());
                 }

@@ -1,11 +1,14 @@
-//! Takes snapshots of a living mount by itself, and removes those that it took when its rules keep them no longer (`snapshots=`).
+//! Scheduled snapshots of a running mount, and their removal by retention rules (`snapshots=`).
 //!
 //! # Rules
-//! 1  There is one for each of the shortest periods at most, of the hour, day and so on that the clock shows: their names say when they were taken, so that
-//!    holds over mounts, and also for a clock that was set back.
-//! 2  None is taken while the live tree is what the newest snapshot shows, whoever took that; commits without a change of the tree do not count.
-//! 3  What has another name than it gives is neither counted nor removed: people's snapshots are theirs.
-//! 4  A failure is logged once and shown, and tried again after [`AGAIN`]. The mount goes on.
+//! 1  At most one snapshot is taken per shortest period (hour, day, ...) of the system clock. Names
+//!    contain the time, so this also holds across mounts and after the clock was set back.
+//! 2  None is taken while the live tree equals the newest snapshot, whether scheduled or manual.
+//!    Commits without a change of the tree do not count.
+//! 3  Snapshots with other names than the scheduler's are neither counted nor removed: they belong
+//!    to the user.
+//! 4  A failure is logged once, shown by `status`, and retried after [`RETRY_SECONDS`]. The mount
+//!    continues.
 
 use lockbox::archive::{RetentionPolicy, RetentionRule, SnapshotManager};
 use lockbox::control;
@@ -14,119 +17,123 @@ use parking_lot::Mutex;
 
 use crate::exit::Failure;
 
-/// Seconds from an attempt that failed to the next one.
-const AGAIN: i64 = 60;
+/// Delay in seconds after a failed attempt.
+const RETRY_SECONDS: i64 = 60;
 
-/// What the option said, and how it goes.
-pub(crate) struct Schedule {
+/// Retention rules of one mount, and the state of their execution.
+pub(crate) struct SnapshotSchedule {
     keep: RetentionPolicy,
     rule: RetentionRule,
     clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
-    course: Mutex<Course>,
+    state: Mutex<ScheduleState>,
 }
 
 #[derive(Default)]
-struct Course {
-    /// The period that one was found or taken in.
-    done: Option<i64>,
-    /// When the next one is due, as far as the clock was looked at.
+struct ScheduleState {
+    /// Period in which a snapshot was found or taken.
+    taken_in: Option<i64>,
+    /// Due time of the next one, as of the last check.
     next: Timestamp,
     failure: Option<String>,
-    /// When that was.
+    /// Time of the failure, in seconds.
     failed: i64,
 }
 
-/// What came of a look.
-enum Done {
-    /// There is one of this period.
-    There,
-    /// Nothing has changed since the newest.
+/// Result of a check.
+enum StepOutcome {
+    /// The current period has a snapshot.
+    Exists,
+    /// Nothing has changed since the newest snapshot.
     Unchanged,
 }
 
-impl Schedule {
-    /// None for rules that keep nothing.
+impl SnapshotSchedule {
+    /// Returns None for rules that keep nothing.
     pub(crate) fn new(
         keep: RetentionPolicy,
         clock: impl Fn() -> Timestamp + Send + Sync + 'static,
-    ) -> Option<Schedule> {
+    ) -> Option<SnapshotSchedule> {
         let (rule, _) = keep.rules().next()?;
         let next = rule.beginning_of(rule.period_of(clock()));
-        let course = Mutex::new(Course { next, ..Course::default() });
-        Some(Schedule { keep, rule, clock: Box::new(clock), course })
+        let state = Mutex::new(ScheduleState { next, ..ScheduleState::default() });
+        Some(SnapshotSchedule { keep, rule, clock: Box::new(clock), state })
     }
 
-    /// Takes one when it is due; called about once a second. `collect` returns when what the kernel caches is with us.
+    /// Takes a snapshot if it is due; called about once a second. `collect` returns when the
+    /// kernel's cached writes have arrived.
     pub(crate) fn step(&self, moments: &SnapshotManager, collect: impl FnOnce() -> lockbox::Result<()>) {
         let now = (self.clock)();
         let period = self.rule.period_of(now);
         {
-            let course = self.course.lock();
-            let waits = course.failure.is_some() && (0..AGAIN).contains(&now.seconds.saturating_sub(course.failed));
-            if course.done == Some(period) || waits {
+            let state = self.state.lock();
+            let waits =
+                state.failure.is_some() && (0..RETRY_SECONDS).contains(&now.seconds.saturating_sub(state.failed));
+            if state.taken_in == Some(period) || waits {
                 return;
             }
         }
-        // The lock is not held over that: who asks for the status does not wait for the host.
-        let done = self.take(moments, now, collect);
-        let mut course = self.course.lock();
-        match done {
-            Ok(done) => {
-                let there = matches!(done, Done::There);
-                course.done = there.then_some(period);
-                course.next = self.rule.beginning_of(if there { period.saturating_add(1) } else { period });
-                course.failure = None;
+        // Not under the lock: a status request must not wait for the host.
+        let outcome = self.take_due(moments, now, collect);
+        let mut state = self.state.lock();
+        match outcome {
+            Ok(outcome) => {
+                let there = matches!(outcome, StepOutcome::Exists);
+                state.taken_in = there.then_some(period);
+                state.next = self.rule.beginning_of(if there { period.saturating_add(1) } else { period });
+                state.failure = None;
             }
             Err(error) => {
                 let sentence = Failure::sentence(&error);
-                if course.failure.as_ref() != Some(&sentence) {
+                if state.failure.as_ref() != Some(&sentence) {
                     tracing::error!("snapshots= could not take or prune a snapshot: {sentence}");
                 }
-                course.next = self.rule.beginning_of(period);
-                (course.failure, course.failed) = (Some(sentence), now.seconds);
+                state.next = self.rule.beginning_of(period);
+                (state.failure, state.failed) = (Some(sentence), now.seconds);
             }
         }
     }
 
-    fn take(
+    fn take_due(
         &self,
         moments: &SnapshotManager,
         now: Timestamp,
         collect: impl FnOnce() -> lockbox::Result<()>,
-    ) -> lockbox::Result<Done> {
+    ) -> lockbox::Result<StepOutcome> {
         if !moments.has_scheduled(self.rule, now)? {
             if !moments.has_changed_since()? {
-                return Ok(Done::Unchanged);
+                return Ok(StepOutcome::Unchanged);
             }
             collect()?;
             moments.create_scheduled(now)?;
         }
-        // Also where an earlier mount took it, which may have had other rules or ended before this.
+        // Also after a snapshot of an earlier mount, which may have had other rules or have ended
+        // before pruning.
         moments.prune_scheduled(&self.keep)?;
-        Ok(Done::There)
+        Ok(StepOutcome::Exists)
     }
 
-    /// For the status.
+    /// Returns the state for `status`.
     pub(crate) fn describe(&self) -> control::ScheduleStatus {
-        let course = self.course.lock();
-        control::ScheduleStatus { rules: words(&self.keep), next: course.next.seconds, failure: course.failure.clone() }
+        let state = self.state.lock();
+        control::ScheduleStatus { rules: format_rules(&self.keep), next: state.next.seconds, failure: state.failure.clone() }
     }
 }
 
-/// As the option says it: `hourly:24,daily:7`.
-pub(crate) fn words(keep: &RetentionPolicy) -> String {
+/// Formats rules as the option does: `hourly:24,daily:7`.
+pub(crate) fn format_rules(keep: &RetentionPolicy) -> String {
     keep.rules().map(|(rule, count)| format!("{}:{count}", rule.word())).collect::<Vec<_>>().join(",")
 }
 
-/// Reads a rule of the option. None for what is none: no period, or a number that is not from 1 to 100,000.
+/// Parses one rule of the option. Returns None for an unknown period, or a number outside 1 to
+/// 100,000.
 pub(crate) fn parse_rule(text: &str) -> Option<(RetentionRule, u32)> {
     let (word, count) = text.split_once(':')?;
     let rule = RetentionRule::ALL.into_iter().find(|rule| *rule != RetentionRule::Last && rule.word() == word)?;
-    Some((rule, count.parse().ok().filter(|count| (1..=MOST).contains(count))?))
+    Some((rule, count.parse().ok().filter(|count| (1..=MAX_COUNT).contains(count))?))
 }
 
-/// More than anybody lists.
-const MOST: u32 = 100_000;
+/// Upper limit of snapshots per rule.
+const MAX_COUNT: u32 = 100_000;
 
 #[cfg(test)]
 mod tests {
@@ -137,13 +144,13 @@ mod tests {
     use lockbox::format::{Ino, ROOT_INO};
 
     use super::*;
-    use crate::moments::tests::{CREATOR, opened};
+    use crate::snapshot_requests::tests::{CREATOR, opened};
 
     const HOUR: i64 = 3600;
     /// 2026-11-23T00:00:00Z
     const BEGIN: i64 = 1_795_392_000;
 
-    /// An archive with a file, whose schedule has a clock that is set by hand.
+    /// Archive with a file, whose schedule has a manual clock.
     struct Place {
         _directory: tempfile::TempDir,
         archive: Archive,
@@ -160,14 +167,14 @@ mod tests {
             Place { _directory: directory, archive, file, clock, collected: AtomicUsize::new(0) }
         }
 
-        fn schedule(&self, rules: &str) -> Schedule {
+        fn schedule(&self, rules: &str) -> SnapshotSchedule {
             let keep = rules.split(',').fold(RetentionPolicy::default(), |keep, rule| {
                 let (rule, count) = parse_rule(rule).unwrap();
                 keep.with(rule, count)
             });
             let clock = Arc::clone(&self.clock);
             let now = move || Timestamp { seconds: clock.load(Ordering::SeqCst), nanos: 0 };
-            Schedule::new(keep, now).unwrap()
+            SnapshotSchedule::new(keep, now).unwrap()
         }
 
         fn write(&self, byte: u8) {
@@ -179,7 +186,7 @@ mod tests {
             all.iter().map(|one| String::from_utf8(one.name.clone()).unwrap()).collect()
         }
 
-        fn step(&self, schedule: &Schedule, at: i64) -> Vec<String> {
+        fn step(&self, schedule: &SnapshotSchedule, at: i64) -> Vec<String> {
             self.clock.store(BEGIN + at, Ordering::SeqCst);
             schedule.step(&self.archive.snapshot_manager(), || {
                 self.collected.fetch_add(1, Ordering::SeqCst);
@@ -190,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_taken_in_each_period_in_which_something_changes() {
+    fn a_snapshot_is_taken_in_each_period_with_changes() {
         let place = Place::new();
         let schedule = place.schedule("hourly:2,daily:9");
         let next = || schedule.describe().next - BEGIN;
@@ -200,7 +207,7 @@ mod tests {
         place.write(1);
         assert_eq!(place.step(&schedule, 3599).len(), 1, "the hour has one");
         assert_eq!(place.step(&schedule, HOUR).last().unwrap(), "auto-2026-11-23T01-00-00Z");
-        // Its own commit, the confirming ones and another mount's first one are no changes.
+        // Its own commit, confirming commits and the first commit of another mount are no changes.
         let fs = place.archive.file_system();
         while fs.maintain().unwrap() {}
         fs.make_durable().unwrap();
@@ -218,14 +225,14 @@ mod tests {
         assert_eq!(place.step(&schedule, 2 * HOUR + 8).len(), 2);
         assert_eq!(place.step(&schedule, 26 * HOUR).len(), 2, "the one of the first hour goes");
         assert_eq!(next(), 27 * HOUR);
-        // A clock that was set back: the hour has one.
+        // After the clock was set back: the hour has one.
         place.write(4);
         assert_eq!(place.step(&schedule, 2 * HOUR + 9).len(), 2);
         assert_eq!(place.step(&schedule, 26 * HOUR + 1).len(), 2);
         place.archive.file_system().release(place.file).unwrap();
     }
 
-    /// What was taken while the clock was ahead takes no place of what is taken since.
+    /// Snapshots taken while the clock was ahead do not replace later ones.
     #[test]
     fn a_clock_that_was_ahead_costs_no_snapshot() {
         let place = Place::new();
@@ -236,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_named_is_neither_counted_nor_removed() {
+    fn manual_snapshots_are_neither_counted_nor_removed() {
         let place = Place::new();
         let schedule = place.schedule("daily:1");
         let moments = place.archive.snapshot_manager();
@@ -270,11 +277,11 @@ mod tests {
         fail(0, &mut tried);
         let failure = schedule.describe().failure.unwrap();
         assert!(failure.contains("the disk is full") && place.names().is_empty(), "{failure}");
-        fail(AGAIN - 1, &mut tried);
+        fail(RETRY_SECONDS - 1, &mut tried);
         assert_eq!(tried, 1, "a minute is left");
-        fail(AGAIN, &mut tried);
+        fail(RETRY_SECONDS, &mut tried);
         assert_eq!(tried, 2);
-        assert_eq!(place.step(&schedule, 2 * AGAIN).len(), 1);
+        assert_eq!(place.step(&schedule, 2 * RETRY_SECONDS).len(), 1);
         assert_eq!(schedule.describe().failure, None);
     }
 
@@ -286,6 +293,6 @@ mod tests {
         {
             assert_eq!(parse_rule(text), None, "{text}");
         }
-        assert!(Schedule::new(RetentionPolicy::default(), Timestamp::default).is_none());
+        assert!(SnapshotSchedule::new(RetentionPolicy::default(), Timestamp::default).is_none());
     }
 }

@@ -1,18 +1,21 @@
-//! Serves one mounted archive, from opening it to the order that ends the mount.
+//! Life of one mount: open the archive, mount it, serve it, close it.
 //!
 //! # Order of starting
-//! Whatever is needed later is opened before the mount is there: the mount may lie over it, and looking below its own mount is what the
-//! daemon must never do, since the answer would be its own (see [`crate::watch`]). After the mount no path is opened but in /proc, /sys and
-//! /dev, over which nothing is mounted ([`crate::hidden`]).
-//! 1  The process that fetches the archive; the namespaces in which the mount is to be, which whoever has a second thread cannot join; the archive with
-//!    its directory, what is remembered of it, the control socket, the bus, the process that unmounts.
+//! All files that are needed later are opened before the mount, which may cover them. The daemon
+//! must never look below its own mount, where it would wait for its own reply (see
+//! [`crate::deadlock_watchdog`]). After the mount it opens no paths except in /proc, /sys and /dev,
+//! which no mount covers ([`crate::mountpoint_check`]).
+//! 1  The fetcher process. The namespaces of the mount, which a process with a second thread cannot
+//!    join. The archive with its directory and rollback state, the control socket, the bus, and the
+//!    mount agent.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
-//! 4  The event loops, and whatever else runs.
+//! 4  The event loops, and the other threads.
 //!
-//! How it stops is said in [`crate::ending`].
+//! The order of stopping is described in [`crate::shutdown`].
 //!
-//! A handler that panics aborts the process (`panic = "abort"` in every profile that ships): no commit can follow.
+//! A handler that panics aborts the process (`panic = "abort"` in every release profile): no commit
+//! can follow.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,34 +39,34 @@ use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::CapabilitySet;
 
-use crate::adapter::{Activity, Adapter, Followed, Manner, Shown, snapshot_dir};
-use crate::answers::{Answers, Living};
-use crate::callers::Callers;
-use crate::ending::{Attached, Elsewhere, End, Event, Place, Slot};
-use crate::exit::{Failure, Mounting};
+use crate::adapter::{Activity, Adapter, CurrentVersion, ReplicaFs, ServeOptions, effective_snapshot_dir};
+use crate::control_handler::{ControlHandler, DaemonState};
+use crate::daemon_config::DaemonConfig;
+use crate::deadlock_watchdog::DeadlockWatchdog;
+use crate::event_loop::LoopScheduler;
+use crate::exit::{Failure, MountProgram};
 use crate::fetcher;
-use crate::follow::{self, Failing, Follow};
-use crate::former;
-use crate::idle::{self, Watcher};
-use crate::journal::Target;
+use crate::idle::{self, IdleMonitor};
 use crate::kernel_cache::KernelCache;
-use crate::moments;
+use crate::logging::LogTarget;
 use crate::mount::Mount;
-use crate::options::Options;
-use crate::pace::Pace;
-use crate::point_owner;
-use crate::sandbox::{self, Reach};
-use crate::schedule::Schedule;
+use crate::mount_agent::MountAgent;
+use crate::mountpoint_check;
+use crate::options::MountOptions;
+use crate::previous_daemon;
+use crate::process_info::ProcessInfoClient;
+use crate::replica::{self, ReplicaConfig, ReplicaFailure};
+use crate::sandbox::{self, SandboxPaths};
+use crate::schedule::SnapshotSchedule;
+use crate::shutdown::{ArchiveSlot, AttachedMount, MountEvent, MountHandle, RemoteShutdown, Shutdown};
+use crate::snapshot_requests;
 use crate::suspend;
-use crate::task::Task;
 use crate::ticker::Ticker;
-use crate::unmounter::Unmounter;
-use crate::watch::Watch;
 use crate::{capabilities, filter, kernel};
 
-/// Opens, mounts, calls `ready` (with what the user should know about the opening), serves, calls `ending` and closes.
+/// Opens, mounts, calls `ready` with notices for the user, serves, calls `ending` and closes.
 pub fn serve(
-    task: &Task,
+    config: &DaemonConfig,
     key: &UnlockedKey,
     namespaces: Option<Namespaces>,
     ready: impl FnOnce(&[String]) -> Result<(), Failure>,
@@ -73,76 +76,83 @@ pub fn serve(
     if !harden::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
-    let path = task.archive();
+    let path = config.archive();
     let (host, mut place) = if elsewhere::is_elsewhere(path) {
-        let Options { read_only, take_over, .. } = task.options;
+        let MountOptions { read_only, take_over, .. } = config.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
-        let log = Target::of(&task.options);
-        let fetched = fetcher::start(path, &task.options.remote, access, &log, task.options.sandbox);
-        (None, fetched.map_err(|error| elsewhere_in_use(path, take_over, error))?)
+        let log = LogTarget::of(&config.options);
+        let fetched = fetcher::start(path, &config.options.remote, access, &log, config.options.sandbox);
+        (None, fetched.map_err(|error| remote_in_use_failure(path, take_over, error))?)
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
         (Some(directory.into()), elsewhere::Place::file(path))
     };
-    // In the namespaces of `lockbox exec` the mount is seen by that command's program alone, at a directory that was made for it.
+    // In the namespaces of `lockbox exec` only that command's program sees the mount, on a
+    // directory that was created for it.
     let is_alone = namespaces.is_some();
     if let Some(namespaces) = namespaces {
         namespaces.join().map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
     }
-    let (options, seen) = (task.options.open_options(), task.options.seen_options());
-    let archive = match &task.options.snapshot {
+    let (options, seen) = (config.options.open_options(), config.options.seen_options());
+    let archive = match &config.options.snapshot {
         None => Archive::open_seen(place.site(), key, &options, &seen),
         Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
     };
-    let archive = archive.map_err(|e| in_use(task, e))?;
-    let owner = archive.owner()?.or_else(|| point_owner::owner_by_path(path)).filter(|_| !is_alone);
+    let archive = archive.map_err(|e| in_use_failure(config, e))?;
+    let owner = archive.owner()?.or_else(|| mountpoint_check::owner_by_path(path)).filter(|_| !is_alone);
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
-    let follow = task.options.follow.filter(|_| task.options.snapshot.is_none());
-    let follow = follow.zip(place.take_following()).map(|(every, following)| {
+    let replica = config.options.follow.filter(|_| config.options.snapshot.is_none());
+    let replica = replica.zip(place.take_following()).map(|(every, fetcher)| {
         let (key, options) = (key.copy(), OpenOptions { read_only: true, ..options });
-        Follow { following, every, key, options, seen }
+        ReplicaConfig { fetcher, every, key, options, seen }
     });
     let fs = Arc::clone(archive.file_system());
     let witness = Arc::clone(archive.witness());
-    let slot: Slot = Arc::new(Mutex::new(Some(archive)));
+    let slot: ArchiveSlot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
-    let elsewhere = place.leaving().zip(place.ending()).map(|(leave, end)| Elsewhere { leave, end });
-    let mut end = End::of(Arc::clone(&slot), inbox, elsewhere);
-    let bus = task.options.lock_on_suspend.then(suspend::connect);
-    let point_owner = point_owner::required(owner, &task.options);
-    let host = Host { directory: host, point_owner, telling: place.telling(), follow };
-    let served = start(task, &slot, host, signals, &events, &mut end).and_then(|running| {
+    let elsewhere = place
+        .leaving()
+        .zip(place.ending())
+        .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
+    let mut end = Shutdown::new(Arc::clone(&slot), inbox, elsewhere);
+    let bus = config.options.lock_on_suspend.then(suspend::connect);
+    let point_owner = mountpoint_check::required_owner(owner, &config.options);
+    let host = ArchiveHost { directory: host, point_owner, remote_status: place.telling(), replica };
+    let served = start(config, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
-            let (cache, place) = (Arc::clone(&running.cache), Arc::clone(&running.place));
-            let showing: suspend::Showing = match running.shown.clone() {
-                Some(shown) => Arc::new(move || shown.file_systems()),
+            let (cache, mount) = (Arc::clone(&running.cache), Arc::clone(&running.mount));
+            let file_systems: suspend::FileSystems = match running.current_version.clone() {
+                Some(current_version) => Arc::new(move || current_version.file_systems()),
                 None => {
                     let fs = Arc::clone(&fs);
                     Arc::new(move || vec![Arc::clone(&fs)])
                 }
             };
-            notices.extend(suspend::start(suspend::Target { showing, cache, place, events: events.clone() }, bus));
+            notices.extend(suspend::start(
+                suspend::SuspendTarget { file_systems, cache, mount, events: events.clone() },
+                bus,
+            ));
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");
         }
         ready(&notices)?;
         let thread_failed = |e| Failure::system(format!("cannot start a thread: {e}"));
-        let Running { server, place, cache, activity, schedule, shown: _ } = running;
-        let scheduled = schedule.zip(moments::of(&slot));
-        let _ticker = (!task.options.read_only)
-            .then(|| Ticker::start(fs, witness, cache, place, task.options.sync_profile(), scheduled))
+        let RunningMount { server, mount, cache, activity, schedule, current_version: _ } = running;
+        let scheduled = schedule.zip(snapshot_requests::open_snapshots(&slot));
+        let _ticker = (!config.options.read_only)
+            .then(|| Ticker::start(fs, witness, cache, mount, config.options.sync_profile(), scheduled))
             .transpose()
             .map_err(thread_failed)?;
-        let idle = task.options.idle.map(Duration::from_secs);
+        let idle = config.options.idle.map(Duration::from_secs);
         let _watcher = idle
-            .map(|limit| Watcher::start(limit, idle::since_boot, activity, events.clone()))
+            .map(|limit| IdleMonitor::start(limit, idle::time_since_boot, activity, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
-        let ended = end.wait(task.options.stop_timeout());
+        let ended = end.wait(config.options.stop_timeout());
         ending();
         Ok((server, ended))
     });
@@ -152,181 +162,188 @@ pub fn serve(
     }
 }
 
-/// Where the archive is.
-struct Host {
-    /// Of the archive's file, when it is one of this host.
+/// Resources at the archive's location.
+struct ArchiveHost {
+    /// Directory of a local archive file.
     directory: Option<OwnedFd>,
     /// User that must own the mount point.
     point_owner: Option<u32>,
-    telling: Option<elsewhere::Telling>,
-    /// Of one that is shown as it is written elsewhere.
-    follow: Option<Follow>,
+    remote_status: Option<elsewhere::Telling>,
+    /// Configuration of a replica mount.
+    replica: Option<ReplicaConfig>,
 }
 
-struct Running {
+struct RunningMount {
     server: control::ControlServer,
-    place: Arc<Place>,
+    mount: Arc<MountHandle>,
     cache: Arc<KernelCache>,
     activity: Arc<Activity>,
-    schedule: Option<Arc<Schedule>>,
-    /// Of a mount that follows.
-    shown: Option<Arc<Shown>>,
+    schedule: Option<Arc<SnapshotSchedule>>,
+    /// Versions of a replica mount.
+    current_version: Option<Arc<CurrentVersion>>,
 }
 
-/// What is there before the mount is.
-struct Prepared {
+/// Resources that are opened before the mount.
+struct Preparation {
     listening: control::ControlListener,
-    unmounter: Unmounter,
-    callers: Callers,
-    /// What /proc says of this process.
+    agent: MountAgent,
+    process_info: ProcessInfoClient,
+    /// `/proc/self/status`.
     own_status: Option<File>,
-    /// The mount namespace.
+    /// Mount namespace of this process.
     namespace: u64,
-    /// None where it could prove nothing.
-    watch: Option<Watch>,
+    /// None if it could prove nothing.
+    watchdog: Option<DeadlockWatchdog>,
     seen: Option<OwnedFd>,
 }
 
-fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
-    let archive = task.archive();
-    let reads_elsewhere = task.options.read_only && elsewhere::is_elsewhere(archive);
+fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation, Failure> {
+    let archive = config.archive();
+    let reads_elsewhere = config.options.read_only && elsewhere::is_elsewhere(archive);
     let name = match reads_elsewhere {
-        true => Ok(SocketName::of_reader(archive.as_os_str(), task.point())),
+        true => Ok(SocketName::of_reader(archive.as_os_str(), config.point())),
         false => daemons::socket_name(archive),
     };
     let name = name.map_err(|e| Failure::other(format!("cannot look at {}: {e}", archive.display())))?;
     let listening = control::listen(&daemons::ready_directory()?, &name)?;
     let own_status = File::open("/proc/self/status").ok();
-    let seen = task.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
-    let (unmounter, callers) = Unmounter::start(task.point(), task.made, &Target::of(&task.options))
+    let seen = config.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
+    let (agent, process_info) = MountAgent::start(config.point(), config.made, &LogTarget::of(&config.options))
         .map_err(|e| Failure::system(format!("cannot start the process that unmounts: {e}")))?;
-    let place = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-    let (log, program) = (task.options.log.as_deref().and_then(place), place(Path::new("/proc/self/exe")));
+    let open_path = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+    let (log, program) = (config.options.log.as_deref().and_then(open_path), open_path(Path::new("/proc/self/exe")));
     let stderr = std::io::stderr();
-    // Somebody may have mounted it there alone, as containers do: then its directory lies elsewhere. An address leads nowhere.
-    let file = place(archive);
+    // The file may be a mount point itself, as in containers: then its directory lies on another
+    // file system. An address cannot be opened.
+    let file = open_path(archive);
     let held = [host, file.as_ref(), Some(listening.directory()), seen.as_ref(), log.as_ref(), program.as_ref()];
     let files = held.into_iter().flatten().map(AsFd::as_fd).chain([stderr.as_fd()]);
-    let watch =
-        Watch::prepare(files).inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}")).ok();
+    let watchdog = DeadlockWatchdog::prepare(files)
+        .inspect_err(|error| tracing::info!("the daemon does not watch itself: {error}"))
+        .ok();
     let namespace = daemons::mount_namespace();
-    Ok(Prepared { listening, unmounter, callers, own_status, namespace, watch, seen })
+    Ok(Preparation { listening, agent, process_info, own_status, namespace, watchdog, seen })
 }
 
-/// Starts the control socket, the mount, the event loops and the thread that takes signals.
+/// Starts the control socket, the mount, the event loops and the signal thread.
 fn start(
-    task: &Task,
-    slot: &Slot,
-    host: Host,
+    config: &DaemonConfig,
+    slot: &ArchiveSlot,
+    host: ArchiveHost,
     signals: SigSet,
-    events: &Sender<Event>,
-    end: &mut End,
-) -> Result<Running, Failure> {
-    let Host { directory: host, point_owner, telling, follow } = host;
+    events: &Sender<MountEvent>,
+    end: &mut Shutdown,
+) -> Result<RunningMount, Failure> {
+    let ArchiveHost { directory: host, point_owner, remote_status, replica } = host;
     let fs = slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
     let fs = fs.ok_or_else(|| Failure::other("the archive is closed"))?;
-    let (cache, activity) = (Arc::new(KernelCache::of(follow.is_some())), Arc::new(Activity::default()));
-    let profile = task.options.sync_profile();
-    let Prepared { listening, unmounter, callers, own_status, namespace, watch, seen } = prepare(task, host.as_ref())?;
-    let mount = Mount {
-        source: &task.archive,
+    let (cache, activity) = (Arc::new(KernelCache::new(replica.is_some())), Arc::new(Activity::default()));
+    let profile = config.options.sync_profile();
+    let Preparation { listening, agent, process_info, own_status, namespace, watchdog, seen } =
+        prepare(config, host.as_ref())?;
+    let attachment = Mount {
+        source: &config.archive,
         subtype: "lockbox",
-        point: task.point(),
-        allow_other: task.options.allow_other,
-        flags: task.options.mount_flags(),
+        point: config.point(),
+        allow_other: config.options.allow_other,
+        flags: config.options.mount_flags(),
         point_owner,
     };
-    let Attached { place, connection, read_ahead } = Place::attach(&mount, unmounter, Arc::clone(&cache))?;
-    end.mounted(Arc::clone(&place));
-    if task.options.sandbox {
-        let tasks = watch.as_ref().map(Watch::tasks);
-        confine(&Reach { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &place);
+    let AttachedMount { handle, connection, read_ahead } = MountHandle::attach(&attachment, agent, Arc::clone(&cache))?;
+    let mount = handle;
+    end.set_mount(Arc::clone(&mount));
+    if config.options.sandbox {
+        let tasks = watchdog.as_ref().map(DeadlockWatchdog::tasks);
+        confine(&SandboxPaths { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &mount);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
-    // A mount for reading changes nothing.
-    let keep = if task.options.read_only { RetentionPolicy::default() } else { task.options.snapshots };
-    let schedule = Schedule::new(keep, || Timestamp::from_system(SystemTime::now())).map(Arc::new);
-    let failing = follow.as_ref().map(|_| Failing::default());
+    // A read-only mount changes nothing.
+    let keep = if config.options.read_only { RetentionPolicy::default() } else { config.options.snapshots };
+    let schedule = SnapshotSchedule::new(keep, || Timestamp::from_system(SystemTime::now())).map(Arc::new);
+    let replica_failure = replica.as_ref().map(|_| ReplicaFailure::default());
     let server = {
-        let living = Living {
+        let state = DaemonState {
             activity: Arc::clone(&activity),
-            place: Arc::clone(&place),
+            mount: Arc::clone(&mount),
             cache: Arc::clone(&cache),
             schedule: schedule.clone(),
             namespace,
-            telling,
-            following: failing.clone(),
-            strangers: watch.as_ref().map(Watch::strangers).unwrap_or_default(),
+            remote_status,
+            replica_failure: replica_failure.clone(),
+            foreign_files: watchdog.as_ref().map(DeadlockWatchdog::foreign_files).unwrap_or_default(),
         };
-        let answers = Answers::new(task.clone(), Arc::clone(slot), living, events.clone(), own_status);
-        listening.serve(move |request, client| answers.respond(&request, client))?
+        let handler = ControlHandler::new(config.clone(), Arc::clone(slot), state, events.clone(), own_status);
+        listening.serve(move |request, client| handler.handle(&request, client))?
     };
-    let Options { access_times, threads, snapshot_dir: asked, .. } = task.options;
-    let manner = Manner { profile, access_times, snapshot_dir: snapshot_dir(&fs, asked) };
+    let MountOptions { access_times, threads, snapshot_dir: asked, .. } = config.options;
+    let serve_options = ServeOptions { profile, access_times, snapshot_dir: effective_snapshot_dir(&fs, asked) };
     let loops = threads.unwrap_or_else(|| kernel::default_threads(false));
-    let pace = Pace::new(loops, connection.try_clone().map_err(thread_failed)?);
-    let adapter = Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, callers, manner, pace)
-        .map_err(thread_failed)?;
-    let config = kernel::session_config(loops);
+    let scheduler = LoopScheduler::new(loops, connection.try_clone().map_err(thread_failed)?);
+    let adapter =
+        Adapter::new(fs, Arc::clone(&cache), Arc::clone(&activity), host, process_info, serve_options, scheduler)
+            .map_err(thread_failed)?;
+    let fuse_config = kernel::session_config(loops);
     let ended = events.clone();
-    let shown = match follow.zip(failing) {
+    let current_version = match replica.zip(replica_failure) {
         None => {
-            serve_requests(adapter, connection, config, &cache, ended, end)?;
+            serve_requests(adapter, connection, fuse_config, &cache, ended, end)?;
             None
         }
-        Some((follow, failing)) => {
-            let shown = Arc::new(Shown::new(adapter, asked));
-            serve_requests(Followed(Arc::clone(&shown)), connection, config, &cache, ended, end)?;
+        Some((replica, replica_failure)) => {
+            let current_version = Arc::new(CurrentVersion::new(adapter, asked));
+            serve_requests(ReplicaFs(Arc::clone(&current_version)), connection, fuse_config, &cache, ended, end)?;
             let (slot, activity) = (Arc::clone(slot), Arc::clone(&activity));
-            follow::start(follow, Arc::clone(&shown), slot, activity, failing).map_err(thread_failed)?;
-            Some(shown)
+            replica::start(replica, Arc::clone(&current_version), slot, activity, replica_failure)
+                .map_err(thread_failed)?;
+            Some(current_version)
         }
     };
-    place.look().map_err(|e| Failure::mount(format!("{} does not answer: {e}", task.point().display())))?;
+    mount.probe().map_err(|e| Failure::mount(format!("{} does not answer: {e}", config.point().display())))?;
     if let Some(read_ahead) = read_ahead {
         let _ = read_ahead.raise();
     }
-    if let Some(watch) = watch {
-        watch.start(Arc::clone(&place), events.clone()).map_err(thread_failed)?;
+    if let Some(watchdog) = watchdog {
+        watchdog.start(Arc::clone(&mount), events.clone()).map_err(thread_failed)?;
     }
     let events = events.clone();
     thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             while let Ok(signal) = signals.wait() {
-                if events.send(Event::Signal(signal)).is_err() {
+                if events.send(MountEvent::Signal(signal)).is_err() {
                     return;
                 }
             }
         })
         .map_err(thread_failed)?;
-    Ok(Running { server, place, cache, activity, schedule, shown })
+    Ok(RunningMount { server, mount, cache, activity, schedule, current_version })
 }
 
 /// Starts the event loops.
 fn serve_requests(
     filesystem: impl fuser::Filesystem + 'static,
     connection: OwnedFd,
-    config: fuser::Config,
+    fuse_config: fuser::Config,
     cache: &KernelCache,
-    events: Sender<Event>,
-    end: &mut End,
+    events: Sender<MountEvent>,
+    end: &mut Shutdown,
 ) -> Result<(), Failure> {
-    let session = fuser::Session::from_fd(filesystem, connection, SessionACL::All, config)
+    let session = fuser::Session::from_fd(filesystem, connection, SessionACL::All, fuse_config)
         .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
-    cache.connect(session.notifier());
-    end.loops_start();
+    cache.set_notifier(session.notifier());
+    end.set_loops_started();
     thread::Builder::new()
         .name("session".into())
         .spawn(move || {
-            let _ = events.send(Event::Ended(session.run()));
+            let _ = events.send(MountEvent::LoopsEnded(session.run()));
         })
         .map_err(|e| Failure::system(format!("cannot start a thread: {e}")))?;
     Ok(())
 }
 
-/// Comes before any thread. A machine that refuses a part of it gets its mount all the same, and a line in the log.
-fn confine(reach: &Reach<'_>, place: &Place) {
+/// Enters the sandbox; call it before any other thread starts. If the machine refuses a part of it,
+/// the mount continues with a log line.
+fn confine(reach: &SandboxPaths<'_>, mount: &MountHandle) {
     match sandbox::enter(reach) {
         Ok(true) => {}
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
@@ -335,12 +352,14 @@ fn confine(reach: &Reach<'_>, place: &Place) {
     if let Err(error) = capabilities::keep_only(CapabilitySet::IPC_LOCK) {
         tracing::warn!("the daemon keeps its capabilities: {error}");
     }
-    if let Err(error) = filter::enter(filter::Process::Daemon, |listener| place.name_refusals(listener)) {
+    if let Err(error) = filter::enter(filter::ConfinedProcess::Daemon, |listener| mount.send_filter_listener(listener))
+    {
         tracing::warn!("the filter of system calls was refused: {error}");
     }
 }
 
-/// Blocked before any thread starts, so that all inherit it and one thread can wait for them.
+/// Blocks signals before any thread starts, so that all threads inherit the mask and one can wait
+/// for them.
 fn block_signals() -> Result<SigSet, Failure> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -350,21 +369,21 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-/// What kept somebody from coming to an archive at an address.
-fn elsewhere_in_use(address: &Path, takes_over: bool, error: Error) -> Failure {
+/// Converts an error of opening a remote archive.
+fn remote_in_use_failure(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
         Error::InUse(why) if !takes_over => Failure::new(
             code(&error),
             format!("{why}; the mount option take-over goes on in its place, and ro only reads"),
         ),
-        _ => Mounting::failure(address, error),
+        _ => MountProgram::failure(address, error),
     }
 }
 
-/// Names the holder of an archive when its daemon can be asked.
-fn in_use(task: &Task, error: Error) -> Failure {
+/// Names the holder of an archive if its daemon answers.
+fn in_use_failure(config: &DaemonConfig, error: Error) -> Failure {
     match error {
-        Error::InUse(_) => former::serving(task.archive()).unwrap_or_else(|| error.into()),
+        Error::InUse(_) => previous_daemon::holder_failure(config.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
     }
 }

@@ -1,8 +1,9 @@
-//! Locks the archive before the machine sleeps: unmounts it, or when it is busy saves everything and drops what was decrypted.
+//! Locks the archive before the machine sleeps: unmounts it, or saves everything and drops
+//! plaintext if it is busy.
 //!
-//! What a busy mount keeps is its key, without which its users would find nothing after waking up; what it drops are the
-//! daemon's caches and the kernel's pages of files, in the seconds that logind gives. Pages that programs hold locked or map
-//! writable may stay.
+//! A busy mount keeps its key, because its users could not continue without it. In the seconds that
+//! logind grants it drops the daemon's caches and the kernel's cached pages. Pages that programs
+//! lock or map writable may stay.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,46 +15,48 @@ use std::time::{Duration, Instant};
 
 use lockbox::fs::FileSystem;
 
-use crate::ending::{ARRIVAL, Event, Place, Slept};
 use crate::kernel_cache::KernelCache;
-use crate::login::{self, Login};
+use crate::logind::{self, LogindClient};
+use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
 
-/// What unmounting and closing may take before the rest is saved beside it.
-const CLOSING: Duration = Duration::from_millis(1500);
-/// What dropping the kernel's pages may take: with saving it has to fit into logind's five seconds.
-const DROPPING: Duration = Duration::from_secs(2);
-/// Between attempts to reach a bus that went away.
-const RECONNECT: Duration = Duration::from_secs(30);
+/// Time for unmounting and closing, before the remaining data is saved in parallel.
+const CLOSE_TIME: Duration = Duration::from_millis(1500);
+/// Time for dropping the kernel's pages: together with saving it must fit into logind's five
+/// seconds.
+const DROP_TIME: Duration = Duration::from_secs(2);
+/// Interval between attempts to reconnect to the bus.
+const RECONNECT_PERIOD: Duration = Duration::from_secs(30);
 
-/// All that is shown of an archive: one file system, or those of its moments.
-pub(crate) type Showing = Arc<dyn Fn() -> Vec<Arc<FileSystem>> + Send + Sync>;
+/// All file systems of a mount: one, or one per version of a replica.
+pub(crate) type FileSystems = Arc<dyn Fn() -> Vec<Arc<FileSystem>> + Send + Sync>;
 
-/// What is locked.
-pub(crate) struct Target {
-    pub(crate) showing: Showing,
+/// Mount to lock.
+pub(crate) struct SuspendTarget {
+    pub(crate) file_systems: FileSystems,
     pub(crate) cache: Arc<KernelCache>,
-    pub(crate) place: Arc<Place>,
-    pub(crate) events: Sender<Event>,
+    pub(crate) mount: Arc<MountHandle>,
+    pub(crate) events: Sender<MountEvent>,
 }
 
-/// logind, subscribed to, and its lock that holds up the next sleep.
-pub(crate) struct Subscribed {
-    login: Login,
+/// Subscription to logind, with the inhibitor lock that delays the next sleep.
+pub(crate) struct SleepSubscription {
+    login: LogindClient,
     lock: OwnedFd,
 }
 
-/// Subscribes by the way of the bus, before the mount may hide that.
-pub(crate) fn connect() -> io::Result<Subscribed> {
-    login::dial().and_then(subscribe)
+/// Subscribes via D-Bus, before the mount can shadow the socket.
+pub(crate) fn connect() -> io::Result<SleepSubscription> {
+    logind::connect().and_then(subscribe)
 }
 
-fn subscribe(stream: UnixStream) -> io::Result<Subscribed> {
-    let mut login = Login::over(stream)?;
-    Ok(Subscribed { lock: login.delay_sleep()?, login })
+fn subscribe(stream: UnixStream) -> io::Result<SleepSubscription> {
+    let mut login = LogindClient::subscribe(stream)?;
+    Ok(SleepSubscription { lock: login.delay_sleep()?, login })
 }
 
-/// Starts the thread that waits. The answer is a sentence for the user when this machine cannot tell that it sleeps.
-pub(crate) fn start(target: Target, subscribed: io::Result<Subscribed>) -> Option<String> {
+/// Starts the waiting thread. Returns a sentence for the user if this machine does not announce its
+/// sleeps.
+pub(crate) fn start(target: SuspendTarget, subscribed: io::Result<SleepSubscription>) -> Option<String> {
     let subscribed = match subscribed {
         Ok(subscribed) => subscribed,
         Err(error) => {
@@ -63,18 +66,18 @@ pub(crate) fn start(target: Target, subscribed: io::Result<Subscribed>) -> Optio
         }
     };
     // Not joined: it ends with the process, and so does the lock that it holds.
-    let started = thread::Builder::new().name("suspend".into()).spawn(move || watch(&target, subscribed));
+    let started = thread::Builder::new().name("suspend".into()).spawn(move || run(&target, subscribed));
     started.err().map(|error| format!("lock-on-suspend has no effect: {error}"))
 }
 
-fn watch(target: &Target, mut subscribed: Subscribed) {
+fn run(target: &SuspendTarget, mut subscribed: SleepSubscription) {
     loop {
-        let Subscribed { mut login, lock } = subscribed;
+        let SleepSubscription { mut login, lock } = subscribed;
         let Err(error) = serve(target, &mut login, Some(lock));
         tracing::warn!("logind was lost, so the archive stays mounted when the machine sleeps: {error}");
         subscribed = loop {
-            thread::sleep(RECONNECT);
-            if let Ok(again) = target.place.dial().and_then(subscribe) {
+            thread::sleep(RECONNECT_PERIOD);
+            if let Ok(again) = target.mount.connect_bus().and_then(subscribe) {
                 tracing::warn!("logind is there again");
                 break again;
             }
@@ -82,10 +85,14 @@ fn watch(target: &Target, mut subscribed: Subscribed) {
     }
 }
 
-/// Locks at each sleep until the connection fails.
-fn serve(target: &Target, login: &mut Login, mut lock: Option<OwnedFd>) -> io::Result<std::convert::Infallible> {
+/// Locks before each sleep until the connection fails.
+fn serve(
+    target: &SuspendTarget,
+    login: &mut LogindClient,
+    mut lock: Option<OwnedFd>,
+) -> io::Result<std::convert::Infallible> {
     loop {
-        if login.next()? {
+        if login.next_sleep_signal()? {
             target.lock();
             drop(lock.take());
         } else if lock.is_none() {
@@ -94,34 +101,34 @@ fn serve(target: &Target, login: &mut Login, mut lock: Option<OwnedFd>) -> io::R
     }
 }
 
-/// Whether the session ends within `limit`, with everything saved: that closes the channel.
-fn closes(answered: &Receiver<Slept>, limit: Duration) -> bool {
+/// Returns whether the archive is closed within `limit`, which closes the channel.
+fn closes_within(answered: &Receiver<SuspendReply>, limit: Duration) -> bool {
     match answered.recv_timeout(limit) {
         Err(RecvTimeoutError::Disconnected) => true,
-        // No answer: what was unmounted here lives on elsewhere, such as in a bind or under its last users.
-        Ok(Slept::Busy) | Err(RecvTimeoutError::Timeout) => false,
+        // No reply: the detached mount lives on, such as in a bind mount or with its last users.
+        Ok(SuspendReply::Busy) | Err(RecvTimeoutError::Timeout) => false,
     }
 }
 
-impl Target {
-    /// Returns when the archive is closed, or saved where it is busy.
+impl SuspendTarget {
+    /// Returns when the archive is closed, or saved if it is busy.
     fn lock(&self) {
         tracing::info!("the machine is about to sleep");
         let (answer, answered) = mpsc::channel();
-        if self.events.send(Event::Sleep(answer)).is_err() || closes(&answered, CLOSING) {
+        if self.events.send(MountEvent::Sleep(answer)).is_err() || closes_within(&answered, CLOSE_TIME) {
             return;
         }
         tracing::warn!("the archive is in use and stays mounted while the machine sleeps; its content is saved");
-        let flushed = self.place.flush();
+        let flushed = self.mount.flush();
         thread::sleep(ARRIVAL);
-        let all = (self.showing)();
+        let all = (self.file_systems)();
         let commit = || all.iter().try_for_each(|fs| fs.make_durable().map_err(|e| e.to_string()));
         let saved = flushed.map_err(|e| e.to_string()).and(commit());
         let newest = all.iter().map(|fs| fs.newest_inode().0).max().unwrap_or_default();
-        if !self.cache.drop_all_pages(newest, Instant::now() + DROPPING) {
+        if !self.cache.drop_all_pages(newest, Instant::now() + DROP_TIME) {
             tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
         }
-        // Pages that were written since, or by maps, came when they were dropped.
+        // Pages written meanwhile, or through maps, arrived when they were dropped.
         let saved = saved.and(if all.iter().any(|fs| fs.is_dirty()) { commit() } else { Ok(()) });
         all.iter().for_each(|fs| fs.forget_plaintext());
         if let Err(error) = saved {
@@ -137,10 +144,10 @@ mod tests {
     #[test]
     fn sleep_waits_neither_for_a_busy_session_nor_for_one_that_does_not_end() {
         let (answer, answered) = mpsc::channel();
-        assert!(!closes(&answered, Duration::from_millis(1)), "it does not end");
-        answer.send(Slept::Busy).unwrap();
-        assert!(!closes(&answered, Duration::from_secs(60)), "it is busy");
+        assert!(!closes_within(&answered, Duration::from_millis(1)), "it does not end");
+        answer.send(SuspendReply::Busy).unwrap();
+        assert!(!closes_within(&answered, Duration::from_secs(60)), "it is busy");
         drop(answer);
-        assert!(closes(&answered, Duration::from_secs(60)), "it ended");
+        assert!(closes_within(&answered, Duration::from_secs(60)), "it ended");
     }
 }

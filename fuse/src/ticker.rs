@@ -1,11 +1,17 @@
-//! The daemon's clock: background steps and news for the kernel every second, and unless `sync=never` a flush and, a second later, a commit every five; and
-//! beside it, because one may take long, snapshots that are due.
+//! Periodic work of the daemon: background steps, cache invalidation, flushes, commits and
+//! scheduled snapshots.
+//!
+//! Background steps and invalidation run every second. Unless `sync=never`, a flush runs every five
+//! seconds, and a commit one second after it. Scheduled snapshots run in a separate thread, because
+//! one may take long.
 //!
 //! # Rules
-//! 1  A commit comes [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and does not wait until they are
-//!    answered, so a commit at once would miss some. What did not arrive by then is in the commit after it.
-//! 2  A flush comes [`PERIOD`] after the flush before, or as soon as the clock looks. So what the daemon was given before a flush
-//!    is durable one commit later, and what a program wrote is at most PERIOD + ARRIVAL + STEP old when its commit begins.
+//! 1  A commit runs [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and
+//!    does not wait for the replies, so an immediate commit would miss some. Data that arrives
+//!    later is part of the next commit.
+//! 2  A flush runs [`PERIOD`] after the previous flush, or at the next tick. So data that the
+//!    daemon received before a flush is durable one commit later, and data that a program wrote is
+//!    at most PERIOD + ARRIVAL + STEP old when its commit begins.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -17,24 +23,24 @@ use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::RollbackGuard;
 use lockbox::{Error, Result};
 
-use crate::ending::{ARRIVAL, Place};
 use crate::kernel_cache::KernelCache;
-use crate::moments::collect;
 use crate::schedule;
+use crate::shutdown::{ARRIVAL, MountHandle};
+use crate::snapshot_requests::collect_writes;
 
 const STEP: Duration = Duration::from_secs(1);
-/// From one flush of the kernel's pages to the next.
+/// Interval between flushes of the kernel's pages.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Until the next time an older copy could pass for the newest; each time costs an fsync in
-/// addition to that of the archive. Data that was read and deleted since is in a buffer no longer
-/// than this either.
-const REMEMBER: Duration = Duration::from_secs(60);
-/// Background steps in a row before the clock is looked at again.
-const STEPS: u32 = 64;
+/// Interval between updates of the rollback state, during which an older copy could pass for the
+/// newest; each update costs an fsync in addition to the archive's. Also bounds the time that data
+/// stays in a read buffer after it was deleted.
+const REMEMBER_PERIOD: Duration = Duration::from_secs(60);
+/// Maximum of consecutive background steps per tick.
+const MAX_STEPS: u32 = 64;
 
-/// A running clock; dropping it stops and joins its threads.
+/// Running timer threads; dropping it stops and joins them.
 pub(crate) struct Ticker {
-    /// A thread goes on as long as its sender is there.
+    /// A thread runs until its sender is dropped.
     threads: Vec<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -43,43 +49,44 @@ impl Ticker {
         fs: Arc<FileSystem>,
         witness: Arc<RollbackGuard>,
         cache: Arc<KernelCache>,
-        place: Arc<Place>,
+        mount: Arc<MountHandle>,
         profile: SyncProfile,
-        scheduled: Option<(Arc<schedule::Schedule>, SnapshotManager)>,
+        snapshot_schedule: Option<(Arc<schedule::SnapshotSchedule>, SnapshotManager)>,
     ) -> std::io::Result<Ticker> {
         let mut ticker = Ticker { threads: Vec::new() };
-        if let Some((snapshots, moments)) = scheduled {
-            let (cache, place) = (Arc::clone(&cache), Arc::clone(&place));
-            // It waits for what was deleted to be reclaimed, and tells of its failures itself.
-            ticker.each_second("snapshots", move || snapshots.step(&moments, || collect(&place, &cache)))?;
+        if let Some((snapshots, moments)) = snapshot_schedule {
+            let (cache, mount) = (Arc::clone(&cache), Arc::clone(&mount));
+            // It waits until deleted data is reclaimed, and logs its own failures.
+            ticker
+                .spawn_each_second("snapshots", move || snapshots.step(&moments, || collect_writes(&mount, &cache)))?;
         }
-        let mut clock = Clock { fs, cache, place, last_error: String::new() };
-        let mut schedule = (profile != SyncProfile::Never).then(|| Schedule::new(Instant::now()));
+        let mut work = BackgroundWork { fs, cache, mount, last_error: String::new() };
+        let mut schedule = (profile != SyncProfile::Never).then(|| FlushSchedule::new(Instant::now()));
         let mut remembered = Instant::now();
-        ticker.each_second("ticker", move || {
+        ticker.spawn_each_second("ticker", move || {
             let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {
-                Some(Due::Flush) => clock.flush(),
-                Some(Due::Commit) => clock.commit(),
+                Some(PeriodicStep::Flush) => work.flush(),
+                Some(PeriodicStep::Commit) => work.commit(),
                 None => Ok(()),
             };
-            clock.report(done);
-            // From when the flush ended: what it sent is on its way from then on.
+            work.report(done);
+            // Counts from the end of the flush, when its data is in flight.
             if let Some(schedule) = &mut schedule {
-                schedule.looked(Instant::now());
+                schedule.finish_step(Instant::now());
             }
-            let done = clock.maintain();
-            clock.report(done);
-            clock.tell();
-            if remembered.elapsed() >= REMEMBER {
+            let done = work.maintain();
+            work.report(done);
+            work.invalidate_attributes();
+            if remembered.elapsed() >= REMEMBER_PERIOD {
                 witness.remember();
-                clock.fs.wipe_buffers();
+                work.fs.wipe_buffers();
                 remembered = Instant::now();
             }
         })?;
         Ok(ticker)
     }
 
-    fn each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+    fn spawn_each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name(name.into()).spawn(move || {
             while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
@@ -101,75 +108,77 @@ impl Drop for Ticker {
     }
 }
 
-/// What is to be done now.
+/// Step that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
+enum PeriodicStep {
     Flush,
     Commit,
 }
 
-/// Which of the two is next, and when.
-struct Schedule {
-    next: Due,
+/// Next step and its time.
+struct FlushSchedule {
+    next: PeriodicStep,
     at: Instant,
     flush_began: Instant,
     waits: bool,
 }
 
-impl Schedule {
-    fn new(now: Instant) -> Schedule {
-        Schedule { next: Due::Flush, at: now + PERIOD, flush_began: now, waits: true }
+impl FlushSchedule {
+    fn new(now: Instant) -> FlushSchedule {
+        FlushSchedule { next: PeriodicStep::Flush, at: now + PERIOD, flush_began: now, waits: true }
     }
 
-    /// The step whose time has come; it is told to be over by `looked`.
-    fn due(&mut self, now: Instant) -> Option<Due> {
+    /// Returns the step that is due; `finish_step` reports its end.
+    fn due(&mut self, now: Instant) -> Option<PeriodicStep> {
         if now < self.at {
             return None;
         }
         self.waits = false;
-        if self.next == Due::Flush {
+        if self.next == PeriodicStep::Flush {
             self.flush_began = now;
         }
         Some(self.next)
     }
 
-    /// The step that was due, if there was one, ended at `now`.
-    fn looked(&mut self, now: Instant) {
+    /// Records that the due step, if there was one, ended at `now`.
+    fn finish_step(&mut self, now: Instant) {
         if std::mem::replace(&mut self.waits, true) {
             return;
         }
         (self.next, self.at) = match self.next {
-            Due::Flush => (Due::Commit, now + ARRIVAL),
-            Due::Commit => (Due::Flush, self.flush_began + PERIOD),
+            PeriodicStep::Flush => (PeriodicStep::Commit, now + ARRIVAL),
+            PeriodicStep::Commit => (PeriodicStep::Flush, self.flush_began + PERIOD),
         };
     }
 }
 
-struct Clock {
+struct BackgroundWork {
     fs: Arc<FileSystem>,
     cache: Arc<KernelCache>,
-    place: Arc<Place>,
+    mount: Arc<MountHandle>,
     last_error: String,
 }
 
-impl Clock {
-    /// Sends for the kernel's dirty pages. No lock of the file system is held: they arrive as requests.
+impl BackgroundWork {
+    /// Requests the kernel's dirty pages. Called without a lock of the file system, because they
+    /// arrive as requests.
     fn flush(&self) -> Result<()> {
-        // Without a writer the kernel has nothing (KERNEL-3), and opening the root would make `umount` fail as busy.
-        if self.cache.any_writer() {
-            self.place.flush().map_err(|e| Error::io("the process that flushes the mount does not answer", e))?;
+        // Without a writer the kernel has none (KERNEL-3), and opening the root would make
+        // `umount` fail as busy.
+        if self.cache.has_any_writer() {
+            self.mount.flush().map_err(|e| Error::io("the process that flushes the mount does not answer", e))?;
             tracing::debug!("flushed what programs have written");
         }
         Ok(())
     }
 
     fn commit(&self) -> Result<()> {
-        // Asked of the file system: it knows of a change from the moment it is accepted, also of one that comes during a commit.
+        // The file system knows of a change from its acceptance on, even during a commit.
         if self.fs.is_dirty() { self.fs.sync_in_background() } else { Ok(()) }
     }
 
     fn maintain(&mut self) -> Result<()> {
-        for _ in 0..STEPS {
+        for _ in 0..MAX_STEPS {
             if !self.fs.maintain()? {
                 break;
             }
@@ -177,15 +186,15 @@ impl Clock {
         Ok(())
     }
 
-    /// Tells the kernel which block counts it keeps are wrong since WRITEs and write-out.
-    fn tell(&self) {
-        self.cache.tell_written(&self.fs);
+    /// Invalidates the block counts that WRITEs and writeback changed.
+    fn invalidate_attributes(&self) {
+        self.cache.invalidate_written(&self.fs);
         for ino in self.fs.take_block_count_changes() {
-            self.cache.blocks_changed(ino);
+            self.cache.invalidate_blocks(ino);
         }
     }
 
-    /// The same error every second is logged once.
+    /// Logs an error that repeats every second once.
     fn report(&mut self, done: Result<()>) {
         let Err(error) = done else { return };
         let message = error.to_string();
@@ -200,11 +209,12 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// Looks every STEP, with steps that take as long as `takes` says, and answers when what began and ended.
-    fn run(seconds: u64, takes: impl Fn(Due) -> Duration) -> Vec<(Due, Duration, Duration)> {
+    /// Ticks every STEP, with steps that take the time `takes` returns, and returns the steps with
+    /// their start and end.
+    fn run(seconds: u64, takes: impl Fn(PeriodicStep) -> Duration) -> Vec<(PeriodicStep, Duration, Duration)> {
         let start = Instant::now();
         let mut now = start;
-        let mut schedule = Schedule::new(now);
+        let mut schedule = FlushSchedule::new(now);
         let mut done = Vec::new();
         while now < start + Duration::from_secs(seconds) {
             now += STEP;
@@ -214,19 +224,19 @@ mod tests {
                 now += takes(due);
                 done.push((due, began - start, now - start));
             }
-            schedule.looked(now);
+            schedule.finish_step(now);
         }
         done
     }
 
     #[test]
-    fn what_was_written_is_in_a_commit_that_begins_seven_seconds_later() {
+    fn written_data_is_in_a_commit_that_begins_seven_seconds_later() {
         let done = run(600, |_| Duration::from_millis(3));
-        let flushes: Vec<_> = done.iter().filter(|(due, ..)| *due == Due::Flush).collect();
+        let flushes: Vec<_> = done.iter().filter(|(due, ..)| *due == PeriodicStep::Flush).collect();
         // A byte that just missed a flush is sent by the next one and committed after that.
         for pair in flushes.windows(2) {
             let missed = pair[0].1;
-            let commit = done.iter().find(|(due, began, _)| *due == Due::Commit && *began > pair[1].1);
+            let commit = done.iter().find(|(due, began, _)| *due == PeriodicStep::Commit && *began > pair[1].1);
             let Some((_, began, _)) = commit else { continue };
             assert!(*began - missed <= PERIOD + ARRIVAL + STEP, "{missed:?} {began:?}");
         }
@@ -236,10 +246,10 @@ mod tests {
     #[test]
     fn each_commit_leaves_the_pages_of_its_flush_time_to_arrive() {
         for slow in [0, 30, 4_000, 9_000] {
-            let done = run(600, |due| Duration::from_millis(if due == Due::Flush { slow } else { slow / 2 }));
+            let done = run(600, |due| Duration::from_millis(if due == PeriodicStep::Flush { slow } else { slow / 2 }));
             for pair in done.windows(2) {
                 assert_ne!(pair[0].0, pair[1].0, "in turn");
-                if pair[1].0 == Due::Commit {
+                if pair[1].0 == PeriodicStep::Commit {
                     assert!(pair[1].1 - pair[0].2 >= ARRIVAL, "{pair:?}");
                 }
             }

@@ -17,7 +17,7 @@ use lockbox::control::{
     SnapshotName, Status, TreePath,
 };
 use lockbox::error::LogStats;
-use lockbox_fuse::options::Options;
+use lockbox_fuse::options::MountOptions;
 use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
 
@@ -54,12 +54,12 @@ fn control(data: &[u8]) {
 /// A list given with `-o`; what it was understood as can be handed to the daemon.
 fn options(data: &[u8]) {
     // Made once: the default asks the system how many processors there are, which takes ten times as long as all the rest.
-    static DEFAULT: OnceLock<Options> = OnceLock::new();
+    static DEFAULT: OnceLock<MountOptions> = OnceLock::new();
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let mut options = DEFAULT.get_or_init(Options::default).clone();
+    let mut options = DEFAULT.get_or_init(MountOptions::default).clone();
     if options.read(&[text]).is_ok_and(|unknown| unknown.is_empty()) {
         let message = serde_json::to_vec(&options).expect("options are text");
-        let mut again: Options = serde_json::from_slice(&message).expect("options that were written read");
+        let mut again: MountOptions = serde_json::from_slice(&message).expect("options that were written read");
         // Where secrets come from is nothing for the daemon.
         again.sources.clone_from(&options.sources);
         again.cache.clone_from(&options.cache);

@@ -12,8 +12,8 @@ use fuser::{
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use lockbox_fuse::event_loop::{LONG_BYTES, LoopScheduler};
 use lockbox_fuse::kernel;
-use lockbox_fuse::pace::{LONG_BYTES, Pace};
 
 use crate::store::{Content, Entry, New, Result, Store};
 
@@ -24,12 +24,12 @@ const BLOCKS: u64 = 1 << 28;
 
 pub(crate) struct Adapter {
     store: Store,
-    pace: Pace,
+    scheduler: LoopScheduler,
 }
 
 impl Adapter {
     pub(crate) fn new(loops: usize, queue: OwnedFd) -> Adapter {
-        Adapter { store: Store::default(), pace: Pace::new(loops, queue) }
+        Adapter { store: Store::default(), scheduler: LoopScheduler::new(loops, queue) }
     }
 
     fn new_inode(&self, request: &Request, mode: u32) -> New {
@@ -98,12 +98,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply_entry(self.store.lookup(parent.0, name.as_bytes()), reply);
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         match self.store.attributes(number.0) {
             Ok(attributes) => reply.attr(&FOR_EVER, &attributes),
             Err(error) => reply.error(error),
@@ -128,7 +128,7 @@ impl fuser::Filesystem for Adapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let set = self.store.with(number.0, |inode| {
             if let Some(size) = size {
                 inode.resize(size)?;
@@ -149,7 +149,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let target = self.store.with(number.0, |inode| match &inode.content {
             Content::Symlink(target) => Ok(target.clone()),
             _ => Err(Errno::EINVAL),
@@ -170,31 +170,31 @@ impl fuser::Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let new = New { rdev, ..self.new_inode(request, mode & !umask) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let new = New { kind: FileType::Directory, ..self.new_inode(request, mode & !umask) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let target = target.as_os_str().as_bytes().to_vec();
         let new = New { kind: FileType::Symlink, target, ..self.new_inode(request, 0o777) };
         reply_entry(self.store.make(parent.0, name.as_bytes(), new), reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply_empty(self.store.remove(parent.0, name.as_bytes()), reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply_empty(self.store.remove(parent.0, name.as_bytes()), reply);
     }
 
@@ -208,7 +208,7 @@ impl fuser::Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         if !flags.is_empty() {
             return reply.error(Errno::EINVAL);
         }
@@ -216,7 +216,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply_entry(self.store.link(number.0, parent.0, name.as_bytes()), reply);
     }
 
@@ -230,7 +230,7 @@ impl fuser::Filesystem for Adapter {
         _: i32,
         reply: ReplyCreate,
     ) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let new = New { kind: FileType::RegularFile, open: true, ..self.new_inode(request, mode & !umask) };
         match self.store.make(parent.0, name.as_bytes(), new) {
             Ok(a) => reply.created(&FOR_EVER, &a, GENERATION, FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
@@ -239,7 +239,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         match self.store.open(number.0) {
             Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error),
@@ -257,9 +257,9 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let in_flight = self.pace.begin();
+        let in_flight = self.scheduler.begin_request();
         if size as usize >= LONG_BYTES {
-            in_flight.long();
+            in_flight.mark_long();
         }
         match self.store.with(number.0, |inode| inode.read(offset, size as usize)) {
             Ok(data) => reply.data(&data),
@@ -279,9 +279,9 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let in_flight = self.pace.begin();
+        let in_flight = self.scheduler.begin_request();
         if data.len() >= LONG_BYTES {
-            in_flight.long();
+            in_flight.mark_long();
         }
         match self.store.with(number.0, |inode| inode.write(offset, data)) {
             Ok(()) => reply.written(data.len() as u32),
@@ -290,7 +290,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply.error(Errno::ENOSYS);
     }
 
@@ -304,23 +304,23 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply_empty(self.store.release(number.0), reply);
     }
 
     /// Replies with success, not ENOSYS: the request is part of the cost of an fsync through FUSE.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply.ok();
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let listed = self.list(number, offset, |cookie, entry| {
             reply.add(INodeNo(entry.ino), cookie, entry.kind, OsStr::from_bytes(&entry.name))
         });
@@ -331,7 +331,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdirplus(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         // Collected first: one inode lock at a time. A reply never holds more than 4 KiB / 152
         // entries and some.
         let mut entries = Vec::new();
@@ -352,12 +352,12 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         reply.statfs(BLOCKS, BLOCKS, BLOCKS, BLOCKS, BLOCKS, 4096, 255, 4096);
     }
 
     fn setxattr(&self, _: &Request, number: INodeNo, name: &OsStr, value: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let set = self.store.with(number.0, |inode| {
             inode.xattrs.insert(name.as_bytes().to_vec(), value.to_vec());
             Ok(())
@@ -366,7 +366,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let value = self.store.with(number.0, |inode| inode.xattrs.get(name.as_bytes()).cloned().ok_or(Errno::ENODATA));
         match value {
             Ok(value) if size == 0 => reply.size(value.len() as u32),
@@ -377,7 +377,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let _in_flight = self.pace.begin();
+        let _in_flight = self.scheduler.begin_request();
         let names = self.store.with(number.0, |inode| {
             Ok(inode.xattrs.keys().flat_map(|name| [name.as_slice(), b"\0"].concat()).collect::<Vec<u8>>())
         });

@@ -1,39 +1,40 @@
-//! Notes that the mount is used: whether a request came, and how many handles are open.
+//! Use of a mount: requests since the last check, and the number of open handles.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Two look, each for itself: who ends an idle mount, and who follows a writer.
-const BOTH: u8 = IDLE | FOLLOWED;
+/// Each consumer has its own flag: the idle timer and the replica poller.
+const ALL: u8 = IDLE | REPLICA;
 const IDLE: u8 = 1;
-const FOLLOWED: u8 = 2;
+const REPLICA: u8 = 2;
 
-/// What idleness is judged by. Noting costs a request one load, unless somebody has looked since the last one.
+/// Use of one mount. Recording a request costs one load, unless a consumer has checked since the
+/// last request.
 #[derive(Default)]
 pub struct Activity {
-    /// Who has not seen yet that a request came.
+    /// Flags of the consumers that have not seen the last request yet.
     used: AtomicU8,
     files: AtomicU64,
     directories: AtomicU64,
 }
 
 impl Activity {
-    pub fn note(&self) {
-        if self.used.load(Ordering::Relaxed) != BOTH {
-            self.used.store(BOTH, Ordering::Relaxed);
+    pub fn record_request(&self) {
+        if self.used.load(Ordering::Relaxed) != ALL {
+            self.used.store(ALL, Ordering::Relaxed);
         }
     }
 
-    /// Whether anything was noted since the last call.
-    pub fn take_used(&self) -> bool {
-        self.take(IDLE)
+    /// Returns whether a request came since the last call.
+    pub fn take_idle_flag(&self) -> bool {
+        self.take_flag(IDLE)
     }
 
-    /// The same for who follows a writer.
-    pub fn take_followed(&self) -> bool {
-        self.take(FOLLOWED)
+    /// Returns the same for the replica poller.
+    pub fn take_replica_flag(&self) -> bool {
+        self.take_flag(REPLICA)
     }
 
-    fn take(&self, bit: u8) -> bool {
+    fn take_flag(&self, bit: u8) -> bool {
         self.used.fetch_and(!bit, Ordering::Relaxed) & bit != 0
     }
 

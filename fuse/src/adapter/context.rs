@@ -1,4 +1,4 @@
-//! What requests are served with: the file system, what the threads share, and the answers that many requests have in common.
+//! Shared state of the request handlers, and the replies that many requests have in common.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use lockbox::Result;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 
 use super::activity::Activity;
-use super::handle;
+use super::handle_for;
 use super::open_directories::OpenDirectories;
-use super::syncs::Syncs;
-use super::taken::TakenCapabilities;
-use crate::callers::Callers;
-use crate::convert::{GENERATION, ino, notes_access, writes};
+use super::removed_capabilities::RemovedCapabilities;
+use super::sync::SyncQueue;
+use crate::convert::{GENERATION, ino, may_write, updates_atime};
 use crate::errno::errno;
+use crate::event_loop::{InFlight, LoopScheduler};
 use crate::kernel_cache::KernelCache;
 use crate::options::SnapshotDir;
-use crate::pace::{InFlight, Pace};
+use crate::process_info::ProcessInfoClient;
 
-/// What the options of a mount say of how it is served.
+/// Mount options that affect how requests are served.
 #[derive(Clone, Copy)]
-pub struct Manner {
+pub struct ServeOptions {
     pub profile: SyncProfile,
-    /// Opening for reading is noted as access.
+    /// Update atime when a file is opened for reading.
     pub access_times: bool,
-    /// Whether the root has `.snapshots`, and lists it.
+    /// Whether the root contains `.snapshots`, and lists it.
     pub snapshot_dir: SnapshotDir,
 }
 
@@ -34,78 +34,79 @@ pub struct Adapter {
     pub(super) fs: Arc<FileSystem>,
     pub(super) cache: Arc<KernelCache>,
     pub(super) activity: Arc<Activity>,
-    /// The directory of the archive file, opened before mounting: a path could lead through the mount itself. None for one that is no file of
-    /// this host, to which nothing is written.
+    /// Directory of the archive file, opened before mounting because a path could lead through the
+    /// mount itself. None for a remote archive, for which the host's free space does not matter.
     pub(super) host: Option<OwnedFd>,
-    pub(super) callers: Arc<Callers>,
+    pub(super) process_info: Arc<ProcessInfoClient>,
     pub(super) profile: SyncProfile,
-    /// Opening for reading is noted as access.
+    /// Update atime when a file is opened for reading.
     pub(super) access_times: bool,
     pub(super) snapshot_dir: SnapshotDir,
     pub(super) open_directories: Arc<OpenDirectories>,
-    pub(super) pace: Arc<Pace>,
-    /// None where nothing is written.
-    pub(super) syncs: Option<Syncs>,
-    pub(super) taken: TakenCapabilities,
+    pub(super) scheduler: Arc<LoopScheduler>,
+    /// None for a read-only mount.
+    pub(super) sync_queue: Option<SyncQueue>,
+    pub(super) removed_capabilities: RemovedCapabilities,
 }
 
 impl Adapter {
     /// # Errors
-    /// Those of starting a thread.
+    /// Fails if a thread cannot be started.
     pub fn new(
         fs: Arc<FileSystem>,
         cache: Arc<KernelCache>,
         activity: Arc<Activity>,
         host: Option<OwnedFd>,
-        callers: Callers,
-        manner: Manner,
-        pace: Pace,
+        process_info: ProcessInfoClient,
+        options: ServeOptions,
+        scheduler: LoopScheduler,
     ) -> std::io::Result<Adapter> {
         let open_directories = Arc::default();
-        let pace = Arc::new(pace);
+        let scheduler = Arc::new(scheduler);
         let writes = !fs.read_only();
-        let syncs = writes.then(|| Syncs::start(Arc::clone(&fs), Arc::clone(&pace), host.is_none())).transpose()?;
-        let Manner { profile, access_times, snapshot_dir } = manner;
+        let sync_queue =
+            writes.then(|| SyncQueue::start(Arc::clone(&fs), Arc::clone(&scheduler), host.is_none())).transpose()?;
+        let ServeOptions { profile, access_times, snapshot_dir } = options;
         Ok(Adapter {
             fs,
             cache,
             activity,
             host,
-            callers: Arc::new(callers),
+            process_info: Arc::new(process_info),
             profile,
             access_times,
             snapshot_dir,
             open_directories,
-            pace,
-            syncs,
-            taken: TakenCapabilities::default(),
+            scheduler,
+            sync_queue,
+            removed_capabilities: RemovedCapabilities::default(),
         })
     }
 
-    /// Opens a file of the live tree, as open(2) is answered.
+    /// Opens a file of the live tree for open(2).
     pub(super) fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
         self.fs.open(ino(number))?;
         self.activity.file_opened();
-        if writes(flags) {
+        if may_write(flags) {
             self.cache.begin_writing(number);
         }
-        if notes_access(flags) {
+        if updates_atime(flags) {
             self.note_access(number);
         }
-        Ok((handle(flags), self.cache.opened()))
+        Ok((handle_for(flags), self.cache.open_flags()))
     }
 
-    /// A request that somebody's use of the mount makes.
-    pub(super) fn begin(&self) -> InFlight<'_> {
-        self.activity.note();
-        self.pace.begin()
+    /// Starts a request that counts as use of the mount.
+    pub(super) fn begin_request(&self) -> InFlight<'_> {
+        self.activity.record_request();
+        self.scheduler.begin_request()
     }
 
-    /// A request that changes something, which may have to wait for a commit.
+    /// Starts a request that changes something and may have to wait for a commit.
     pub(super) fn begin_change(&self) -> InFlight<'_> {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if self.fs.may_wait() {
-            in_flight.long();
+            in_flight.mark_long();
         }
         in_flight
     }
@@ -113,8 +114,8 @@ impl Adapter {
     pub(super) fn reply_entry(&self, result: Result<Attributes>, reply: ReplyEntry) {
         match result {
             Ok(a) => {
-                let (attributes, name) = (self.cache.lifetime(a.ino.0), self.cache.believed());
-                reply.entry_with_ttls(&attributes, &name, &self.cache.told(&a), GENERATION);
+                let (attributes, name) = (self.cache.attribute_timeout(a.ino.0), self.cache.entry_timeout());
+                reply.entry_with_ttls(&attributes, &name, &self.cache.to_file_attr(&a), GENERATION);
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -122,25 +123,27 @@ impl Adapter {
 
     pub(super) fn reply_attributes(&self, result: Result<Attributes>, reply: ReplyAttr) {
         match result {
-            Ok(a) => reply.attr(&self.cache.lifetime(a.ino.0), &self.cache.told(&a)),
+            Ok(a) => reply.attr(&self.cache.attribute_timeout(a.ino.0), &self.cache.to_file_attr(&a)),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
-    /// Reading goes on when its time cannot be noted (full disk, latch); damage is logged by `errno`.
+    /// Updates atime. Reading continues if that fails (full disk, latch); damage is logged by
+    /// `errno`.
     pub(super) fn note_access(&self, number: INodeNo) {
         if !self.access_times {
             return;
         }
         match self.fs.note_access(ino(number)) {
             Ok(false) => {}
-            // The kernel keeps attributes for ever and no reply here carries new ones.
+            // The kernel caches attributes without expiry, and this reply carries no new ones.
             Ok(true) => self.cache.invalidate_attributes(number),
             Err(error) => drop(errno(&error)),
         }
     }
 
-    /// Without an answer of the host nothing can be promised beyond the archive's own free blocks.
+    /// Returns the host's free space. If the host does not report it, only the archive's own free
+    /// blocks can be promised.
     pub(super) fn host_free(&self) -> u64 {
         let host = self.host.as_ref().and_then(|host| nix::sys::statvfs::fstatvfs(host).ok());
         host.map_or(0, |s| s.blocks_available() * s.fragment_size())

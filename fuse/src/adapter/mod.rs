@@ -1,27 +1,28 @@
-//! One kernel request, one call of the core, one reply. What the kernel caches of the replies is the subject of [`crate::kernel_cache`].
+//! Kernel requests: one request, one call of the core, one reply. [`crate::kernel_cache`] tracks
+//! the kernel's caches of the replies.
 //!
-//! The kernel's inode number is the core's and numbers are never reused, so there is no lookup table, FORGET means
-//! nothing but KERNEL-6 and KERNEL-9, and the generation is 0, which also makes NFS handles valid for ever. What lies in `.snapshots` has other
-//! numbers (VIEW-1), and is served by the file `snapshots`.
+//! The kernel uses the inode numbers of the core, which are never reused. So there is no lookup
+//! table, FORGET matters only for KERNEL-6 and KERNEL-9, and the generation is 0, which also keeps
+//! NFS handles valid for ever. Inodes in `.snapshots` have other numbers (VIEW-1) and are served by
+//! `snapshots`.
 
 mod activity;
-mod caller;
 mod content;
 mod context;
-mod followed;
+mod credentials;
 mod listings;
 mod open_directories;
 mod privileges;
+mod removed_capabilities;
+mod replica_fs;
 mod reply;
-mod seek;
 mod snapshots;
-mod syncs;
-mod taken;
+mod sync;
 
 pub use activity::Activity;
-pub use context::{Adapter, Manner};
-pub use followed::{Followed, Shown};
-pub use snapshots::snapshot_dir;
+pub use context::{Adapter, ServeOptions};
+pub use replica_fs::{CurrentVersion, ReplicaFs};
+pub use snapshots::effective_snapshot_dir;
 
 use std::ffi::OsStr;
 use std::io;
@@ -29,12 +30,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::convert::{GENERATION, ino, writes};
+use crate::convert::{GENERATION, ino, may_write};
 use crate::errno::errno;
+use crate::event_loop::LONG_BYTES;
 use crate::kernel_cache::FOR_EVER;
-use crate::pace::LONG_BYTES;
 use crate::{convert, kernel};
-use caller::Caller;
+use credentials::RequestCredentials;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
     OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
@@ -47,57 +48,57 @@ use reply::{reply_copied, reply_empty, reply_xattr};
 
 const STATFS_BLOCK: u32 = 4096;
 
-/// The handle of whoever only writes (KERNEL-12); all others have 0.
+/// Handle of write-only opens (KERNEL-12); all others are 0.
 const ONLY_WRITES: FileHandle = FileHandle(1);
 
-fn handle(flags: OpenFlags) -> FileHandle {
+fn handle_for(flags: OpenFlags) -> FileHandle {
     if flags.acc_mode() == OpenAccMode::O_WRONLY { ONLY_WRITES } else { FileHandle(0) }
 }
 
-/// With DONT_MASK the umask is ours to apply.
+/// Returns owner and umask of a new file. With DONT_MASK the umask is applied here.
 fn creator(request: &Request, umask: u32) -> Creator {
     Creator { uid: request.uid(), gid: request.gid(), umask: Some(umask) }
 }
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::negotiate(config, self.cache.follows);
+        kernel::negotiate(config, self.cache.is_replica);
         Ok(())
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _in_flight = self.begin();
-        if let Some(kept) = self.kept(parent) {
-            return kept.lookup(name, reply);
+        let _in_flight = self.begin_request();
+        if let Some(inode) = self.snapshot_inode(parent) {
+            return inode.lookup(name, reply);
         }
-        if self.is_directory(parent, name) {
-            return self.reply_directory(reply);
+        if self.is_snapshot_dir(parent, name) {
+            return self.reply_snapshot_dir(reply);
         }
-        match self.cache.check_open(parent).and_then(|()| self.fs.lookup(ino(parent), name.as_bytes())) {
+        match self.cache.check_visible(parent).and_then(|()| self.fs.lookup(ino(parent), name.as_bytes())) {
             // KERNEL-5.
             Err(Error::NotFound) => {
-                let lifetime = self.cache.believed();
-                reply.entry_with_ttls(&lifetime, &lifetime, &convert::no_attributes(), GENERATION);
+                let lifetime = self.cache.entry_timeout();
+                reply.entry_with_ttls(&lifetime, &lifetime, &convert::negative_entry(), GENERATION);
             }
             found => self.reply_entry(found, reply),
         }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        let in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.getattr(reply);
+        let in_flight = self.begin_request();
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.getattr(reply);
         }
         if handle == Some(ONLY_WRITES)
-            && let bytes @ 1.. = self.cache.refused(number)
+            && let bytes @ 1.. = self.cache.refused_bytes(number)
         {
-            in_flight.long();
+            in_flight.mark_long();
             match self.fs.check_room(bytes as u64) {
-                Ok(()) => self.cache.content_accepted(number),
+                Ok(()) => self.cache.clear_refused_write(number),
                 Err(error) => return reply.error(errno(&error)),
             }
         }
-        match self.cache.attributes(&self.fs, number) {
+        match self.cache.getattr(&self.fs, number) {
             Ok((attributes, lifetime)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(errno(&error)),
         }
@@ -127,22 +128,22 @@ impl fuser::Filesystem for Adapter {
             uid,
             gid,
             size,
-            atime: atime.map(convert::set_time),
-            mtime: mtime.map(convert::set_time),
-            ctime: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
+            atime: atime.map(convert::to_set_time),
+            mtime: mtime.map(convert::to_set_time),
+            ctime: ctime.map(|time| convert::to_set_time(TimeOrNow::SpecificTime(time))),
             ..SetAttributes::default()
         };
         let outcome = self
-            .live(number)
-            .and_then(|number| self.with_set_id(request, number, set))
+            .live_inode(number)
+            .and_then(|number| self.clear_set_id(request, number, set))
             .and_then(|set| self.cache.set_attributes(&self.fs, ino(number), &set, handle.is_some()));
         self.reply_attributes(outcome, reply);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        let _in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.readlink(reply);
+        let _in_flight = self.begin_request();
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.readlink(reply);
         }
         match self.fs.read_link(ino(number)) {
             Ok(target) => {
@@ -165,47 +166,47 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let rdev = convert::from_kernel_device(rdev);
-        let made = self.to_make(parent, name).and_then(|parent| {
-            let mode = self.made_mode(request, parent, mode)?;
+        let created = self.create_parent(parent, name).and_then(|parent| {
+            let mode = self.creation_mode(request, parent, mode)?;
             self.fs.make_node(parent, name.as_bytes(), mode, rdev, creator(request, umask))
         });
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        self.reply_entry(made, reply);
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.reply_entry(created, reply);
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
         let mode = mode & mode::PERMISSIONS;
-        let made = self
-            .to_make(parent, name)
+        let created = self
+            .create_parent(parent, name)
             .and_then(|parent| self.fs.make_directory(parent, name.as_bytes(), mode, creator(request, umask)));
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        self.reply_entry(made, reply);
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.reply_entry(created, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
         let target = target.as_os_str().as_bytes();
-        let made = self
-            .to_make(parent, name)
+        let created = self
+            .create_parent(parent, name)
             .and_then(|parent| self.fs.make_symlink(parent, name.as_bytes(), target, creator(request, 0)));
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        self.reply_entry(made, reply);
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.reply_entry(created, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.to_change(parent, name).and_then(|parent| self.fs.unlink(parent, name.as_bytes()));
-        self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
+        let removed = self.change_parent(parent, name).and_then(|parent| self.fs.unlink(parent, name.as_bytes()));
+        self.cache.invalidate_uncertain_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
         let removed = self
-            .to_change(parent, name)
+            .change_parent(parent, name)
             .and_then(|parent| self.cache.unlinked.remove_directory(&self.fs, parent, name));
-        self.cache.changed_names(self.profile, &removed, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
@@ -221,16 +222,16 @@ impl fuser::Filesystem for Adapter {
     ) {
         let _in_flight = self.begin_change();
         let renamed = convert::rename_mode(flags, creator(request, 0)).and_then(|how| {
-            let (from, to) = (self.to_change(parent, name)?, self.to_change(new_parent, new_name)?);
+            let (from, to) = (self.change_parent(parent, name)?, self.change_parent(new_parent, new_name)?);
             self.cache.unlinked.rename(&self.fs, (from, name), (to, new_name), how)
         });
-        self.cache.changed_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
+        self.cache.invalidate_uncertain_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
         reply_empty(renamed, reply);
     }
 
-    /// Has no answer.
+    /// Forgets lookups; the request has no reply.
     fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
-        if self.kept(number).is_some() {
+        if self.snapshot_inode(number).is_some() {
             self.cache.views.forget(number.0, lookups);
         } else if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {
             tracing::warn!(%error, "a file or directory without a name could not be removed yet");
@@ -239,17 +240,18 @@ impl fuser::Filesystem for Adapter {
 
     fn link(&self, _: &Request, number: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _in_flight = self.begin_change();
-        let linked = match self.to_make(parent, name) {
-            Ok(_) if self.kept(number).is_some() => return reply.error(Errno::EXDEV),
+        let linked = match self.create_parent(parent, name) {
+            Ok(_) if self.snapshot_inode(number).is_some() => return reply.error(Errno::EXDEV),
             Ok(parent) => self.fs.link(ino(number), parent, name.as_bytes()),
             Err(error) => Err(error),
         };
-        self.cache.changed_names(self.profile, &linked, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.profile, &linked, &[(parent, name)]);
         self.reply_entry(linked, reply);
     }
 
-    /// The created file has a writer, so its attributes are not to be kept; this reply has one time-out for the name too,
-    /// which costs a lookup when the name is next used.
+    /// Creates and opens a file. The file has a writer, so its attributes must not be cached. This
+    /// reply has one timeout for name and attributes, which costs a lookup when the name is next
+    /// used.
     fn create(
         &self,
         request: &Request,
@@ -261,17 +263,18 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let _in_flight = self.begin_change();
-        let made = self.to_make(parent, name).and_then(|parent| {
-            let mode = self.made_mode(request, parent, mode)?;
+        let created = self.create_parent(parent, name).and_then(|parent| {
+            let mode = self.creation_mode(request, parent, mode)?;
             self.fs.create_and_open(parent, name.as_bytes(), mode, creator(request, umask))
         });
-        self.cache.changed_names(self.profile, &made, &[(parent, name)]);
-        match made {
+        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        match created {
             Ok(a) => {
                 self.activity.file_opened();
-                // KERNEL-5: the name holds for ever, and fuser has one time for name and attributes.
-                let attributes = self.cache.created(&a, writes(OpenFlags(flags)));
-                let handle = handle(OpenFlags(flags));
+                // KERNEL-5: the name never expires, and fuser has one timeout for name and
+                // attributes.
+                let attributes = self.cache.created_attributes(&a, may_write(OpenFlags(flags)));
+                let handle = handle_for(OpenFlags(flags));
                 reply.created(&FOR_EVER, &attributes, GENERATION, handle, FopenFlags::FOPEN_KEEP_CACHE);
             }
             Err(error) => reply.error(errno(&error)),
@@ -279,9 +282,9 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.open(flags, reply);
+        let _in_flight = self.begin_request();
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.open(flags, reply);
         }
         match self.open_file(number, flags) {
             Ok((handle, flags)) => reply.opened(handle, flags),
@@ -300,12 +303,12 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if size as usize >= LONG_BYTES {
-            in_flight.long();
+            in_flight.mark_long();
         }
-        if let Some(kept) = self.kept(number) {
-            return kept.read(offset, size, reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.read(offset, size, reply);
         }
         self.fs.with_read_buffer(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
             Ok(count) => reply.data(&buffer[..count]),
@@ -325,30 +328,31 @@ impl fuser::Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let in_flight = self.begin();
+        let in_flight = self.begin_request();
         if data.len() >= LONG_BYTES || self.fs.may_wait() {
-            in_flight.long();
+            in_flight.mark_long();
         }
         match self.write_content(number, offset, data, flags) {
             // A request is 1 MiB at most.
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
         }
-        // Whoever waited for the answer goes on beside it, served by another loop.
+        // The caller continues in parallel, served by another loop.
         if self.fs.may_wait() {
-            in_flight.long();
+            in_flight.mark_long();
         }
         self.fs.throttle_dirty();
     }
 
-    /// ENOSYS tells the kernel not to ask again; it still writes its pages to us before close(2) returns.
+    /// Replies ENOSYS unless `sync=always`: the kernel then stops sending FLUSH, and still writes
+    /// its pages before close(2) returns.
     fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let in_flight = self.begin();
-        if self.kept(number).is_some() && self.profile == SyncProfile::Always {
+        let in_flight = self.begin_request();
+        if self.snapshot_inode(number).is_some() && self.profile == SyncProfile::Always {
             return reply.ok();
         }
         if self.profile == SyncProfile::Always {
-            in_flight.long();
+            in_flight.mark_long();
         }
         match self.profile {
             SyncProfile::Always => reply_empty(self.fs.sync(), reply),
@@ -366,24 +370,24 @@ impl fuser::Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if let Some(kept) = self.kept(number) {
-            let _in_flight = self.begin();
-            return kept.release(reply);
+        if let Some(inode) = self.snapshot_inode(number) {
+            let _in_flight = self.begin_request();
+            return inode.release(reply);
         }
         let _in_flight = self.begin_change();
         self.activity.file_closed();
-        if writes(flags) {
+        if may_write(flags) {
             self.cache.end_writing(&self.fs, number);
         }
         reply_empty(self.fs.release(ino(number)), reply);
     }
 
     fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.make_durable(number, reply);
+        self.reply_fsync(number, reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         match self.begin_listing(number, flags) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(error) => reply.error(errno(&error)),
@@ -391,7 +395,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         match self.list(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
@@ -406,7 +410,7 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         match self.list_plus(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
@@ -414,18 +418,18 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         self.end_listing(handle);
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.make_durable(number, reply);
+        self.reply_fsync(number, reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        // No use of the mount: what shows free space does so again and again.
-        let _in_flight = self.pace.begin();
+        // Does not count as use of the mount: monitors of free space poll this.
+        let _in_flight = self.scheduler.begin_request();
         match self.fs.statistics(self.host_free()) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
@@ -436,8 +440,9 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    /// Without SETXATTR_EXT the kernel does not say whether an access list is to take the set-gid bit away, so that is found out
-    /// as the kernel would. It forgets its cached attributes and lists by itself once this and SETATTR are answered.
+    /// Sets an attribute. Without SETXATTR_EXT the kernel does not say whether an access list is to
+    /// clear the set-gid bit, so this is determined here as the kernel would. The kernel drops its
+    /// cached attributes and lists by itself after this request and SETATTR.
     fn setxattr(
         &self,
         request: &Request,
@@ -449,36 +454,37 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let _in_flight = self.begin_change();
-        let caller = Caller::of(request, &self.callers);
+        let caller = RequestCredentials::of(request, &self.process_info);
         let set = convert::xattr_mode(flags).and_then(|how| {
             let keeps = |group| caller.keeps_set_gid(group);
-            let file = self.live(number)?;
-            self.taken.forget(file);
+            let file = self.live_inode(number)?;
+            self.removed_capabilities.forget(file);
             self.fs.set_xattr_for(file, name.as_bytes(), value, how, &keeps)
         });
         reply_empty(set, reply);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let _in_flight = self.begin();
-        if let Some(kept) = self.kept(number) {
-            return kept.getxattr(name, size, reply);
+        let _in_flight = self.begin_request();
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.getxattr(name, size, reply);
         }
         reply_xattr(self.fs.xattr(ino(number), name.as_bytes()), size, reply);
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let _in_flight = self.begin();
-        let caller = Caller::of(request, &self.callers);
-        if let Some(kept) = self.kept(number) {
-            return kept.listxattr(&|| caller.is_administrator(), size, reply);
+        let _in_flight = self.begin_request();
+        let caller = RequestCredentials::of(request, &self.process_info);
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.listxattr(&|| caller.is_administrator(), size, reply);
         }
         reply_xattr(self.fs.list_xattrs_for(ino(number), &|| caller.is_administrator()), size, reply);
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
-        let removed = self.live(number).and_then(|number| self.remove_attribute(request, number, name.as_bytes()));
+        let removed =
+            self.live_inode(number).and_then(|number| self.remove_attribute(request, number, name.as_bytes()));
         reply_empty(removed, reply);
     }
 
@@ -492,18 +498,18 @@ impl fuser::Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let in_flight = self.begin();
-        in_flight.long();
+        let in_flight = self.begin_request();
+        in_flight.mark_long();
         reply_empty(self.allocate_content(request, number, offset, length, mode), reply);
     }
 
     fn lseek(&self, _: &Request, number: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let in_flight = self.begin();
-        in_flight.long();
-        if let Some(kept) = self.kept(number) {
-            return kept.lseek(offset, whence, reply);
+        let in_flight = self.begin_request();
+        in_flight.mark_long();
+        if let Some(inode) = self.snapshot_inode(number) {
+            return inode.lseek(offset, whence, reply);
         }
-        seek::Seek { number, offset, whence }.serve(&self.fs, &self.cache, reply);
+        content::SeekRequest { number, offset, whence }.serve(&self.fs, &self.cache, reply);
     }
 
     fn copy_file_range(
@@ -519,9 +525,9 @@ impl fuser::Filesystem for Adapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let in_flight = self.begin();
-        in_flight.long();
-        if self.kept(source).is_some() && self.kept(target).is_none() {
+        let in_flight = self.begin_request();
+        in_flight.mark_long();
+        if self.snapshot_inode(source).is_some() && self.snapshot_inode(target).is_none() {
             return reply.error(Errno::EXDEV);
         }
         reply_copied(self.copy_content(request, (source, from), (target, to), length), reply);
@@ -538,7 +544,7 @@ impl fuser::Filesystem for Adapter {
         _: u32,
         reply: ReplyIoctl,
     ) {
-        let _in_flight = self.begin();
+        let _in_flight = self.begin_request();
         reply.error(Errno::ENOTTY);
     }
 }

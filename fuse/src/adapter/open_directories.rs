@@ -1,4 +1,4 @@
-//! Where the listing of each open directory ends, by its handle.
+//! End of the listing of each open directory, by handle.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +34,7 @@ impl OpenDirectories {
         self.shard(handle).lock().get(&handle).copied()
     }
 
-    /// rewinddir(3) is to see what was created since opendir(3).
+    /// Sets a new end: rewinddir(3) must see entries created since opendir(3).
     pub(crate) fn rewind(&self, handle: u64, bound: u64) {
         self.shard(handle).lock().insert(handle, bound);
     }

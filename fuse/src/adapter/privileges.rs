@@ -1,30 +1,32 @@
-//! Set-id bits: which of them go with a SETATTR, and who is refused one because of them.
+//! Set-id bits: which bits a SETATTR clears, and which callers may not clear them.
 //!
-//! With HANDLE_KILLPRIV_V2 the bits are ours to clear. The kernel then also leaves out what it checks for a file system that does
-//! not ask for that: clearing them is a change of the mode, which only the owner may make. FUSE tells neither the reason of a SETATTR
-//! nor the flag that says which truncation takes the bits, so both are recognised:
+//! With HANDLE_KILLPRIV_V2 the file system clears the bits. The kernel then also skips a check that
+//! it makes for other file systems: clearing them is a change of the mode, which only the owner may
+//! make. FUSE reports neither the reason of a SETATTR nor the flag for truncations that clear the
+//! bits, so both are inferred:
 //!
-//! - Owner or group: a chown(2) that the kernel permitted. The bits go.
-//! - A size: they go unless root truncates. The kernel permitted that too.
-//! - Nothing but ctime, or nothing at all: a chown(2) that names nobody, which everybody may make where no bit goes. The kernel owns the
-//!   ctime of regular files (KERNEL-1) and sends it along for these; of other types it sends nothing.
-//! - Nothing at all for a regular file: the kernel takes the bits before somebody writes, whom it permitted to.
+//! - Owner or group: a chown(2) that the kernel permitted. The bits are cleared.
+//! - Size: they are cleared unless root truncates. The kernel permitted that too.
+//! - Only ctime, or nothing: `chown(-1, -1)`, which every user may call if no bit is cleared. The
+//!   kernel owns the ctime of regular files (KERNEL-1) and sends it for these; for other types it
+//!   sends nothing.
+//! - Nothing, for a regular file: the kernel clears the bits before a permitted write.
 
 use fuser::Request;
 use lockbox::fs::{SetAttributes, XattrMode, mode};
 use lockbox::{Error, Result, format};
 
-use super::caller::Caller;
 use super::context::Adapter;
-use super::taken::CAPABILITY;
+use super::credentials::RequestCredentials;
+use super::removed_capabilities::CAPABILITY;
 
 const GROUP_EXECUTE: u32 = 0o010;
-/// Together these bits have a program run with the rights of its group.
+/// Together these bits make a program run with the rights of its group.
 const GIVES_GROUP: u32 = mode::SET_GID | GROUP_EXECUTE;
 
 impl Adapter {
-    /// `set` with what it takes away of the set-id bits.
-    pub(super) fn with_set_id(
+    /// Returns `set` with the set-id bits that it clears.
+    pub(super) fn clear_set_id(
         &self,
         request: &Request,
         number: format::Ino,
@@ -33,78 +35,82 @@ impl Adapter {
         if is_flush_of_times(&set) {
             return Ok(set);
         }
-        let taken = self.taken.take(number, request.pid());
+        let removed = self.removed_capabilities.take(number, request.pid());
         let chown = set.uid.is_some() || set.gid.is_some();
         let truncation = set.size.is_some() && request.uid() != 0;
-        // A mode that is given says what is left of them.
-        if set.mode.is_some() || !(chown || truncation || names_nobody(&set)) {
+        // A new mode already states which bits remain.
+        if set.mode.is_some() || !(chown || truncation || sets_only_ctime(&set)) {
             return Ok(set);
         }
-        // The kernel holds the inode's lock: nobody changes mode or owner before the answer.
+        // The kernel holds the inode's lock, so mode and owner do not change before the reply.
         let before = self.fs.attributes(number)?;
-        let caller = Caller::of(request, &self.callers);
-        let going = going(before.mode, || caller.keeps_set_gid(before.gid));
-        if going != 0 && is_chown_of_nobody(before.mode, &set) && !caller.owns(before.uid) {
-            if let Some(value) = taken
+        let caller = RequestCredentials::of(request, &self.process_info);
+        let bits_to_clear = bits_to_clear(before.mode, || caller.keeps_set_gid(before.gid));
+        if bits_to_clear != 0 && is_empty_chown(before.mode, &set) && !caller.owns(before.uid) {
+            if let Some(value) = removed
                 && let Err(error) = self.fs.set_xattr(number, CAPABILITY, &value, XattrMode::Create)
             {
                 tracing::warn!("a refused chown(2) left inode {} without its file capabilities: {error}", number.0);
             }
             return Err(Error::NotPermitted);
         }
-        Ok(SetAttributes { kill_set_id: true, kill_set_gid: going & mode::SET_GID != 0, ..set })
+        Ok(SetAttributes { kill_set_id: true, kill_set_gid: bits_to_clear & mode::SET_GID != 0, ..set })
     }
 }
 
 impl Adapter {
-    /// Removes an attribute; capabilities that the kernel removes before a change of the inode are
-    /// remembered until it comes.
+    /// Removes an attribute. Capabilities that the kernel removes before a change of the inode are
+    /// remembered until that change.
     pub(super) fn remove_attribute(&self, request: &Request, number: format::Ino, name: &[u8]) -> Result<()> {
         if name != CAPABILITY {
             return self.fs.remove_xattr(number, name);
         }
-        let thread = Caller::of(request, &self.callers).cannot_remove_capabilities();
-        let taken = thread.and_then(|thread| Some((thread, self.fs.xattr(number, name).ok()?)));
+        let thread = RequestCredentials::of(request, &self.process_info).cannot_remove_capabilities();
+        let removed = thread.and_then(|thread| Some((thread, self.fs.xattr(number, name).ok()?)));
         self.fs.remove_xattr(number, name)?;
-        match taken {
-            Some((thread, value)) => self.taken.note(number, thread, value),
-            None => self.taken.forget(number),
+        match removed {
+            Some((thread, value)) => self.removed_capabilities.record(number, thread, value),
+            None => self.removed_capabilities.forget(number),
         }
         Ok(())
     }
 
-    /// The mode of what is made. Kernels before 6.0 leave it to file systems what becomes of the set-gid bit in a directory that hands down its group.
-    pub(super) fn made_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
+    /// Returns the mode of a new file. Kernels before 6.0 leave the set-gid bit in a set-gid
+    /// directory to the file system.
+    pub(super) fn creation_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
         if bits & GIVES_GROUP != GIVES_GROUP {
             return Ok(bits);
         }
         let directory = self.fs.attributes(directory)?;
-        let caller = Caller::of(request, &self.callers);
-        Ok(made(bits, directory.mode, || caller.keeps_set_gid(directory.gid)))
+        let caller = RequestCredentials::of(request, &self.process_info);
+        Ok(mask_set_gid(bits, directory.mode, || caller.keeps_set_gid(directory.gid)))
     }
 }
 
-/// Whoever makes a program there would have it run with the rights of a group that is not the maker's.
-fn made(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
+/// Clears the set-gid bit of a program in a set-gid directory, unless its creator belongs to the
+/// group whose rights the program would get.
+fn mask_set_gid(bits: u32, directory: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     let inherits = bits & mode::TYPE != mode::DIRECTORY && directory & mode::SET_GID != 0;
     if bits & GIVES_GROUP == GIVES_GROUP && inherits && !keeps_set_gid() { bits & !mode::SET_GID } else { bits }
 }
 
-/// The kernel sends the times that a removal of an attribute changed, before the change that it removed the attribute for.
+/// Returns whether the kernel only stores times. It sends the times changed by an attribute removal
+/// before the change that caused the removal.
 fn is_flush_of_times(set: &SetAttributes) -> bool {
     set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
-fn names_nobody(set: &SetAttributes) -> bool {
+fn sets_only_ctime(set: &SetAttributes) -> bool {
     SetAttributes { ctime: None, ..*set } == SetAttributes::default()
 }
 
-fn is_chown_of_nobody(before: u32, set: &SetAttributes) -> bool {
-    names_nobody(set) && (set.ctime.is_some() || before & mode::TYPE != mode::REGULAR)
+fn is_empty_chown(before: u32, set: &SetAttributes) -> bool {
+    sets_only_ctime(set) && (set.ctime.is_some() || before & mode::TYPE != mode::REGULAR)
 }
 
-/// The bits of a mode that its file is to lose. Set-gid without execution by the group stays for who may keep it; directories lose nothing.
-fn going(before: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
+/// Returns the mode bits that a file loses. Set-gid without group execution stays if the caller may
+/// keep it; directories lose nothing.
+fn bits_to_clear(before: u32, keeps_set_gid: impl FnOnce() -> bool) -> u32 {
     if before & mode::TYPE == mode::DIRECTORY {
         return 0;
     }
@@ -132,12 +138,12 @@ mod tests {
     };
 
     #[test]
-    fn a_chown_that_names_nobody_is_told_from_what_precedes_a_write() {
+    fn an_empty_chown_differs_from_the_clearing_before_a_write() {
         let nothing = SetAttributes::default();
-        assert!(is_chown_of_nobody(mode::REGULAR, &CTIME));
-        assert!(!is_chown_of_nobody(mode::REGULAR, &nothing), "the kernel takes privileges away for a writer");
+        assert!(is_empty_chown(mode::REGULAR, &CTIME));
+        assert!(!is_empty_chown(mode::REGULAR, &nothing), "the kernel takes privileges away for a writer");
         for other in [mode::FIFO, mode::SOCKET, mode::CHARACTER, mode::BLOCK, mode::SYMLINK] {
-            assert!(is_chown_of_nobody(other, &nothing), "{other:o}: nobody writes to it through us");
+            assert!(is_empty_chown(other, &nothing), "{other:o}: nobody writes to it through us");
         }
         for set in [
             SetAttributes { uid: Some(1), ..CTIME },
@@ -145,13 +151,13 @@ mod tests {
             SetAttributes { size: Some(0), ..CTIME },
             SetAttributes { mode: Some(0o600), ..CTIME },
         ] {
-            assert!(!is_chown_of_nobody(mode::REGULAR, &set), "{set:?}");
+            assert!(!is_empty_chown(mode::REGULAR, &set), "{set:?}");
         }
     }
 
     #[test]
-    fn nobody_makes_a_program_of_a_group_that_only_the_directory_has() {
-        let bits = |bits, directory, member| made(bits, directory, || member);
+    fn a_set_gid_program_in_a_set_gid_directory_needs_a_member_of_the_group() {
+        let bits = |bits, directory, member| mask_set_gid(bits, directory, || member);
         assert_eq!(bits(0o102_755, 0o042_777, false), 0o100_755);
         assert_eq!(bits(0o106_755, 0o042_777, false), 0o104_755, "what the owner may give is the owner's");
         assert_eq!(bits(0o102_755, 0o042_777, true), 0o102_755);
@@ -162,7 +168,7 @@ mod tests {
 
     #[test]
     fn the_bits_that_go_are_those_that_give_rights() {
-        let bits = |mode, member| going(mode, || member);
+        let bits = |mode, member| bits_to_clear(mode, || member);
         assert_eq!(bits(0o106_755, true), 0o6000);
         assert_eq!(bits(0o104_644, true), 0o4000);
         assert_eq!(bits(0o102_644, true), 0, "without execution by the group it says nothing about rights");

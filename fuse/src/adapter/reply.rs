@@ -1,4 +1,4 @@
-//! Replies that several requests share.
+//! Replies shared by several requests.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ pub(crate) fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
     }
 }
 
-/// Bytes of one copy_file_range at most, in whole blocks: the reply counts in 32 bits.
+/// Maximum of one copy_file_range, in whole blocks: the reply counts in 32 bits.
 pub(crate) const MAX_COPY: u32 = 1 << 31;
 
 pub(crate) fn reply_copied(result: Result<u64>, reply: ReplyWrite) {
@@ -26,7 +26,7 @@ pub(crate) fn reply_copied(result: Result<u64>, reply: ReplyWrite) {
 
 pub(crate) fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
     match result {
-        // A value is 64 KiB at most; a list of names that does not fit the kernel's 64 KiB fails below.
+        // A value is 64 KiB at most; a list of names longer than the kernel's 64 KiB fails below.
         Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
         Ok(value) if value.len() > size as usize => reply.error(errno(&Error::RangeTooSmall)),
         Ok(value) => reply.data(&value),
@@ -34,7 +34,7 @@ pub(crate) fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr)
     }
 }
 
-/// Ends a listing once the reply is full.
-pub(crate) fn full(full: bool) -> ControlFlow<()> {
-    if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+/// Stops a listing once the reply is full.
+pub(crate) fn stop_if_full(is_full: bool) -> ControlFlow<()> {
+    if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }

@@ -1,10 +1,12 @@
-//! Serves what lies in `.snapshots` of the root: the directory itself, and what each snapshot shows, for reading.
+//! Serves `.snapshots`: the directory itself, and the content of each snapshot, read-only.
 //!
-//! The directory is no part of the archive, so nothing in it can be made, changed or removed, and the name is taken in the root: making something of this
-//! name is `Exists`, as it is for any directory that is there. Every other change gets EROFS. From a snapshot into the live tree nothing is linked
-//! (EXDEV), and copy_file_range(2) copies (EXDEV, upon which the kernel does it by reading).
+//! The directory is not part of the archive, so nothing in it can be created, changed or removed.
+//! Its name is taken in the root: creating it fails with `Exists`, as for any existing directory.
+//! Every other change fails with EROFS. Hard links from a snapshot into the live tree fail with
+//! EXDEV, and so does copy_file_range(2), after which the kernel copies by reading.
 //!
-//! A request asks for the snapshot of its view anew ([`lockbox::fs::SnapshotView`]): one that was removed is ESTALE.
+//! Each request looks up the snapshot of its view ([`lockbox::fs::SnapshotView`]): a removed one is
+//! ESTALE.
 
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -18,118 +20,121 @@ use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
 use lockbox::{Error, Result};
 
+use super::content;
 use super::context::Adapter;
-use super::listings::or_the_others;
-use super::reply::{full, reply_xattr};
-use super::seek;
-use crate::convert::{self, GENERATION, writes};
+use super::listings::tolerate_damage;
+use super::reply::{reply_xattr, stop_if_full};
+use crate::convert::{self, GENERATION, may_write};
 use crate::errno::errno;
 use crate::kernel_cache::FOR_EVER;
-use crate::kernel_cache::views::{CONTENT_LIFETIME, NAMES_LIFETIME, Place, View, Views, directory_number, is_live};
+use crate::kernel_cache::snapshot_inodes::{
+    InodeKind, MountedView, SNAPSHOT_CONTENT_TIMEOUT, SNAPSHOT_NAME_TIMEOUT, ViewTable, is_live, snapshot_dir_number,
+};
 use crate::options::SnapshotDir;
 
-/// The name in the root.
+/// Name in the root.
 const NAME: &[u8] = b".snapshots";
-/// Its place in a listing of the root, behind all entries: the greatest that an off_t has.
+/// Directory offset of `.snapshots`: `i64::MAX`, after all entries.
 const LAST_COOKIE: u64 = i64::MAX as u64;
-/// Cookies of `.` and `..` in the directory; those of snapshots are their numbers behind these.
+/// Offsets of `.` and `..`; the offset of a snapshot is its number plus this.
 const DOTS: u64 = 2;
 
-/// What the option asks for, unless the archive has an entry of that name: whoever made it is to find it.
-pub fn snapshot_dir(fs: &FileSystem, asked: SnapshotDir) -> SnapshotDir {
-    if asked == SnapshotDir::Off || matches!(fs.lookup(ROOT_INO, NAME), Err(Error::NotFound)) {
-        return asked;
+/// Returns the option's value, or `Off` if the archive has an entry of that name, which must stay
+/// reachable.
+pub fn effective_snapshot_dir(fs: &FileSystem, option: SnapshotDir) -> SnapshotDir {
+    if option == SnapshotDir::Off || matches!(fs.lookup(ROOT_INO, NAME), Err(Error::NotFound)) {
+        return option;
     }
     tracing::warn!("the archive has an entry .snapshots of its own, so snapshots are not found there in this mount");
     SnapshotDir::Off
 }
 
-/// An inode in `.snapshots`, or that directory.
-pub(super) struct Kept<'a> {
+/// Inode in `.snapshots`, or that directory itself.
+pub(super) struct SnapshotInode<'a> {
     adapter: &'a Adapter,
     number: u64,
 }
 
-/// What it is; looked up with each request.
-enum Object<'a> {
+/// Kind of such an inode, determined by each request.
+enum SnapshotObject<'a> {
     Directory,
-    Shown(Shown<'a>),
+    Inode(ViewInode<'a>),
 }
 
-/// An inode that a snapshot shows.
-struct Shown<'a> {
-    view: View,
+/// Inode in the content of a snapshot.
+struct ViewInode<'a> {
+    view: MountedView,
     snapshot: SnapshotView<'a>,
     ino: Ino,
 }
 
-/// What the kernel is told of an inode, and how long it may believe name and attributes.
-type Entry = (FileAttr, Generation);
+/// Attributes and generation of a directory entry, as sent to the kernel.
+type EntryAttributes = (FileAttr, Generation);
 
 impl Adapter {
-    /// None for an inode of the live tree.
-    pub(super) fn kept(&self, number: INodeNo) -> Option<Kept<'_>> {
-        (!is_live(number.0)).then_some(Kept { adapter: self, number: number.0 })
+    /// Returns None for an inode of the live tree.
+    pub(super) fn snapshot_inode(&self, number: INodeNo) -> Option<SnapshotInode<'_>> {
+        (!is_live(number.0)).then_some(SnapshotInode { adapter: self, number: number.0 })
     }
 
-    /// The inode that is to be changed.
+    /// Returns the inode to change.
     ///
     /// # Errors
-    /// `ReadOnly` for what lies in `.snapshots`.
-    pub(super) fn live(&self, number: INodeNo) -> Result<Ino> {
+    /// `ReadOnly` for inodes in `.snapshots`.
+    pub(super) fn live_inode(&self, number: INodeNo) -> Result<Ino> {
         if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("what a snapshot shows".into())) }
     }
 
-    /// The directory in which the name is to be made.
+    /// Returns the directory in which a name is to be created.
     ///
     /// # Errors
-    /// As [`Adapter::live`]; `Exists` for `.snapshots`.
-    pub(super) fn to_make(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
-        if self.is_directory(parent, name) { Err(Error::Exists) } else { self.live(parent) }
+    /// As [`Adapter::live_inode`]; `Exists` for `.snapshots`.
+    pub(super) fn create_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
+        if self.is_snapshot_dir(parent, name) { Err(Error::Exists) } else { self.live_inode(parent) }
     }
 
-    /// The directory in which the name is to be removed, or to mean something else.
+    /// Returns the directory in which a name is to be removed or replaced.
     ///
     /// # Errors
-    /// As [`Adapter::live`], also for `.snapshots`.
-    pub(super) fn to_change(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
-        if self.is_directory(parent, name) {
+    /// As [`Adapter::live_inode`], also for `.snapshots`.
+    pub(super) fn change_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
+        if self.is_snapshot_dir(parent, name) {
             return Err(Error::ReadOnly("the directory of the snapshots".into()));
         }
-        self.live(parent)
+        self.live_inode(parent)
     }
 
-    /// Replies when everything done so far is durable, which what a snapshot shows is by itself.
-    pub(super) fn make_durable(&self, number: INodeNo, reply: ReplyEmpty) {
-        let in_flight = self.begin();
-        match &self.syncs {
-            Some(syncs) if is_live(number.0) => syncs.answer(&in_flight, reply),
+    /// Replies when all previous changes are durable. Snapshots always are.
+    pub(super) fn reply_fsync(&self, number: INodeNo, reply: ReplyEmpty) {
+        let in_flight = self.begin_request();
+        match &self.sync_queue {
+            Some(sync_queue) if is_live(number.0) => sync_queue.submit(&in_flight, reply),
             _ => reply.ok(),
         }
     }
 
-    /// Whether the name is that of `.snapshots`.
-    pub(super) fn is_directory(&self, parent: INodeNo, name: &OsStr) -> bool {
+    /// Returns whether the name is `.snapshots` of the root.
+    pub(super) fn is_snapshot_dir(&self, parent: INodeNo, name: &OsStr) -> bool {
         parent.0 == ROOT_INO.0 && self.snapshot_dir != SnapshotDir::Off && name.as_bytes() == NAME
     }
 
-    pub(super) fn reply_directory(&self, reply: ReplyEntry) {
-        match self.directory_attributes() {
-            // The name does not go away, what is in it may.
-            Ok(attributes) => reply.entry_with_ttls(&NAMES_LIFETIME, &FOR_EVER, &attributes, GENERATION),
+    pub(super) fn reply_snapshot_dir(&self, reply: ReplyEntry) {
+        match self.snapshot_dir_attributes() {
+            // The name never disappears, but the content may change.
+            Ok(attributes) => reply.entry_with_ttls(&SNAPSHOT_NAME_TIMEOUT, &FOR_EVER, &attributes, GENERATION),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
-    /// Belongs to whom the root belongs to; its times are those of the newest snapshot.
-    fn directory_attributes(&self) -> Result<FileAttr> {
+    /// Owner and group are those of the root, the times those of the newest snapshot.
+    fn snapshot_dir_attributes(&self) -> Result<FileAttr> {
         let root = self.fs.attributes(ROOT_INO)?;
-        let kept = self.fs.list_snapshots()?;
-        let time = kept.last().map_or(root.btime, |newest| newest.time);
+        let snapshots = self.fs.list_snapshots()?;
+        let time = snapshots.last().map_or(root.btime, |newest| newest.time);
         let attributes = Attributes {
-            ino: Ino(directory_number()),
+            ino: Ino(snapshot_dir_number()),
             mode: mode::DIRECTORY | 0o555,
-            links: u32::try_from(kept.len()).unwrap_or(u32::MAX).saturating_add(2),
+            links: u32::try_from(snapshots.len()).unwrap_or(u32::MAX).saturating_add(2),
             size: 4096,
             blocks: 8,
             atime: time,
@@ -137,14 +142,14 @@ impl Adapter {
             ctime: time,
             ..root
         };
-        Ok(convert::attributes(&attributes))
+        Ok(convert::to_file_attr(&attributes))
     }
 
-    /// Adds `.snapshots` behind all entries of the root if it is to be listed there.
-    pub(super) fn list_last(&self, directory: INodeNo, offset: u64, reply: &mut ReplyDirectory) {
-        if self.lists_directory(directory, offset) {
+    /// Adds `.snapshots` after all entries of the root, if it is to be listed.
+    pub(super) fn list_snapshot_dir(&self, directory: INodeNo, offset: u64, reply: &mut ReplyDirectory) {
+        if self.must_list_snapshot_dir(directory, offset) {
             let _full = reply.add(
-                INodeNo(directory_number()),
+                INodeNo(snapshot_dir_number()),
                 LAST_COOKIE,
                 fuser::FileType::Directory,
                 OsStr::from_bytes(NAME),
@@ -152,115 +157,126 @@ impl Adapter {
         }
     }
 
-    /// The same with attributes.
-    pub(super) fn list_last_plus(&self, directory: INodeNo, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
-        if self.lists_directory(directory, offset) {
+    /// Adds it with attributes.
+    pub(super) fn list_snapshot_dir_plus(
+        &self,
+        directory: INodeNo,
+        offset: u64,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<()> {
+        if self.must_list_snapshot_dir(directory, offset) {
             let (number, name, attributes) =
-                (INodeNo(directory_number()), OsStr::from_bytes(NAME), self.directory_attributes()?);
-            let _full = reply.add(number, LAST_COOKIE, name, &NAMES_LIFETIME, &attributes, GENERATION);
+                (INodeNo(snapshot_dir_number()), OsStr::from_bytes(NAME), self.snapshot_dir_attributes()?);
+            let _full = reply.add(number, LAST_COOKIE, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, GENERATION);
         }
         Ok(())
     }
 
-    fn lists_directory(&self, directory: INodeNo, offset: u64) -> bool {
+    fn must_list_snapshot_dir(&self, directory: INodeNo, offset: u64) -> bool {
         directory.0 == ROOT_INO.0 && self.snapshot_dir == SnapshotDir::Shown && offset < LAST_COOKIE
     }
 
-    fn views(&self) -> &Views {
+    fn views(&self) -> &ViewTable {
         &self.cache.views
     }
 }
 
-impl<'a> Kept<'a> {
+impl<'a> SnapshotInode<'a> {
     /// # Errors
-    /// `Stale` for what is not in this mount.
-    fn object(&self) -> Result<Object<'a>> {
+    /// `Stale` for an inode that is not part of this mount.
+    fn resolve_object(&self) -> Result<SnapshotObject<'a>> {
         let Adapter { fs, snapshot_dir, .. } = self.adapter;
-        match self.adapter.views().place(self.number)? {
+        match self.adapter.views().resolve(self.number)? {
             _ if *snapshot_dir == SnapshotDir::Off => Err(Error::Stale),
-            Place::Live => Err(Error::Stale),
-            Place::Directory => Ok(Object::Directory),
-            Place::View(view, ino) => {
-                Ok(Object::Shown(Shown { view, snapshot: fs.snapshot_view(view.snapshot()), ino }))
+            InodeKind::Live => Err(Error::Stale),
+            InodeKind::Directory => Ok(SnapshotObject::Directory),
+            InodeKind::View(view, ino) => {
+                Ok(SnapshotObject::Inode(ViewInode { view, snapshot: fs.snapshot_view(view.snapshot()), ino }))
             }
         }
     }
 
     /// # Errors
-    /// `Invalid` for `.snapshots`, of which this cannot be asked.
-    fn shown(&self) -> Result<Shown<'a>> {
-        match self.object()? {
-            Object::Shown(shown) => Ok(shown),
-            Object::Directory => Err(Error::invalid("not asked of a directory")),
+    /// `Invalid` for `.snapshots`, which does not support the request.
+    fn view_inode(&self) -> Result<ViewInode<'a>> {
+        match self.resolve_object()? {
+            SnapshotObject::Inode(view_inode) => Ok(view_inode),
+            SnapshotObject::Directory => Err(Error::invalid("not asked of a directory")),
         }
     }
 
     pub(super) fn lookup(&self, name: &OsStr, reply: ReplyEntry) {
-        let is_shown = matches!(self.object(), Ok(Object::Shown(_)));
-        let lifetime = if is_shown { CONTENT_LIFETIME } else { NAMES_LIFETIME };
-        match self.find(name.as_bytes()) {
+        let is_view = matches!(self.resolve_object(), Ok(SnapshotObject::Inode(_)));
+        let lifetime = if is_view { SNAPSHOT_CONTENT_TIMEOUT } else { SNAPSHOT_NAME_TIMEOUT };
+        match self.lookup_entry(name.as_bytes()) {
             Ok((attributes, generation)) => {
-                reply.entry_with_ttls(&CONTENT_LIFETIME, &lifetime, &attributes, generation)
+                reply.entry_with_ttls(&SNAPSHOT_CONTENT_TIMEOUT, &lifetime, &attributes, generation)
             }
-            // KERNEL-10: it may come in `.snapshots`, and not in what a snapshot shows.
-            Err(Error::NotFound) if is_shown => {
-                reply.entry_with_ttls(&lifetime, &lifetime, &convert::no_attributes(), GENERATION);
+            // KERNEL-10: the name may appear later in `.snapshots`, but not in a snapshot.
+            Err(Error::NotFound) if is_view => {
+                reply.entry_with_ttls(&lifetime, &lifetime, &convert::negative_entry(), GENERATION);
             }
             Err(error) => reply.error(errno(&error)),
         }
     }
 
-    /// What a name leads to, of which the kernel counts as told.
-    fn find(&self, name: &[u8]) -> Result<Entry> {
-        match (self.object()?, name) {
-            (Object::Directory, b".") => Ok((self.adapter.directory_attributes()?, GENERATION)),
-            (Object::Directory, b"..") => {
+    /// Looks up a name and counts the lookup.
+    fn lookup_entry(&self, name: &[u8]) -> Result<EntryAttributes> {
+        match (self.resolve_object()?, name) {
+            (SnapshotObject::Directory, b".") => Ok((self.adapter.snapshot_dir_attributes()?, GENERATION)),
+            (SnapshotObject::Directory, b"..") => {
                 let root = self.adapter.fs.attributes(ROOT_INO)?;
-                Ok((self.adapter.cache.told(&root), GENERATION))
+                Ok((self.adapter.cache.to_file_attr(&root), GENERATION))
             }
-            (Object::Directory, name) => self.adapter.root_of(self.adapter.fs.snapshot_named(name)?),
-            (Object::Shown(Shown { ino: ROOT_INO, .. }), b"..") => {
-                Ok((self.adapter.directory_attributes()?, GENERATION))
+            (SnapshotObject::Directory, name) => {
+                self.adapter.lookup_snapshot_root(self.adapter.fs.snapshot_named(name)?)
             }
-            (Object::Shown(shown), name) => {
-                let attributes = shown.describe(&shown.snapshot.lookup(shown.ino, name)?)?;
-                self.adapter.views().tell(shown.view, attributes.ino.0)?;
-                Ok((attributes, shown.view.generation()))
+            (SnapshotObject::Inode(ViewInode { ino: ROOT_INO, .. }), b"..") => {
+                Ok((self.adapter.snapshot_dir_attributes()?, GENERATION))
+            }
+            (SnapshotObject::Inode(view_inode), name) => {
+                let attributes = view_inode.to_file_attr(&view_inode.snapshot.lookup(view_inode.ino, name)?)?;
+                self.adapter.views().add_lookup(view_inode.view, attributes.ino.0)?;
+                Ok((attributes, view_inode.view.generation()))
             }
         }
     }
 
     pub(super) fn getattr(&self, reply: ReplyAttr) {
-        let told = self.object().and_then(|object| match object {
-            Object::Directory => Ok((NAMES_LIFETIME, self.adapter.directory_attributes()?)),
-            Object::Shown(shown) => Ok((CONTENT_LIFETIME, shown.describe(&shown.snapshot.attributes(shown.ino)?)?)),
+        let attributes = self.resolve_object().and_then(|object| match object {
+            SnapshotObject::Directory => Ok((SNAPSHOT_NAME_TIMEOUT, self.adapter.snapshot_dir_attributes()?)),
+            SnapshotObject::Inode(view_inode) => Ok((
+                SNAPSHOT_CONTENT_TIMEOUT,
+                view_inode.to_file_attr(&view_inode.snapshot.attributes(view_inode.ino)?)?,
+            )),
         });
-        match told {
+        match attributes {
             Ok((lifetime, attributes)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
     pub(super) fn readlink(&self, reply: ReplyData) {
-        let read = |shown: Shown<'_>| {
-            self.adapter.views().read(shown.view);
-            shown.snapshot.read_link(shown.ino)
+        let read = |view_inode: ViewInode<'_>| {
+            self.adapter.views().mark_read(view_inode.view);
+            view_inode.snapshot.read_link(view_inode.ino)
         };
-        match self.shown().and_then(read) {
+        match self.view_inode().and_then(read) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(&error)),
         }
     }
 
-    /// Nothing is held open: handles are numbers like all others.
+    /// Opens a file. Nothing is held open; the handle is 0.
     pub(super) fn open(&self, flags: OpenFlags, reply: ReplyOpen) {
-        let opened = self.shown().and_then(|shown| match writes(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
-            true => Err(Error::ReadOnly("what a snapshot shows".into())),
-            false => {
-                self.adapter.views().read(shown.view);
-                shown.snapshot.attributes(shown.ino)
-            }
-        });
+        let opened =
+            self.view_inode().and_then(|view_inode| match may_write(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
+                true => Err(Error::ReadOnly("what a snapshot shows".into())),
+                false => {
+                    self.adapter.views().mark_read(view_inode.view);
+                    view_inode.snapshot.attributes(view_inode.ino)
+                }
+            });
         match opened {
             Ok(_) => {
                 self.adapter.activity.file_opened();
@@ -277,8 +293,10 @@ impl<'a> Kept<'a> {
 
     pub(super) fn read(&self, offset: u64, size: u32, reply: ReplyData) {
         self.adapter.fs.with_read_buffer(|buffer| {
-            let read = |shown: Shown<'_>| shown.snapshot.read_into(shown.ino, offset, size as usize, buffer);
-            match self.shown().and_then(read) {
+            let read = |view_inode: ViewInode<'_>| {
+                view_inode.snapshot.read_into(view_inode.ino, offset, size as usize, buffer)
+            };
+            match self.view_inode().and_then(read) {
                 Ok(count) => reply.data(&buffer[..count]),
                 Err(error) => reply.error(errno(&error)),
             }
@@ -286,8 +304,10 @@ impl<'a> Kept<'a> {
     }
 
     pub(super) fn lseek(&self, offset: i64, whence: i32, reply: ReplyLseek) {
-        let found = self.shown().and_then(|Shown { snapshot, ino, .. }| {
-            seek::answer(offset, whence, &|from| snapshot.next_data(ino, from), &|from| snapshot.next_hole(ino, from))
+        let found = self.view_inode().and_then(|ViewInode { snapshot, ino, .. }| {
+            content::resolve_seek(offset, whence, &|from| snapshot.next_data(ino, from), &|from| {
+                snapshot.next_hole(ino, from)
+            })
         });
         match found {
             Ok(found) => reply.offset(found),
@@ -296,46 +316,47 @@ impl<'a> Kept<'a> {
     }
 
     pub(super) fn getxattr(&self, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let value = self.object().and_then(|object| match object {
-            Object::Directory => Err(Error::NoAttribute),
-            Object::Shown(shown) => shown.snapshot.xattr(shown.ino, name.as_bytes()),
+        let value = self.resolve_object().and_then(|object| match object {
+            SnapshotObject::Directory => Err(Error::NoAttribute),
+            SnapshotObject::Inode(view_inode) => view_inode.snapshot.xattr(view_inode.ino, name.as_bytes()),
         });
         reply_xattr(value, size, reply);
     }
 
     pub(super) fn listxattr(&self, is_trusted: &dyn Fn() -> bool, size: u32, reply: ReplyXattr) {
-        let names = self.object().and_then(|object| match object {
-            Object::Directory => Ok(Vec::new()),
-            Object::Shown(shown) => shown.snapshot.list_xattrs_for(shown.ino, is_trusted),
+        let names = self.resolve_object().and_then(|object| match object {
+            SnapshotObject::Directory => Ok(Vec::new()),
+            SnapshotObject::Inode(view_inode) => view_inode.snapshot.list_xattrs_for(view_inode.ino, is_trusted),
         });
         reply_xattr(names, size, reply);
     }
 
-    /// Where a listing that starts now ends.
-    pub(super) fn bound(&self) -> Result<u64> {
-        match self.object()? {
-            // Numbers ascend, and no two snapshots have one: what comes meanwhile is listed once.
-            Object::Directory => Ok(u64::MAX),
-            Object::Shown(shown) => shown.snapshot.directory_bound(shown.ino),
+    /// Returns the end of a listing that starts now.
+    pub(super) fn listing_bound(&self) -> Result<u64> {
+        match self.resolve_object()? {
+            // Snapshot numbers increase and are unique, so a snapshot taken meanwhile is listed
+            // once.
+            SnapshotObject::Directory => Ok(u64::MAX),
+            SnapshotObject::Inode(view_inode) => view_inode.snapshot.directory_bound(view_inode.ino),
         }
     }
 
     pub(super) fn list(&self, offset: u64, bound: u64, reply: &mut ReplyDirectory) -> Result<()> {
-        let Shown { view, snapshot, ino } = match self.object()? {
-            Object::Directory => return self.list_snapshots(offset, reply),
-            Object::Shown(shown) => shown,
+        let ViewInode { view, snapshot, ino } = match self.resolve_object()? {
+            SnapshotObject::Directory => return self.list_snapshots(offset, reply),
+            SnapshotObject::Inode(view_inode) => view_inode,
         };
         let (mut any, mut failed) = (false, Ok(()));
         let listed = snapshot.list_directory(ino, offset, bound, false, &mut |entry, _| {
             let number = match entry.name {
-                b".." if ino == ROOT_INO => Ok(directory_number()),
+                b".." if ino == ROOT_INO => Ok(snapshot_dir_number()),
                 _ => view.kernel_number(entry.ino),
             };
             match number {
                 Ok(number) => {
                     any = true;
                     let kind = convert::file_type(entry.file_type.into());
-                    full(reply.add(INodeNo(number), entry.cookie, kind, OsStr::from_bytes(entry.name)))
+                    stop_if_full(reply.add(INodeNo(number), entry.cookie, kind, OsStr::from_bytes(entry.name)))
                 }
                 Err(error) => {
                     failed = Err(error);
@@ -343,76 +364,77 @@ impl<'a> Kept<'a> {
                 }
             }
         });
-        or_the_others(listed.and(failed), any, INodeNo(self.number)).map(drop)
+        tolerate_damage(listed.and(failed), any, INodeNo(self.number)).map(drop)
     }
 
-    /// With attributes.
+    /// Lists entries with attributes.
     pub(super) fn list_plus(&self, offset: u64, bound: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
-        let shown = match self.object()? {
-            Object::Directory => return self.list_snapshots_plus(offset, reply),
-            Object::Shown(shown) => shown,
+        let view_inode = match self.resolve_object()? {
+            SnapshotObject::Directory => return self.list_snapshots_plus(offset, reply),
+            SnapshotObject::Inode(view_inode) => view_inode,
         };
-        let (views, generation) = (self.adapter.views(), shown.view.generation());
-        let (mut any, mut failed, mut telling) = (false, Ok(()), views.telling());
-        let listed = shown.snapshot.list_directory(shown.ino, offset, bound, true, &mut |entry, attributes| {
-            let Some(a) = attributes else {
-                tracing::warn!(inode = entry.ino.0, "a listing of a snapshot leaves out a damaged entry");
-                return ControlFlow::Continue(());
-            };
-            let name = OsStr::from_bytes(entry.name);
-            // The kernel drops what it is told of these two.
-            let is_dots = entry.cookie <= DOTS;
-            let described = match entry.name {
-                b".." if shown.ino == ROOT_INO => self.adapter.directory_attributes(),
-                _ => shown.describe(a),
-            };
-            let told = described.and_then(|a| match is_dots {
-                true => Ok(a),
-                false => telling.tell(shown.view, a.ino.0).map(|()| a),
-            });
-            match told {
-                Ok(a) => {
-                    any = true;
-                    let is_full = reply.add(a.ino, entry.cookie, name, &CONTENT_LIFETIME, &a, generation);
-                    if is_full && !is_dots {
-                        telling.take_back();
+        let (views, generation) = (self.adapter.views(), view_inode.view.generation());
+        let (mut any, mut failed, mut lookups) = (false, Ok(()), views.begin_lookups());
+        let listed =
+            view_inode.snapshot.list_directory(view_inode.ino, offset, bound, true, &mut |entry, attributes| {
+                let Some(a) = attributes else {
+                    tracing::warn!(inode = entry.ino.0, "a listing of a snapshot leaves out a damaged entry");
+                    return ControlFlow::Continue(());
+                };
+                let name = OsStr::from_bytes(entry.name);
+                // The kernel ignores the attributes of these two.
+                let is_dots = entry.cookie <= DOTS;
+                let described = match entry.name {
+                    b".." if view_inode.ino == ROOT_INO => self.adapter.snapshot_dir_attributes(),
+                    _ => view_inode.to_file_attr(a),
+                };
+                let counted = described.and_then(|a| match is_dots {
+                    true => Ok(a),
+                    false => lookups.add(view_inode.view, a.ino.0).map(|()| a),
+                });
+                match counted {
+                    Ok(a) => {
+                        any = true;
+                        let is_full = reply.add(a.ino, entry.cookie, name, &SNAPSHOT_CONTENT_TIMEOUT, &a, generation);
+                        if is_full && !is_dots {
+                            lookups.undo_last();
+                        }
+                        stop_if_full(is_full)
                     }
-                    full(is_full)
+                    Err(error) => {
+                        failed = Err(error);
+                        ControlFlow::Break(())
+                    }
                 }
-                Err(error) => {
-                    failed = Err(error);
-                    ControlFlow::Break(())
-                }
-            }
-        });
-        or_the_others(listed.and(failed), any, INodeNo(self.number))?;
-        telling.goes_out();
+            });
+        tolerate_damage(listed.and(failed), any, INodeNo(self.number))?;
+        lookups.commit();
         Ok(())
     }
 
-    /// Those of `.snapshots` that come behind `offset`, with their places.
-    fn snapshots_from(&self, offset: u64) -> Result<impl Iterator<Item = (u64, SnapshotInfo)>> {
+    /// Returns the snapshots after `offset`, with their directory offsets.
+    fn snapshots_after(&self, offset: u64) -> Result<impl Iterator<Item = (u64, SnapshotInfo)>> {
         let all = self.adapter.fs.list_snapshots()?.into_iter();
         let placed = all.map(|snapshot| (snapshot.id.0.saturating_add(DOTS).min(LAST_COOKIE), snapshot));
         Ok(placed.filter(move |(cookie, _)| *cookie > offset))
     }
 
     fn list_snapshots(&self, offset: u64, reply: &mut ReplyDirectory) -> Result<()> {
-        for (cookie, number, name) in [(1, directory_number(), "."), (DOTS, ROOT_INO.0, "..")] {
+        for (cookie, number, name) in [(1, snapshot_dir_number(), "."), (DOTS, ROOT_INO.0, "..")] {
             if offset < cookie && reply.add(INodeNo(number), cookie, fuser::FileType::Directory, name) {
                 return Ok(());
             }
         }
-        for (cookie, snapshot) in self.snapshots_from(offset)? {
+        for (cookie, snapshot) in self.snapshots_after(offset)? {
             let view = match self.adapter.views().open(snapshot.id) {
                 Err(error) => {
-                    left_out(error, snapshot.id)?;
+                    skip_unreadable(error, snapshot.id)?;
                     continue;
                 }
                 Ok(view) => view,
             };
-            // A listing without attributes tells the kernel no inode.
-            self.adapter.views().untell(view);
+            // A listing without attributes creates no inode in the kernel.
+            self.adapter.views().remove_lookup(view);
             let number = INodeNo(view.kernel_number(ROOT_INO)?);
             if reply.add(number, cookie, fuser::FileType::Directory, OsStr::from_bytes(&snapshot.name)) {
                 return Ok(());
@@ -423,38 +445,39 @@ impl<'a> Kept<'a> {
 
     fn list_snapshots_plus(&self, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         if offset < DOTS {
-            let (own, root) = (self.adapter.directory_attributes()?, self.adapter.fs.attributes(ROOT_INO)?);
-            for (cookie, name, attributes) in [(1, ".", own), (DOTS, "..", self.adapter.cache.told(&root))] {
-                if offset < cookie && reply.add(attributes.ino, cookie, name, &NAMES_LIFETIME, &attributes, GENERATION)
+            let (own, root) = (self.adapter.snapshot_dir_attributes()?, self.adapter.fs.attributes(ROOT_INO)?);
+            for (cookie, name, attributes) in [(1, ".", own), (DOTS, "..", self.adapter.cache.to_file_attr(&root))] {
+                if offset < cookie
+                    && reply.add(attributes.ino, cookie, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, GENERATION)
                 {
                     return Ok(());
                 }
             }
         }
-        let mut telling = self.adapter.views().telling();
-        for (cookie, snapshot) in self.snapshots_from(offset)? {
-            let (attributes, generation) = match self.adapter.root_of(snapshot.id) {
+        let mut lookups = self.adapter.views().begin_lookups();
+        for (cookie, snapshot) in self.snapshots_after(offset)? {
+            let (attributes, generation) = match self.adapter.lookup_snapshot_root(snapshot.id) {
                 Err(error) => {
-                    left_out(error, snapshot.id)?;
+                    skip_unreadable(error, snapshot.id)?;
                     continue;
                 }
                 Ok(found) => found,
             };
-            telling.counts(attributes.ino.0);
+            lookups.adopt(attributes.ino.0);
             let name = OsStr::from_bytes(&snapshot.name);
-            // One time counts for name and attributes.
-            if reply.add(attributes.ino, cookie, name, &NAMES_LIFETIME, &attributes, generation) {
-                telling.take_back();
+            // The reply has one timeout for name and attributes.
+            if reply.add(attributes.ino, cookie, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, generation) {
+                lookups.undo_last();
                 break;
             }
         }
-        telling.goes_out();
+        lookups.commit();
         Ok(())
     }
 }
 
-/// A snapshot that cannot be shown keeps nobody from the others: a listing leaves it out, says so in the log, and the name leads to the error.
-fn left_out(error: Error, id: SnapshotId) -> Result<()> {
+/// Skips a snapshot that cannot be shown, with a log line; looking up its name reports the error.
+fn skip_unreadable(error: Error, id: SnapshotId) -> Result<()> {
     match error {
         // It was removed meanwhile.
         Error::Stale => Ok(()),
@@ -467,22 +490,22 @@ fn left_out(error: Error, id: SnapshotId) -> Result<()> {
 }
 
 impl Adapter {
-    /// The root of what a snapshot shows, of which the kernel counts as told.
-    fn root_of(&self, id: SnapshotId) -> Result<Entry> {
+    /// Looks up the root of a snapshot and counts the lookup.
+    fn lookup_snapshot_root(&self, id: SnapshotId) -> Result<EntryAttributes> {
         let attributes = self.fs.snapshot_view(id).attributes(ROOT_INO)?;
         let view = self.views().open(id)?;
-        let shown = Shown { view, snapshot: self.fs.snapshot_view(id), ino: ROOT_INO };
-        shown
-            .describe(&attributes)
+        let view_inode = ViewInode { view, snapshot: self.fs.snapshot_view(id), ino: ROOT_INO };
+        view_inode
+            .to_file_attr(&attributes)
             .map(|attributes| (attributes, view.generation()))
-            .inspect_err(|_| self.views().untell(view))
+            .inspect_err(|_| self.views().remove_lookup(view))
     }
 }
 
-impl Shown<'_> {
-    /// With the numbers of this mount.
-    fn describe(&self, a: &Attributes) -> Result<FileAttr> {
+impl ViewInode<'_> {
+    /// Converts attributes, with the inode number of this mount.
+    fn to_file_attr(&self, a: &Attributes) -> Result<FileAttr> {
         let ino = Ino(self.view.kernel_number(a.ino)?);
-        Ok(convert::attributes(&Attributes { ino, ..*a }))
+        Ok(convert::to_file_attr(&Attributes { ino, ..*a }))
     }
 }

@@ -1,4 +1,4 @@
-//! mount.lockbox: mounts a lockbox archive, for people, for mount(8) and for `lockbox mount`.
+//! mount.lockbox: mounts a lockbox archive; called by users, mount(8) and `lockbox mount`.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -12,13 +12,14 @@ use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
-use lockbox_fuse::exit::{Failure, Mounting, called_as_mount_8, mount_8_code};
-use lockbox_fuse::journal::{self, Target};
+use lockbox_fuse::daemon_config::DaemonConfig;
+use lockbox_fuse::exit::{Failure, MountProgram, is_called_as_mount_8, mount_8_code};
+use lockbox_fuse::logging::{self, LogTarget};
 use lockbox_fuse::notify::Notify;
-use lockbox_fuse::options::Options;
-use lockbox_fuse::task::Task;
+use lockbox_fuse::options::MountOptions;
 use lockbox_fuse::{
-    broker, daemon, fetcher, former, fstab, hidden, kept, kernel, mount, point_owner, remount, session, unmounter,
+    broker, daemon, fetcher, fstab, kernel, mount, mount_agent, mount8_options, mountpoint_check, previous_daemon,
+    remount, session,
 };
 use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::located::real_path;
@@ -144,8 +145,8 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
         return finish(&daemon::run(), false);
     }
-    if std::env::args_os().nth(1).is_some_and(|first| first == unmounter::ARGUMENT) {
-        return if unmounter::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    if std::env::args_os().nth(1).is_some_and(|first| first == mount_agent::ARGUMENT) {
+        return if mount_agent::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
     if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
         return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
@@ -169,13 +170,13 @@ fn main() -> ExitCode {
         && arguments.desktop
         && !failure.message.is_empty()
     {
-        desktop::tell(&in_window(&failure.message, &arguments.archive));
+        desktop::tell(&window_message(&failure.message, &arguments.archive));
     }
     code
 }
 
-/// A window stands there by itself: nobody typed a command above it that names the archive.
-fn in_window(message: &str, archive: &Path) -> String {
+/// Adds the archive's name if it is missing: a window shows no command line.
+fn window_message(message: &str, archive: &Path) -> String {
     let name = lockbox_host::shown(archive);
     if message.contains(&name) { message.to_owned() } else { format!("{name}: {message}") }
 }
@@ -184,11 +185,11 @@ fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Who was asked and left needs no words.
+            // A user who cancelled the prompt needs no message.
             if speak && !failure.message.is_empty() {
-                tell(&failure.message);
+                print_message(&failure.message);
             }
-            let as_mount_8 = called_as_mount_8(std::env::args_os().next().as_deref());
+            let as_mount_8 = is_called_as_mount_8(std::env::args_os().next().as_deref());
             ExitCode::from(if as_mount_8 { mount_8_code(failure) } else { failure.code })
         }
     }
@@ -196,25 +197,26 @@ fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
 
 fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(namespace) = &arguments.namespace {
-        // The archive, the secrets and the daemon's socket are files of this namespace, and the mount would be in the other one.
+        // Archive, secrets and control socket are files of this namespace, but the mount would be
+        // in the other one.
         return Err(Failure::usage(format!(
             "an archive cannot be mounted into another namespace with -N: run the command inside of it, with nsenter --mount={}",
             namespace.display()
         )));
     }
     let namespaces = match arguments.for_program {
-        true => Some(of_program(&arguments.options)?),
+        true => Some(receive_namespaces(&arguments.options)?),
         false => None,
     };
-    // The daemon does that for itself.
+    // The daemon locks its own memory.
     let _ = harden::lock_memory_if_plenty();
-    if let Some(change) = remount::requested(&arguments.options, &kept::asked())? {
+    if let Some(change) = remount::parse_request(&arguments.options, &mount8_options::command_line_options())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = real_path(&arguments.directory).map_err(absent)?;
         return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
     }
-    let mut options = options(arguments)?;
-    kept::check(&options, &arguments.archive, &arguments.directory)?;
+    let mut options = parse_options(arguments)?;
+    mount8_options::check(&options, &arguments.archive, &arguments.directory)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
@@ -226,24 +228,24 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.fake {
         return Ok(());
     }
-    let (archive, place) = match find(&arguments.archive, &options)? {
+    let (archive, place) = match locate_archive(&arguments.archive, &options)? {
         Some(found) => found,
         None => return Ok(()),
     };
-    options.places = places(&arguments.archive, &archive, &arguments.directory);
+    options.places = place_names(&arguments.archive, &archive, &arguments.directory);
     let missing = match arguments.make_directory {
-        true => to_be_made(&arguments.directory)?,
+        true => missing_directory(&arguments.directory)?,
         false => None,
     };
-    let made = missing.is_some();
+    let creates_point = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
-    hidden::check(&point, &archive, &options)?;
+    mountpoint_check::check_covered_files(&point, &archive, &options)?;
     if !arguments.for_program {
-        point_owner::check_early(&archive, &point, &options)?;
+        mountpoint_check::check_owner_early(&archive, &point, &options)?;
     }
-    // The status tells them.
+    // Set here, because `status` shows it.
     options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
-    // Before the passphrase is asked for and worked on for a second.
+    // Checked before the prompt and the slow key derivation.
     if place.is_elsewhere() {
         if !options.read_only && !place.can_be_changed() {
             options.read_only = true;
@@ -253,14 +255,14 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         if !options.read_only && is_read_only(&archive) {
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as its medium is");
-            tell(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
+            print_message(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
         } else if !options.read_only && arguments.desktop && may_only_be_read(&archive) {
-            // Who clicks on it gives no options.
+            // A click on a file gives no options.
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
-            tell(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
+            print_message(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
         }
-        former::wait(&archive, options.read_only, tell)?;
+        previous_daemon::wait_until_free(&archive, options.read_only, print_message)?;
     }
     let (key, refused) = lockbox_host::unlock(
         place.site(),
@@ -270,49 +272,51 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         &options.unlock_limits(),
     )?;
     if let Some(sentence) = refused {
-        tell(&sentence);
+        print_message(&sentence);
     }
     if place.is_elsewhere() && !options.read_only && is_backup(&place, &key, &options)? {
         options.read_only = true;
-        tell(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
+        print_message(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
     }
-    // What was read of it until here is not what is read of it from now on.
+    // Dropped: the daemon opens the archive again.
     drop(place);
     let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
-    if made {
-        // Not held on to: a daemon in the foreground closes what it did not open itself.
+    if creates_point {
+        // Not kept: a daemon in the foreground closes descriptors that it did not open itself.
         Made::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
-    let task = Task { archive, point, options, verbose: arguments.verbose, made };
-    let served = serve(&task, &key, namespaces.as_ref());
+    let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made: creates_point };
+    let served = serve(&config, &key, namespaces.as_ref());
     match &served {
-        Err(_) if made => drop(Made::of(task.point()).map(|made| made.remove())),
-        Ok(()) if made && !task.options.foreground && task.options.sources.passphrase.advises() => {
-            tell(&format!("made {}, which goes when the archive is unmounted", task.point().display()));
+        Err(_) if creates_point => drop(Made::of(config.point()).map(|made| made.remove())),
+        Ok(()) if creates_point && !config.options.foreground && config.options.sources.passphrase.advises() => {
+            print_message(&format!("made {}, which goes when the archive is unmounted", config.point().display()));
         }
         _ => {}
     }
     served
 }
 
-/// Returns the names of the archive's place: the names on the command line and, as mount(8) has
-/// resolved the links there, the names in fstab.
-fn places(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
-    let mut places = lockbox_host::place_names(named);
-    if called_as_mount_8(std::env::args_os().next().as_deref()) {
+/// Returns the names of the archive's location: those on the command line and, since mount(8) has
+/// resolved the links there, those in fstab.
+fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
+    let mut place_names = lockbox_host::place_names(named);
+    if is_called_as_mount_8(std::env::args_os().next().as_deref()) {
         let table = std::fs::read(fstab::TABLE).unwrap_or_default();
-        places.extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
+        place_names
+            .extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
     }
-    places
+    place_names
 }
 
-/// The namespaces in which the program will be; the command that made them hands them over through standard output, and waits for this one. Refuses what
-/// lets this one end well without a mount, or not end, and what the program would inherit.
-fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
-    let mut given = lists.iter().flat_map(|list| list.split(','));
+/// Receives the namespaces of the program from `lockbox exec`, which created them and waits for
+/// this process. Rejects options with which this process could succeed without a mount, or not end,
+/// and options that the program would inherit.
+fn receive_namespaces(lists: &[String]) -> Result<Namespaces, Failure> {
+    let mut words = lists.iter().flat_map(|list| list.split(','));
     let names = ["foreground", "nofail", "remount", "passfd"];
-    match given.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
+    match words.find(|option| option.split('=').next().is_some_and(|name| names.contains(&name))) {
         Some(option) => Err(Failure::usage(format!(
             "the mount option {} is not for 'lockbox exec', which runs a program in the mount",
             option.escape_default()
@@ -325,8 +329,8 @@ fn of_program(lists: &[String]) -> Result<Namespaces, Failure> {
     }
 }
 
-/// The path of a mount point that is missing and can be made.
-fn to_be_made(path: &Path) -> Result<Option<PathBuf>, Failure> {
+/// Returns the path of a missing mount point that can be created.
+fn missing_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
     match path.symlink_metadata() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         _ => return Ok(None),
@@ -337,46 +341,47 @@ fn to_be_made(path: &Path) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(parent.canonicalize().map_err(failed)?.join(name)))
 }
 
-/// Whether nothing can be written where the archive lies, whoever writes.
+/// Returns whether the archive lies on a read-only file system.
 fn is_read_only(archive: &Path) -> bool {
     nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
 }
 
-/// Whether what is at an address shows a moment of an archive, and would stop being a backup if it were written to.
-fn is_backup(place: &Place, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
+/// Returns whether a remote archive is a backup, and would stop being one if it were written to.
+fn is_backup(place: &Place, key: &UnlockedKey, options: &MountOptions) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
     let info = archive.info()?;
-    // Its place is remembered now, so that nothing is new to the daemon.
-    info.first_use.iter().for_each(|sentence| tell(sentence));
+    // Recorded now, so that the daemon does not report a first use.
+    info.first_use.iter().for_each(|sentence| print_message(sentence));
     Ok(info.backup_of.is_some())
 }
 
-/// Whether it is for others, or at another time, that the archive can be written.
+/// Returns whether this user may read but not write the archive.
 fn may_only_be_read(archive: &Path) -> bool {
     access(archive, AccessFlags::W_OK) == Err(Errno::EACCES) && access(archive, AccessFlags::R_OK).is_ok()
 }
 
-fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {
-    if task.options.foreground {
+fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Result<(), Failure> {
+    if config.options.foreground {
         daemon::close_inherited();
-        journal::start(&Target::of(&task.options), task.verbose)?;
+        logging::start(&LogTarget::of(&config.options), config.verbose)?;
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: &[String]| {
-            notify.ready(&task.point().to_string_lossy());
+            notify.notify_ready(&config.point().to_string_lossy());
             Ok(())
         };
-        return session::serve(task, key, None, ready, || notify.stopping());
+        return session::serve(config, key, None, ready, || notify.notify_stopping());
     }
-    daemon::launch(task, key, namespaces)?.iter().for_each(|notice| tell(notice));
+    daemon::launch(config, key, namespaces)?.iter().for_each(|notice| print_message(notice));
     if namespaces.is_none() {
-        mount::register(task.archive(), task.point());
+        mount::register(config.archive(), config.point());
     }
     Ok(())
 }
 
-/// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
-fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
+/// Returns the archive's absolute path, or its address, and its location; None if it is missing and
+/// may be (`nofail`).
+fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf, Place)>, Failure> {
     let is_elsewhere = elsewhere::is_elsewhere(name);
     if options.remote.is_unsent() && !is_elsewhere {
         return Err(Failure::usage("-o unsent is for archives at addresses"));
@@ -384,7 +389,7 @@ fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Fail
     if is_elsewhere {
         return match Place::at(name, &options.remote.without_cache()) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
-            opened => Ok(Some((name.to_owned(), opened.map_err(|error| Mounting::failure(name, error))?))),
+            opened => Ok(Some((name.to_owned(), opened.map_err(|error| MountProgram::failure(name, error))?))),
         };
     }
     match name.canonicalize() {
@@ -397,19 +402,19 @@ fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Fail
     }
 }
 
-fn options(arguments: &Arguments) -> Result<Options, Failure> {
+fn parse_options(arguments: &Arguments) -> Result<MountOptions, Failure> {
     if !arguments.sloppy {
-        return Options::parse(&arguments.options);
+        return MountOptions::parse(&arguments.options);
     }
-    let (options, unknown) = Options::parse_sloppily(&arguments.options)?;
+    let (options, unknown) = MountOptions::parse_sloppily(&arguments.options)?;
     if arguments.verbose {
-        unknown.iter().for_each(|name| tell(&format!("ignored: unknown mount option {name}")));
+        unknown.iter().for_each(|name| print_message(&format!("ignored: unknown mount option {name}")));
     }
     Ok(options)
 }
 
-fn tell(message: &str) {
-    lockbox_terminal::complain(Mounting::NAME, message);
+fn print_message(message: &str) {
+    lockbox_terminal::complain(MountProgram::NAME, message);
 }
 
 /// Compares the command line and the options with the manual page.
@@ -427,7 +432,8 @@ mod tests {
     const FSTAB: &str = include_str!("../fstab.rs");
     const REMOUNT: &str = include_str!("../remount.rs");
 
-    /// The names in the patterns of the functions that read options: strings before an arrow, alone on their line or one of several.
+    /// Returns the names in the patterns of the functions that parse options: strings before an
+    /// arrow, alone on their line or one of several.
     fn names(source: &str) -> BTreeSet<String> {
         let tests = source.find("#[cfg(test)]").unwrap_or(source.len());
         let functions = source[..tests].match_indices("    fn set_").map(|(at, _)| &source[at..]);
@@ -438,7 +444,7 @@ mod tests {
         quoted.map(str::to_owned).collect()
     }
 
-    /// The words that the page sets as literal ones.
+    /// Returns the words that the page formats as literal.
     fn words() -> BTreeSet<String> {
         let marked = PAGE.lines().filter(|line| line.contains("Cm ") || line.starts_with(".It Fl"));
         let split = |line: &'static str| line.split([' ', ',', '|', '=']).filter(|word| !word.is_empty());
@@ -455,7 +461,8 @@ mod tests {
             "{found:?}"
         );
         let help = AFTER_HELP.split([' ', ',', '|', '=', '\n']).map(str::to_owned).collect();
-        // What is written with an underscore too is documented with a dash, or the other way round.
+        // An option that is also spelled with an underscore is documented with a dash, or the
+        // other way round.
         let lacking = |words: &BTreeSet<String>, place: &str| -> Vec<String> {
             let has =
                 |name: &String| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
@@ -463,8 +470,8 @@ mod tests {
         };
         missing.extend(lacking(&words, ""));
         missing.extend(lacking(&help, " in the help"));
-        // Both ways: every word that is offered is known to the parser, which its own test shows.
-        // A value of an option is offered behind it, in a table of its own.
+        // Both directions: the parser's own test shows that it accepts every offered option.
+        // Values of options are offered in a table of their own.
         let offered = MOUNT.iter().flat_map(|(word, takes)| match takes {
             Takes::OneOf(values) => [&[*word], *values].concat(),
             _ => vec![*word],
@@ -473,7 +480,7 @@ mod tests {
         assert!(REMOUNT.contains("remount") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
-        // What only another program of lockbox says is for nobody to read about.
+        // Options that only other lockbox programs use are not documented.
         let shown = |argument: &&clap::Arg| {
             let is_clap = ["help", "version"].contains(&argument.get_id().as_str());
             !is_clap && (!argument.is_hide_set() || argument.get_long().is_none())

@@ -1,4 +1,4 @@
-//! Names of system calls, for the log: the kernel tells their numbers.
+//! Names of system calls, for the log: the kernel reports only numbers.
 
 use nix::libc::{self, c_long};
 
@@ -6,7 +6,7 @@ macro_rules! named {
     ($($call:ident),* $(,)?) => { &[$((libc::$call, stringify!($call))),*] };
 }
 
-/// Of all kinds of machines that the filter is written for.
+/// Calls of all architectures that the filter supports.
 #[rustfmt::skip]
 const EVERYWHERE: &[(c_long, &str)] = named![
     SYS_accept, SYS_accept4, SYS_acct, SYS_add_key, SYS_adjtimex, SYS_bind, SYS_bpf, SYS_brk,
@@ -64,7 +64,7 @@ const EVERYWHERE: &[(c_long, &str)] = named![
     SYS_vmsplice, SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
 ];
 
-/// Older ones, which other machines do not have.
+/// Older calls, which other architectures do not have.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const OLD: &[(c_long, &str)] = named![
@@ -81,7 +81,7 @@ const OLD: &[(c_long, &str)] = named![
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[(c_long, &str)] = &[(38, "renameat"), (84, "sync_file_range")];
 
-/// Newer ones than the crate has; since Linux 5.1 all kinds of machines have the same numbers.
+/// Calls that are newer than the crate; since Linux 5.1 numbers are the same on all architectures.
 #[rustfmt::skip]
 const NEW: &[(c_long, &str)] = &[
     (451, "cachestat"), (452, "fchmodat2"), (453, "map_shadow_stack"), (454, "futex_wake"),
@@ -92,7 +92,7 @@ const NEW: &[(c_long, &str)] = &[
     (471, "rseq_slice_yield"),
 ];
 
-/// Returns the name of a system call, or its number where it has none here.
+/// Returns the name of a system call, or its number if it has none here.
 pub(super) fn name(number: c_long) -> String {
     let all = EVERYWHERE.iter().chain(OLD).chain(NEW);
     let found = all.into_iter().find(|(call, _)| *call == number);

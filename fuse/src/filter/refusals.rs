@@ -1,13 +1,13 @@
-//! Answers the system calls that a filter does not allow, and logs each once by its name.
+//! Answers refused system calls through the filter's listener, and logs each once by name.
 //!
-//! A filter knows numbers and cannot log. So a process outside of the sandbox holds the listener of
-//! the filter (seccomp_unotify(2)) and answers every such call with ENOSYS. It never lets one
-//! continue, and looks at numbers alone. When this process is gone the kernel gives the same answer
-//! by itself: nothing waits for it then.
+//! A filter knows only numbers and cannot log. So a process outside of the sandbox holds the
+//! filter's listener (seccomp_unotify(2)) and answers every refused call with ENOSYS. It never lets
+//! one continue, and looks only at numbers. If this process is gone, the kernel gives the same
+//! answer by itself, so no call blocks.
 //!
-//! A signal (SECCOMP_RET_TRAP) would need no other process, but a thread that blocks signals, as
-//! glibc does around each start of a thread, would be killed by it. SECCOMP_RET_LOG lets the call
-//! happen. The kernel's audit log names no call and is not the user's.
+//! A signal (SECCOMP_RET_TRAP) would need no other process, but would kill a thread that blocks
+//! signals, as glibc does whenever it starts a thread. SECCOMP_RET_LOG would let the call happen.
+//! The kernel's audit log does not name calls and is not readable for the user.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,10 +19,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::names;
 
-/// Different calls that are logged: a process that was led astray may try any number.
-const MOST: usize = 256;
+/// Maximum number of different calls that are logged: a compromised process may try any number.
+const MAX_LOGGED: usize = 256;
 
-/// Calls with an order that says more than their name, and the index of the argument that it is.
+/// Calls whose command argument says more than their name, with the index of that argument.
 const ORDERS: [(c_long, usize); 5] = [
     (libc::SYS_ioctl, 1),
     (libc::SYS_fcntl, 1),
@@ -31,13 +31,13 @@ const ORDERS: [(c_long, usize); 5] = [
     (libc::SYS_setsockopt, 2),
 ];
 
-/// Answers until the filter binds no process any more; `tell` gets the name of each call once.
+/// Answers until no process has the filter any more; `log` gets the name of each call once.
 ///
 /// # Errors
-/// The errors of the listener: the kernel answers the calls from then on.
-pub(super) fn serve(listener: &OwnedFd, mut tell: impl FnMut(&str)) -> io::Result<()> {
+/// Errors of the listener: from then on the kernel answers the calls.
+pub(super) fn serve(listener: &OwnedFd, mut log: impl FnMut(&str)) -> io::Result<()> {
     check_sizes()?;
-    let mut told = BTreeSet::new();
+    let mut logged = BTreeSet::new();
     loop {
         let mut events = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         match poll(&mut events, PollTimeout::NONE) {
@@ -48,20 +48,20 @@ pub(super) fn serve(listener: &OwnedFd, mut tell: impl FnMut(&str)) -> io::Resul
             return Ok(());
         }
         let Some(call) = receive(listener)? else { continue };
-        answer(listener, call.id)?;
+        refuse_call(listener, call.id)?;
         let number = c_long::from(call.data.nr);
         let order =
             ORDERS.iter().find(|(call, _)| *call == number).map(|&(_, index)| call.data.args[index] & 0xFFFF_FFFF);
-        if told.len() < MOST && told.insert((number, order)) {
+        if logged.len() < MAX_LOGGED && logged.insert((number, order)) {
             match order {
-                Some(order) => tell(&format!("{} {order:#x}", names::name(number))),
-                None => tell(&names::name(number)),
+                Some(order) => log(&format!("{} {order:#x}", names::name(number))),
+                None => log(&names::name(number)),
             }
         }
     }
 }
 
-/// Refuses a kernel with larger messages than the buffers here: it would write beyond them.
+/// Rejects a kernel with larger messages than the buffers here: it would write beyond them.
 fn check_sizes() -> io::Result<()> {
     // SAFETY: an array of integers for which all zeros are a value.
     let mut sizes: libc::seccomp_notif_sizes = unsafe { std::mem::zeroed() };
@@ -73,11 +73,12 @@ fn check_sizes() -> io::Result<()> {
     if fits { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// None when the thread that called was ended meanwhile.
+/// Returns None if the calling thread has ended meanwhile.
 fn receive(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     // SAFETY: integers alone, for which all zeros are a value; the kernel asks for zeros.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one message, which is no larger than the struct, as `check_sizes` has seen.
+    // SAFETY: the kernel writes one message, which is no larger than the struct, as `check_sizes`
+    // has seen.
     let result: c_int = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) };
     match Errno::result(result) {
         Ok(_) => Ok(Some(call)),
@@ -86,10 +87,11 @@ fn receive(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     }
 }
 
-/// Has the call fail with ENOSYS.
-fn answer(listener: &OwnedFd, id: u64) -> io::Result<()> {
+/// Makes the call fail with ENOSYS.
+fn refuse_call(listener: &OwnedFd, id: u64) -> io::Result<()> {
     let mut refusal = libc::seccomp_notif_resp { id, val: 0, error: -libc::ENOSYS, flags: 0 };
-    // SAFETY: the kernel reads one answer, which is no larger than the struct, as `check_sizes` has seen.
+    // SAFETY: the kernel reads one answer, which is no larger than the struct, as `check_sizes`
+    // has seen.
     let result: c_int = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut refusal) };
     match Errno::result(result) {
         Ok(_) | Err(Errno::ENOENT) => Ok(()),

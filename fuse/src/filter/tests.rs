@@ -13,16 +13,17 @@ use super::*;
 
 fn raw(call: c_long, arguments: [c_ulong; 6]) -> Errno {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: no argument is a pointer that the kernel could follow, and no descriptor is one that is open: each call is refused before it
-    // does anything, and where it is not, it fails.
+    // SAFETY: no argument is a pointer that the kernel could follow, and no descriptor is open:
+    // each call is refused before it does anything, and where it is not, it fails.
     match unsafe { libc::syscall(call, a, b, c, d, e, f) } {
         -1 => Errno::last(),
         _ => Errno::from_raw(0),
     }
 }
 
-/// Has `confined` run in a thread with the filter, which does not get rid of it again. Gives the names of what was refused.
-fn confine(process: Process, confined: impl FnOnce() + Send) -> Vec<String> {
+/// Runs `confined` in a thread with the filter, which cannot be removed. Returns the names of
+/// refused calls.
+fn confine(process: ConfinedProcess, confined: impl FnOnce() + Send) -> Vec<String> {
     let (sender, listener) = mpsc::channel();
     thread::scope(|scope| {
         let naming = scope.spawn(move || {
@@ -32,7 +33,7 @@ fn confine(process: Process, confined: impl FnOnce() + Send) -> Vec<String> {
         });
         let work = scope.spawn(move || {
             let entered = enter(process, |listener| sender.send(listener.try_clone()?).map_err(io::Error::other));
-            assert_eq!(entered, Ok(Refusals::Named));
+            assert_eq!(entered, Ok(RefusalLogging::Logged));
             confined();
         });
         work.join().unwrap();
@@ -55,7 +56,7 @@ fn what_leads_out_is_refused_and_what_a_mount_does_is_not() {
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
     let number = child.id();
     let at = |name: &str| place.path().join(name);
-    confine(Process::Daemon, || {
+    confine(ConfinedProcess::Daemon, || {
         refused(UnixStream::connect(at("socket")).map(drop), "connect to a path");
         refused(UnixDatagram::unbound().map(drop), "a datagram socket");
         refused(std::net::UdpSocket::bind("127.0.0.1:0").map(drop), "UDP");
@@ -78,7 +79,7 @@ fn what_leads_out_is_refused_and_what_a_mount_does_is_not() {
         let map = [0, 4096, page as c_ulong, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as c_ulong, c_ulong::MAX, 0];
         assert_eq!(raw(libc::SYS_mmap, map), Errno::ENOSYS, "memory that can be run");
 
-        // What was there before goes on.
+        // Existing descriptors still work.
         ours.write_all(b"question").unwrap();
         connected.send(b"line").unwrap();
         assert!(kill(Pid::this(), None).is_ok(), "our own process");
@@ -102,7 +103,7 @@ fn what_leads_out_is_refused_and_what_a_mount_does_is_not() {
     child.wait().unwrap();
 }
 
-/// What a program that was led astray would try, as tests/mount/inject.py makes a living one do.
+/// Calls that a compromised program would try, as tests/mount/inject.py makes a live one do.
 const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_readlinkat, [100, 1, 2, 3, 0, 0]),
     (libc::SYS_chdir, [1, 0, 0, 0, 0, 0]),
@@ -214,7 +215,8 @@ const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_syncfs, [100, 0, 0, 0, 0, 0]),
     (libc::SYS_seccomp, [1, 8, 0, 0, 0, 0]),
     (libc::SYS_seccomp, [1, 0, 0, 0, 0, 0]),
-    // The host's file system: EXT4_IOC_SHUTDOWN, FIFREEZE, FITHAW, FITRIM, FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR, FICLONE.
+    // The host's file system: EXT4_IOC_SHUTDOWN, FIFREEZE, FITHAW, FITRIM, FS_IOC_SETFLAGS,
+    // FS_IOC_FSSETXATTR, FICLONE.
     (libc::SYS_ioctl, [c_ulong::MAX, 0x8004_587D, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0xC004_5877, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0xC004_5878, 0, 0, 0, 0]),
@@ -222,7 +224,8 @@ const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_ioctl, [c_ulong::MAX, 0x4008_6602, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x401C_5820, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x4004_9409, 0, 0, 0, 0]),
-    // What types into a terminal, or makes the kernel signal somebody: TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP.
+    // Calls that type into a terminal or make the kernel signal a process: TIOCSTI, TIOCLINUX,
+    // FIOSETOWN, SIOCSPGRP.
     (libc::SYS_ioctl, [c_ulong::MAX, 0x5412, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x541C, 0, 0, 0, 0]),
     (libc::SYS_ioctl, [c_ulong::MAX, 0x8901, 0, 0, 0, 0]),
@@ -262,24 +265,24 @@ const TRIED_THERE: &[(c_long, [c_ulong; 6])] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const TRIED_THERE: &[(c_long, [c_ulong; 6])] = &[];
 
-/// What the fetcher does on its own files and with servers.
+/// Calls of the fetcher on its own files and with servers.
 const OF_THE_FETCHER: &[c_long] = &[libc::SYS_mkdirat, libc::SYS_linkat, libc::SYS_readlinkat, libc::SYS_kill];
 
 #[test]
 fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
-    for process in [Process::Daemon, Process::Fetcher] {
+    for process in [ConfinedProcess::Daemon, ConfinedProcess::Fetcher] {
         let names = confine(process, || {
             for &(call, arguments) in TRIED.iter().chain(TRIED_THERE) {
-                if process == Process::Fetcher && OF_THE_FETCHER.contains(&call) {
+                if process == ConfinedProcess::Fetcher && OF_THE_FETCHER.contains(&call) {
                     continue;
                 }
                 assert_eq!(raw(call, arguments), Errno::ENOSYS, "{process:?}: {} {arguments:x?}", names::name(call));
             }
-            // What is allowed of the same calls.
+            // Allowed arguments of the same calls.
             assert_eq!(raw(libc::SYS_prctl, [3, 0, 0, 0, 0, 0]), Errno::from_raw(0));
             assert_ne!(raw(libc::SYS_ioctl, [c_ulong::MAX, 0x5401, 0, 0, 0, 0]), Errno::ENOSYS);
         });
-        // Once each, and without those that are refused without a word.
+        // Once each, and without the unlogged ones.
         for name in [
             "mount",
             "open_tree_attr",
@@ -289,7 +292,7 @@ fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
             "prctl 0x4",
             "number 32767",
         ] {
-            assert_eq!(names.iter().filter(|told| *told == name).count(), 1, "{name} in {names:?}");
+            assert_eq!(names.iter().filter(|logged| *logged == name).count(), 1, "{name} in {names:?}");
         }
         assert!(!names.iter().any(|name| name == "clone3" || name == "seccomp"), "{names:?}");
     }
@@ -299,23 +302,23 @@ fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
 fn the_fetcher_connects_and_the_daemon_does_not() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    confine(Process::Fetcher, || {
+    confine(ConfinedProcess::Fetcher, || {
         std::net::TcpStream::connect(address).unwrap().set_nodelay(true).unwrap();
         UnixStream::pair().unwrap();
         refused(UnixDatagram::unbound().map(drop), "another family");
         refused(std::net::UdpSocket::bind("127.0.0.1:0").map(drop), "UDP");
     });
-    let names = confine(Process::Daemon, || refused(std::net::TcpStream::connect(address).map(drop), "TCP"));
+    let names = confine(ConfinedProcess::Daemon, || refused(std::net::TcpStream::connect(address).map(drop), "TCP"));
     assert_eq!(names, ["socket 0x2"]);
 }
 
 #[test]
-fn a_call_is_refused_though_nobody_names_it() {
+fn a_call_is_refused_without_a_listener() {
     thread::spawn(|| {
-        assert_eq!(enter(Process::Daemon, |_| Ok(())), Ok(Refusals::Named));
+        assert_eq!(enter(ConfinedProcess::Daemon, |_| Ok(())), Ok(RefusalLogging::Logged));
         assert_eq!(raw(libc::SYS_mount, [0; 6]), Errno::ENOSYS);
         assert_eq!(raw(libc::SYS_sendmsg, [c_ulong::MAX, 0, 0, 0, 0, 0]), Errno::ENOSYS);
-        // A second time in the same thread, as where something above has a listener already.
+        // A second time in the same thread, as below a process that already has a listener.
         assert_ne!(raw(libc::SYS_getpid, [0; 6]), Errno::ENOSYS);
     })
     .join()

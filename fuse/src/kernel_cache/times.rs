@@ -1,4 +1,4 @@
-//! Keeps the times that the kernel stores from undoing newer ones that a program set meanwhile (KERNEL-8).
+//! Ignores late times of the kernel that would undo newer ones set by a program (KERNEL-8).
 
 use std::time::SystemTime;
 
@@ -6,11 +6,11 @@ use lockbox::error::Timestamp;
 use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
 use lockbox::{Result, format};
 
-use super::{KernelCache, gone};
+use super::{KernelCache, unlinked};
 
 impl KernelCache {
-    /// As [`FileSystem::set_attributes`], but times that the kernel stored too late change nothing, and those of a file that is gone are
-    /// accepted (KERNEL-4).
+    /// Sets attributes as [`FileSystem::set_attributes`]. Times that the kernel stores too late are
+    /// ignored, and those of a deleted file are accepted (KERNEL-4).
     pub(crate) fn set_attributes(
         &self,
         fs: &FileSystem,
@@ -18,11 +18,11 @@ impl KernelCache {
         set: &SetAttributes,
         by_handle: bool,
     ) -> Result<Attributes> {
-        gone::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
+        unlinked::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
     }
 
-    /// Only of an inode with writers can the kernel have times to store while a program sets others: it stores them before each close(2)
-    /// returns.
+    /// Ignores late times. The kernel can have unsaved times while a program sets others only for
+    /// an inode with writers: it stores them before each close(2) returns.
     fn set_in_order(
         &self,
         fs: &FileSystem,
@@ -32,24 +32,28 @@ impl KernelCache {
     ) -> Result<Attributes> {
         // KERNEL-8.
         let change = || fs.set_attributes(ino, &SetAttributes { keeps_times: true, ..*set });
-        let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest(ino.0)) else { return change() };
+        let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest_ctime(ino.0)) else {
+            return change();
+        };
         let mut newest = newest.lock();
-        if !is_store(set, by_handle) {
+        if !is_kernel_store(set, by_handle) {
             return change().inspect(|_| *newest = Some(ctime));
         }
         let now = Timestamp::from_system(SystemTime::now());
-        if is_late(ctime, *newest, now) { fs.attributes(ino) } else { change() }
+        if is_stale(ctime, *newest, now) { fs.attributes(ino) } else { change() }
     }
 }
 
-/// How the kernel stores what it has in memory: by one of the inode's handles for writing, of which it takes any. utimensat(2) of the modification
-/// alone looks the same but for that, since of what a program sets only ftruncate(2) comes with a handle.
-fn is_store(set: &SetAttributes, by_handle: bool) -> bool {
+/// Returns whether the kernel stores its cached times. It uses any of the inode's writable handles.
+/// utimensat(2) of the mtime alone looks the same except for the handle: of the calls that set
+/// times only ftruncate(2) comes with a handle.
+fn is_kernel_store(set: &SetAttributes, by_handle: bool) -> bool {
     by_handle && set.mtime.is_some() && SetAttributes { mtime: None, ctime: None, ..*set } == SetAttributes::default()
 }
 
-/// An older ctime is of before, unless the clock was set back since: then the newest one lies ahead of it.
-fn is_late(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
+/// Returns whether a ctime is outdated. After the clock was set back, the newest one lies in the
+/// future and does not count.
+fn is_stale(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
     newest.is_some_and(|newest| ctime < newest && newest <= now)
 }
 
@@ -72,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_a_program_overtook_are_not_stored() {
+    fn late_times_of_the_kernel_are_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("box.lbx");
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
@@ -103,23 +107,23 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_told_from_what_programs_set() {
-        assert!(is_store(&stored(1), true) && !is_store(&stored(1), false));
+    fn a_kernel_store_differs_from_times_that_programs_set() {
+        assert!(is_kernel_store(&stored(1), true) && !is_kernel_store(&stored(1), false));
         for set in [
             SetAttributes { size: Some(0), ..stored(1) },
             SetAttributes { mode: Some(0o600), mtime: None, ..stored(1) },
             SetAttributes { atime: Some(SetTime::Now), ..stored(1) },
             SetAttributes { mtime: None, ..stored(1) },
         ] {
-            assert!(!is_store(&set, true), "{set:?}");
+            assert!(!is_kernel_store(&set, true), "{set:?}");
         }
     }
 
     #[test]
     fn older_times_are_late_unless_the_clock_was_set_back() {
-        assert!(!is_late(at(5), None, at(9)));
-        assert!(is_late(at(5), Some(at(6)), at(9)));
-        assert!(!is_late(at(6), Some(at(6)), at(9)) && !is_late(at(7), Some(at(6)), at(9)));
-        assert!(!is_late(at(5), Some(at(20)), at(9)), "20 is still to come");
+        assert!(!is_stale(at(5), None, at(9)));
+        assert!(is_stale(at(5), Some(at(6)), at(9)));
+        assert!(!is_stale(at(6), Some(at(6)), at(9)) && !is_stale(at(7), Some(at(6)), at(9)));
+        assert!(!is_stale(at(5), Some(at(20)), at(9)), "20 is still to come");
     }
 }

@@ -1,20 +1,21 @@
-//! Files whose last name a rename gave to another file, and directories that were removed: they live as long as the kernel knows them (KERNEL-6, KERNEL-9).
+//! Inodes without a name that the kernel still knows: unlinked files, files replaced by a rename,
+//! and removed directories (KERNEL-4, KERNEL-6, KERNEL-9).
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use lockbox::Result;
-use lockbox::format::Ino;
-use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
+use lockbox::format::{self, Ino};
+use lockbox::fs::{Attributes, FileSystem, RenameMode, SetAttributes, mode};
+use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-/// Inodes that are held open for the kernel until it forgets them.
+/// Inodes held open until the kernel forgets them.
 #[derive(Default)]
-pub(crate) struct Unlinked(Mutex<HashSet<u64>>);
+pub(crate) struct UnlinkedInodes(Mutex<HashSet<u64>>);
 
-impl Unlinked {
-    /// Renames, and holds what loses its last name by it.
+impl UnlinkedInodes {
+    /// Renames, and holds the inode that loses its last name.
     pub(crate) fn rename(
         &self,
         fs: &FileSystem,
@@ -27,19 +28,19 @@ impl Unlinked {
             mode::REGULAR => a.links == 1,
             kind => kind == mode::DIRECTORY,
         };
-        let held = if replaces { hold(fs, new_directory, new_name, last) } else { None };
+        let held = if replaces { open_if_matching(fs, new_directory, new_name, last) } else { None };
         let renamed = fs.rename(directory, name.as_bytes(), new_directory, new_name.as_bytes(), how);
-        self.keep(fs, held, renamed)
+        self.retain(fs, held, renamed)
     }
 
     pub(crate) fn remove_directory(&self, fs: &FileSystem, directory: Ino, name: &OsStr) -> Result<()> {
-        let held = hold(fs, directory, name, |a| a.mode & mode::TYPE == mode::DIRECTORY);
+        let held = open_if_matching(fs, directory, name, |a| a.mode & mode::TYPE == mode::DIRECTORY);
         let removed = fs.remove_directory(directory, name.as_bytes());
-        self.keep(fs, held, removed)
+        self.retain(fs, held, removed)
     }
 
-    /// Keeps what is held when its name was taken, and else gives it up.
-    fn keep(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
+    /// Retains the held inode if its name was removed, and releases it otherwise.
+    fn retain(&self, fs: &FileSystem, held: Option<Ino>, taken: Result<()>) -> Result<()> {
         let Some(held) = held else { return taken };
         if taken.is_ok() && self.0.lock().insert(held.0) {
             return taken;
@@ -47,15 +48,64 @@ impl Unlinked {
         taken.and(fs.release(held))
     }
 
-    /// The kernel drops the inode.
+    /// Releases the inode when the kernel drops it.
     pub(crate) fn forget(&self, fs: &FileSystem, inode: Ino) -> Result<()> {
         if self.0.lock().remove(&inode.0) { fs.release(inode) } else { Ok(()) }
     }
 }
 
-/// What a name means, held open if it is to be. The kernel keeps the directory locked, so that the name means the same until its request is
-/// answered.
-fn hold(fs: &FileSystem, directory: Ino, name: &OsStr, is_held: impl FnOnce(&Attributes) -> bool) -> Option<Ino> {
+/// Looks up a name and opens its inode if it matches. The kernel keeps the directory locked, so the
+/// name means the same inode until the request is answered.
+fn open_if_matching(
+    fs: &FileSystem,
+    directory: Ino,
+    name: &OsStr,
+    must_hold: impl FnOnce(&Attributes) -> bool,
+) -> Option<Ino> {
     let found = fs.lookup(directory, name.as_bytes()).ok()?;
-    (is_held(&found) && fs.open(found.ino).is_ok()).then_some(found.ino)
+    (must_hold(&found) && fs.open(found.ino).is_ok()).then_some(found.ino)
+}
+
+/// Accepts cached times of a deleted inode; every other result is passed through. The kernel sends
+/// a ctime only for regular files, and ignores the reply; a utimensat(2) that raced with the unlink
+/// came before it.
+pub(super) fn accept_times(result: Result<Attributes>, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
+    let times_only = SetAttributes { atime: None, mtime: None, ctime: None, ..*set } == SetAttributes::default();
+    match result {
+        Err(Error::Stale) if times_only && set.ctime.is_some() => {
+            Ok(Attributes { ino, mode: mode::REGULAR, ..Attributes::default() })
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockbox::fs::SetTime;
+
+    use super::*;
+
+    const INO: format::Ino = format::Ino(7);
+
+    #[test]
+    fn cached_times_of_a_file_that_is_gone_are_accepted() {
+        let times = SetAttributes { mtime: Some(SetTime::Now), ctime: Some(SetTime::Now), ..SetAttributes::default() };
+        let accepted = accept_times(Err(Error::Stale), INO, &times).unwrap();
+        assert_eq!((accepted.ino, accepted.mode, accepted.links), (INO, mode::REGULAR, 0));
+    }
+
+    #[test]
+    fn every_other_change_of_it_is_refused() {
+        let ctime = Some(SetTime::Now);
+        for set in [
+            SetAttributes { mtime: ctime, ..SetAttributes::default() },
+            SetAttributes { ctime, mode: Some(0o600), ..SetAttributes::default() },
+            SetAttributes { ctime, size: Some(0), ..SetAttributes::default() },
+            SetAttributes { ctime, kill_set_id: true, ..SetAttributes::default() },
+        ] {
+            assert!(matches!(accept_times(Err(Error::Stale), INO, &set), Err(Error::Stale)), "{set:?}");
+        }
+        let times = SetAttributes { ctime, ..SetAttributes::default() };
+        assert!(matches!(accept_times(Err(Error::Latched(String::new())), INO, &times), Err(Error::Latched(_))));
+    }
 }

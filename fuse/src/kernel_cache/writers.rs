@@ -1,11 +1,16 @@
-//! Counts the open handles that may write, per inode and in all, and remembers what the kernel keeps of an inode that has some.
+//! Open writable handles, per inode and in total, and the block counts that the kernel caches of
+//! these inodes.
 //!
 //! # Block counts
-//! With each WRITE the block count may change behind the kernel's back. Attributes that it may not keep would be asked for with each
-//! write(2), which takes longer than the write itself; and what it asked for makes it look whether the file has capabilities, since another
-//! client might have set some. So it keeps what GETATTR told it. It is told at once when another change of the content makes that wrong, and
-//! by the clock when a WRITE does: a file that grows with each write(2) would be asked about with each. close(2) makes it forget the count. A reply that crosses the telling does no harm: who is asked says so before looking ([`Writers::ask`]), so that a change made
-//! meanwhile is told, and the kernel drops replies to what it asked before it was told.
+//! Each WRITE may change the block count without the kernel's knowledge. If its attributes expired
+//! at once, the kernel would request them with each write(2), which takes longer than the write
+//! itself. It would then also check for file capabilities, since another client might have set
+//! some. So the kernel keeps the attributes of GETATTR. They are invalidated at once after other
+//! changes of the content, and by the ticker after a WRITE: a file that grows with each write(2)
+//! would otherwise cause a GETATTR each time. close(2) makes the kernel forget the count. A reply
+//! that crosses an invalidation is harmless: the request is recorded before the lookup
+//! ([`Writers::begin_getattr`]), so that a concurrent change is reported, and the kernel drops
+//! replies to requests from before an invalidation.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,54 +20,62 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lockbox::error::Timestamp;
 use parking_lot::Mutex;
 
-/// Of an inode with writers: the newest ctime that came with a program's change of attributes. Locked until a change is made, so that of
-/// two the second one knows the first.
-pub(super) type Newest = Mutex<Option<Timestamp>>;
+/// Newest ctime that a program set on an inode with writers. Locked until a change is made, so that
+/// of two changes the second one sees the first.
+pub(super) type NewestCtime = Mutex<Option<Timestamp>>;
 
-/// What an inode with writers counts at least (KERNEL-7).
-const LEAST: u64 = 1;
+/// Minimum block count of an inode with writers (KERNEL-7).
+const MIN_BLOCKS: u64 = 1;
 
-/// Enough that event loops seldom meet.
+/// Number of shards, so that event loops seldom contend.
 const SHARDS: u64 = 16;
 
-/// While an inode has a writer its block count may change, and only then can the kernel hold dirty pages.
+/// Inodes with writers: only their block counts may change, and only of them the kernel can hold
+/// dirty pages.
 pub(super) struct Writers {
-    shards: Vec<Mutex<HashMap<u64, Written>>>,
+    shards: Vec<Mutex<HashMap<u64, WrittenInode>>>,
     open: AtomicUsize,
 }
 
-/// An inode with writers.
-struct Written {
+/// Inode with writers.
+struct WrittenInode {
     handles: u32,
-    kept: Kept,
-    /// Content came by WRITE since what the kernel keeps was compared.
+    cached: CachedBlocks,
+    /// A WRITE came since the cached count was last compared.
     written: bool,
-    /// The kernel has asked for attributes since there is a writer.
-    asked: bool,
-    newest: Arc<Newest>,
-    /// Bytes of a WRITE that was refused, of which whoever writes is to be told (KERNEL-12); 0 for none.
+    /// The kernel has requested attributes since the first writer.
+    was_requested: bool,
+    newest_ctime: Arc<NewestCtime>,
+    /// Size of a failed WRITE that the writer must learn of (KERNEL-12); 0 for none.
     refused: usize,
 }
 
-/// What the kernel keeps of the inode's attributes.
+/// Block count that the kernel caches.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
-    Nothing,
-    /// An answer is on its way.
-    Asked,
-    /// This many blocks; [`LEAST`] also stands for fewer.
+pub(super) enum CachedBlocks {
+    Unknown,
+    /// A reply is in flight.
+    Requested,
+    /// This count; [`MIN_BLOCKS`] also stands for fewer.
     Blocks(u64),
 }
 
-impl Kept {
-    pub(super) fn is(self, blocks: u64) -> bool {
-        self == Kept::Blocks(blocks)
+impl CachedBlocks {
+    pub(super) fn matches(self, blocks: u64) -> bool {
+        self == CachedBlocks::Blocks(blocks)
     }
 }
 
-impl Written {
-    fn of(kept: Kept) -> Written {
-        Written { handles: 0, kept, written: false, asked: false, newest: Arc::default(), refused: 0 }
+impl WrittenInode {
+    fn of(cached: CachedBlocks) -> WrittenInode {
+        WrittenInode {
+            handles: 0,
+            cached,
+            written: false,
+            was_requested: false,
+            newest_ctime: Arc::default(),
+            refused: 0,
+        }
     }
 }
 
@@ -73,34 +86,36 @@ impl Default for Writers {
 }
 
 impl Writers {
-    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, Written>> {
+    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, WrittenInode>> {
         &self.shards[(ino % SHARDS) as usize]
     }
 
-    /// Returns whether this is the inode's first writer.
+    /// Adds a writer and returns whether it is the inode's first.
     pub(super) fn add(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert_with(|| Written::of(Kept::Nothing));
+        let written = inodes.entry(ino).or_insert_with(|| WrittenInode::of(CachedBlocks::Unknown));
         written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
         written.handles == 1
     }
 
-    /// A writer of an inode that CREATE answers with attributes to keep for ever.
+    /// Adds the writer of a CREATE, whose reply carries attributes without expiry.
     pub(super) fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert_with(|| Written::of(Kept::Blocks(blocks.max(LEAST))));
+        let written =
+            inodes.entry(ino).or_insert_with(|| WrittenInode::of(CachedBlocks::Blocks(blocks.max(MIN_BLOCKS))));
         if written.handles > 0 {
-            // Not so new: somebody else writes it already, and the answer may cross what he does.
-            written.kept = Kept::Asked;
+            // The file already has a writer, and the reply may cross its writes.
+            written.cached = CachedBlocks::Requested;
         }
         written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns what the kernel keeps after the last writer, if that may be wrong, which it then is to be told. By itself it forgets the count with
-    /// each close(2), hence what came with the answer to CREATE, but not what it has asked for since.
-    pub(super) fn remove(&self, ino: u64) -> Option<Kept> {
+    /// Removes a writer. After the last one it returns the cached count if that may be wrong and
+    /// must be invalidated. The kernel itself forgets the count with each close(2), so also the
+    /// count of a CREATE reply, but not a count that it requested since.
+    pub(super) fn remove(&self, ino: u64) -> Option<CachedBlocks> {
         let mut inodes = self.shard(ino).lock();
         let Entry::Occupied(mut entry) = inodes.entry(ino) else { return None };
         entry.get_mut().handles -= 1;
@@ -108,75 +123,78 @@ impl Writers {
         if entry.get().handles > 0 {
             return None;
         }
-        let Written { kept, written, asked, .. } = entry.remove();
-        let wrong = written && kept != Kept::Nothing || matches!(kept, Kept::Asked | Kept::Blocks(LEAST));
-        (asked && wrong).then_some(kept)
+        let WrittenInode { cached, written, was_requested, .. } = entry.remove();
+        let wrong = written && cached != CachedBlocks::Unknown
+            || matches!(cached, CachedBlocks::Requested | CachedBlocks::Blocks(MIN_BLOCKS));
+        (was_requested && wrong).then_some(cached)
     }
 
-    pub(super) fn has(&self, ino: u64) -> bool {
-        self.any() && self.shard(ino).lock().contains_key(&ino)
+    pub(super) fn has_writer(&self, ino: u64) -> bool {
+        self.has_any() && self.shard(ino).lock().contains_key(&ino)
     }
 
-    pub(super) fn any(&self) -> bool {
+    pub(super) fn has_any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }
 
-    /// Those that have writers, in no order.
+    /// Returns the inodes with writers, in no order.
     pub(super) fn inodes(&self) -> Vec<u64> {
         self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>()).collect()
     }
 
-    fn with<R>(&self, ino: u64, f: impl FnOnce(&mut Written) -> R) -> Option<R> {
-        if !self.any() {
+    fn with<R>(&self, ino: u64, f: impl FnOnce(&mut WrittenInode) -> R) -> Option<R> {
+        if !self.has_any() {
             return None;
         }
         self.shard(ino).lock().get_mut(&ino).map(f)
     }
 
-    /// What there is to know of an inode's times, when it has writers.
-    pub(super) fn newest(&self, ino: u64) -> Option<Arc<Newest>> {
-        self.with(ino, |written| Arc::clone(&written.newest))
+    /// Returns the newest ctime of an inode with writers.
+    pub(super) fn newest_ctime(&self, ino: u64) -> Option<Arc<NewestCtime>> {
+        self.with(ino, |written| Arc::clone(&written.newest_ctime))
     }
 
-    /// What to tell of an inode that has so many blocks.
-    pub(super) fn told(&self, ino: u64, blocks: u64) -> u64 {
-        if self.has(ino) { blocks.max(LEAST) } else { blocks }
+    /// Returns the block count to report for an inode.
+    pub(super) fn reported_blocks(&self, ino: u64, blocks: u64) -> u64 {
+        if self.has_writer(ino) { blocks.max(MIN_BLOCKS) } else { blocks }
     }
 
-    /// The kernel wants attributes that it may keep. Comes before they are looked up.
-    pub(super) fn ask(&self, ino: u64) {
+    /// Records a request for attributes that the kernel may cache. Call it before they are looked
+    /// up.
+    pub(super) fn begin_getattr(&self, ino: u64) {
         self.with(ino, |written| {
-            written.asked = true;
-            if written.kept == Kept::Nothing {
-                written.kept = Kept::Asked;
+            written.was_requested = true;
+            if written.cached == CachedBlocks::Unknown {
+                written.cached = CachedBlocks::Requested;
             }
         });
     }
 
-    /// The inode has so many blocks: how many to tell the kernel, and whether it may keep the answer. When not, what it keeps from before is
-    /// wrong too: it is to be told.
-    pub(super) fn answer(&self, ino: u64, blocks: u64) -> (u64, bool) {
-        let told = |Written { kept, .. }: &mut Written| {
-            let told = blocks.max(LEAST);
-            let agrees = *kept == Kept::Asked || *kept == Kept::Blocks(told);
-            *kept = if agrees { Kept::Blocks(told) } else { Kept::Nothing };
-            (told, agrees)
+    /// Returns the block count to report, and whether the kernel may cache it. If not, the count
+    /// cached before is wrong too and must be invalidated.
+    pub(super) fn finish_getattr(&self, ino: u64, blocks: u64) -> (u64, bool) {
+        let answer_blocks = |WrittenInode { cached, .. }: &mut WrittenInode| {
+            let answer_blocks = blocks.max(MIN_BLOCKS);
+            let agrees = *cached == CachedBlocks::Requested || *cached == CachedBlocks::Blocks(answer_blocks);
+            *cached = if agrees { CachedBlocks::Blocks(answer_blocks) } else { CachedBlocks::Unknown };
+            (answer_blocks, agrees)
         };
-        self.with(ino, told).unwrap_or((blocks, true))
+        self.with(ino, answer_blocks).unwrap_or((blocks, true))
     }
 
-    /// Whether the kernel keeps a block count, or may be about to.
-    pub(super) fn keeps(&self, ino: u64) -> bool {
-        self.with(ino, |written| written.kept != Kept::Nothing).unwrap_or(false)
+    /// Returns whether the kernel caches a block count, or is about to.
+    pub(super) fn has_cached_blocks(&self, ino: u64) -> bool {
+        self.with(ino, |written| written.cached != CachedBlocks::Unknown).unwrap_or(false)
     }
 
-    /// Content came by WRITE. Comes after the change, so that whoever is not noted here asks after it.
-    pub(super) fn wrote(&self, ino: u64) {
-        self.with(ino, |written| written.written = written.kept != Kept::Nothing);
+    /// Records a WRITE. Call it after the change, so that an inode that is not recorded here is
+    /// requested after it.
+    pub(super) fn record_write(&self, ino: u64) {
+        self.with(ino, |written| written.written = written.cached != CachedBlocks::Unknown);
     }
 
-    /// A WRITE of so many bytes was refused, or with 0 would be accepted now.
-    pub(super) fn refuse(&self, ino: u64, bytes: usize) {
+    /// Records the size of a failed WRITE; 0 if it would succeed now.
+    pub(super) fn set_refused(&self, ino: u64, bytes: usize) {
         self.with(ino, |written| written.refused = bytes);
     }
 
@@ -184,26 +202,27 @@ impl Writers {
         self.with(ino, |written| written.refused).unwrap_or(0)
     }
 
-    /// The inodes to which content came since the last call.
+    /// Returns the inodes with WRITEs since the last call.
     pub(super) fn take_written(&self) -> Vec<u64> {
         let mut taken = Vec::new();
-        for shard in self.shards.iter().filter(|_| self.any()) {
+        for shard in self.shards.iter().filter(|_| self.has_any()) {
             let mut inodes = shard.lock();
             taken.extend(inodes.iter_mut().filter_map(|(ino, w)| std::mem::take(&mut w.written).then_some(*ino)));
         }
         taken
     }
 
-    /// The content changed, and the inode has so many blocks by now, if that is known: answers whether the kernel is to be told.
-    pub(super) fn changed(&self, ino: u64, blocks: Option<u64>) -> bool {
-        let wrong = |Written { kept, .. }: &mut Written| {
-            let wrong = match *kept {
-                Kept::Nothing => false,
-                Kept::Asked => true,
-                Kept::Blocks(known) => Some(known) != blocks.map(|blocks| blocks.max(LEAST)),
+    /// Compares the cached count with `blocks`, None if unknown. Forgets a wrong one and returns
+    /// whether it must be invalidated.
+    pub(super) fn forget_wrong_blocks(&self, ino: u64, blocks: Option<u64>) -> bool {
+        let wrong = |WrittenInode { cached, .. }: &mut WrittenInode| {
+            let wrong = match *cached {
+                CachedBlocks::Unknown => false,
+                CachedBlocks::Requested => true,
+                CachedBlocks::Blocks(known) => Some(known) != blocks.map(|blocks| blocks.max(MIN_BLOCKS)),
             };
             if wrong {
-                *kept = Kept::Nothing;
+                *cached = CachedBlocks::Unknown;
             }
             wrong
         };
@@ -220,63 +239,63 @@ mod tests {
         let writers = Writers::default();
         assert!(writers.add(5));
         assert!(!writers.add(5));
-        assert!(writers.has(5));
-        assert!(!writers.has(6));
+        assert!(writers.has_writer(5));
+        assert!(!writers.has_writer(6));
         writers.add(7);
         let mut inodes = writers.inodes();
         inodes.sort_unstable();
         assert_eq!(inodes, [5, 7]);
         assert!(writers.remove(7).is_none() && writers.remove(5).is_none());
-        assert!(writers.has(5));
+        assert!(writers.has_writer(5));
         writers.remove(5);
-        assert!(!writers.has(5));
-        assert!(!writers.any());
+        assert!(!writers.has_writer(5));
+        assert!(!writers.has_any());
         writers.remove(5);
-        assert!(!writers.any());
+        assert!(!writers.has_any());
     }
 
     #[test]
     fn the_kernel_keeps_a_block_count_until_it_is_wrong() {
         let writers = Writers::default();
-        assert_eq!(writers.answer(5, 8), (8, true), "without a writer nothing changes");
+        assert_eq!(writers.finish_getattr(5, 8), (8, true), "without a writer nothing changes");
         writers.add(5);
-        assert!(!writers.keeps(5) && !writers.changed(5, Some(8)));
-        writers.ask(5);
-        assert!(writers.keeps(5));
-        assert_eq!(writers.answer(5, 8), (8, true));
-        assert!(!writers.changed(5, Some(8)), "overwritten");
-        assert!(writers.changed(5, Some(16)) && !writers.keeps(5));
-        assert!(!writers.changed(5, Some(24)), "told once");
-        writers.ask(5);
-        writers.answer(5, 24);
-        assert!(writers.changed(5, None), "not known any more");
+        assert!(!writers.has_cached_blocks(5) && !writers.forget_wrong_blocks(5, Some(8)));
+        writers.begin_getattr(5);
+        assert!(writers.has_cached_blocks(5));
+        assert_eq!(writers.finish_getattr(5, 8), (8, true));
+        assert!(!writers.forget_wrong_blocks(5, Some(8)), "overwritten");
+        assert!(writers.forget_wrong_blocks(5, Some(16)) && !writers.has_cached_blocks(5));
+        assert!(!writers.forget_wrong_blocks(5, Some(24)), "told once");
+        writers.begin_getattr(5);
+        writers.finish_getattr(5, 24);
+        assert!(writers.forget_wrong_blocks(5, None), "not known any more");
     }
 
     #[test]
     fn the_attributes_of_a_created_file_are_kept_until_it_is_written() {
         let writers = Writers::default();
         writers.add_created(5, 0);
-        assert!(writers.has(5) && writers.keeps(5));
-        assert!(writers.changed(5, Some(8)) && !writers.keeps(5));
-        // Another program created what was there by then.
+        assert!(writers.has_writer(5) && writers.has_cached_blocks(5));
+        assert!(writers.forget_wrong_blocks(5, Some(8)) && !writers.has_cached_blocks(5));
+        // Another program had already created the file.
         writers.add_created(5, 8);
-        assert!(writers.changed(5, Some(8)), "it may have been told less");
+        assert!(writers.forget_wrong_blocks(5, Some(8)), "it may have been told less");
         writers.remove(5);
         writers.remove(5);
-        assert!(!writers.any());
+        assert!(!writers.has_any());
     }
 
     #[test]
-    fn an_answer_that_a_change_crosses_is_not_kept() {
+    fn an_answer_that_a_change_crosses_is_not_cached() {
         let writers = Writers::default();
         writers.add(5);
-        writers.ask(5);
-        assert!(writers.changed(5, Some(16)));
-        assert!(!writers.answer(5, 8).1);
-        // Of two answers that differ nobody knows which one arrives last.
-        writers.ask(5);
-        writers.ask(5);
-        assert!(writers.answer(5, 8).1 && !writers.answer(5, 16).1 && !writers.keeps(5));
+        writers.begin_getattr(5);
+        assert!(writers.forget_wrong_blocks(5, Some(16)));
+        assert!(!writers.finish_getattr(5, 8).1);
+        // Of two differing replies it is unknown which one arrives last.
+        writers.begin_getattr(5);
+        writers.begin_getattr(5);
+        assert!(writers.finish_getattr(5, 8).1 && !writers.finish_getattr(5, 16).1 && !writers.has_cached_blocks(5));
     }
     /// KERNEL-7.
     #[test]
@@ -285,41 +304,50 @@ mod tests {
         writers.add_created(5, 0);
         assert!(writers.remove(5).is_none(), "it has forgotten what CREATE said");
         writers.add_created(5, 0);
-        assert_eq!((writers.told(5, 0), writers.told(5, 3), writers.told(6, 0)), (1, 3, 0));
-        writers.ask(5);
-        assert_eq!(writers.answer(5, 0), (1, true));
-        assert!(!writers.changed(5, Some(0)) && !writers.changed(5, Some(1)), "the kernel knows that");
+        assert_eq!(
+            (writers.reported_blocks(5, 0), writers.reported_blocks(5, 3), writers.reported_blocks(6, 0)),
+            (1, 3, 0)
+        );
+        writers.begin_getattr(5);
+        assert_eq!(writers.finish_getattr(5, 0), (1, true));
+        assert!(
+            !writers.forget_wrong_blocks(5, Some(0)) && !writers.forget_wrong_blocks(5, Some(1)),
+            "the kernel knows that"
+        );
         writers.add(5);
         assert!(writers.remove(5).is_none(), "one is left");
-        assert!(writers.remove(5).is_some_and(|kept| kept.is(1)), "the kernel keeps 1");
-        assert_eq!((writers.told(5, 0), writers.answer(5, 0)), (0, (0, true)));
+        assert!(writers.remove(5).is_some_and(|cached| cached.matches(1)), "the kernel keeps 1");
+        assert_eq!((writers.reported_blocks(5, 0), writers.finish_getattr(5, 0)), (0, (0, true)));
         writers.add_created(5, 0);
-        writers.ask(5);
-        assert!(writers.changed(5, Some(2)));
+        writers.begin_getattr(5);
+        assert!(writers.forget_wrong_blocks(5, Some(2)));
         assert!(writers.remove(5).is_none(), "it keeps nothing");
-        // An answer that is on its way may say either.
+        // A reply in flight may say either.
         writers.add(5);
-        writers.ask(5);
-        assert!(writers.remove(5).is_some_and(|kept| !kept.is(0) && !kept.is(1)));
+        writers.begin_getattr(5);
+        assert!(writers.remove(5).is_some_and(|cached| !cached.matches(0) && !cached.matches(1)));
     }
 
     #[test]
-    fn what_is_written_is_compared_by_the_clock_and_at_the_last_close() {
+    fn written_block_counts_are_compared_by_the_ticker_and_at_the_last_close() {
         let writers = Writers::default();
-        writers.wrote(5);
+        writers.record_write(5);
         writers.add(5);
-        writers.wrote(5);
+        writers.record_write(5);
         assert!(writers.take_written().is_empty(), "the kernel keeps nothing");
-        writers.ask(5);
-        writers.wrote(5);
-        assert!(writers.answer(5, 8).1, "it may keep that until the clock comes");
+        writers.begin_getattr(5);
+        writers.record_write(5);
+        assert!(writers.finish_getattr(5, 8).1, "it may keep that until the clock comes");
         assert_eq!((writers.take_written(), writers.take_written()), (vec![5], vec![]));
-        assert!(!writers.changed(5, Some(8)), "overwritten");
-        writers.wrote(5);
-        assert!(writers.keeps(5) && writers.remove(5).is_some_and(|kept| kept.is(8)), "the clock did not come");
+        assert!(!writers.forget_wrong_blocks(5, Some(8)), "overwritten");
+        writers.record_write(5);
+        assert!(
+            writers.has_cached_blocks(5) && writers.remove(5).is_some_and(|cached| cached.matches(8)),
+            "the clock did not come"
+        );
         writers.add(5);
-        writers.ask(5);
-        writers.answer(5, 8);
+        writers.begin_getattr(5);
+        writers.finish_getattr(5, 8);
         assert!(writers.remove(5).is_none(), "nothing was written");
     }
 }

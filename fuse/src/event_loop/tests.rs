@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Longer than any machine takes: a request that is never answered fails its test by name.
+/// Longer than any machine needs: a request that is never answered fails its test by name.
 const FOR_EVER: Duration = Duration::from_secs(120);
 
 /// A request of a test.
@@ -17,7 +17,7 @@ enum Request {
     Short,
     /// Announced as long; waits until the gate opens.
     Long(Arc<Gate>),
-    /// Waits as well, but nobody said so.
+    /// Blocks as well, but is not announced.
     Unannounced(Arc<Gate>),
     /// Takes so many rounds of nothing, announced when there are many.
     Work(u32),
@@ -75,32 +75,32 @@ impl Requests {
     }
 }
 
-impl super::Queue for Arc<Requests> {
-    fn waiting(&self) -> bool {
+impl super::RequestQueue for Arc<Requests> {
+    fn has_request(&self) -> bool {
         !self.requests.lock().is_empty()
     }
 }
 
 struct Loops {
     queue: Arc<Requests>,
-    pace: Arc<Pace>,
+    scheduler: Arc<LoopScheduler>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Loops {
     fn start(count: usize) -> Loops {
         let queue = Arc::new(Requests::default());
-        let pace = Arc::new(Pace::new(count, queue.clone()));
+        let scheduler = Arc::new(LoopScheduler::new(count, queue.clone()));
         let threads = (0..count)
             .map(|_| {
-                let (queue, pace) = (queue.clone(), pace.clone());
-                thread::spawn(move || serve(&queue, &pace))
+                let (queue, scheduler) = (queue.clone(), scheduler.clone());
+                thread::spawn(move || serve(&queue, &scheduler))
             })
             .collect();
-        Loops { queue, pace, threads }
+        Loops { queue, scheduler, threads }
     }
 
-    /// Ends all loops, which proves that all of them come back, and looks at what is left.
+    /// Ends all loops, which proves that all of them return, and checks that nothing is left.
     fn end(self) {
         let ends: Vec<_> = self.threads.iter().map(|_| self.queue.put(Request::End)).collect();
         ends.iter().for_each(|end| end.wait());
@@ -109,50 +109,50 @@ impl Loops {
             thread.join().unwrap();
         }
         assert!(self.queue.most_busy.load(Ordering::SeqCst) <= count);
-        let state = self.pace.state.lock();
-        assert_eq!((state.working, state.away, state.called, state.long), (0, 0, 0, 0));
+        let state = self.scheduler.state.lock();
+        assert_eq!((state.working, state.parked, state.woken, state.long), (0, 0, 0, 0));
     }
 
-    /// Waits until all loops but one stay away, which is where short requests lead.
+    /// Waits until all loops but one are parked, which is where short requests lead.
     #[track_caller]
     fn settle(&self) {
         let until = Instant::now() + FOR_EVER;
         loop {
             self.queue.put(Request::Short).wait();
-            let state = self.pace.state.lock();
-            if state.away + 1 == state.loops && state.called == 0 {
+            let state = self.scheduler.state.lock();
+            if state.parked + 1 == state.loops && state.woken == 0 {
                 return;
             }
             assert!(
                 Instant::now() < until,
                 "{} of {} loops stay away, {} called",
-                state.away,
+                state.parked,
                 state.loops,
-                state.called
+                state.woken
             );
         }
     }
 }
 
-fn serve(queue: &Requests, pace: &Pace) {
+fn serve(queue: &Requests, scheduler: &LoopScheduler) {
     loop {
         let (request, answered) = queue.take();
         if matches!(request, Request::End) {
             answered.open();
             return;
         }
-        let in_flight = pace.begin();
+        let in_flight = scheduler.begin_request();
         let busy = queue.busy.fetch_add(1, Ordering::SeqCst) + 1;
         queue.most_busy.fetch_max(busy, Ordering::SeqCst);
         match request {
             Request::Long(gate) => {
-                in_flight.long();
+                in_flight.mark_long();
                 gate.wait();
             }
             Request::Unannounced(gate) => gate.wait(),
             Request::Work(rounds) => {
                 if rounds > 1000 {
-                    in_flight.long();
+                    in_flight.mark_long();
                 }
                 (0..rounds).for_each(|round| {
                     std::hint::black_box(round);
@@ -171,17 +171,17 @@ fn serve(queue: &Requests, pace: &Pace) {
 #[test]
 fn short_requests_leave_one_loop_at_the_queue() {
     let loops = Loops::start(4);
-    // Returns only when three of four stay away.
+    // Returns only when three of four are parked.
     loops.settle();
     loops.end();
 }
 
 #[test]
-fn long_work_calls_another_loop_until_all_are_busy() {
+fn long_work_wakes_another_loop_until_all_are_busy() {
     let loops = Loops::start(4);
     let gate = Arc::new(Gate::default());
     for _ in 0..3 {
-        // Somebody is at the queue, whatever the others wait for.
+        // One loop is at the queue, whatever the others wait for.
         loops.queue.put(Request::Short).wait();
         loops.queue.put(Request::Long(gate.clone()));
     }
@@ -192,7 +192,7 @@ fn long_work_calls_another_loop_until_all_are_busy() {
 }
 
 #[test]
-fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
+fn unannounced_long_work_delays_others_only_briefly() {
     let loops = Loops::start(3);
     for _ in 0..5 {
         loops.settle();
@@ -200,7 +200,7 @@ fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
         for gate in &gates {
             loops.queue.put(Request::Unannounced(gate.clone()));
         }
-        // Nobody was called: whoever answers this came back by itself.
+        // No loop was woken: the loop that answers this returned by itself.
         loops.queue.put(Request::Short).wait();
         gates.iter().for_each(|gate| gate.open());
     }
@@ -208,32 +208,32 @@ fn a_request_that_waits_without_saying_so_holds_others_up_for_a_moment_only() {
 }
 
 #[test]
-fn beside_long_work_every_request_calls_another_loop() {
-    let pace = Pace::new(3, Arc::<Requests>::default());
-    let long = pace.begin();
-    long.long();
-    // One loop at work, one away, one that takes the next request: as after calm times.
-    pace.state.lock().away = 1;
-    let second = pace.begin();
-    assert_eq!(pace.state.lock().called, 1);
-    // Whoever was called is on the way: one is enough.
-    second.long();
-    assert_eq!(pace.state.lock().called, 1);
-    assert_eq!(pace.state.lock().long, 2);
-    let mut state = pace.state.lock();
-    (state.away, state.called) = (0, 0);
+fn during_long_work_every_request_wakes_another_loop() {
+    let scheduler = LoopScheduler::new(3, Arc::<Requests>::default());
+    let long = scheduler.begin_request();
+    long.mark_long();
+    // One loop serves, one is parked, one takes the next request: as after a quiet period.
+    scheduler.state.lock().parked = 1;
+    let second = scheduler.begin_request();
+    assert_eq!(scheduler.state.lock().woken, 1);
+    // A woken loop is already returning: one is enough.
+    second.mark_long();
+    assert_eq!(scheduler.state.lock().woken, 1);
+    assert_eq!(scheduler.state.lock().long, 2);
+    let mut state = scheduler.state.lock();
+    (state.parked, state.woken) = (0, 0);
     drop(state);
     drop((second, long));
-    assert_eq!(pace.state.lock().long, 0);
+    assert_eq!(scheduler.state.lock().long, 0);
 }
 
 #[test]
-fn no_call_is_made_without_anybody_to_hear_it() {
-    let pace = Pace::new(2, Arc::<Requests>::default());
-    let (first, second) = (pace.begin(), pace.begin());
-    first.long();
-    second.long();
-    assert_eq!(pace.state.lock().called, 0);
+fn no_wake_up_is_sent_without_a_parked_loop() {
+    let scheduler = LoopScheduler::new(2, Arc::<Requests>::default());
+    let (first, second) = (scheduler.begin_request(), scheduler.begin_request());
+    first.mark_long();
+    second.mark_long();
+    assert_eq!(scheduler.state.lock().woken, 0);
     drop((first, second));
 }
 

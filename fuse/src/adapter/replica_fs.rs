@@ -1,12 +1,15 @@
-//! Serves an archive that is written elsewhere, of which newer moments come while it is mounted.
+//! Replica of a remote archive: serves it while new versions of it appear.
 //!
 //! # Invariants
-//! MOMENT-1  A request is answered from one moment, from its beginning to its end.
-//! MOMENT-2  A later request is answered from the same moment or a newer one, whoever makes it. So what is open shows what is written to it elsewhere, as a file of this host shows what
-//!     other programs write; and of several files no more is promised than that none goes back.
-//! MOMENT-3  What is open and gone from the newest moment is answered from the last one in which it was, as an unlinked file can be read by those who have it open. Of such moments
-//!     [`HELD`] are held at most, for each has memory of its own: what is open of older ones is stale (ESTALE). As long as nobody answers whether it is in the newest, it stays
-//!     where it was.
+//! MOMENT-1  A request is answered from one version, from its beginning to its end.
+//! MOMENT-2  A later request is answered from the same version or a newer one, whichever process
+//!     makes it. So an open file shows the remote writes to it, as a local file shows the writes of
+//!     other programs. For several files only this is promised: none goes back.
+//! MOMENT-3  An open inode that was removed from the newest version is answered from the last
+//!     version that had it, as an unlinked file can be read through its open handles. At most
+//!     [`MAX_RETAINED`] such versions are retained, because each has memory of its own; open inodes
+//!     of older ones are stale (ESTALE). While it is unknown whether the newest version has the
+//!     inode, it stays at its version.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -25,135 +28,137 @@ use lockbox::fs::FileSystem;
 use parking_lot::{Mutex, RwLock};
 
 use super::context::Adapter;
-use super::snapshots::snapshot_dir;
-use super::taken::TakenCapabilities;
+use super::removed_capabilities::RemovedCapabilities;
+use super::snapshots::effective_snapshot_dir;
 use crate::convert::ino;
 use crate::errno::errno;
 use crate::kernel;
-use crate::kernel_cache::views::is_live;
+use crate::kernel_cache::snapshot_inodes::is_live;
 use crate::options::SnapshotDir;
 
-/// Moments that are held for what is open and gone.
-const HELD: usize = 4;
+/// Maximum number of old versions that are retained for open, removed inodes.
+const MAX_RETAINED: usize = 4;
 
 impl Adapter {
-    /// The same for another moment of the archive, which shares all that is not the archive's: for one that is no file of this host and only read.
-    fn showing(&self, fs: Arc<FileSystem>, asked: SnapshotDir) -> Adapter {
+    /// Returns an adapter for another version of the archive. Everything except the file system is
+    /// shared; only for read-only remote archives.
+    fn with_file_system(&self, fs: Arc<FileSystem>, option: SnapshotDir) -> Adapter {
         Adapter {
-            snapshot_dir: snapshot_dir(&fs, asked),
+            snapshot_dir: effective_snapshot_dir(&fs, option),
             fs,
             cache: Arc::clone(&self.cache),
             activity: Arc::clone(&self.activity),
             host: None,
-            callers: Arc::clone(&self.callers),
+            process_info: Arc::clone(&self.process_info),
             open_directories: Arc::clone(&self.open_directories),
-            pace: Arc::clone(&self.pace),
-            syncs: None,
-            taken: TakenCapabilities::default(),
+            scheduler: Arc::clone(&self.scheduler),
+            sync_queue: None,
+            removed_capabilities: RemovedCapabilities::default(),
             ..*self
         }
     }
 }
 
-/// A moment; they are numbered as they come.
-struct Moment {
+/// Version of the archive; numbers increase.
+struct Version {
     adapter: Adapter,
     number: u64,
 }
 
-/// A file or directory that is open.
-struct Opened {
+/// Open file or directory.
+struct OpenInode {
     handles: u64,
-    /// The last moment in which it was found; None when that was let go of.
-    last: Option<Arc<Moment>>,
+    /// Last version that had the inode; None after it was evicted.
+    last: Option<Arc<Version>>,
 }
 
-impl Opened {
-    fn found(&mut self, moment: &Arc<Moment>) {
-        if self.last.as_ref().is_none_or(|last| last.number < moment.number) {
-            self.last = Some(Arc::clone(moment));
+impl OpenInode {
+    fn set_last(&mut self, version: &Arc<Version>) {
+        if self.last.as_ref().is_none_or(|last| last.number < version.number) {
+            self.last = Some(Arc::clone(version));
         }
     }
 }
 
-/// The moments of a mount that are shown.
-pub struct Shown {
-    newest: RwLock<Arc<Moment>>,
-    open: Mutex<HashMap<u64, Opened>>,
-    /// What the option of that name asks for.
+/// Versions of the archive that a mount serves.
+pub struct CurrentVersion {
+    newest: RwLock<Arc<Version>>,
+    open: Mutex<HashMap<u64, OpenInode>>,
+    /// Value of the mount option.
     snapshot_dir: SnapshotDir,
 }
 
-impl Shown {
-    pub fn new(adapter: Adapter, snapshot_dir: SnapshotDir) -> Shown {
-        let newest = RwLock::new(Arc::new(Moment { adapter, number: 0 }));
-        Shown { newest, open: Mutex::default(), snapshot_dir }
+impl CurrentVersion {
+    pub fn new(adapter: Adapter, snapshot_dir: SnapshotDir) -> CurrentVersion {
+        let newest = RwLock::new(Arc::new(Version { adapter, number: 0 }));
+        CurrentVersion { newest, open: Mutex::default(), snapshot_dir }
     }
 
-    fn newest(&self) -> Arc<Moment> {
+    fn newest(&self) -> Arc<Version> {
         Arc::clone(&self.newest.read())
     }
 
-    /// From now on requests are answered from this moment.
-    pub fn go_on(&self, fs: Arc<FileSystem>) {
+    /// Serves requests from this version from now on.
+    pub fn publish(&self, fs: Arc<FileSystem>) {
         let before = self.newest();
-        let adapter = before.adapter.showing(fs, self.snapshot_dir);
-        *self.newest.write() = Arc::new(Moment { adapter, number: before.number + 1 });
+        let adapter = before.adapter.with_file_system(fs, self.snapshot_dir);
+        *self.newest.write() = Arc::new(Version { adapter, number: before.number + 1 });
         let open: Vec<u64> = self.open.lock().keys().copied().collect();
         for number in open {
-            self.serving(INodeNo(number));
+            self.version_for(INodeNo(number));
         }
-        self.hold_few();
+        self.evict_old_versions();
     }
 
-    /// Lets go of all but the newest of the moments that are held for what is gone.
-    fn hold_few(&self) {
+    /// Evicts the oldest versions retained for removed inodes, beyond [`MAX_RETAINED`].
+    fn evict_old_versions(&self) {
         let newest = self.newest().number;
         let mut open = self.open.lock();
         let lasts = open.values().filter_map(|opened| opened.last.as_ref());
         let mut held: Vec<u64> = lasts.map(|last| last.number).filter(|number| *number < newest).collect();
         held.sort_unstable();
         held.dedup();
-        if let Some(least) = held.len().checked_sub(HELD).and_then(|at| held.get(at)) {
-            let is_old = |last: &mut Arc<Moment>| last.number < *least;
+        if let Some(least) = held.len().checked_sub(MAX_RETAINED).and_then(|at| held.get(at)) {
+            let is_old = |last: &mut Arc<Version>| last.number < *least;
             open.values_mut().for_each(|opened| drop(opened.last.take_if(is_old)));
         }
     }
 
-    /// All moments that are shown.
+    /// Returns the file systems of all versions in use.
     pub fn file_systems(&self) -> Vec<Arc<FileSystem>> {
         let newest = self.newest();
         let open = self.open.lock();
         let lasts = open.values().filter_map(|opened| opened.last.as_ref());
-        let mut moments: Vec<&Arc<Moment>> = lasts.chain([&newest]).collect();
-        moments.sort_unstable_by_key(|moment| moment.number);
-        moments.dedup_by_key(|moment| moment.number);
-        moments.iter().map(|moment| Arc::clone(&moment.adapter.fs)).collect()
+        let mut versions: Vec<&Arc<Version>> = lasts.chain([&newest]).collect();
+        versions.sort_unstable_by_key(|version| version.number);
+        versions.dedup_by_key(|version| version.number);
+        versions.iter().map(|version| Arc::clone(&version.adapter.fs)).collect()
     }
 
-    /// The moment that a request about this inode is answered from.
-    fn serving(&self, number: INodeNo) -> Arc<Moment> {
+    /// Returns the version that answers requests about this inode.
+    fn version_for(&self, number: INodeNo) -> Arc<Version> {
         let newest = self.newest();
         let last = self.open.lock().get(&number.0).and_then(|opened| opened.last.clone());
         let Some(last) = last.filter(|last| last.number < newest.number) else { return newest };
-        // Without the lock: it may have to be fetched. While it cannot be, nobody knows whether it is there, and the next request asks again.
+        // Without the lock, because this may fetch data. If the fetch fails the answer is unknown,
+        // and the next request tries again.
         if let Err(Error::NotFound | Error::Stale | Error::Io { .. }) = newest.adapter.fs.attributes(ino(number)) {
             return last;
         }
         if let Some(opened) = self.open.lock().get_mut(&number.0) {
-            opened.found(&newest);
+            opened.set_last(&newest);
         }
         newest
     }
 
-    fn opened(&self, number: INodeNo, moment: &Arc<Moment>) {
+    fn add_handle(&self, number: INodeNo, version: &Arc<Version>) {
         let mut open = self.open.lock();
-        let opened = open.entry(number.0).or_insert_with(|| Opened { handles: 0, last: None });
+        let opened = open.entry(number.0).or_insert_with(|| OpenInode { handles: 0, last: None });
         opened.handles += 1;
-        opened.found(moment);
+        opened.set_last(version);
     }
 
-    fn closed(&self, number: INodeNo) {
+    fn remove_handle(&self, number: INodeNo) {
         let mut open = self.open.lock();
         if let Some(opened) = open.get_mut(&number.0) {
             opened.handles -= 1;
@@ -164,36 +169,36 @@ impl Shown {
     }
 }
 
-/// Serves to the kernel what is shown.
-pub struct Followed(pub Arc<Shown>);
+/// Request handler of a replica mount.
+pub struct ReplicaFs(pub Arc<CurrentVersion>);
 
-/// Requests about an inode, which is their first argument.
-macro_rules! answered {
+/// Delegates requests whose first argument is an inode.
+macro_rules! delegate {
     ($($request:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[allow(clippy::too_many_arguments)]
         fn $request(&self, request: &Request, number: INodeNo, $($argument: $type),*) {
-            self.0.serving(number).adapter.$request(request, number, $($argument),*);
+            self.0.version_for(number).adapter.$request(request, number, $($argument),*);
         }
     )*};
 }
 
-impl fuser::Filesystem for Followed {
+impl fuser::Filesystem for ReplicaFs {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         kernel::negotiate(config, true);
         Ok(())
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let moment = self.0.serving(number);
+        let version = self.0.version_for(number);
         if !is_live(number.0) {
-            return moment.adapter.open(request, number, flags, reply);
+            return version.adapter.open(request, number, flags, reply);
         }
-        let _in_flight = moment.adapter.begin();
-        match moment.adapter.open_file(number, flags) {
+        let _in_flight = version.adapter.begin_request();
+        match version.adapter.open_file(number, flags) {
             Ok((handle, flags)) => {
-                self.0.opened(number, &moment);
+                self.0.add_handle(number, &version);
                 // KERNEL-13
-                moment.adapter.cache.invalidate_attributes(number);
+                version.adapter.cache.invalidate_attributes(number);
                 reply.opened(handle, flags);
             }
             Err(error) => reply.error(errno(&error)),
@@ -210,20 +215,20 @@ impl fuser::Filesystem for Followed {
         flush: bool,
         reply: ReplyEmpty,
     ) {
-        let moment = self.0.serving(number);
+        let version = self.0.version_for(number);
         if is_live(number.0) {
-            self.0.closed(number);
+            self.0.remove_handle(number);
         }
-        moment.adapter.release(request, number, handle, flags, owner, flush, reply);
+        version.adapter.release(request, number, handle, flags, owner, flush, reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let moment = self.0.serving(number);
-        let _in_flight = moment.adapter.begin();
-        match moment.adapter.begin_listing(number, flags) {
+        let version = self.0.version_for(number);
+        let _in_flight = version.adapter.begin_request();
+        match version.adapter.begin_listing(number, flags) {
             Ok(handle) => {
                 if is_live(number.0) {
-                    self.0.opened(number, &moment);
+                    self.0.add_handle(number, &version);
                 }
                 reply.opened(handle, fuser::FopenFlags::empty());
             }
@@ -233,12 +238,12 @@ impl fuser::Filesystem for Followed {
 
     fn releasedir(&self, request: &Request, number: INodeNo, handle: FileHandle, flags: OpenFlags, reply: ReplyEmpty) {
         if is_live(number.0) {
-            self.0.closed(number);
+            self.0.remove_handle(number);
         }
         self.0.newest().adapter.releasedir(request, number, handle, flags, reply);
     }
 
-    answered! {
+    delegate! {
         lookup(name: &OsStr, reply: ReplyEntry);
         forget(lookups: u64);
         getattr(handle: Option<FileHandle>, reply: ReplyAttr);
@@ -258,7 +263,7 @@ impl fuser::Filesystem for Followed {
             source: FileHandle, from: u64, target: INodeNo, to_handle: FileHandle, to: u64, length: u64,
             flags: CopyFileRangeFlags, reply: ReplyWrite
         );
-        // All of these are refused, with the same words as on any mount for reading.
+        // All of these are refused, with the same errors as on any read-only mount.
         setattr(
             mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size: Option<u64>, atime: Option<TimeOrNow>,
             mtime: Option<TimeOrNow>, ctime: Option<SystemTime>, handle: Option<FileHandle>, crtime: Option<SystemTime>,
@@ -297,13 +302,13 @@ mod tests {
     use lockbox::storage::{FileStorage, LockMode, Storage};
 
     use super::*;
-    use crate::adapter::{Activity, Manner};
-    use crate::callers::Callers;
+    use crate::adapter::{Activity, ServeOptions};
+    use crate::event_loop::LoopScheduler;
     use crate::kernel_cache::KernelCache;
-    use crate::moments::tests::CREATOR;
-    use crate::pace::Pace;
+    use crate::process_info::ProcessInfoClient;
+    use crate::snapshot_requests::tests::CREATOR;
 
-    /// An archive, and copies of it as it was.
+    /// Archive with copies of its earlier states.
     struct Written {
         place: tempfile::TempDir,
         key: UnlockedKey,
@@ -313,7 +318,8 @@ mod tests {
     fn opened(path: &Path, key: &UnlockedKey, read_only: bool) -> Archive {
         loop {
             match Archive::open(path, key, &OpenOptions { read_only, ..OpenOptions::default() }) {
-                // A process that another test begins has what was open here, with its lock, until it executes.
+                // A child process of a concurrent test inherits open descriptors, with their lock,
+                // until it executes.
                 Err(Error::InUse(_)) => std::thread::yield_now(),
                 opened => return opened.unwrap(),
             }
@@ -341,11 +347,11 @@ mod tests {
             path
         }
 
-        fn moment(&mut self) -> Arc<FileSystem> {
+        fn version(&mut self) -> Arc<FileSystem> {
             Arc::clone(opened(&self.copy(), &self.key, true).file_system())
         }
 
-        /// One of which nothing can be read while it is away.
+        /// Opens a version whose storage can be made unreachable.
         fn far(&mut self) -> (Arc<Far>, Arc<FileSystem>) {
             let file = FileStorage::open(&self.copy(), LockMode::Shared).unwrap();
             let far = Arc::new(Far { file, away: AtomicBool::new(false) });
@@ -413,88 +419,90 @@ mod tests {
         INodeNo(file.0)
     }
 
-    fn shown(fs: Arc<FileSystem>) -> Shown {
-        let (cache, activity) = (Arc::new(KernelCache::of(true)), Arc::new(Activity::default()));
-        let manner = Manner { profile: SyncProfile::Periodic, access_times: false, snapshot_dir: SnapshotDir::Hidden };
+    fn shown(fs: Arc<FileSystem>) -> CurrentVersion {
+        let (cache, activity) = (Arc::new(KernelCache::new(true)), Arc::new(Activity::default()));
+        let manner =
+            ServeOptions { profile: SyncProfile::Periodic, access_times: false, snapshot_dir: SnapshotDir::Hidden };
         let (nobody, queue) = UnixStream::pair().unwrap();
-        let pace = Pace::new(1, OwnedFd::from(queue));
-        let adapter = Adapter::new(fs, cache, activity, None, Callers::over(nobody), manner, pace).unwrap();
-        Shown::new(adapter, SnapshotDir::Hidden)
+        let scheduler = LoopScheduler::new(1, OwnedFd::from(queue));
+        let adapter =
+            Adapter::new(fs, cache, activity, None, ProcessInfoClient::new(nobody), manner, scheduler).unwrap();
+        CurrentVersion::new(adapter, SnapshotDir::Hidden)
     }
 
-    impl Shown {
+    impl CurrentVersion {
         fn open(&self, number: INodeNo) {
-            self.opened(number, &self.serving(number));
+            self.add_handle(number, &self.version_for(number));
         }
 
-        /// The number of the moment that answers, and what it has there.
+        /// Returns the number of the version that answers, and the content there.
         fn read(&self, number: INodeNo) -> (u64, Option<Vec<u8>>) {
-            let moment = self.serving(number);
-            (moment.number, moment.adapter.fs.read(Ino(number.0), 0, 100).ok())
+            let version = self.version_for(number);
+            (version.number, version.adapter.fs.read(Ino(number.0), 0, 100).ok())
         }
     }
 
     #[test]
-    fn what_is_there_is_of_the_newest_moment_and_what_is_open_and_gone_of_its_last() {
+    fn existing_inodes_are_of_the_newest_version_and_removed_ones_of_their_last() {
         let mut written = Written::new();
         let (mut stays, mut goes) = (INodeNo(0), INodeNo(0));
         written.change(|fs| (stays, goes) = (make(fs, "stays"), make(fs, "goes")));
-        let shown = shown(written.moment());
+        let shown = shown(written.version());
         [stays, goes, goes].iter().for_each(|number| shown.open(*number));
         written.change(|fs| fs.write(Ino(goes.0), 0, b"more of it").unwrap());
-        shown.go_on(written.moment());
+        shown.publish(written.version());
         assert_eq!(shown.read(goes), (1, Some(b"more of it".to_vec())));
         written.change(|fs| {
             fs.unlink(ROOT_INO, b"goes").unwrap();
             fs.write(Ino(stays.0), 0, b"STAYS").unwrap();
         });
-        shown.go_on(written.moment());
-        shown.go_on(written.moment());
+        shown.publish(written.version());
+        shown.publish(written.version());
         assert_eq!(shown.read(stays), (3, Some(b"STAYS".to_vec())));
         assert_eq!(shown.read(goes), (1, Some(b"more of it".to_vec())), "it is open, and was last there in that");
         assert_eq!(shown.file_systems().len(), 2);
-        shown.closed(goes);
+        shown.remove_handle(goes);
         assert_eq!(shown.read(goes).0, 1, "one handle is left");
-        shown.closed(goes);
+        shown.remove_handle(goes);
         assert_eq!(shown.read(goes), (3, None));
         assert_eq!(shown.file_systems().len(), 1, "nobody keeps the moments that were");
     }
 
-    /// Whether a moment has a file is not known while it cannot be asked.
+    /// While the server is unreachable it is unknown whether a version has a file.
     #[test]
-    fn what_is_open_and_gone_stays_although_the_server_was_away_when_it_went() {
+    fn an_open_removed_inode_survives_a_server_outage() {
         let mut written = Written::new();
         let mut files = Vec::new();
         written.change(|fs| files.extend((0..2000).map(|number| make(fs, &number.to_string()))));
         let (goes, stays) = (files[1000], files[1200]);
-        let shown = shown(written.moment());
+        let shown = shown(written.version());
         [goes, stays].iter().for_each(|number| shown.open(*number));
         written.change(|fs| fs.unlink(ROOT_INO, b"1000").unwrap());
         let (far, fs) = written.far();
         far.away.store(true, Ordering::Relaxed);
         assert!(matches!(fs.attributes(Ino(goes.0)), Err(Error::Io { .. })), "it is in memory");
-        shown.go_on(fs);
+        shown.publish(fs);
         far.away.store(false, Ordering::Relaxed);
         assert_eq!(shown.read(goes), (0, Some(b"1000".to_vec())));
         assert_eq!(shown.read(stays), (1, Some(b"1200".to_vec())));
     }
 
     #[test]
-    fn of_the_moments_that_are_held_the_oldest_goes() {
+    fn the_oldest_retained_version_is_evicted() {
         let mut written = Written::new();
-        let count = HELD as u64 + 2;
+        let count = MAX_RETAINED as u64 + 2;
         let mut files = Vec::new();
         written.change(|fs| files.extend((0..count).map(|number| make(fs, &number.to_string()))));
-        let shown = shown(written.moment());
+        let shown = shown(written.version());
         files.iter().for_each(|file| shown.open(*file));
         for number in 0..count {
             written.change(|fs| fs.unlink(ROOT_INO, number.to_string().as_bytes()).unwrap());
-            shown.go_on(written.moment());
-            assert!(shown.file_systems().len() <= HELD + 1);
+            shown.publish(written.version());
+            assert!(shown.file_systems().len() <= MAX_RETAINED + 1);
         }
         for (number, file) in (0..).zip(&files) {
-            // The file of this number was last in the moment of this number.
-            let wanted = if number < count - HELD as u64 {
+            // The file of this number was last in the version of this number.
+            let wanted = if number < count - MAX_RETAINED as u64 {
                 (count, None)
             } else {
                 (number, Some(number.to_string().into_bytes()))

@@ -1,9 +1,11 @@
-//! Finds the words `suid` and `dev` that mount(8) keeps to itself, and refuses them by name.
+//! Detects the options `suid` and `dev`, which mount(8) does not pass on, and rejects them by name.
 //!
-//! libmount hands a helper what differs from the kernel's defaults: of `-o suid,dev` nothing is left, unless `user` or `users` stand beside
-//! it. Ours are the other way round (nosuid, nodev), so the words would be lost in silence. They are read where mount(8) read them: in its
-//! command line, which is that of our parent, and in its table. That is enough to say so and not to rely on: what gives a mount such rights
-//! is written in our own words, `set-id` and `devices`, which mount(8) passes on.
+//! libmount passes a helper only the options that differ from the kernel's defaults: `-o suid,dev`
+//! disappears unless it is combined with `user` or `users`. Our defaults are the opposite (nosuid,
+//! nodev), so these options would be lost silently. They are read where mount(8) read them: in the
+//! command line of the parent process and in fstab. This is good enough for an error message, not
+//! for granting rights. The options that grant them are our own, `set-id` and `devices`, which
+//! mount(8) passes on.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -12,30 +14,33 @@ use lockbox_host::mounts::unescape;
 use nix::unistd::getppid;
 
 use crate::exit::Failure;
-use crate::options::Options;
+use crate::options::MountOptions;
 
-/// What mount(8) was asked for in its command line, in words that it may keep to itself; nothing when another program called this one.
-pub fn asked() -> Vec<String> {
-    let command = command();
-    let command: Vec<&[u8]> = command.split(|&byte| byte == 0).collect();
-    let lists = Asked::of(&command).map(|mount| mount.lists).unwrap_or_default();
+/// Returns the options on the command line of mount(8), including those that it does not pass on;
+/// empty if another program is the parent.
+pub fn command_line_options() -> Vec<String> {
+    let command_line = parent_command();
+    let command_line: Vec<&[u8]> = command_line.split(|&byte| byte == 0).collect();
+    let lists = MountCommand::parse(&command_line).map(|mount| mount.lists).unwrap_or_default();
     let words = lists.iter().flat_map(|list| list.split(|&byte| byte == b','));
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// That of who called this program.
-fn command() -> Vec<u8> {
+/// Command line of the parent process.
+fn parent_command() -> Vec<u8> {
     std::fs::read(format!("/proc/{}/cmdline", getppid())).unwrap_or_default()
 }
 
+/// Rejects `suid` and `dev` that mount(8) swallowed.
+///
 /// # Errors
-/// Usage, with the word to write instead.
-pub fn check(options: &Options, archive: &Path, point: &Path) -> Result<(), Failure> {
-    let command = command();
-    let command: Vec<&[u8]> = command.split(|&byte| byte == 0).collect();
-    let Some(mount) = Asked::of(&command) else { return Ok(()) };
+/// Usage error that names the option to use instead.
+pub fn check(options: &MountOptions, archive: &Path, point: &Path) -> Result<(), Failure> {
+    let command_line = parent_command();
+    let command_line: Vec<&[u8]> = command_line.split(|&byte| byte == 0).collect();
+    let Some(mount) = MountCommand::parse(&command_line) else { return Ok(()) };
     let table = std::fs::read(mount.table.unwrap_or(Path::new("/etc/fstab"))).unwrap_or_default();
-    let lists = line_of(&table, archive, point).into_iter().chain(mount.lists);
+    let lists = fstab_options(&table, archive, point).into_iter().chain(mount.lists);
     let words: Vec<&[u8]> = lists.flat_map(|list| list.split(|&byte| byte == b',')).collect();
     let last = |on: &[u8], off: &[u8]| words.iter().rfind(|&&word| word == on || word == off) == Some(&on);
     for (word, off, have, ours) in
@@ -50,20 +55,20 @@ pub fn check(options: &Options, archive: &Path, point: &Path) -> Result<(), Fail
     Ok(())
 }
 
-/// What mount(8) was asked for.
-struct Asked<'a> {
+/// Parsed command line of mount(8).
+struct MountCommand<'a> {
     lists: Vec<&'a [u8]>,
     table: Option<&'a Path>,
 }
 
-impl<'a> Asked<'a> {
-    /// None when the command is another one.
-    fn of(command: &[&'a [u8]]) -> Option<Asked<'a>> {
-        let (program, arguments) = command.split_first()?;
+impl<'a> MountCommand<'a> {
+    /// Returns None if the command is another program.
+    fn parse(command_line: &[&'a [u8]]) -> Option<MountCommand<'a>> {
+        let (program, arguments) = command_line.split_first()?;
         if program.rsplit(|&byte| byte == b'/').next() != Some(b"mount") {
             return None;
         }
-        let mut asked = Asked { lists: Vec::new(), table: None };
+        let mut parsed = MountCommand { lists: Vec::new(), table: None };
         let mut arguments = arguments.iter().copied();
         while let Some(argument) = arguments.next() {
             let (name, value) = match argument {
@@ -74,7 +79,7 @@ impl<'a> Asked<'a> {
                     (_, Some(table)) => (b'T', Some(table)),
                     _ => continue,
                 },
-                // Letters without a value may stand before the one that has it.
+                // Flags without a value may precede the option letter in one argument.
                 [b'-', letters @ ..] => match letters.iter().position(|letter| b"oT".contains(letter)) {
                     Some(at) if at + 1 == letters.len() => (letters[at], arguments.next()),
                     Some(at) => (letters[at], Some(&letters[at + 1..])),
@@ -83,17 +88,17 @@ impl<'a> Asked<'a> {
                 _ => continue,
             };
             match (name, value) {
-                (b'o', Some(list)) => asked.lists.push(list),
-                (_, Some(table)) => asked.table = Some(Path::new(std::ffi::OsStr::from_bytes(table))),
+                (b'o', Some(list)) => parsed.lists.push(list),
+                (_, Some(table)) => parsed.table = Some(Path::new(std::ffi::OsStr::from_bytes(table))),
                 _ => {}
             }
         }
-        Some(asked)
+        Some(parsed)
     }
 }
 
-/// The options of the table's line for this mount.
-fn line_of<'a>(table: &'a [u8], archive: &Path, point: &Path) -> Option<&'a [u8]> {
+/// Returns the options field of the fstab line for this archive and mount point.
+fn fstab_options<'a>(table: &'a [u8], archive: &Path, point: &Path) -> Option<&'a [u8]> {
     table.split(|&byte| byte == b'\n').find_map(|line| {
         let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
         let (source, target, _, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
@@ -106,21 +111,21 @@ fn line_of<'a>(table: &'a [u8], archive: &Path, point: &Path) -> Option<&'a [u8]
 mod tests {
     use super::*;
 
-    fn lists(command: &str) -> Option<(String, Option<&Path>)> {
-        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
-        let asked = Asked::of(&words)?;
-        Some((String::from_utf8(asked.lists.join(&b'|')).unwrap(), asked.table))
+    fn lists(parent_command: &str) -> Option<(String, Option<&Path>)> {
+        let words: Vec<&[u8]> = parent_command.split(' ').map(str::as_bytes).collect();
+        let parsed = MountCommand::parse(&words)?;
+        Some((String::from_utf8(parsed.lists.join(&b'|')).unwrap(), parsed.table))
     }
 
     #[test]
     fn the_lists_of_mount_8_are_read_as_it_reads_them() {
-        for (command, expected) in [
+        for (parent_command, expected) in [
             ("mount -t lockbox -o suid,dev /a /b", "suid,dev"),
             ("/bin/mount -vosuid /a /b -o dev", "suid|dev"),
             ("mount --options suid --options=dev /a", "suid|dev"),
             ("mount -a", ""),
         ] {
-            assert_eq!(lists(command).unwrap().0, expected, "{command}");
+            assert_eq!(lists(parent_command).unwrap().0, expected, "{parent_command}");
         }
         assert_eq!(lists("mount -T /x /b").unwrap().1, Some(Path::new("/x")));
         assert!(lists("bash -o suid").is_none());
@@ -130,7 +135,7 @@ mod tests {
     #[test]
     fn the_line_of_the_table_is_the_one_of_both_names() {
         let table = b"# suid\n/a.lbx /b ext4 nodev 0 0\n/a\\040b.lbx /b lockbox noauto,suid 0 0\nshort";
-        let line = |archive: &str| line_of(table, Path::new(archive), Path::new("/b"));
+        let line = |archive: &str| fstab_options(table, Path::new(archive), Path::new("/b"));
         assert_eq!(line("/a b.lbx"), Some(&b"noauto,suid"[..]));
         assert_eq!(line("/a.lbx"), Some(&b"nodev"[..]));
         assert_eq!(line("/c.lbx"), None);

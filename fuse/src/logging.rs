@@ -1,4 +1,4 @@
-//! Where the program's messages go: the terminal, a file, or the system's log once it is a daemon.
+//! Log output: the terminal, a file, or the system log of a daemon.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -15,83 +15,86 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::exit::Failure;
-use crate::options::Options;
+use crate::options::MountOptions;
 
-/// Facility daemon (3), severity notice (5): the level stands in the line itself.
+/// Facility daemon (3), severity notice (5): the line itself has the level.
 const PRIORITY: u8 = 3 << 3 | 5;
 
-pub enum Target<'a> {
+pub enum LogTarget<'a> {
     Terminal,
     File(&'a Path),
     System,
 }
 
-impl<'a> Target<'a> {
-    /// Where a mount with these options logs.
-    pub fn of(options: &'a Options) -> Target<'a> {
+impl<'a> LogTarget<'a> {
+    /// Returns the log target of a mount with these options.
+    pub fn of(options: &'a MountOptions) -> LogTarget<'a> {
         match &options.log {
-            Some(path) => Target::File(path),
-            None if options.foreground => Target::Terminal,
-            None => Target::System,
+            Some(path) => LogTarget::File(path),
+            None if options.foreground => LogTarget::Terminal,
+            None => LogTarget::System,
         }
     }
 }
 
-/// Stands for standard error where the path of a log is expected; paths of logs are absolute.
+/// Argument that stands for standard error; paths of logs are absolute.
 const STANDARD_ERROR: &str = "-";
 
-/// What tells another process of this program where to log, as an argument.
-pub(crate) fn argument<'a>(target: &Target<'a>) -> Option<&'a Path> {
+/// Encodes the target as an argument for another process of this program.
+pub(crate) fn to_argument<'a>(target: &LogTarget<'a>) -> Option<&'a Path> {
     match *target {
-        Target::System => None,
-        Target::File(path) => Some(path),
-        Target::Terminal => Some(Path::new(STANDARD_ERROR)),
+        LogTarget::System => None,
+        LogTarget::File(path) => Some(path),
+        LogTarget::Terminal => Some(Path::new(STANDARD_ERROR)),
     }
 }
 
-/// What such an argument says.
-pub(crate) fn target(argument: Option<&Path>) -> Target<'_> {
-    match argument {
-        None => Target::System,
-        Some(path) if path == Path::new(STANDARD_ERROR) => Target::Terminal,
-        Some(path) => Target::File(path),
+/// Decodes such an argument.
+pub(crate) fn from_argument(text: Option<&Path>) -> LogTarget<'_> {
+    match text {
+        None => LogTarget::System,
+        Some(path) if path == Path::new(STANDARD_ERROR) => LogTarget::Terminal,
+        Some(path) => LogTarget::File(path),
     }
 }
 
-pub(crate) fn filter(verbose: bool) -> EnvFilter {
+pub(crate) fn level_filter(verbose: bool) -> EnvFilter {
     EnvFilter::new(if verbose { "info,lockbox=debug,lockbox_fuse=debug" } else { "warn,fuser=error" })
 }
 
-/// Starts logging, and answers the log if it is a file. Names, sizes and paths inside an archive are never logged, only inode numbers and
-/// pages.
-pub fn start(target: &Target<'_>, verbose: bool) -> Result<Option<File>, Failure> {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter(verbose)).with_target(false).with_ansi(false);
+/// Starts logging, and returns the log if it is a file. Names, sizes and paths inside an archive
+/// are never logged, only inode numbers and pages.
+pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Failure> {
+    let builder = tracing_subscriber::fmt().with_env_filter(level_filter(verbose)).with_target(false).with_ansi(false);
     let mut log = None;
     let started = match target {
-        Target::Terminal => builder.with_writer(io::stderr).without_time().finish().with(Unheard).try_init(),
-        Target::File(path) => {
+        LogTarget::Terminal => {
+            builder.with_writer(io::stderr).without_time().finish().with(IgnoreLostReplies).try_init()
+        }
+        LogTarget::File(path) => {
             let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
             let both = file.and_then(|file| Ok((file.try_clone()?, file)));
             let (again, file) =
                 both.map_err(|e| Failure::other(format!("cannot open the log {}: {e}", path.display())))?;
             log = Some(again);
-            builder.with_writer(std::sync::Mutex::new(file)).finish().with(Unheard).try_init()
+            builder.with_writer(std::sync::Mutex::new(file)).finish().with(IgnoreLostReplies).try_init()
         }
-        Target::System => builder.with_writer(System(connect())).without_time().finish().with(Unheard).try_init(),
+        LogTarget::System => {
+            builder.with_writer(Syslog(connect_syslog())).without_time().finish().with(IgnoreLostReplies).try_init()
+        }
     };
     started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))?;
-    if !matches!(target, Target::Terminal) {
+    if !matches!(target, LogTarget::Terminal) {
         log_panics();
     }
     Ok(log)
 }
 
-/// Keeps one event of the FUSE library out of the log: that the kernel did not take an answer
-/// because the program that waited for it was killed (ENOENT). Nothing is wrong then; every other
-/// answer that the kernel refuses is logged.
-pub(crate) struct Unheard;
+/// Drops one event of the FUSE library: the kernel rejected a reply because the waiting program was
+/// killed (ENOENT), which is harmless. Other rejected replies are logged.
+pub(crate) struct IgnoreLostReplies;
 
-impl<S: Subscriber> Layer<S> for Unheard {
+impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         struct Message(bool);
         impl Visit for Message {
@@ -108,8 +111,8 @@ impl<S: Subscriber> Layer<S> for Unheard {
     }
 }
 
-/// A panic ends the daemon, whose standard error may be nowhere: without a line in the log nobody would know why. The place alone is told,
-/// since a message could quote what the archive holds.
+/// Logs panics. A panic ends the daemon, whose standard error may lead nowhere. Only the source
+/// location is logged, since a message could quote content of the archive.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or("an unknown place".into(), ToString::to_string);
@@ -119,28 +122,28 @@ fn log_panics() {
     }));
 }
 
-fn connect() -> Option<UnixDatagram> {
+fn connect_syslog() -> Option<UnixDatagram> {
     let socket = UnixDatagram::unbound().ok()?;
     socket.connect("/dev/log").ok()?;
-    // A full log must not hold up the file system.
+    // A full log must not block the file system.
     socket.set_nonblocking(true).ok()?;
     Some(socket)
 }
 
 /// Writes each event as one datagram to /dev/log; without a system log events are lost.
-struct System(Option<UnixDatagram>);
+struct Syslog(Option<UnixDatagram>);
 
-impl<'a> MakeWriter<'a> for System {
-    type Writer = Line<'a>;
+impl<'a> MakeWriter<'a> for Syslog {
+    type Writer = SyslogLine<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(self.0.as_ref())
+    fn make_writer(&'a self) -> SyslogLine<'a> {
+        SyslogLine(self.0.as_ref())
     }
 }
 
-struct Line<'a>(Option<&'a UnixDatagram>);
+struct SyslogLine<'a>(Option<&'a UnixDatagram>);
 
-impl Write for Line<'_> {
+impl Write for SyslogLine<'_> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         if let Some(socket) = self.0 {
             let mut datagram = format!("<{PRIORITY}>mount.lockbox[{}]: ", std::process::id()).into_bytes();
@@ -172,9 +175,9 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_a_program_that_was_killed_is_no_error() {
+    fn a_reply_to_a_killed_program_is_not_logged() {
         let logged = Arc::new(AtomicUsize::new(0));
-        let subscriber = tracing_subscriber::registry().with(Count(Arc::clone(&logged))).with(Unheard);
+        let subscriber = tracing_subscriber::registry().with(Count(Arc::clone(&logged))).with(IgnoreLostReplies);
         tracing::subscriber::with_default(subscriber, || {
             for (errno, expected) in [(2, 0), (22, 1), (19, 2)] {
                 let refused = io::Error::from_raw_os_error(errno);
@@ -187,18 +190,18 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_told_by_its_place_alone() {
+    fn a_panic_is_logged_by_location_only() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let usual = std::panic::take_hook();
-        let mut file = start(&Target::File(&log), false).unwrap().unwrap();
+        let mut file = start(&LogTarget::File(&log), false).unwrap().unwrap();
         let ended = std::thread::spawn(|| panic!("content of a file")).join();
         std::panic::set_hook(usual);
         assert!(ended.is_err());
         file.write_all(b"said by the C library").unwrap();
-        let told = std::fs::read_to_string(&log).unwrap();
-        assert!(told.contains("ERROR") && told.contains("fuse/src/journal.rs:"), "{told}");
-        assert!(!told.contains("content of a file"), "{told}");
-        assert!(told.ends_with("said by the C library"), "{told}");
+        let text = std::fs::read_to_string(&log).unwrap();
+        assert!(text.contains("ERROR") && text.contains("fuse/src/logging.rs:"), "{text}");
+        assert!(!text.contains("content of a file"), "{text}");
+        assert!(text.ends_with("said by the C library"), "{text}");
     }
 }

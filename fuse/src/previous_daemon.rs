@@ -1,9 +1,13 @@
-//! Waits for whoever still has the archive for a moment, such as the daemon of the mount that was just taken away.
+//! Waits for the previous daemon to release the archive lock.
 //!
-//! The lock is tried again and again: a thread that waits in the kernel for it could not be called back, and would go on holding the file
-//! and taking the lock while the daemon opens the archive. What bounds the wait is who holds the
-//! archive. A daemon that serves a mount is not waited for; one that says that it closes the archive gets the time that this takes; anybody
-//! else gets a moment, because a command that was just begun would take longer than somebody at a prompt waits.
+//! The lock is polled: a thread that blocks on it in the kernel could not be cancelled, and would
+//! hold the file and take the lock while the daemon opens the archive. The wait depends on the
+//! holder:
+//!
+//! - A daemon that serves a mount is not awaited.
+//! - A daemon that reports that it is closing the archive gets the time that closing takes.
+//! - Any other holder gets a few seconds: a command that just started runs longer than a user waits
+//!   at a prompt.
 
 use std::path::Path;
 use std::thread;
@@ -17,53 +21,59 @@ use lockbox_host::{IN_USE, shown};
 
 use crate::exit::Failure;
 
-const MOMENT: Duration = Duration::from_secs(3);
-/// Committing what is left takes seconds, erasing what was deleted may take more.
-const CLOSING: Duration = Duration::from_secs(30);
-/// From one look to the next.
+const SHORT_WAIT: Duration = Duration::from_secs(3);
+/// Limit for a closing daemon: the last commit takes seconds, erasing deleted data may take more.
+const CLOSING_WAIT: Duration = Duration::from_secs(30);
+/// Polling interval.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Returns when nobody holds the archive any more, or has held it for so long that opening it may as well say who. `say` tells the user
-/// that there is something to wait for.
+/// Returns when the archive is free, or after the limit; opening it then reports the holder. Before
+/// it waits it calls `print_message`.
 ///
 /// # Errors
-/// When a daemon of this user has the archive mounted.
-pub fn wait(archive: &Path, read_only: bool, say: impl Fn(&str)) -> Result<(), Failure> {
-    // What keeps it from being tried is for the opening to say.
+/// Fails if a daemon of this user has the archive mounted.
+pub fn wait_until_free(archive: &Path, read_only: bool, print_message: impl Fn(&str)) -> Result<(), Failure> {
+    // An error of the check is reported when the archive is opened.
     let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
-    wait_for(&|| holder(archive), &mut free, say)
+    wait_with(&|| holder(archive), &mut free, print_message)
 }
 
-fn wait_for(holder: &dyn Fn() -> Holder, free: &mut dyn FnMut() -> bool, say: impl Fn(&str)) -> Result<(), Failure> {
+fn wait_with(
+    holder: &dyn Fn() -> Holder,
+    free: &mut dyn FnMut() -> bool,
+    print_message: impl Fn(&str),
+) -> Result<(), Failure> {
     let found = holder();
     if let Holder::Serves(status) = &found
         && (is_mounted(status, &mounts::all()) || daemons::is_out_of_sight(status))
     {
-        return Err(refusal(status));
+        return Err(in_use_failure(status));
     }
     if !free() {
-        say("the archive is still held, as by the daemon of its former mount: waiting for its end");
-        bide(free, MOMENT, CLOSING, || matches!(holder(), Holder::Closes));
+        print_message("the archive is still held, as by the daemon of its former mount: waiting for its end");
+        wait_free(free, SHORT_WAIT, CLOSING_WAIT, || matches!(holder(), Holder::Closes));
     } else if matches!(found, Holder::Nobody) {
         return Ok(());
     }
-    // The next daemon needs the place of the former one's socket; between its lock and that a daemon has next to nothing to do.
-    within(MOMENT, &mut || !matches!(holder(), Holder::Closes));
+    // The next daemon reuses the previous one's socket path; after releasing the lock a daemon
+    // removes the socket almost at once.
+    poll_until(SHORT_WAIT, &mut || !matches!(holder(), Holder::Closes));
     Ok(())
 }
 
-/// Waits until the archive is free, a moment in any case, and longer when the holder says then that it closes it.
-fn bide(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
-    if !within(moment, free) && closes() {
-        within(closing, free);
+/// Waits until the archive is free: up to `moment`, and up to `closing` if the holder then reports
+/// that it is closing the archive.
+fn wait_free(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
+    if !poll_until(moment, free) && closes() {
+        poll_until(closing, free);
     }
 }
 
-/// Looks until it is so, or the time is over; whether it is.
-fn within(limit: Duration, is_so: &mut dyn FnMut() -> bool) -> bool {
+/// Polls `condition` until it holds or `limit` has passed, and returns whether it holds.
+fn poll_until(limit: Duration, condition: &mut dyn FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        if is_so() {
+        if condition() {
             return true;
         }
         if start.elapsed() >= limit {
@@ -73,20 +83,20 @@ fn within(limit: Duration, is_so: &mut dyn FnMut() -> bool) -> bool {
     }
 }
 
-/// A daemon goes on saying that it serves until it learns that its mount is gone.
+/// Checks the mount table: a daemon reports that it serves until it notices that its mount is gone.
 fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
     daemons::mount_of(status, table).is_some()
 }
 
-/// The failure to report when a daemon of this user serves the archive.
-pub fn serving(archive: &Path) -> Option<Failure> {
+/// Returns the failure to report if a daemon of this user serves the archive.
+pub fn holder_failure(archive: &Path) -> Option<Failure> {
     match holder(archive) {
-        Holder::Serves(status) => Some(refusal(&status)),
+        Holder::Serves(status) => Some(in_use_failure(&status)),
         Holder::Closes | Holder::Nobody => None,
     }
 }
 
-fn refusal(status: &Status) -> Failure {
+fn in_use_failure(status: &Status) -> Failure {
     let Status { pid, uid, .. } = status;
     let user = daemons::user_name(*uid);
     let place = match daemons::is_out_of_sight(status) && !is_mounted(status, &mounts::all()) {
@@ -103,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_closes_the_archive_is_waited_for_and_others_for_a_moment() {
+    fn a_closing_daemon_is_awaited_longer_than_other_holders() {
         let (moment, ever) = (Duration::from_millis(1), Duration::from_secs(600));
         let asked = Cell::new(0);
         let closes = |answer| {
@@ -113,24 +123,24 @@ mod tests {
                 answer
             }
         };
-        bide(&mut || false, moment, ever, closes(false));
+        wait_free(&mut || false, moment, ever, closes(false));
         assert_eq!(asked.get(), 1, "it holds the archive for long");
-        // Free once it was asked for the second time.
-        bide(&mut || asked.get() == 2, moment, ever, closes(true));
+        // Free at the second query.
+        wait_free(&mut || asked.get() == 2, moment, ever, closes(true));
         assert_eq!(asked.get(), 2);
-        bide(&mut || true, ever, ever, closes(true));
+        wait_free(&mut || true, ever, ever, closes(true));
         assert_eq!(asked.get(), 2, "a free archive needs no question");
     }
 
     #[test]
-    fn nobody_is_asked_twice_about_an_archive_that_is_free() {
+    fn a_free_archive_needs_at_most_two_queries() {
         for (first, most) in [(true, 1), (false, 2)] {
             let asked = Cell::new(0);
             let holder = || {
                 asked.set(asked.get() + 1);
                 if first || asked.get() > 1 { Holder::Nobody } else { Holder::Closes }
             };
-            assert!(wait_for(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
+            assert!(wait_with(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
             assert_eq!(asked.get(), most, "first of nobody: {first}");
         }
     }
@@ -139,7 +149,7 @@ mod tests {
     fn a_mount_of_another_namespace_is_not_waited_for() {
         let serves = |mount_namespace| {
             let status = Status { mount_namespace, mount_point: "/no/mount".into(), ..Status::default() };
-            wait_for(&|| Holder::Serves(Box::new(status.clone())), &mut || true, |_| {})
+            wait_with(&|| Holder::Serves(Box::new(status.clone())), &mut || true, |_| {})
         };
         let refused = serves(daemons::mount_namespace() + 1).unwrap_err();
         assert!(

@@ -1,22 +1,22 @@
-//! System calls that the daemon and the fetcher may make, once they serve.
+//! System calls that the daemon and the fetcher may make while they serve.
 //!
 //! # Allowed calls, and the margin
-//! The lists began with the calls that runs of the mount cases and of the semantics tests made.
-//! Added are the calls that the C library, the allocator and Rust's runtime may use in their place:
-//! an allowed call of today may be done by another one tomorrow. A call belongs here when all that
-//! it can do is done to the process itself, to memory that it has, or to descriptors that it holds.
-//! Calls with a path are here only when Landlock binds them (open, rename, unlink) or when they
-//! tell attributes alone (stat). The one exception is sched_getaffinity(2), which glibc calls with
-//! the number of a thread: it tells on which processors another process may run.
+//! The lists began with the calls made in runs of the mount cases and of the semantics tests. Added
+//! are the calls that the C library, the allocator and Rust's runtime may use instead: tomorrow
+//! another call may do the work of one that is allowed today. A call is allowed if it can affect
+//! only the process itself, its memory, or its open descriptors. Calls with a path are allowed only
+//! if Landlock binds them (open, rename, unlink) or if they only return attributes (stat). The one
+//! exception is sched_getaffinity(2), which glibc calls with a thread number: it reveals the
+//! processors on which another process may run.
 //!
-//! Never here: calls that act on the machine or on other processes. These are mounts and
-//! namespaces, fanotify and inotify, modes, owners and attributes by path, quotas, modules, bpf,
-//! perf, io_uring, keys, signals to others, memory of others, clocks, programs.
+//! Never allowed are calls that act on the machine or on other processes: mounts and namespaces,
+//! fanotify and inotify, modes, owners and attributes by path, quotas, modules, bpf, perf,
+//! io_uring, keys, signals to others, memory of others, clocks, programs.
 
 use nix::libc::{self, c_long};
 
-/// A system call, and the arguments with which it is allowed.
-pub(super) enum Allowed {
+/// Condition on the arguments of an allowed call.
+pub(super) enum ArgumentRule {
     Always,
     /// The argument of this index is one of these, as 32 bits.
     OneOf(u8, &'static [u32]),
@@ -24,23 +24,23 @@ pub(super) enum Allowed {
     Null(u8),
     /// The argument of this index has none of these bits.
     Without(u8, u32),
-    /// Of the bits in the first number the argument of this index has those in the second one.
+    /// Masked with the first number, the argument of this index equals the second one.
     Bits(u8, u32, u32),
     /// The argument of this index is the process's own number.
-    Own(u8),
-    /// Both hold.
-    Both(&'static Allowed, &'static Allowed),
+    OwnPid(u8),
+    /// Both conditions hold.
+    Both(&'static ArgumentRule, &'static ArgumentRule),
 }
 
-/// Calls of later kernels than the crate has names for; their numbers are the same on all kinds of
-/// machines.
+/// Calls of later kernels that the crate does not name; their numbers are the same on all
+/// architectures.
 const FUTEX_WAKE: c_long = 454;
 const FUTEX_WAIT: c_long = 455;
 const FUTEX_REQUEUE: c_long = 456;
 
-/// Without conditions.
-const PLAIN: &[c_long] = &[
-    // Descriptors that are held.
+/// Allowed without conditions.
+const UNCONDITIONAL: &[c_long] = &[
+    // Open descriptors.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -83,7 +83,7 @@ const PLAIN: &[c_long] = &[
     libc::SYS_timerfd_settime,
     libc::SYS_timerfd_gettime,
     libc::SYS_signalfd4,
-    // Sockets that are held; new connections come from a listening one alone.
+    // Open sockets; new connections come only from a listening one.
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_recvfrom,
@@ -93,7 +93,7 @@ const PLAIN: &[c_long] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
-    // Paths within the reach that Landlock leaves, and attributes by path.
+    // Paths within Landlock's limits, and attributes by path.
     libc::SYS_openat,
     libc::SYS_unlinkat,
     libc::SYS_renameat2,
@@ -114,7 +114,7 @@ const PLAIN: &[c_long] = &[
     libc::SYS_munlockall,
     libc::SYS_mseal,
     libc::SYS_membarrier,
-    // Its threads.
+    // Threads of this process.
     libc::SYS_futex,
     libc::SYS_futex_waitv,
     FUTEX_WAKE,
@@ -130,7 +130,7 @@ const PLAIN: &[c_long] = &[
     libc::SYS_exit_group,
     libc::SYS_wait4,
     libc::SYS_waitid,
-    // Its signals.
+    // Signals of this process.
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -138,7 +138,7 @@ const PLAIN: &[c_long] = &[
     libc::SYS_rt_sigsuspend,
     libc::SYS_rt_sigtimedwait,
     libc::SYS_sigaltstack,
-    // What it is, the time, randomness.
+    // Identity, time, randomness.
     libc::SYS_gettid,
     libc::SYS_getpid,
     libc::SYS_getppid,
@@ -162,9 +162,9 @@ const PLAIN: &[c_long] = &[
     libc::SYS_nanosleep,
 ];
 
-/// Older calls for the same, which other machines do not have.
+/// Older equivalents, which other architectures do not have.
 #[cfg(target_arch = "x86_64")]
-const OLD: &[c_long] = &[
+const LEGACY_CALLS: &[c_long] = &[
     libc::SYS_open,
     libc::SYS_unlink,
     libc::SYS_rename,
@@ -185,16 +185,16 @@ const OLD: &[c_long] = &[
 ];
 /// renameat and sync_file_range, which the crate does not name there.
 #[cfg(not(target_arch = "x86_64"))]
-const OLD: &[c_long] = &[38, 84];
+const LEGACY_CALLS: &[c_long] = &[38, 84];
 
 const PROT_EXEC: u32 = 4;
 /// Flags that make a thread: it shares memory, signals and files with its process.
 const THREAD: u32 = 0x0001_0000 | 0x100 | 0x800;
-/// New namespaces, and a tracer for the new one.
-const NEW_KINDS: u32 = 0x7E02_2000;
+/// New namespaces, and a tracer for the new process.
+const NEW_NAMESPACES: u32 = 0x7E02_2000;
 
-/// Orders of fcntl(2) about descriptors and locks. Orders that make the kernel signal a process,
-/// leases and notices are missing.
+/// Commands of fcntl(2) on descriptors and locks. Commands that make the kernel signal a process,
+/// leases and notifications are missing.
 const FCNTL: &[u32] = &[
     0, 1, 2, 3, 4, // F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL
     5, 6, 7, // F_GETLK, F_SETLK, F_SETLKW
@@ -202,7 +202,7 @@ const FCNTL: &[u32] = &[
     1030, 1031, 1032, // F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ
     1034, // F_GET_SEALS
 ];
-/// Orders of ioctl(2): of the connection to the kernel, of a terminal that the log may be, and of
+/// Commands of ioctl(2): for the FUSE connection, for a terminal that may be the log, and for
 /// descriptors.
 const IOCTL: &[u32] = &[
     0x8004_E500, // FUSE_DEV_IOC_CLONE
@@ -214,40 +214,43 @@ const IOCTL: &[u32] = &[
     0x5450,
     0x5451, // FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 ];
-/// Orders of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP, PR_CAPBSET_READ,
-/// PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, PR_GET_AUXV, and PR_SET_NO_NEW_PRIVS, with which
-/// `seccompiler` begins to install the second filter.
+/// Commands of prctl(2): PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_GET_SECCOMP,
+/// PR_CAPBSET_READ, PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA, PR_GET_AUXV, and
+/// PR_SET_NO_NEW_PRIVS, with which `seccompiler` begins to install the second filter.
 const PRCTL: &[u32] = &[15, 16, 3, 21, 23, 30, 38, 39, 0x5356_4D41, 0x4155_5856];
-/// Sign of an int: a process group, or every process.
+/// Sign bit of an int: a process group, or every process.
 const NEGATIVE: u32 = 1 << 31;
 const SOL_SOCKET: u32 = 1;
 /// SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO and SO_SNDTIMEO with both of their numbers.
 const SOCKET_OPTIONS: &[u32] = &[7, 8, 20, 21, 66, 67];
 
-/// With conditions on arguments.
-const CONDITIONAL: &[(c_long, Allowed)] = &[
-    (libc::SYS_mmap, Allowed::Without(2, PROT_EXEC)),
-    (libc::SYS_mprotect, Allowed::Without(2, PROT_EXEC)),
-    // A thread of this process, no process.
-    (libc::SYS_clone, Allowed::Bits(0, THREAD | NEW_KINDS, THREAD)),
-    // One's own process may be signalled, which abort(3) does.
-    (libc::SYS_kill, Allowed::Own(0)),
-    (libc::SYS_tgkill, Allowed::Own(0)),
-    // One's own limits are read.
-    (libc::SYS_prlimit64, Allowed::Both(&Allowed::OneOf(0, &[0]), &Allowed::Null(2))),
-    (libc::SYS_fcntl, Allowed::OneOf(1, FCNTL)),
-    (libc::SYS_ioctl, Allowed::OneOf(1, IOCTL)),
-    (libc::SYS_prctl, Allowed::OneOf(0, PRCTL)),
-    // Of a descriptor, not of a path.
-    (libc::SYS_utimensat, Allowed::Null(1)),
-    // To the other end of a connection, not to an address.
-    (libc::SYS_sendto, Allowed::Null(4)),
-    (libc::SYS_setsockopt, Allowed::Both(&Allowed::OneOf(1, &[SOL_SOCKET]), &Allowed::OneOf(2, SOCKET_OPTIONS))),
+/// Allowed with conditions on arguments.
+const CONDITIONAL: &[(c_long, ArgumentRule)] = &[
+    (libc::SYS_mmap, ArgumentRule::Without(2, PROT_EXEC)),
+    (libc::SYS_mprotect, ArgumentRule::Without(2, PROT_EXEC)),
+    // A thread of this process, not a new process.
+    (libc::SYS_clone, ArgumentRule::Bits(0, THREAD | NEW_NAMESPACES, THREAD)),
+    // Signals to the process itself, for abort(3).
+    (libc::SYS_kill, ArgumentRule::OwnPid(0)),
+    (libc::SYS_tgkill, ArgumentRule::OwnPid(0)),
+    // Reading the process's own limits.
+    (libc::SYS_prlimit64, ArgumentRule::Both(&ArgumentRule::OneOf(0, &[0]), &ArgumentRule::Null(2))),
+    (libc::SYS_fcntl, ArgumentRule::OneOf(1, FCNTL)),
+    (libc::SYS_ioctl, ArgumentRule::OneOf(1, IOCTL)),
+    (libc::SYS_prctl, ArgumentRule::OneOf(0, PRCTL)),
+    // By descriptor, not by path.
+    (libc::SYS_utimensat, ArgumentRule::Null(1)),
+    // To the peer of a connection, not to an address.
+    (libc::SYS_sendto, ArgumentRule::Null(4)),
+    (
+        libc::SYS_setsockopt,
+        ArgumentRule::Both(&ArgumentRule::OneOf(1, &[SOL_SOCKET]), &ArgumentRule::OneOf(2, SOCKET_OPTIONS)),
+    ),
 ];
 
-/// Which process it is.
+/// Process that the lists are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Process {
+pub(crate) enum ConfinedProcess {
     Daemon,
     Fetcher,
 }
@@ -258,12 +261,12 @@ const STREAM: &[u32] = &[1, 1 | 0x800, 1 | 0x8_0000, 1 | 0x800 | 0x8_0000];
 const UNIX: &[u32] = &[1];
 /// SOL_SOCKET, IPPROTO_TCP and IPPROTO_IPV6.
 const LEVELS: &[u32] = &[SOL_SOCKET, 6, 41];
-/// By which a message would connect.
+/// A message with this flag would connect.
 const FAST_OPEN: u32 = 0x2000_0000;
 
-/// Additional calls of the fetcher: it connects to servers, makes pairs of sockets for the daemon
-/// and sends them, and keeps files in its own directories.
-const FETCHER_PLAIN: &[c_long] = &[
+/// Additional calls of the fetcher: it connects to servers, creates socket pairs for the daemon and
+/// sends them, and stores files in its own directories.
+const FETCHER_UNCONDITIONAL: &[c_long] = &[
     libc::SYS_connect,
     libc::SYS_mkdirat,
     libc::SYS_linkat,
@@ -272,33 +275,34 @@ const FETCHER_PLAIN: &[c_long] = &[
     libc::SYS_statfs,
 ];
 #[cfg(target_arch = "x86_64")]
-const FETCHER_OLD: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
+const FETCHER_LEGACY_CALLS: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
 #[cfg(not(target_arch = "x86_64"))]
-const FETCHER_OLD: &[c_long] = &[];
+const FETCHER_LEGACY_CALLS: &[c_long] = &[];
 
-const FETCHER_CONDITIONAL: &[(c_long, Allowed)] = &[
-    (libc::SYS_socket, Allowed::Both(&Allowed::OneOf(0, NETWORKS), &Allowed::OneOf(1, STREAM))),
-    (libc::SYS_socketpair, Allowed::OneOf(0, UNIX)),
-    (libc::SYS_sendmsg, Allowed::Without(2, FAST_OPEN)),
-    (libc::SYS_setsockopt, Allowed::OneOf(1, LEVELS)),
-    // Whether a process is there, without a signal: another writer of this machine may be.
-    (libc::SYS_kill, Allowed::Both(&Allowed::OneOf(1, &[0]), &Allowed::Without(0, NEGATIVE))),
+const FETCHER_CONDITIONAL: &[(c_long, ArgumentRule)] = &[
+    (libc::SYS_socket, ArgumentRule::Both(&ArgumentRule::OneOf(0, NETWORKS), &ArgumentRule::OneOf(1, STREAM))),
+    (libc::SYS_socketpair, ArgumentRule::OneOf(0, UNIX)),
+    (libc::SYS_sendmsg, ArgumentRule::Without(2, FAST_OPEN)),
+    (libc::SYS_setsockopt, ArgumentRule::OneOf(1, LEVELS)),
+    // Checks without a signal that a process exists: it may be another writer on this machine.
+    (libc::SYS_kill, ArgumentRule::Both(&ArgumentRule::OneOf(1, &[0]), &ArgumentRule::Without(0, NEGATIVE))),
 ];
 
-/// Refused with the same error and without a log line: the C library asks for it first, and goes on
-/// with clone(2). The filter can read the flags of clone(2) only.
-pub(super) const QUIET: &[c_long] = &[libc::SYS_clone3];
+/// Refused with the same error and without a log line: the C library tries it first, and falls back
+/// to clone(2). The filter can read only the flags of clone(2).
+pub(super) const UNLOGGED: &[c_long] = &[libc::SYS_clone3];
 
-impl Process {
+impl ConfinedProcess {
     /// Returns the calls that this process may make; a later entry of a call replaces an earlier
     /// one.
-    pub(super) fn allowed(self) -> impl Iterator<Item = (c_long, &'static Allowed)> {
-        let is_fetcher = self == Process::Fetcher;
+    pub(super) fn allowed(self) -> impl Iterator<Item = (c_long, &'static ArgumentRule)> {
+        let is_fetcher = self == ConfinedProcess::Fetcher;
         let (plain, old, conditional) = match is_fetcher {
-            true => (FETCHER_PLAIN, FETCHER_OLD, FETCHER_CONDITIONAL),
+            true => (FETCHER_UNCONDITIONAL, FETCHER_LEGACY_CALLS, FETCHER_CONDITIONAL),
             false => (&[][..], &[][..], &[][..]),
         };
-        let plain = PLAIN.iter().chain(OLD).chain(plain).chain(old).map(|&call| (call, &Allowed::Always));
+        let plain =
+            UNCONDITIONAL.iter().chain(LEGACY_CALLS).chain(plain).chain(old).map(|&call| (call, &ArgumentRule::Always));
         plain.chain(CONDITIONAL.iter().chain(conditional).map(|(call, when)| (*call, when)))
     }
 }

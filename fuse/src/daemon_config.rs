@@ -1,25 +1,26 @@
-//! What the mounting command has the daemon do.
+//! Configuration that the mount command passes to the daemon.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::options::Options;
+use crate::options::MountOptions;
 
-/// What to serve where. Paths are absolute; they go to the daemon as they are, whatever their encoding.
+/// One mount: the archive, its mount point and its options. Paths are absolute and may have any
+/// encoding.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Task {
+pub struct DaemonConfig {
     pub archive: OsString,
     pub point: OsString,
-    pub options: Options,
+    pub options: MountOptions,
     pub verbose: bool,
-    /// The mount point was made for this mount, and goes with it.
+    /// The mount point was created for this mount and is removed after the unmount.
     #[serde(default)]
     pub made: bool,
 }
 
-impl Task {
+impl DaemonConfig {
     pub fn archive(&self) -> &Path {
         Path::new(&self.archive)
     }

@@ -1,10 +1,13 @@
-//! Answers what is asked about the snapshots of a living mount.
+//! Handles snapshot requests of a running mount.
 //!
 //! # Order of a creation
-//! 1  What programs wrote before they asked is with us: the kernel hands over what it caches ([`Place::collect`]).
-//! 2  What is accepted is what the snapshot keeps, staged or not ([`Moments::create`]); the answer comes when it is durable.
+//! 1  The kernel writes back the data that programs wrote before the request
+//!    ([`MountHandle::collect`]).
+//! 2  The snapshot contains all accepted data, dirty or not ([`Moments::create`]); the reply is
+//!    sent when it is durable.
 //!
-//! So a write(2) that returned before the question is in the snapshot, whoever made it and whether the file is still open.
+//! So every write(2) that returned before the request is in the snapshot, from any program and
+//! whether or not the file is still open.
 
 use lockbox::Error;
 use lockbox::archive::{Archive, Snapshot, SnapshotManager};
@@ -12,26 +15,28 @@ use lockbox::control::{ExpectedSnapshots, PAGE, RefusalReason, Response, Snapsho
 use lockbox::error::Refusal;
 use lockbox_terminal::display;
 
-use crate::ending::{Place, Slot};
 use crate::kernel_cache::KernelCache;
-use crate::options::Options;
+use crate::options::MountOptions;
+use crate::shutdown::{ArchiveSlot, MountHandle};
 
-/// The moments of the archive while it is open, without the slot, which the end of the mount takes.
-pub(crate) fn of(slot: &Slot) -> Option<SnapshotManager> {
+/// Returns the snapshots of the archive while it is open, without holding the slot, which the
+/// shutdown takes.
+pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<SnapshotManager> {
     slot.lock().as_ref().map(Archive::snapshot_manager)
 }
 
-/// Returns when what programs have written is with us. Without a writer the kernel has nothing (KERNEL-3).
+/// Returns when earlier writes of programs have arrived. Without a writer the kernel has none
+/// (KERNEL-3).
 ///
 /// # Errors
-/// When the process that flushes the mount is gone.
-pub(crate) fn collect(place: &Place, cache: &KernelCache) -> lockbox::Result<()> {
-    let collected = if cache.any_writer() { place.collect() } else { Ok(()) };
+/// Fails if the mount agent is gone.
+pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> lockbox::Result<()> {
+    let collected = if cache.has_any_writer() { mount.collect() } else { Ok(()) };
     collected.map_err(|error| Error::io("the process that flushes the mount does not answer", error))
 }
 
-/// Why this mount changes no snapshot.
-pub(crate) fn read_only(options: &Options) -> Option<Response> {
+/// Returns the refusal if this mount cannot change snapshots.
+pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     let message = match &options.snapshot {
         Some(name) => format!(
             "snapshot '{}' is mounted here, for reading: the archive's snapshots cannot be changed",
@@ -43,15 +48,15 @@ pub(crate) fn read_only(options: &Options) -> Option<Response> {
     Some(Response::Refused { why: RefusalReason::Other, message })
 }
 
-/// The answer to a request that is done, or was not.
-pub(crate) fn done(result: lockbox::Result<()>) -> Response {
+/// Converts a result to a response.
+pub(crate) fn to_response(result: lockbox::Result<()>) -> Response {
     match result {
         Ok(()) => Response::Done,
-        Err(error) => refused(&error),
+        Err(error) => to_refusal(&error),
     }
 }
 
-pub(crate) fn refused(error: &Error) -> Response {
+pub(crate) fn to_refusal(error: &Error) -> Response {
     let why = match error {
         Error::NoSpace(_) => RefusalReason::NoSpace,
         Error::Damaged(_) => RefusalReason::Damaged,
@@ -68,27 +73,27 @@ pub(crate) fn refused(error: &Error) -> Response {
     Response::Refused { why, message }
 }
 
-/// A page of them.
-pub(crate) fn list(moments: &SnapshotManager, after: u64, held: bool) -> lockbox::Result<Response> {
+/// Lists one page of snapshots.
+pub(crate) fn list_page(moments: &SnapshotManager, after: u64, with_held: bool) -> lockbox::Result<Response> {
     let mut all = moments.list()?;
     all.retain(|snapshot| snapshot.id > after);
     let more = all.len() > PAGE;
     all.truncate(PAGE);
     let describe = |snapshot: Snapshot| {
-        let held_bytes = held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
+        let held_bytes = with_held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
         let Snapshot { id, name, time, inodes, .. } = snapshot;
         Ok(SnapshotInfo { id, name: SnapshotName(name), seconds: time.seconds, nanos: time.nanos, inodes, held_bytes })
     };
     Ok(Response::Snapshots { snapshots: all.into_iter().map(describe).collect::<lockbox::Result<_>>()?, more })
 }
 
-/// What those in these ranges of ids hold together.
-pub(crate) fn held(moments: &SnapshotManager, ranges: &[(u64, u64)]) -> Response {
-    let held = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
-    held.map_or_else(|error| refused(&error), |bytes| Response::Held { bytes })
+/// Returns the bytes that the snapshots in these id ranges hold together.
+pub(crate) fn held_bytes(moments: &SnapshotManager, ranges: &[(u64, u64)]) -> Response {
+    let bytes = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
+    bytes.map_or_else(|error| to_refusal(&error), |bytes| Response::Held { bytes })
 }
 
-pub(crate) fn remove(moments: &SnapshotManager, ids: &[u64], among: Option<ExpectedSnapshots>) -> Response {
+pub(crate) fn remove_snapshots(moments: &SnapshotManager, ids: &[u64], among: Option<ExpectedSnapshots>) -> Response {
     let mut changed = false;
     let removed = moments.remove(&mut |all| {
         changed = among.is_some_and(|among| !among.is_whole(all.iter().map(|snapshot| snapshot.id)));
@@ -99,7 +104,7 @@ pub(crate) fn remove(moments: &SnapshotManager, ids: &[u64], among: Option<Expec
             why: RefusalReason::Changed,
             message: "another program removed snapshots at the same time; nothing was removed".into(),
         },
-        removed => done(removed),
+        removed => to_response(removed),
     }
 }
 
@@ -115,7 +120,7 @@ pub(crate) mod tests {
 
     pub(crate) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
 
-    /// An archive for writing, and the directory that it lies in.
+    /// Returns a writable archive, and its directory.
     pub(crate) fn opened() -> (tempfile::TempDir, Archive) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("box.lbx");
@@ -124,7 +129,8 @@ pub(crate) mod tests {
         let key = keys::unlock(&path, &passphrase).unwrap();
         let archive = loop {
             match Archive::open(&path, &key, &OpenOptions::default()) {
-                // A process that another test begins has what was open here, with its lock, until it executes.
+                // A child process of a concurrent test inherits open descriptors, with their lock,
+                // until it executes.
                 Err(Error::InUse(_)) => std::thread::yield_now(),
                 opened => break opened.unwrap(),
             }
@@ -137,31 +143,32 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_chose_among_snapshots_that_are_gone_removes_nothing() {
+    fn a_removal_chosen_from_a_stale_list_removes_nothing() {
         let (_directory, archive) = opened();
         let moments = archive.snapshot_manager();
         for name in ["a", "b", "c", "d"] {
-            assert!(matches!(done(moments.create(name.as_bytes())), Response::Done));
+            assert!(matches!(to_response(moments.create(name.as_bytes())), Response::Done));
         }
         let all = ids(&moments);
         let among = Some(ExpectedSnapshots::of(all.iter().copied()));
-        // Another one removes what the first wants to keep, and a new one comes.
-        assert!(matches!(remove(&moments, &all[..1], among), Response::Done));
+        // Another client removes a snapshot that the first wants to keep, and a new one is taken.
+        assert!(matches!(remove_snapshots(&moments, &all[..1], among), Response::Done));
         moments.create(b"e").unwrap();
-        let refused = remove(&moments, &all[1..3], among);
-        assert!(matches!(refused, Response::Refused { why: RefusalReason::Changed, .. }), "{refused:?}");
+        let refusal = remove_snapshots(&moments, &all[1..3], among);
+        assert!(matches!(refusal, Response::Refused { why: RefusalReason::Changed, .. }), "{refusal:?}");
         assert_eq!(ids(&moments)[..3], all[1..]);
-        // What came since takes nothing from the choice; what is gone without a condition is passed over.
+        // Newer snapshots do not invalidate the choice; without a condition, missing ones are
+        // skipped.
         let among = Some(ExpectedSnapshots::of(all[1..].iter().copied()));
-        assert!(matches!(remove(&moments, &all[1..2], among), Response::Done));
-        assert!(matches!(remove(&moments, &all[..3], None), Response::Done));
+        assert!(matches!(remove_snapshots(&moments, &all[1..2], among), Response::Done));
+        assert!(matches!(remove_snapshots(&moments, &all[..3], None), Response::Done));
         assert_eq!(ids(&moments).len(), 2);
         assert_eq!(archive.file_system().usage().snapshots.unwrap().count, 2);
         archive.close().unwrap();
     }
 
     #[test]
-    fn what_several_show_is_held_by_them_together() {
+    fn shared_data_is_held_by_its_snapshots_together() {
         let (_directory, archive) = opened();
         let (fs, moments) = (archive.file_system(), archive.snapshot_manager());
         let ino = fs.make_node(ROOT_INO, b"file", 0o600, 0, CREATOR).unwrap().ino;
@@ -172,15 +179,15 @@ pub(crate) mod tests {
         }
         fs.unlink(ROOT_INO, b"file").unwrap();
         fs.purge().unwrap();
-        let held = |ranges: &[(u64, u64)]| match held(&moments, ranges) {
+        let total = |ranges: &[(u64, u64)]| match held_bytes(&moments, ranges) {
             Response::Held { bytes } => bytes,
             other => panic!("{other:?}"),
         };
         let all = ids(&moments);
-        assert!(held(&[(all[0], all[1])]) < 4096 * 8 && held(&[(all[2], all[2]), (all[0], all[0])]) < 4096 * 8);
-        assert!(held(&[(all[0], all[0]), (all[1], all[2])]) > 50_000);
-        assert_eq!(held(&[(0, u64::MAX)]), held(&[(all[0], all[2])]));
-        assert_eq!(held(&[]), 0);
+        assert!(total(&[(all[0], all[1])]) < 4096 * 8 && total(&[(all[2], all[2]), (all[0], all[0])]) < 4096 * 8);
+        assert!(total(&[(all[0], all[0]), (all[1], all[2])]) > 50_000);
+        assert_eq!(total(&[(0, u64::MAX)]), total(&[(all[0], all[2])]));
+        assert_eq!(total(&[]), 0);
         archive.close().unwrap();
     }
 
@@ -191,7 +198,7 @@ pub(crate) mod tests {
         for number in 0..PAGE + 3 {
             moments.create(format!("number {number}").as_bytes()).unwrap();
         }
-        let page = |after, held| match list(&moments, after, held).unwrap() {
+        let page = |after, held_bytes| match list_page(&moments, after, held_bytes).unwrap() {
             Response::Snapshots { snapshots, more } => (snapshots, more),
             other => panic!("{other:?}"),
         };
@@ -204,8 +211,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_refused_says_why_as_far_as_a_client_acts_on_it() {
-        let why = |error: Error| match done(Err(error)) {
+    fn refusals_carry_the_reasons_that_clients_handle() {
+        let why = |error: Error| match to_response(Err(error)) {
             Response::Refused { why, message } => (why, message),
             other => panic!("{other:?}"),
         };
@@ -221,10 +228,12 @@ pub(crate) mod tests {
             "{}",
             latched.1
         );
-        let refused =
-            |list: &str| read_only(&Options::parse(&[list]).unwrap()).map(|response| response.failure_message());
-        assert_eq!(refused("rw"), None);
-        assert!(refused("ro").unwrap().contains("mounted read-only"));
-        assert!(refused("snapshot=monday").unwrap().contains("snapshot 'monday' is mounted here"));
+        let refused_by =
+            |list_page: &str| {
+            read_only_refusal(&MountOptions::parse(&[list_page]).unwrap()).map(|response| response.failure_message())
+        };
+        assert_eq!(refused_by("rw"), None);
+        assert!(refused_by("ro").unwrap().contains("mounted read-only"));
+        assert!(refused_by("snapshot=monday").unwrap().contains("snapshot 'monday' is mounted here"));
     }
 }

@@ -1,0 +1,278 @@
+//! Handles requests from the daemon's control socket.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::time::SystemTime;
+
+use lockbox::archive::{Archive, BackedUp, Backups, Destination, Moments};
+use lockbox::control::{BackupDone, Caches, Client, Follows, Request, Response, Status};
+use lockbox::error::Timestamp;
+use lockbox::fs::FileSystem;
+use lockbox::{Error, Result};
+use lockbox_host::elsewhere::Telling;
+use nix::unistd::geteuid;
+use parking_lot::Mutex;
+
+use crate::adapter::Activity;
+use crate::daemon_config::DaemonConfig;
+use crate::deadlock_watchdog::ForeignFileUse;
+use crate::kernel_cache::KernelCache;
+use crate::replica::ReplicaFailure;
+use crate::restores::{self, OperationLocks};
+use crate::schedule::SnapshotSchedule;
+use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
+use crate::snapshot_requests;
+
+/// State of a running mount, as far as control requests need it.
+pub(crate) struct DaemonState {
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) mount: Arc<MountHandle>,
+    pub(crate) cache: Arc<KernelCache>,
+    /// None without the option `snapshots=`.
+    pub(crate) schedule: Option<Arc<SnapshotSchedule>>,
+    /// Mount namespace of this process.
+    pub(crate) namespace: u64,
+    /// Request statistics of a remote archive; None for a local file.
+    pub(crate) remote_status: Option<Telling>,
+    /// Why new versions cannot be shown; None unless the mount is a replica (`follow=`).
+    pub(crate) replica_failure: Option<ReplicaFailure>,
+    /// Reports work on file descriptors that arrived with requests to the deadlock watchdog.
+    pub(crate) foreign_files: ForeignFileUse,
+}
+
+/// Handler of all control requests of one mount.
+pub(crate) struct ControlHandler {
+    config: DaemonConfig,
+    slot: ArchiveSlot,
+    state: DaemonState,
+    events: Mutex<Sender<MountEvent>>,
+    locks: OperationLocks,
+    mounted_at: i64,
+    /// Generation of the newest commit when the mount started.
+    first_generation: u64,
+    /// `/proc/self/status`, opened before the sandbox took /proc away.
+    own_status: Option<File>,
+}
+
+impl ControlHandler {
+    pub(crate) fn new(
+        config: DaemonConfig,
+        slot: ArchiveSlot,
+        state: DaemonState,
+        events: Sender<MountEvent>,
+        own_status: Option<File>,
+    ) -> ControlHandler {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let mounted_at = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        if let Some(Err(error)) = slot.lock().as_ref().map(|archive| archive.file_system().look_at_snapshots()) {
+            tracing::warn!("the snapshots cannot be counted: {error}");
+        }
+        let first_generation = slot.lock().as_ref().map_or(0, |archive| archive.file_system().generation().0);
+        ControlHandler {
+            config,
+            slot,
+            state,
+            events: Mutex::new(events),
+            locks: OperationLocks::default(),
+            mounted_at,
+            first_generation,
+            own_status,
+        }
+    }
+
+    pub(crate) fn handle(&self, request: &Request, connection: Client) -> Response {
+        let _at_work = connection.file.is_some().then(|| self.state.foreign_files.track());
+        // The client's file must be closed before the guard above is dropped.
+        let client = connection;
+        match request {
+            Request::Status => {
+                // Runs without the slot's lock: the fetcher process is queried.
+                let remote = self.state.remote_status.as_ref().and_then(|status| status());
+                match self.slot.lock().as_ref() {
+                    Some(archive) => Response::Status(Box::new(Status { remote, ..self.status(archive) })),
+                    None => closing_response(),
+                }
+            }
+            Request::Sync => self.run(FileSystem::make_durable),
+            Request::Purge => self.run(FileSystem::purge),
+            Request::SnapshotCreate { name } => self.with_snapshots(true, |moments| {
+                let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
+                snapshot_requests::to_response(collected.and_then(|()| moments.create(&name.0)))
+            }),
+            Request::SnapshotList { after, held } => self.with_snapshots(false, |all| {
+                snapshot_requests::list_page(all, *after, *held)
+                    .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+            }),
+            Request::SnapshotHeld { ranges } => {
+                self.with_snapshots(false, |moments| snapshot_requests::held_bytes(moments, ranges))
+            }
+            Request::SnapshotRemove { ids, among } => {
+                self.with_snapshots(true, |moments| snapshot_requests::remove_snapshots(moments, ids, *among))
+            }
+            Request::SnapshotDiff { older, newer } => {
+                let Some(fs) = self.file_system() else { return closing_response() };
+                self.with_snapshots(false, |moments| {
+                    let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
+                    let send =
+                        || restores::send_differences((&fs, moments), &self.locks, &client, older, newer.as_ref());
+                    collected.and_then(|()| send()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+                })
+            }
+            Request::SnapshotRestore { name, paths, to } => {
+                let Some(fs) = self.file_system() else { return closing_response() };
+                self.with_snapshots(true, |moments| {
+                    let request = restores::RestoreRequest { name, paths, to: to.as_ref() };
+                    let now = Timestamp::from_system(SystemTime::now());
+                    let cache = &self.state.cache;
+                    let restore = || restores::restore((&fs, moments), (&self.locks, cache), &client, &request, now);
+                    let collected = snapshot_requests::collect_writes(&self.state.mount, cache);
+                    collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+                })
+            }
+            Request::Backup { whole, verify } => {
+                let backups = self.slot.lock().as_ref().map(Archive::backups);
+                let Some(backups) = backups else { return closing_response() };
+                let mode = BackupMode { whole: *whole, verify: *verify };
+                snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
+                    .and_then(|()| run_backup(backups, mode, client))
+                    .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+            }
+            Request::Stop { lazy, abandon } => {
+                let (answer, answered) = mpsc::channel();
+                let _ = self.events.lock().send(MountEvent::Stop { lazy: *lazy, abandon: *abandon, answer });
+                answered.recv().unwrap_or_else(|_| closing_response())
+            }
+        }
+    }
+
+    /// Runs `work` without holding the slot, which the shutdown takes.
+    fn run(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
+        let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
+        match fs.map(|fs| work(&fs)) {
+            Some(Ok(())) => Response::Done,
+            Some(Err(error)) => Response::Failed { message: error.to_string() },
+            None => closing_response(),
+        }
+    }
+
+    /// Returns None once the archive is being closed.
+    fn file_system(&self) -> Option<Arc<FileSystem>> {
+        self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
+    }
+
+    fn with_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
+        match snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
+            Some(refused) => refused,
+            None => {
+                snapshot_requests::open_snapshots(&self.slot).map_or_else(closing_response, |moments| work(&moments))
+            }
+        }
+    }
+
+    /// Never queries the host: the status of a mount must be available when its host hangs.
+    fn status(&self, archive: &Archive) -> Status {
+        let fs = archive.file_system();
+        let usage = fs.usage();
+        let generation = fs.generation().0;
+        let DaemonConfig { archive: path, point, options, .. } = &self.config;
+        let mount = self.state.mount.numbers();
+        let mut status = Status {
+            pid: std::process::id(),
+            uid: geteuid().as_raw(),
+            archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
+            fingerprint: archive.fingerprint().to_string(),
+            mount_id: mount.id,
+            mount_device: mount.device,
+            mount_namespace: self.state.namespace,
+            read_only: options.read_only,
+            options: options.to_string(),
+            since: self.mounted_at,
+            generation,
+            commits: generation.saturating_sub(self.first_generation),
+            dirty_bytes: usage.volatile_bytes,
+            log: usage.log,
+            open_files: self.state.activity.open_files(),
+            open_directories: self.state.activity.open_directories(),
+            memory_bytes: usage.memory(),
+            memory_limit: options.memory,
+            peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
+            file_bytes: usage.file_bytes,
+            used_bytes: usage.used_bytes,
+            caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
+            snapshots: usage.snapshots.map(|snapshots| snapshots.count),
+            newest_snapshot: usage.snapshots.and_then(|snapshots| snapshots.newest).map(|newest| newest.seconds),
+            schedule: self.state.schedule.as_ref().map(|schedule| schedule.describe()),
+            latched: usage.latched,
+            fallback: usage.fallback,
+            remote: None,
+            follows: self.state.replica_failure.as_ref().map(|replica_failure| Follows {
+                committed: fs.committed().seconds,
+                failure: replica_failure.lock().clone(),
+            }),
+            ..Status::default()
+        };
+        status.set_archive(Path::new(path));
+        status.set_mount_point(Path::new(point));
+        status
+    }
+}
+
+fn closing_response() -> Response {
+    Response::Failed { message: "the archive is being closed".into() }
+}
+
+/// Reads the peak of this program alone. getrusage(2) would include the memory of the mount
+/// command, which derived a key before it executed the daemon.
+fn peak_resident_bytes(own_status: &File) -> u64 {
+    let mut text = [0; 4096];
+    let length = own_status.read_at(&mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..length]);
+    lockbox_host::proc::kib(&text, "VmHWM").unwrap_or(0) << 10
+}
+
+/// Options of a backup request.
+struct BackupMode {
+    whole: bool,
+    verify: bool,
+}
+
+/// Backs up a running mount into a file that the client opened, so that the daemon neither resolves
+/// the client's paths nor uses its own rights.
+fn run_backup(backups: Backups, mode: BackupMode, mut client: Client) -> Result<Response> {
+    let Some(file) = client.file.take() else {
+        return Err(Error::invalid("a backup goes into a file that comes with the request"));
+    };
+    let file = Destination::given(file)?;
+    // A backup without a waiting client must not keep blocks from being freed.
+    let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
+    let source = backups.pin()?;
+    let done = match mode.whole {
+        true => Some(source.fill(&file, watch)?),
+        false => source.bring_up_to_date(&file, watch)?,
+    };
+    if mode.verify && done.is_some() {
+        source.verify(&file, watch)?;
+    }
+    let report = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
+        seconds: time.seconds,
+        nanos: time.nanos,
+        generation: generation.0,
+        copied_bytes,
+    };
+    Ok(Response::BackedUp { done: done.map(report) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_of_this_process_is_read() {
+        let peak = peak_resident_bytes(&File::open("/proc/self/status").unwrap());
+        assert!((1 << 20..1 << 40).contains(&peak), "{peak}");
+        assert_eq!(peak_resident_bytes(&File::open("/proc/self/cmdline").unwrap()), 0);
+    }
+}

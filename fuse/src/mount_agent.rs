@@ -1,0 +1,398 @@
+//! Mount agent: a second process that unmounts, flushes and reads /proc for the sandboxed daemon.
+//!
+//! It is also the process that looks below the mount, where the daemon would wait for its own
+//! reply. It starts before the mount, which may hide its files (program, libraries, log). It knows
+//! the mount point and no secret.
+//!
+//! # Protocol
+//! - Standard input is a socket. An order is one byte, the reply a line of JSON. The first message
+//!   sets the mount's numbers.
+//! - Standard output is a second socket, for queries about processes ([`crate::process_info`]).
+//! - The agent receives the listener of the daemon's system call filter, and answers and logs the
+//!   refused calls ([`crate::filter`]).
+//! - It ends when the daemon closes the sockets, however the daemon ends. A daemon that closed the
+//!   archive says goodbye first. Without a goodbye, as after SIGKILL, the agent is the only
+//!   process left to log that the archive was not closed.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use lockbox_host::mounts::{self, Mounted, Numbers};
+use lockbox_host::point::Made;
+use nix::sys::signal::SigSet;
+use serde::{Deserialize, Serialize};
+
+use crate::filter;
+use crate::logging::{self, LogTarget};
+use crate::logind;
+use crate::mount::{self, UnmountError};
+use crate::process_info::{self, ProcessInfoClient};
+
+/// Hidden argument that runs the program as the mount agent.
+pub const ARGUMENT: &str = "--unmounter";
+/// Argument that has the agent remove the mount point after the unmount.
+const REMOVE_POINT: &str = "made";
+
+const UNMOUNT: u8 = b'u';
+const DETACH: u8 = b'd';
+const FLUSH: u8 = b'f';
+const PROBE: u8 = b'l';
+/// Reply: a byte, with a descriptor if there is a bus.
+const CONNECT_BUS: u8 = b's';
+/// Followed by a byte with the listener of the daemon's filter; no reply.
+const FILTER_LISTENER: u8 = b'r';
+/// No reply.
+const GOODBYE: u8 = b'g';
+
+/// Result of an unmount attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum UnmountOutcome {
+    /// Our mount does not exist any more.
+    Gone,
+    /// The mount is in use, or another mount covers it.
+    Busy,
+    Detached,
+    Failed(String),
+}
+
+/// Unmounts the mount with these numbers, at whatever path it is now; with `detach` also if it is
+/// busy.
+pub(crate) fn unmount(mount: Numbers, detach: bool) -> UnmountOutcome {
+    let top = match find_topmost(mounts::table(), mount) {
+        Ok(top) => top,
+        Err(unmounted) => return unmounted,
+    };
+    match mount::unmount(&top, false) {
+        Ok(()) => return UnmountOutcome::Gone,
+        Err(UnmountError::Busy) if detach => {}
+        Err(error) => return error.into(),
+    }
+    match mount::unmount(&top, true) {
+        Ok(()) => UnmountOutcome::Detached,
+        Err(error) => error.into(),
+    }
+}
+
+impl From<UnmountError> for UnmountOutcome {
+    fn from(error: UnmountError) -> UnmountOutcome {
+        match error {
+            UnmountError::Busy => UnmountOutcome::Busy,
+            UnmountError::Other(message) => UnmountOutcome::Failed(message),
+        }
+    }
+}
+
+/// Returns our mount with its current path if it is the topmost one there, else the outcome without
+/// an attempt.
+fn find_topmost(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mounted, UnmountOutcome> {
+    // Unknown: if this counted as gone, an archive that is reported as closed would stay open.
+    let table =
+        table.map_err(|error| UnmountOutcome::Failed(format!("the table of mounts cannot be read: {error}")))?;
+    match table.iter().find(|mounted| mounted.numbers() == mount) {
+        // A mount on its root has the same path.
+        Some(ours) if !table.iter().any(|other| other.parent == ours.id && other.point == ours.point) => {
+            Ok(ours.clone())
+        }
+        None if !table.iter().any(|mounted| mounted.device == mount.device) => Err(UnmountOutcome::Gone),
+        // The mount is covered, or only a bind mount of it is left: the topmost mount is not ours
+        // to remove, and ours is still served.
+        _ => Err(UnmountOutcome::Busy),
+    }
+}
+
+/// Makes the kernel write the dirty pages of the mount. Returns whether it is the topmost mount at
+/// its path.
+pub(crate) fn flush(mount: Numbers) -> bool {
+    let Ok(root) = mount::open_root(mount) else { return false };
+    flush_open(&root);
+    true
+}
+
+/// Errors are not reported: the caller is the daemon, which writes the data and meets them itself.
+#[expect(clippy::disallowed_methods, reason = "the mount of this daemon, not its host")]
+fn flush_open(root: impl AsFd) {
+    let _ = rustix::io::retry_on_intr(|| rustix::fs::syncfs(&root));
+}
+
+/// Checks that the mount is the topmost one at its path and answers.
+fn probe(mount: Numbers) -> UnmountOutcome {
+    match mount::held_root(mount).and_then(|root| root.mode()) {
+        Ok(_) => UnmountOutcome::Busy,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => UnmountOutcome::Gone,
+        Err(error) => UnmountOutcome::Failed(error.to_string()),
+    }
+}
+
+/// Daemon's side of the connection to the agent.
+pub(crate) struct MountAgent {
+    child: Child,
+    /// None once the agent was dismissed.
+    orders: Option<BufReader<UnixStream>>,
+}
+
+impl MountAgent {
+    /// Starts the agent and returns when it is ready. `log` is where it logs a daemon that died.
+    /// With `remove_point` it removes the mount point once the archive is closed.
+    pub(crate) fn start(
+        point: &Path,
+        remove_point: bool,
+        log: &LogTarget<'_>,
+    ) -> io::Result<(MountAgent, ProcessInfoClient)> {
+        let (orders, their_orders) = UnixStream::pair()?;
+        let (questions, their_questions) = UnixStream::pair()?;
+        let stderr = if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() };
+        let child = Command::new("/proc/self/exe")
+            .arg0("mount.lockbox")
+            .arg(ARGUMENT)
+            .arg(point)
+            .arg(if remove_point { REMOVE_POINT } else { "" })
+            .args(logging::to_argument(log))
+            // A terminal's interrupt is meant for the daemon alone.
+            .process_group(0)
+            .stdin(OwnedFd::from(their_orders))
+            .stdout(OwnedFd::from(their_questions))
+            .stderr(stderr)
+            .spawn()?;
+        let mut agent = MountAgent { child, orders: Some(BufReader::new(orders)) };
+        let mut ready = String::new();
+        if let Some(orders) = &mut agent.orders {
+            orders.read_line(&mut ready)?;
+        }
+        if ready != "ready\n" {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok((agent, ProcessInfoClient::new(questions)))
+    }
+
+    /// Tells the agent the numbers of the mount; it executes no order before that.
+    pub(crate) fn set_mount(&mut self, mount: Numbers) -> io::Result<()> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
+    }
+
+    /// Checks that the mount answers.
+    ///
+    /// # Errors
+    /// The kernel's error, or that another mount is there.
+    pub(crate) fn probe(&mut self) -> io::Result<()> {
+        match self.ask(PROBE)? {
+            UnmountOutcome::Busy => Ok(()),
+            UnmountOutcome::Failed(message) => Err(io::Error::other(message)),
+            UnmountOutcome::Gone | UnmountOutcome::Detached => Err(io::Error::other("something else is mounted there")),
+        }
+    }
+
+    pub(crate) fn unmount(&mut self, detach: bool) -> UnmountOutcome {
+        match self.ask(if detach { DETACH } else { UNMOUNT }) {
+            Ok(unmounted) => unmounted,
+            Err(error) => UnmountOutcome::Failed(format!("the process that unmounts does not answer: {error}")),
+        }
+    }
+
+    /// Makes the kernel write its dirty pages to the daemon. Returns whether the mount is the
+    /// topmost one at its point.
+    ///
+    /// # Errors
+    /// Fails if the agent is gone: then data without fsync is not durable before the end of the
+    /// mount.
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
+    }
+
+    /// Connects to the system bus, which the daemon's sandbox does not allow.
+    pub(crate) fn connect_bus(&mut self) -> io::Result<UnixStream> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
+        (&mut &*orders).write_all(&[CONNECT_BUS])?;
+        mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Sends the listener of the daemon's system call filter. The agent answers and logs refused
+    /// calls.
+    pub(crate) fn send_filter_listener(&mut self, listener: &OwnedFd) -> io::Result<()> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
+        (&mut &*orders).write_all(&[FILTER_LISTENER])?;
+        mount::send_descriptor(orders, listener.as_fd())
+    }
+
+    fn ask(&mut self, order: u8) -> io::Result<UnmountOutcome> {
+        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        orders.get_ref().write_all(&[order])?;
+        let mut line = String::new();
+        if orders.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+impl Drop for MountAgent {
+    fn drop(&mut self) {
+        if let Some(orders) = self.orders.take() {
+            // The agent may be gone already. A agent without a mount takes this for its end.
+            let _ = orders.get_ref().write_all(&[GOODBYE]);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the agent process: serves orders until the daemon is gone.
+pub fn run() -> io::Result<()> {
+    // A supervisor that stops the whole group means the daemon, which still needs this process
+    // then.
+    SigSet::all().thread_block()?;
+    let mut arguments = std::env::args_os().skip(2);
+    let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
+    let remove_point = arguments.next().is_some_and(|word| word == REMOVE_POINT);
+    let log = arguments.next().map(PathBuf::from);
+    // Opened while nothing is mounted on it.
+    let remove_point = remove_point.then(|| Made::of(&point)).transpose()?;
+    // Opened now, because the mount may hide it.
+    logging::start(&logging::from_argument(log.as_deref()), false)
+        .map_err(|failure| io::Error::other(failure.message))?;
+    let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    // Not joined: it ends with this process, and without it the daemon's queries are answered as
+    // unknown.
+    thread::Builder::new().name("callers".into()).spawn(move || process_info::serve(questions))?;
+    orders.write_all(b"ready\n")?;
+    let (mut id, mut device) = ([0; 8], [0; 8]);
+    if orders.read_exact(&mut id).and_then(|()| orders.read_exact(&mut device)).is_err() {
+        // There was no mount, and nothing was lost.
+        return Ok(());
+    }
+    let mount = Numbers { id: u64::from_le_bytes(id), device: u64::from_le_bytes(device) };
+    let exit = serve_orders(&mut orders, |order| match order {
+        FLUSH if flush(mount) => UnmountOutcome::Busy,
+        FLUSH => UnmountOutcome::Gone,
+        PROBE => probe(mount),
+        UNMOUNT | DETACH => unmount(mount, order == DETACH),
+        _ => UnmountOutcome::Failed(format!("there is no order {order}")),
+    });
+    match exit {
+        PeerExit::Orderly => remove_point.iter().for_each(Made::remove),
+        PeerExit::Lost => tracing::error!(
+            "{}: the daemon is gone without closing the archive; what was not durable is lost",
+            point.display()
+        ),
+    }
+    Ok(())
+}
+
+/// How the daemon ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PeerExit {
+    Orderly,
+    /// Without a goodbye.
+    Lost,
+}
+
+fn serve_orders(orders: &mut UnixStream, mut execute: impl FnMut(u8) -> UnmountOutcome) -> PeerExit {
+    let mut order = [0];
+    loop {
+        match orders.read(&mut order) {
+            Ok(1) if order[0] == GOODBYE => return PeerExit::Orderly,
+            Ok(1) if order[0] == CONNECT_BUS => {
+                if send_connection(orders, logind::connect()).is_err() {
+                    return PeerExit::Lost;
+                }
+            }
+            Ok(1) if order[0] == FILTER_LISTENER => filter::log_refusals(orders, "daemon"),
+            // The daemon may die before it reads the reply.
+            Ok(1) if send_outcome(orders, &execute(order[0])).is_ok() => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return PeerExit::Lost,
+        }
+    }
+}
+
+/// Sends the connection with a byte, or the byte alone.
+fn send_connection(mut orders: &UnixStream, connection: io::Result<UnixStream>) -> io::Result<()> {
+    match connection {
+        Ok(connection) => mount::send_descriptor(orders, connection.as_fd()),
+        Err(_) => orders.write_all(&[0]),
+    }
+}
+
+fn send_outcome(orders: &mut UnixStream, unmounted: &UnmountOutcome) -> io::Result<()> {
+    let mut line = serde_json::to_vec(unmounted)?;
+    line.push(b'\n');
+    orders.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::makedev;
+
+    use super::*;
+
+    #[test]
+    fn a_mount_is_gone_only_when_the_table_of_mounts_says_so() {
+        let ours = Numbers { id: 7, device: makedev(0, 7) };
+        // Mounts with their ids, parents, devices and mount points.
+        let resolved = |table: &[(u64, u64, u64, &str)]| {
+            let mounted = |&(id, parent, device, at): &(u64, u64, u64, &str)| {
+                mounts::parse(format!("{id} {parent} 0:{device} / {at} rw - {} a.lbx rw", mounts::TYPE).as_bytes())
+                    .unwrap()
+            };
+            find_topmost(Ok(table.iter().map(mounted).collect()), ours).map(|found| found.point)
+        };
+        let root = (1, 0, 1, "/");
+        assert_eq!(resolved(&[root, (7, 1, 7, "/mnt/a")]), Ok("/mnt/a".into()));
+        assert_eq!(resolved(&[root, (7, 1, 7, "/renamed/a")]), Ok("/renamed/a".into()), "wherever it is by now");
+        assert_eq!(
+            resolved(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a")]),
+            Err(UnmountOutcome::Busy),
+            "mounted over"
+        );
+        assert_eq!(
+            resolved(&[root, (7, 1, 7, "/mnt/a"), (9, 7, 9, "/mnt/a/b")]),
+            Ok("/mnt/a".into()),
+            "the kernel says that it is busy"
+        );
+        assert_eq!(resolved(&[root, (9, 1, 7, "/mnt/b")]), Err(UnmountOutcome::Busy), "a bind of it");
+        assert_eq!(resolved(&[root, (7, 1, 9, "/mnt/a")]), Err(UnmountOutcome::Gone), "another one with its number");
+        assert_eq!(resolved(&[root]), Err(UnmountOutcome::Gone));
+        let unread = find_topmost(Err(io::ErrorKind::PermissionDenied.into()), ours);
+        assert!(matches!(unread, Err(UnmountOutcome::Failed(_))), "{unread:?}");
+    }
+
+    /// Returns how the agent sees the daemon's end, and the orders that it received.
+    fn peer_exit(daemon: impl FnOnce(UnixStream)) -> (PeerExit, Vec<u8>) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        daemon(ours);
+        let mut orders_seen = Vec::new();
+        let exit = serve_orders(&mut theirs, |order| {
+            orders_seen.push(order);
+            UnmountOutcome::Busy
+        });
+        (exit, orders_seen)
+    }
+
+    #[test]
+    fn a_killed_daemon_differs_from_an_orderly_exit() {
+        assert_eq!(peer_exit(drop), (PeerExit::Lost, vec![]));
+        let under_way = |mut orders: UnixStream| orders.write_all(&[FLUSH]).unwrap();
+        assert_eq!(peer_exit(under_way), (PeerExit::Lost, vec![FLUSH]), "the answer cannot be sent");
+        let orderly = |orders: UnixStream| {
+            let child = Command::new("true").spawn().unwrap();
+            drop(MountAgent { child, orders: Some(BufReader::new(orders)) });
+        };
+        assert_eq!(peer_exit(orderly), (PeerExit::Orderly, vec![]));
+    }
+
+    #[test]
+    fn a_connection_is_sent_or_reported_missing() {
+        let (daemon, agent) = UnixStream::pair().unwrap();
+        let (mut bus, end) = UnixStream::pair().unwrap();
+        send_connection(&agent, Ok(end)).unwrap();
+        mount::receive_descriptor(&daemon).map(UnixStream::from).unwrap().write_all(b"x").unwrap();
+        bus.read_exact(&mut [0]).unwrap();
+        send_connection(&agent, Err(io::ErrorKind::NotFound.into())).unwrap();
+        assert!(mount::receive_descriptor(&daemon).is_none());
+    }
+}

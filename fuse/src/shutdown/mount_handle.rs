@@ -1,0 +1,337 @@
+//! Handle of the mount: flushes, unmounts, detaches and aborts it.
+//! # Writeback
+//! syncfs(2) needs an open file of the mount, and none can be opened once the mount is detached.
+//! But dropping the cached pages of an inode writes them first, by WRITE requests that the event
+//! loops answer. That blocks, hence a thread ([`KernelWriteback`]), which is abandoned if the
+//! kernel or the loops hang.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockbox_host::mounts::Numbers;
+use lockbox_host::point::Point;
+use nix::mount::MsFlags;
+use parking_lot::Mutex;
+
+use crate::exit::Failure;
+use crate::kernel::{self, ReadAhead};
+use crate::kernel_cache::KernelCache;
+use crate::mount::{self, Mount};
+use crate::mount_agent::{MountAgent, UnmountOutcome};
+
+/// Limit of a flush that has to wait: locking before a sleep must fit into logind's five seconds.
+const FLUSH_TIME: Duration = Duration::from_secs(2);
+
+/// Time for flushed pages to arrive from the kernel.
+pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
+
+/// Polling interval while pages arrive.
+const POLL: Duration = Duration::from_millis(2);
+
+/// Limit for dismissing the agent; every order finishes sooner unless the kernel hangs.
+const DISMISS_TIME: Duration = Duration::from_secs(2);
+
+/// State of the mount and access to its connection. The lock also prevents the periodic flush,
+/// which opens the root briefly, from making the mount look busy.
+pub(crate) struct MountHandle {
+    numbers: Numbers,
+    /// The kernel's file that aborts the connection, opened while no other connection can have its
+    /// number.
+    abort: Option<File>,
+    /// The kernel's file with the number of unanswered requests, opened at the same time.
+    waiting: Option<File>,
+    state: Mutex<MountState>,
+    writeback: KernelWriteback,
+}
+
+/// Result of mounting.
+pub(crate) struct AttachedMount {
+    pub(crate) handle: Arc<MountHandle>,
+    pub(crate) connection: OwnedFd,
+    /// None without the right to change it: the read-ahead of a user's mount stays at 128 KiB.
+    pub(crate) read_ahead: Option<ReadAhead>,
+}
+
+struct MountState {
+    is_mounted: bool,
+    /// None once it was dismissed.
+    agent: Option<MountAgent>,
+}
+
+impl MountHandle {
+    /// Mounts, identifies the mount by the directory opened at its mount point, and opens the
+    /// kernel's files for it.
+    pub(crate) fn attach(
+        mount: &Mount<'_>,
+        mut agent: MountAgent,
+        cache: Arc<KernelCache>,
+    ) -> Result<AttachedMount, Failure> {
+        let lost =
+            |what: String| Failure::mount(format!("the mount at {} cannot be found: {what}", mount.point.display()));
+        let failed = |e: io::Error| lost(e.to_string());
+        // Opened before the mount, which may cover a part of its own path.
+        let above = mount.point.parent().zip(mount.point.file_name());
+        let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
+        let connection = mount.attach()?;
+        let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| open_entry(&above, name));
+        let held = held.map_err(failed)?;
+        let found = match held.mounted_at(mount.point) {
+            Ok(Some(mounted)) => agent
+                .set_mount(mounted.numbers())
+                .map(|()| mounted.numbers())
+                .map_err(|e| format!("the process that unmounts is gone ({e})")),
+            Ok(None) => Err("it is not in the table of mounts".into()),
+            Err(error) => Err(error.to_string()),
+        };
+        let numbers = found.map_err(|what| {
+            let _ = mount::detach(&held, mount.point);
+            lost(what)
+        })?;
+        let device = numbers.device;
+        // Needs root: a user's mount keeps the kernel's limit of dirty pages.
+        if !mount.flags.contains(MsFlags::MS_RDONLY) {
+            let _ = kernel::bound_write_back(device);
+        }
+        let state = Mutex::new(MountState { is_mounted: true, agent: Some(agent) });
+        let (abort, waiting) = (kernel::open_abort(device).ok(), kernel::open_waiting(device).ok());
+        let handle = Arc::new(MountHandle { numbers, abort, waiting, state, writeback: KernelWriteback::new(cache) });
+        Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
+    }
+
+    pub(crate) fn numbers(&self) -> Numbers {
+        self.numbers
+    }
+
+    /// Checks that the mount answers. The agent does this: this process would deadlock while all
+    /// event loops are busy.
+    ///
+    /// # Errors
+    /// Fails if the mount does not answer or the agent is gone.
+    pub(crate) fn probe(&self) -> io::Result<()> {
+        match &mut self.state.lock().agent {
+            Some(agent) => agent.probe(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Opens a new connection to the system bus.
+    ///
+    /// # Errors
+    /// Fails if the bus does not answer.
+    pub(crate) fn connect_bus(&self) -> io::Result<UnixStream> {
+        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.connect_bus()
+    }
+
+    /// Sends the listener of this process's system call filter to the agent.
+    ///
+    /// # Errors
+    /// Fails if the agent is gone.
+    pub(crate) fn send_filter_listener(&self, listener: &OwnedFd) -> io::Result<()> {
+        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.send_filter_listener(listener)
+    }
+
+    /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
+    /// retried by the next flush.
+    ///
+    /// # Errors
+    /// Fails if the agent is gone.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        if !self.flush_by_path()? {
+            // Pages that arrive after the limit are still in flight and not lost.
+            self.writeback.run(FLUSH_TIME);
+        }
+        Ok(())
+    }
+
+    /// Flushes like [`MountHandle::flush`], and returns when the flushed pages have arrived, which
+    /// syncfs(2) does not wait for. The kernel counts a page's request from before it is sent until
+    /// it is answered, so at a count of zero all pages have arrived. The count may never reach zero
+    /// while other programs write, and some kernels do not report it: then the limit [`ARRIVAL`]
+    /// applies, as for the periodic commit. Not to be called from an event loop.
+    ///
+    /// # Errors
+    /// Fails if the agent is gone.
+    pub(crate) fn collect(&self) -> io::Result<()> {
+        self.flush()?;
+        let until = Instant::now() + ARRIVAL;
+        while Instant::now() < until && !self.waiting.as_ref().is_some_and(has_no_requests) {
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Flushes with syncfs(2). Returns false if no path leads to the mount.
+    fn flush_by_path(&self) -> io::Result<bool> {
+        let mut state = self.state.lock();
+        if !state.is_mounted {
+            return Ok(false);
+        }
+        match &mut state.agent {
+            Some(agent) => agent.flush(),
+            None => Ok(false),
+        }
+    }
+
+    /// Dismisses the agent after the archive was closed.
+    pub(crate) fn dismiss(&self) {
+        // A flush before a sleep may hold the lock for ever, and the shutdown must not wait for
+        // that.
+        let Some(mut state) = self.state.try_lock_for(DISMISS_TIME) else { return };
+        state.is_mounted = false;
+        drop(state.agent.take());
+    }
+}
+
+/// Opens the new mount on a directory entry. If that fails, it detaches the mount on that entry and
+/// nothing else.
+fn open_entry(above: &Point, name: &OsStr) -> io::Result<Point> {
+    above.entry(name).inspect_err(|_| {
+        let _ = above.detach_entry(name);
+    })
+}
+
+/// Returns whether the connection has no unanswered request.
+fn has_no_requests(waiting: &File) -> bool {
+    let mut text = [0; 16];
+    waiting.read_at(&mut text, 0).is_ok_and(|length| text[..length].trim_ascii() == b"0")
+}
+
+impl super::MountControl for MountHandle {
+    fn unmount(&self, detach: bool) -> UnmountOutcome {
+        let mut state = self.state.lock();
+        if !state.is_mounted {
+            return UnmountOutcome::Gone;
+        }
+        let unmounted = match &mut state.agent {
+            Some(agent) => agent.unmount(detach),
+            None => UnmountOutcome::Gone,
+        };
+        state.is_mounted = !matches!(unmounted, UnmountOutcome::Gone | UnmountOutcome::Detached);
+        unmounted
+    }
+
+    fn write_back(&self, limit: Duration) -> bool {
+        self.writeback.run(limit)
+    }
+
+    /// # Errors
+    /// Fails if the kernel's abort file could not be opened.
+    fn abort(&self) -> io::Result<()> {
+        self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")
+    }
+}
+
+/// Writeback of one connection's pages.
+pub(crate) struct KernelWriteback {
+    cache: Arc<KernelCache>,
+    /// Closed by an abandoned thread when it ends; until then no second thread is started.
+    stuck: Mutex<Option<Receiver<()>>>,
+}
+
+impl KernelWriteback {
+    pub(crate) fn new(cache: Arc<KernelCache>) -> KernelWriteback {
+        KernelWriteback { cache, stuck: Mutex::default() }
+    }
+
+    /// Returns whether all data written before the call has arrived within `limit`. Not to be
+    /// called from an event loop.
+    pub(crate) fn run(&self, limit: Duration) -> bool {
+        let inodes = self.cache.dirty_inodes();
+        if inodes.is_empty() {
+            return true;
+        }
+        let cache = Arc::clone(&self.cache);
+        self.run_job(limit, move || cache.write_back(&inodes))
+    }
+
+    fn run_job(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
+        let until = Instant::now() + limit;
+        let mut stuck = self.stuck.lock();
+        if let Some(earlier) = stuck.take()
+            && !ends_before(&earlier, until)
+        {
+            *stuck = Some(earlier);
+            return false;
+        }
+        let (end, ended) = mpsc::channel();
+        let started = thread::Builder::new().name("handover".into()).spawn(move || {
+            job();
+            drop(end);
+        });
+        if let Err(error) = started {
+            tracing::error!("no thread for what the kernel caches of open files: {error}");
+            return false;
+        }
+        let over = ends_before(&ended, until);
+        if !over {
+            *stuck = Some(ended);
+        }
+        over
+    }
+}
+
+/// Waits for the channel to be closed; nothing is sent on it.
+fn ends_before(ended: &Receiver<()>, until: Instant) -> bool {
+    let rest = until.saturating_duration_since(Instant::now());
+    ended.recv_timeout(rest) == Err(RecvTimeoutError::Disconnected)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use nix::mount::umount;
+
+    use super::*;
+
+    #[test]
+    fn a_mount_that_cannot_be_opened_is_detached() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let handle = tempfile::tempdir().unwrap();
+        let above = handle.path().canonicalize().unwrap();
+        let entry = above.join("entry");
+        std::fs::write(&entry, b"").unwrap();
+        // A mount is opened as a directory, which a file is not.
+        nix::mount::mount(Some(&entry), &entry, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        let opened = open_entry(&Point::of(&above).unwrap(), "entry".as_ref());
+        let left = umount(&entry);
+        assert!(opened.is_err());
+        assert_eq!(left, Err(nix::errno::Errno::EINVAL), "it is no mount point any more");
+    }
+
+    #[test]
+    fn without_a_writer_nothing_is_waited_for() {
+        assert!(KernelWriteback::new(Arc::default()).run(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_stuck_kernel_blocks_no_caller_and_gets_no_second_thread() {
+        let writeback = KernelWriteback::new(Arc::default());
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counts = || {
+            let runs = Arc::clone(&runs);
+            move || {
+                runs.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let (go_on, stuck) = mpsc::channel::<()>();
+        let waits = move || {
+            let _ = stuck.recv();
+        };
+        assert!(!writeback.run_job(Duration::from_millis(1), waits));
+        assert!(!writeback.run_job(Duration::from_millis(1), counts()), "the first is still at it");
+        drop(go_on);
+        assert!(writeback.run_job(Duration::from_secs(60), counts()));
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+    }
+}
