@@ -1,9 +1,9 @@
 //! `lockbox share ls`: lists the shares that this user made.
-use lockbox_share_client::book::Entry;
+use lockbox_share_client::history::Entry;
 use lockbox_share_client::http::Server;
 use lockbox_share_client::protocol::handle::Handle;
 use lockbox_share_client::protocol::message::Info;
-use lockbox_share_client::sharing;
+use lockbox_share_client::shares;
 
 use super::serving::{self, ServerArgs};
 use super::shown;
@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let handles: Vec<Handle> =
             entries.iter().filter(|entry| entry.server() == server).map(|entry| entry.handle).collect();
         let client = serving::client(&mut book, server.clone(), args.server.is_named())?;
-        match sharing::infos(&client, &owner, &handles) {
+        match shares::infos(&client, &owner, &handles) {
             Ok(found) => infos.extend(found.into_iter().flatten().map(|info| (info.handle, server.clone(), info))),
             // The other servers' shares are shown nevertheless.
             Err(error) => {

@@ -11,9 +11,9 @@ use lockbox::archive::Archive;
 use lockbox::exchange;
 use lockbox_share_client::http::Client;
 use lockbox_share_client::link::Link;
+use lockbox_share_client::protocol::link_scope::Reach;
 use lockbox_share_client::protocol::message::MAX_CLAIMS;
-use lockbox_share_client::protocol::reach::Reach;
-use lockbox_share_client::sharing::{self, Shared, Terms};
+use lockbox_share_client::shares::{self, Shared, Terms};
 use lockbox_share_client::source::{FileSource, Source};
 use lockbox_terminal::quantity::Span;
 use qrcode::QrCode;
@@ -170,7 +170,7 @@ fn share(args: &Args, client: &Client, source: &mut dyn Source, interrupt: &Inte
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();
     let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;
-    let shared = sharing::share(client, &owner, source, terms, &|done| {
+    let shared = shares::share(client, &owner, source, terms, &|done| {
         // Of what has no known end the last piece may always be the one that went.
         whole.store(size.is_none_or(|size| done >= size), Relaxed);
         bar.bytes("shared", done, size);

@@ -1,7 +1,7 @@
 //! How a share is shown: words for people, values for programs.
 use std::time::SystemTime;
 
-use lockbox_share_client::book::Entry;
+use lockbox_share_client::history::Entry;
 use lockbox_share_client::protocol::message::{ClaimState, Info, State};
 use serde_json::{Value, json};
 

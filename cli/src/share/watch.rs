@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockbox_share_client::Error;
 use lockbox_share_client::protocol::message::{ClaimState, Info, State};
-use lockbox_share_client::sharing;
+use lockbox_share_client::shares;
 use serde_json::json;
 
 use super::{serving, shown};
@@ -28,7 +28,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (entry, client, owner) = serving::remembered(&args.id)?;
-    let mut info = sharing::info(&client, &owner, entry.handle).map_err(|error| serving::failure(&error))?;
+    let mut info = shares::info(&client, &owner, entry.handle).map_err(|error| serving::failure(&error))?;
     let mut told = 0;
     let mut out_of_reach = false;
     loop {
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         let version = (info.version, info.state);
         while (info.version, info.state) == version {
-            match sharing::watch(&client, &owner, &info, WAIT) {
+            match shares::watch(&client, &owner, &info, WAIT) {
                 Ok(newer) => {
                     info = newer;
                     out_of_reach = false;

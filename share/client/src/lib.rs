@@ -3,9 +3,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod book;
 mod download;
 pub mod error;
+pub mod history;
 pub mod http;
 pub mod link;
 pub mod meta;
@@ -15,7 +15,7 @@ mod partial;
 pub mod receive;
 pub mod seal;
 pub mod secret;
-pub mod sharing;
+pub mod shares;
 pub mod source;
 mod state;
 

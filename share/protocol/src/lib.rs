@@ -6,7 +6,7 @@ pub mod age;
 pub mod api;
 pub mod capsule;
 pub mod handle;
+pub mod link_scope;
 pub mod message;
-pub mod reach;
 mod text;
 pub mod token;

@@ -9,7 +9,7 @@ use lockbox_share_client::http::{Client, Server};
 use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::token::OwnerToken;
 use lockbox_share_client::receive::{self, Target};
-use lockbox_share_client::sharing::{self, Terms};
+use lockbox_share_client::shares::{self, Terms};
 use lockbox_share_client::source::FileSource;
 use tempfile::TempDir;
 
@@ -72,7 +72,7 @@ fn share(base: &str) -> Result<(), Error> {
     std::fs::write(&path, "x").unwrap();
     let terms = Terms { expires_in: None, max_claims: 1 };
     let client = Client::new(Server::parse(base).unwrap());
-    sharing::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path, None).unwrap(), terms, &|_| {})
+    shares::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path, None).unwrap(), terms, &|_| {})
         .map(drop)
 }
 

@@ -23,7 +23,7 @@ use lockbox_share_client::protocol::token::OwnerToken;
 use lockbox_share_client::receive::{self, Options, Receipt, Target};
 use lockbox_share_client::seal;
 use lockbox_share_client::secret::Secret;
-use lockbox_share_client::sharing::{self, Terms};
+use lockbox_share_client::shares::{self, Terms};
 use lockbox_share_client::source::{FileSource, Source};
 use tempfile::TempDir;
 use tracing::field::{Field, Visit};
@@ -79,7 +79,7 @@ impl Place {
     fn share_source(&self, source: &mut dyn Source) -> Result<Link, Error> {
         let terms = Terms { expires_in: None, max_claims: 1 };
         let owner = OwnerToken::new([5; 32]);
-        sharing::share(&self.daemon.client(), &owner, source, terms, &|_| {}).map(|shared| shared.link)
+        shares::share(&self.daemon.client(), &owner, source, terms, &|_| {}).map(|shared| shared.link)
     }
 
     fn receive_as(&self, link: &Link, resume: bool, ciphertext: bool) -> Result<Receipt, Error> {

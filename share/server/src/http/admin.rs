@@ -13,11 +13,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use lockbox_share_protocol::message::ErrorCode;
 use tokio::net::TcpListener;
 
+use super::admission::{Guest, Seats};
 use super::daemon::Daemon;
 use super::guard::Guarded;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::seats::{Guest, Seats};
 use crate::limiter::Client;
 
 /// Connections at a time; a scraper needs one.

@@ -9,9 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::daemon::{Daemon, see_through};
-use super::message::{self, MANY};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
+use super::request::{self, MANY};
 use crate::limiter::Client;
 
 /// Serves a batch: `begin` starts the change of one item, `end` waits for it. What was begun ends also without the client, and holds its
@@ -33,7 +33,7 @@ where
         .batches
         .take(client)
         .ok_or_else(|| Refusal::unavailable("too many batches are under way at this time"))?;
-    let batch: Batch<T> = message::json(request, MANY, daemon.settings.body_timeout).await?;
+    let batch: Batch<T> = request::json(request, MANY, daemon.settings.body_timeout).await?;
     let count = batch.items.len();
     if count == 0 {
         return Err(Refusal::malformed("the batch is empty"));

@@ -12,16 +12,16 @@ use lockbox_share_protocol::token::ClaimId;
 
 use super::batch;
 use super::daemon::Daemon;
-use super::message::{self, ONE};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
+use super::request::{self, ONE};
 use crate::limiter::Client;
 use crate::store::{self, Pending, StoreError};
 
 /// `POST /v1/look`. Whoever guesses is as limited as with claims, and learns as much.
 pub(super) async fn look(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 1)?;
-    let look: Look = message::json(request, ONE, daemon.settings.body_timeout).await?;
+    let look: Look = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
     Ok(reply::json(StatusCode::OK, &Looked { expires_at: expires.0 / 1000 }))
 }
@@ -29,7 +29,7 @@ pub(super) async fn look(daemon: &Daemon, client: Client, request: Request<Incom
 /// `POST /v1/claim`
 pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 1)?;
-    let claim: Claim = message::json(request, ONE, daemon.settings.body_timeout).await?;
+    let claim: Claim = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let handle = claim.handle;
     let pending = begin(daemon, &claim);
     let claimed = finish(daemon, client, handle, pending).await?;

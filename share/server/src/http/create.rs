@@ -15,21 +15,21 @@ use lockbox_share_protocol::message::{Create, Created, ErrorCode, MAX_CLAIMS};
 use lockbox_share_protocol::token::{OwnerToken, UploadToken, Verifier};
 
 use super::batch;
+use super::client_addr::{self, Peer};
 use super::daemon::{Creators, Daemon, see_through};
-use super::message::{self, ONE};
-use super::origin::{self, Peer};
+use super::pending_uploads::Taken;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::waiting::Taken;
+use super::request::{self, ONE};
 use crate::limiter::Client;
 use crate::store::{self, NewShare, Pending, StoreError};
 
 /// The owner's token, from somebody who may make shares.
 pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
-    let owner: OwnerToken = message::bearer(headers)?;
+    let owner: OwnerToken = request::bearer(headers)?;
     let refusal = match daemon.settings.creators {
         Creators::Everybody => None,
-        Creators::ThisMachine => (!origin::is_of_this_machine(peer, headers))
+        Creators::ThisMachine => (!client_addr::is_of_this_machine(peer, headers))
             .then_some("only programs on the server's own machine may make shares here (--creators local)"),
         Creators::UnixSocket => {
             (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
@@ -54,7 +54,7 @@ enum Begun {
 /// `POST /v1/shares`
 pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let create: Create = message::json(request, ONE, daemon.settings.body_timeout).await?;
+    let create: Create = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let maker = daemon.clone();
     let created = see_through(async move { end(&maker, begin(&maker, owner, create)).await }).await?;
     let mut reply = reply::json(StatusCode::CREATED, &created);

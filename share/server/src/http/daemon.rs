@@ -9,16 +9,16 @@ use lockbox_share_protocol::api::DEFAULT_PORT;
 use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
 use tokio::sync::Semaphore;
 
-use super::changes::Changes;
+use super::admission::{Seat, Seats};
+use super::client_addr::{self, Network, Peer};
 use super::leases::Leases;
-use super::origin::{self, Network, Peer};
+use super::notify::Changes;
+use super::pending_uploads::Waiting;
 use super::permits::Permits;
 use super::refusal::Refusal;
-use super::seats::{Seat, Seats};
-use super::waiting::Waiting;
 use crate::limiter::{Client, Limiter, Rates};
 use crate::metrics::{Gauges, Metrics};
-use crate::store::clock::{Clock, SystemClock};
+use crate::store::env::{Clock, SystemClock};
 use crate::store::spool::Spool;
 use crate::store::{ShareStore, StoreError};
 
@@ -207,7 +207,7 @@ impl Daemon {
     /// A place for a connection, when there is one.
     pub(super) fn seat(&self, peer: Peer) -> Option<Arc<Seat>> {
         let seats = if peer == Peer::Local { &self.local } else { &self.network };
-        seats.take(origin::guest(peer, &self.settings.trusted_proxies))
+        seats.take(client_addr::guest(peer, &self.settings.trusted_proxies))
     }
 
     /// Ends connections that take too long for a head, when places are scarce. To be called every second.

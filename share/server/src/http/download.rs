@@ -12,10 +12,10 @@ use lockbox_share_protocol::token::LeaseToken;
 
 use super::daemon::Daemon;
 use super::file::FileBody;
-use super::message;
 use super::range::{self, Answer, Wanted};
 use super::refusal::Refusal;
 use super::reply::{self, Reply, ReplyBody};
+use super::request;
 use super::transfer::Transfer;
 use crate::limiter::Client;
 use crate::store::Finish;
@@ -28,7 +28,7 @@ pub(super) async fn download(
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     daemon.limiter.admit(client, 1)?;
-    let token: LeaseToken = message::bearer(request.headers())?;
+    let token: LeaseToken = request::bearer(request.headers())?;
     // HEAD, 304 and 416 tell of a lease and leave it as it is (Store rule 12).
     let lease = daemon.store.lease(handle, &token).await.map_err(|error| daemon.refused(client, error))?;
     // Many parts make one download: the holder of the lease is not slowed down.
@@ -37,9 +37,9 @@ pub(super) async fn download(
     let tag = range::entity_tag(&lease.payload.digest);
     let headers = request.headers();
     let wanted = Wanted {
-        range: message::only(headers, header::RANGE)?,
-        if_range: message::only(headers, header::IF_RANGE)?,
-        if_none_match: message::only(headers, header::IF_NONE_MATCH)?,
+        range: request::only(headers, header::RANGE)?,
+        if_range: request::only(headers, header::IF_RANGE)?,
+        if_none_match: request::only(headers, header::IF_NONE_MATCH)?,
     };
     let (status, first, end) = match range::decide(&wanted, length, &tag) {
         Answer::Whole => (StatusCode::OK, 0, length),
@@ -80,7 +80,7 @@ pub(super) async fn complete(
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let token: LeaseToken = message::bearer(request.headers())?;
+    let token: LeaseToken = request::bearer(request.headers())?;
     let finished = daemon.store.finish(handle, &token, Finish::Now).await;
     let complete = finished.map_err(|error| daemon.refused(client, error))?;
     // Not what was counted when its last byte went out, and nothing of which no byte did.

@@ -21,12 +21,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
-use super::origin::Peer;
+use super::client_addr::Peer;
 use super::range::{Answer, Wanted, decide};
 use super::worker::Connection;
-use super::{Daemon, Network, Settings, message, origin};
+use super::{Daemon, Network, Settings, client_addr, request};
 use crate::limiter::Rates;
-use crate::store::clock::SystemClock;
+use crate::store::env::SystemClock;
 use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{NewShare, Periods, ShareStore};
@@ -189,11 +189,11 @@ pub fn request(data: &[u8]) {
         headers.insert("authorization", value);
     }
     let trusted: [Network; 1] = ["192.0.2.0/24".parse().expect("a network")];
-    let peer = origin::Peer::Address(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
-    let _ = origin::client(peer, &headers, &trusted);
-    let _ = message::bearer::<LeaseToken>(&headers);
+    let peer = client_addr::Peer::Address(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+    let _ = client_addr::client(peer, &headers, &trusted);
+    let _ = request::bearer::<LeaseToken>(&headers);
     if let Ok(text) = std::str::from_utf8(data) {
-        let _ = message::parameters(Some(text), ["version", "state", "wait"]);
+        let _ = request::parameters(Some(text), ["version", "state", "wait"]);
         if let Some((which, handle)) = OfShare::parse(text) {
             assert_eq!(which.path(handle).to_string(), text);
         }

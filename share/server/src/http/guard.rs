@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use super::seats::Seat;
+use super::admission::Seat;
 
 /// A client that takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
 /// a download's place for ever.

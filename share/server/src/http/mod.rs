@@ -5,10 +5,14 @@
 //! Handlers decide nothing about shares: the store does. What all of them share is the `daemon`.
 
 pub mod admin;
+mod admission;
 mod batch;
-mod changes;
 mod claim;
+mod client_addr;
+#[cfg(test)]
+mod client_disconnect;
 mod create;
+mod csrf;
 mod daemon;
 mod download;
 mod file;
@@ -17,25 +21,21 @@ pub mod fuzzing;
 mod guard;
 mod leases;
 pub mod listen;
-#[cfg(test)]
-mod lost;
-mod message;
-mod origin;
-mod owners;
+mod notify;
 mod page;
+mod pending_uploads;
 mod permits;
 mod range;
 mod refusal;
 mod reply;
+mod request;
 mod route;
-pub mod running;
-mod seats;
-mod site;
+pub mod server;
+mod share_handlers;
 pub mod tls;
 mod transfer;
 mod upload;
-mod waiting;
 mod worker;
 
+pub use client_addr::{Network, is_loopback_authority};
 pub use daemon::{Creators, Daemon, LINGERING, LOCAL_CONNECTIONS, Settings};
-pub use origin::{Network, is_loopback_authority};

@@ -11,9 +11,9 @@ use hyper::{Response, StatusCode};
 use lockbox_share_protocol::message::ErrorCode;
 use serde::Serialize;
 
+use super::admission::UnderWay;
 use super::file::FileBody;
 use super::refusal::Refusal;
-use super::seats::UnderWay;
 
 /// The body of an answer, until whose end the request is under way.
 #[derive(Default)]

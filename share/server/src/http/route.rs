@@ -10,12 +10,12 @@ use lockbox_share_protocol::api::{self, OfShare};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 
+use super::client_addr::{self, Peer};
 use super::daemon::Daemon;
-use super::origin::{self, Peer};
-use super::owners::{self, Action};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::{claim, create, download, page, site, upload};
+use super::share_handlers::{self, Action};
+use super::{claim, create, csrf, download, page, upload};
 use crate::metrics::Route;
 
 /// What a path names.
@@ -99,12 +99,12 @@ impl Target {
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
     let target = Target::of(request.uri().path());
-    let checked = site::check(&request, &daemon.settings.public_url)
+    let checked = csrf::check(&request, &daemon.settings.public_url)
         .and_then(|()| target.ok_or_else(|| Refusal::new(ErrorCode::NotFound, "there is no such path")));
     let result = match checked {
         Ok(target) => serve(daemon, peer, target, request).await,
         Err(refusal) => {
-            let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
+            let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
             daemon.limiter.admit(client, 1).map_err(Refusal::from).and(Err(refusal))
         }
     };
@@ -119,7 +119,7 @@ pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
 }
 
 async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
+    let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
     let method = request.method();
     if method == Method::OPTIONS {
         daemon.limiter.admit(client, 1)?;
@@ -150,7 +150,7 @@ async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Reques
         Target::BatchInfo => Action::Info.many(daemon, client, request).await,
         Target::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
         Target::OfShare(OfShare::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Watch, handle) => owners::watch(daemon, client, handle, &request).await,
+        Target::OfShare(OfShare::Watch, handle) => share_handlers::watch(daemon, client, handle, &request).await,
         Target::OfShare(OfShare::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,
         Target::OfShare(OfShare::Rearm, handle) => Action::Rearm.one(daemon, client, handle, &request).await,
         Target::OfShare(OfShare::Complete, handle) => download::complete(daemon, client, handle, &request).await,

@@ -13,12 +13,12 @@ use lockbox_share_protocol::message::{ErrorCode, Uploaded};
 use lockbox_share_protocol::token::UploadToken;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+use super::client_addr::Peer;
 use super::daemon::Daemon;
-use super::origin::Peer;
+use super::pending_uploads::Arrived;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::waiting::Arrived;
-use super::{create, message};
+use super::{create, request};
 use crate::limiter::Client;
 use crate::store::StoreError;
 use crate::store::spool::{Deposit, Spool};
@@ -36,7 +36,7 @@ pub(super) async fn upload(
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = create::creator(daemon, peer, request.headers())?;
-    message::expect_type(request.headers(), "application/octet-stream")?;
+    request::expect_type(request.headers(), "application/octet-stream")?;
     let most = daemon.settings.max_ciphertext;
     if request.body().size_hint().lower() > most {
         return Err(too_large());
@@ -88,7 +88,7 @@ async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most:
     let not_sealed = || Refusal::new(ErrorCode::NotSealed, "the upload is no age v1 file");
     let mut start: Option<Vec<u8>> = Some(Vec::new());
     let mut received = 0u64;
-    while let Some(bytes) = message::part(&mut body, daemon.settings.body_timeout).await? {
+    while let Some(bytes) = request::part(&mut body, daemon.settings.body_timeout).await? {
         received += bytes.len() as u64;
         daemon.metrics.received_bytes.fetch_add(bytes.len() as u64, Relaxed);
         if received > most {

@@ -22,12 +22,12 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use super::admission::Seat;
+use super::client_addr::Peer;
 use super::daemon::Daemon;
 use super::guard::Guarded;
-use super::origin::Peer;
 use super::refusal::Refusal;
 use super::route;
-use super::seats::Seat;
 
 /// What is read and written at a time on a connection, and the most that the head of a request may have.
 const BUFFER: usize = 8 * 1024;

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::group::Syncable;
+use super::barrier_group::Syncable;
 
 /// A flat directory of files. What was written is durable after the file's `sync`, names after the directory's.
 pub(crate) trait Disk: Send + Sync {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Verifier};
 
-use super::clock::Time;
+use super::env::Time;
 use super::manual_clock::ManualClock;
 use super::record::{Content, FIXED, Position, encode, seal};
 use super::segments::fuzzing::head;

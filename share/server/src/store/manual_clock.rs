@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::clock::Clock;
+use super::env::Clock;
 use super::error::WallTime;
 
 pub(crate) struct ManualClock {

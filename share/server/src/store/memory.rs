@@ -8,8 +8,8 @@ use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
 use parking_lot::Mutex;
 
-use super::clock::{Clock, StoreClock};
 use super::contract::{Created, Figures, NewShare, Periods, Upkeep};
+use super::env::{Clock, StoreClock};
 use super::error::{Result, StoreError};
 use super::pending::Pending;
 use super::random::random;

@@ -51,24 +51,24 @@
 //! 5. A start reads all segments and makes the index anew. What is torn is passed over; records behind it still count, because they can only
 //!    tell of more that was used.
 
-mod cell;
-pub mod clock;
+mod barrier_group;
+mod claim_slots;
 #[cfg(test)]
 pub(crate) mod conformance;
 mod contract;
 mod disk;
+pub mod env;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod group;
+#[cfg(all(test, feature = "model"))]
+mod loom_sync;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod manual_clock;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod memory;
 #[cfg(all(test, feature = "model"))]
 mod model;
-#[cfg(all(test, feature = "model"))]
-mod modelled;
 mod pending;
 mod random;
 mod record;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::clock::StoreClock;
+use super::barrier_group::{Group, Syncable, Ticket};
 use super::conformance::{auth, id, large, small};
-use super::group::{Group, Syncable, Ticket};
+use super::env::StoreClock;
+use super::loom_sync::Mutex;
 use super::manual_clock::ManualClock;
-use super::modelled::Mutex;
 use super::share::{Rules, Share};
 use super::{NewShare, Periods, Result, StoreError};
 

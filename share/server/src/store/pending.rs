@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
+use super::barrier_group::Ticket;
 use super::error::{Result, StoreError};
-use super::group::Ticket;
 
 /// Await it on any runtime, or [`Pending::wait`] for it without one. The change was made when the call returned; dropping this
 /// neither undoes nor hastens it.

@@ -25,9 +25,9 @@ use lockbox_share_protocol::message::MAX_CLAIMS;
 use lockbox_share_protocol::token::{Digest, Verifier};
 use siphasher::sip::SipHasher13;
 
-use super::cell::{Cell, Ended, Running, Slot};
-use super::clock::Time;
+use super::claim_slots::{Cell, Ended, Running, Slot};
 use super::contract::SpoolEntry;
+use super::env::Time;
 use super::share::{Key, Share};
 
 /// Bytes before the payload and the slots.

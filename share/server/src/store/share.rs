@@ -9,9 +9,9 @@ use lockbox_share_protocol::message::{ClaimState, State};
 use lockbox_share_protocol::token::{ClaimId, LeaseToken, Verifier};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use super::cell::{Cell, Ended, Running, Slot};
-use super::clock::{StoreClock, Time};
+use super::claim_slots::{Cell, Ended, Running, Slot};
 use super::contract::{ClaimEvent, Claimed, Created, Finish, Info, Lease, NewShare, Periods, SpoolEntry};
+use super::env::{StoreClock, Time};
 use super::error::{Result, StoreError, WallTime};
 
 /// However often its holder asks again, a lease is renewed until here after its claim.

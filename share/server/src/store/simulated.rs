@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::barrier_group::Syncable;
 use super::disk::{Disk, DiskFile};
-use super::group::Syncable;
 
 #[derive(Clone, Default)]
 struct Node {

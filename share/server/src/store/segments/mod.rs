@@ -5,7 +5,7 @@
 
 #[cfg(test)]
 mod crash;
-mod files;
+mod meta_files;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing {
     //! The head of a file that somebody made up.
@@ -17,14 +17,14 @@ pub(crate) mod fuzzing {
         Head { nonce, minute, class, shard }.encode().to_vec()
     }
 }
+mod engine;
 mod index;
-mod inner;
-mod open;
 mod replay;
 mod scan;
 mod shard;
+mod store;
 mod sweep;
 #[cfg(test)]
 mod tests;
 
-pub use open::{SegmentStore, Settings};
+pub use store::{SegmentStore, Settings};

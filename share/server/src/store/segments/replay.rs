@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::Ordering;
 
+use super::engine::Inner;
 use super::index::Location;
-use super::inner::Inner;
 use super::scan::{HEAD, Head, Scanner};
 use super::shard::{Shard, name};
 use crate::store::record::Record;

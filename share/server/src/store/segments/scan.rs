@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::store::clock::Time;
 use crate::store::disk::DiskFile;
+use crate::store::env::Time;
 use crate::store::record::{FIXED, MAX_RECORD, Position, Record, length, parse, sound};
 
 /// Bytes of the head of a segment file.

@@ -7,13 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::files;
 use super::index::{Index, Location};
+use super::meta_files;
 use super::scan::{Class, HEAD, Head};
-use crate::store::clock::Time;
+use crate::store::barrier_group::{Group, Syncable};
 use crate::store::disk::{Disk, DiskFile};
+use crate::store::env::Time;
 use crate::store::error::{Result, StoreError, is_full};
-use crate::store::group::{Group, Syncable};
 use crate::store::random::random;
 use crate::store::record::{Content, FIXED, MAX_RECORD, Position, decode, encode, length};
 use crate::store::share::{Key, Share};
@@ -230,7 +230,7 @@ impl Shard {
             return self.change_elsewhere(found, before);
         }
         let location = match self.append(home, &found.key, &found.share, content) {
-            Err(error) if is_full(&error) && files::give_up_reserve(&*self.shared.disk) => {
+            Err(error) if is_full(&error) && meta_files::give_up_reserve(&*self.shared.disk) => {
                 self.append(home, &found.key, &found.share, content)
             }
             other => other,
@@ -278,7 +278,7 @@ impl Shard {
             Err(error) if is_full(&error) => {}
             other => return other.map(Some),
         }
-        files::give_up_reserve(&*self.shared.disk);
+        meta_files::give_up_reserve(&*self.shared.disk);
         match self.try_put_audit(key, share, until) {
             Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),

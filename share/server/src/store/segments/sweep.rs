@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use lockbox_share_protocol::message::State;
 
-use super::files;
+use super::engine::Inner;
 use super::index::Location;
-use super::inner::Inner;
+use super::meta_files;
 use super::scan::{Class, HEAD, Scanner};
 use super::shard::{Shard, name};
-use crate::store::clock::Time;
+use crate::store::env::Time;
 use crate::store::error::Result;
 use crate::store::share::Share;
 
@@ -61,7 +61,7 @@ impl Inner {
             // Before the next unlink this one is durable: an older file must not come back after a newer one went.
             note(self.shared.names.sync().map_err(Into::into));
         }
-        files::restore_reserve(&*self.shared.disk);
+        meta_files::restore_reserve(&*self.shared.disk);
         outcome
     }
 

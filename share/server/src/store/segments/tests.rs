@@ -396,7 +396,7 @@ fn expired_content_goes_from_a_full_disk_as_well() {
     for number in 0..50 {
         store.create(handle(number), small(number)).wait().unwrap();
     }
-    rig.disk.remove(files::RESERVE).unwrap();
+    rig.disk.remove(meta_files::RESERVE).unwrap();
     rig.disk.set_room(Some(0));
     rig.clock.pass(MINUTE * 17);
     store.sweep().unwrap();

@@ -4,12 +4,12 @@
 //! version first (Store rule 1); a request that comes second decides again. Requests that wait together share their round trips. Time is the
 //! daemons' own, so their machines must agree on it; a failover of the server may lose what its replica did not have yet.
 
-mod exchange;
 mod job;
-mod open;
 mod payloads;
+mod pipeline;
 mod server;
+mod store;
 #[cfg(test)]
 mod tests;
 
-pub use open::{ValkeySettings, ValkeyStore};
+pub use store::{ValkeySettings, ValkeyStore};

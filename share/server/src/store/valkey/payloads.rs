@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::exchange::Inner;
+use super::pipeline::Inner;
 use super::server::{SECRET, open, payload_name, unavailable};
 use crate::store::error::{Result, StoreError};
 use crate::store::spool::Spool;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox_share::http::listen::{self, UnixSocket};
-use lockbox_share::http::running::{self, Open, Running};
+use lockbox_share::http::server::{self, Open, Running};
 use lockbox_share::http::{Creators, Daemon, tls};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
-use lockbox_share_protocol::reach::Reach;
+use lockbox_share_protocol::link_scope::Reach;
 
 use super::host::{connections_that_fit, notify, processors, raise_descriptors, runtime_directory};
 use super::options::{Serve, settings};
@@ -113,7 +113,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
-    Ok((running::start(daemon, Open { tcp, unix, proxies, admin }, workers)?, creators))
+    Ok((server::start(daemon, Open { tcp, unix, proxies, admin }, workers)?, creators))
 }
 
 /// Returns the number of a user, given by name or number.

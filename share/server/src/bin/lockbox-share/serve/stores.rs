@@ -3,7 +3,7 @@
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
-use lockbox_share::store::clock::SystemClock;
+use lockbox_share::store::env::SystemClock;
 use lockbox_share::store::segments::{self, SegmentStore};
 use lockbox_share::store::spool::Spool;
 use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};

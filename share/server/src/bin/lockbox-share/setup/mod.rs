@@ -8,7 +8,7 @@ mod writing;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use lockbox_share_protocol::reach::Reach;
+use lockbox_share_protocol::link_scope::Reach;
 
 use self::asking::Asks;
 use self::files::{Plan, Tls};

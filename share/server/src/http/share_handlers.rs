@@ -14,7 +14,7 @@ use lockbox_share_protocol::token::OwnerToken;
 use super::daemon::{Daemon, see_through};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::{batch, message};
+use super::{batch, request};
 use crate::limiter::Client;
 use crate::store::{self, Pending};
 
@@ -67,7 +67,7 @@ impl Action {
         handle: Handle,
         request: &Request<Incoming>,
     ) -> Result<Reply, Refusal> {
-        let owner = message::bearer(request.headers())?;
+        let owner = request::bearer(request.headers())?;
         let pending = self.begin(daemon, handle, &owner);
         let end = self.end(daemon.clone(), client, handle, pending);
         // A question changes nothing that would have to be noted.
@@ -82,7 +82,7 @@ impl Action {
         client: Client,
         request: Request<Incoming>,
     ) -> Result<Reply, Refusal> {
-        let owner = message::bearer(request.headers())?;
+        let owner = request::bearer(request.headers())?;
         let (beginning, ending) = (daemon.clone(), daemon.clone());
         let begin = move |handle| (handle, self.begin(&beginning, handle, &owner));
         let end = move |(handle, pending)| self.end(ending.clone(), client, handle, pending);
@@ -97,8 +97,8 @@ pub(super) async fn watch(
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
-    let owner: OwnerToken = message::bearer(request.headers())?;
-    let [version, state, wait] = message::parameters(request.uri().query(), ["version", "state", "wait"])?;
+    let owner: OwnerToken = request::bearer(request.headers())?;
+    let [version, state, wait] = request::parameters(request.uri().query(), ["version", "state", "wait"])?;
     let number = |text: &str| text.parse::<u64>().map_err(|_| Refusal::malformed("a parameter is no number"));
     let version = version.map(number).transpose()?;
     let wait = wait.map(number).transpose()?.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT);

@@ -6,7 +6,7 @@ use lockbox_share_protocol::message::MAX_CLAIMS;
 use lockbox_share_protocol::token::{ClaimId, LeaseToken};
 use subtle::ConstantTimeEq;
 
-use super::clock::Time;
+use super::env::Time;
 
 /// A lease token as it is kept. Zero stands for none.
 pub(crate) type Token = [u8; LeaseToken::LENGTH];

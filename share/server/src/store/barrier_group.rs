@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::error::{Result, StoreError};
 #[cfg(all(test, feature = "model"))]
-use super::modelled::{Condvar, Mutex};
+use super::loom_sync::{Condvar, Mutex};
 
 /// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {

@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::store::clock::{Clock, StoreClock};
+use crate::store::barrier_group::Syncable;
 use crate::store::disk::{Disk, DiskFile};
+use crate::store::env::{Clock, StoreClock};
 use crate::store::error::{Result, StoreError};
-use crate::store::group::Syncable;
 use crate::store::random::random;
 use crate::store::record::{Content, Position, encode, head_checksum};
 use crate::store::share::{Key, Share};

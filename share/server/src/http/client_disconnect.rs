@@ -16,10 +16,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
-use super::origin::Peer;
+use super::client_addr::Peer;
 use super::worker::Connection;
 use super::{Daemon, Settings};
-use crate::store::clock::SystemClock;
+use crate::store::env::SystemClock;
 use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{

@@ -12,11 +12,11 @@ use lockbox_share_protocol::handle::Handle;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::files;
-use super::inner::Inner;
-use crate::store::clock::{Clock, SystemClock};
+use super::engine::Inner;
+use super::meta_files;
 use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
 use crate::store::disk::{Directory, Disk};
+use crate::store::env::{Clock, SystemClock};
 use crate::store::error::{Result, StoreError};
 use crate::store::pending::Pending;
 use crate::store::requests::{Answer, Keeper};
@@ -91,12 +91,12 @@ impl SegmentStore {
     }
 
     pub(crate) fn open_on(disk: Arc<dyn Disk>, spool: Option<Arc<Spool>>, settings: &Settings) -> Result<SegmentStore> {
-        let clock = files::resume_clock(&*disk, &settings.clock);
+        let clock = meta_files::resume_clock(&*disk, &settings.clock);
         let rules = Rules { clock, periods: settings.periods };
         let inner = Arc::new(Inner::new(disk, spool, settings.cache, settings.durability, rules)?);
         inner.replay()?;
         inner.save_clock()?;
-        files::restore_reserve(&*inner.shared.disk);
+        meta_files::restore_reserve(&*inner.shared.disk);
         // What was replayed may be in the host's cache alone, and clients hear of it from now on.
         inner.sync_replayed()?;
         let threads = start(&inner, settings)?;

@@ -10,11 +10,11 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;
 
-use super::exchange::Inner;
 use super::job::{Decide, Request};
+use super::pipeline::Inner;
 use super::server::{Promise, open, promise, share_name, shared_secret, unavailable};
-use crate::store::clock::{Clock, StoreClock};
 use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
+use crate::store::env::{Clock, StoreClock};
 use crate::store::error::{Result, StoreError};
 use crate::store::pending::Pending;
 use crate::store::random::random;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use hyper::HeaderMap;
 use hyper::header;
 
-use super::seats::Guest;
+use super::admission::Guest;
 use crate::limiter::Client;
 
 /// The other end of a connection.

@@ -9,8 +9,8 @@ use hyper::http::uri::Authority;
 use hyper::{HeaderMap, Method, Request, Version};
 use lockbox_share_protocol::message::ErrorCode;
 
-use super::message::only;
 use super::refusal::Refusal;
+use super::request::only;
 
 /// `public_url` begins the links: the page may have been loaded by that name when a proxy changed `Host`.
 pub(super) fn check<B>(request: &Request<B>, public_url: &str) -> Result<(), Refusal> {

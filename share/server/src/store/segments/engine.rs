@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicU32;
 use lockbox_share_protocol::handle::Handle;
 use parking_lot::{Condvar, Mutex};
 
-use super::files;
+use super::meta_files;
 use super::shard::{Shard, Shared, Stored};
-use crate::store::cell::Slot;
-use crate::store::clock::Time;
+use crate::store::barrier_group::Group;
+use crate::store::claim_slots::Slot;
 use crate::store::contract::{Created, Durability, NewShare};
 use crate::store::disk::{Disk, DiskFile};
+use crate::store::env::Time;
 use crate::store::error::{Result, StoreError};
-use crate::store::group::Group;
 use crate::store::pending::Pending;
 use crate::store::random::random;
 use crate::store::record::{Position, decode};
@@ -45,16 +45,17 @@ impl Inner {
         let shared = Arc::new(Shared {
             names: disk.names(),
             ids: AtomicU32::new(0),
-            pages: cache / files::SHARDS / 1040,
+            pages: cache / meta_files::SHARDS / 1040,
             group: Group::new(),
             disk,
         });
-        let secret = files::identity(&*shared.disk, &*shared.names)?;
-        let shards = (0..files::SHARDS).map(|number| Ok(Mutex::new(Shard::new(number as u8, Arc::clone(&shared))?)));
+        let secret = meta_files::identity(&*shared.disk, &*shared.names)?;
+        let shards =
+            (0..meta_files::SHARDS).map(|number| Ok(Mutex::new(Shard::new(number as u8, Arc::clone(&shared))?)));
         let shards = shards.collect::<Result<_>>()?;
         let decoy = Share::decoy(random()?);
         Ok(Inner {
-            decoy_file: files::decoy(&*shared.disk, &decoy)?,
+            decoy_file: meta_files::decoy(&*shared.disk, &decoy)?,
             decoy,
             shards,
             secret,
@@ -73,7 +74,7 @@ impl Inner {
     }
 
     pub(super) fn save_clock(&self) -> Result<()> {
-        files::save_clock(&*self.shared.disk, &self.rules.clock)
+        meta_files::save_clock(&*self.shared.disk, &self.rules.clock)
     }
 
     /// A kill may have left records that no barrier covers: they are made durable before any client hears of them.
