@@ -40,7 +40,7 @@ enum Command {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Some(Command::Ls(args)) => ls::run(args),
-        Some(Command::Info(args)) => one::run(args, shares::info),
+        Some(Command::Info(args)) => one::run(args, shares::fetch),
         Some(Command::Watch(args)) => watch::run(args),
         Some(Command::Revoke(args)) => one::run(args, shares::revoke),
         Some(Command::Rearm(args)) => one::run(args, shares::rearm),

@@ -6,72 +6,72 @@ use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox_share_protocol::api::OfShare;
+use lockbox_share_protocol::api::ShareEndpoint;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::{Digest, LeaseToken};
 use ureq::http::{StatusCode, header};
 
 use crate::error::{Error, Result};
-use crate::http::Client;
+use crate::http::ShareClient;
 
 /// Waits between two attempts grow from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// What is downloaded, and by what right.
-pub(crate) struct Ciphertext<'a> {
-    pub(crate) client: &'a Client,
+pub(crate) struct CiphertextSource<'a> {
+    pub(crate) client: &'a ShareClient,
     pub(crate) handle: Handle,
     pub(crate) token: &'a LeaseToken,
     /// Bytes and SHA-256 of the ciphertext.
     pub(crate) size: u64,
     pub(crate) digest: Digest,
     /// How long to try without a new byte.
-    pub(crate) patience: Duration,
+    pub(crate) retry_timeout: Duration,
 }
 
 /// Why a reader failed, more exactly than its `io::Error` can say.
-pub(crate) type Fault = Rc<RefCell<Option<Error>>>;
+pub(crate) type SharedError = Rc<RefCell<Option<Error>>>;
 
 /// The ciphertext as something to read and seek in.
 pub(crate) struct Download<'a> {
-    ciphertext: Ciphertext<'a>,
+    ciphertext: CiphertextSource<'a>,
     position: u64,
     body: Option<ureq::BodyReader<'static>>,
-    advanced: Instant,
+    last_progress: Instant,
     failures: u32,
-    fault: Fault,
+    fault: SharedError,
     progress: &'a dyn Fn(u64),
 }
 
 impl<'a> Download<'a> {
     /// Nothing is requested before the first read. `progress` is told how many bytes were passed.
-    pub(crate) fn new(ciphertext: Ciphertext<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
+    pub(crate) fn new(ciphertext: CiphertextSource<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
         Download {
             ciphertext,
             position: 0,
             body: None,
-            advanced: Instant::now(),
+            last_progress: Instant::now(),
             failures: 0,
-            fault: Fault::default(),
+            fault: SharedError::default(),
             progress,
         }
     }
 
     /// Where the reason of a failure will be.
-    pub(crate) fn fault(&self) -> Fault {
+    pub(crate) fn fault(&self) -> SharedError {
         self.fault.clone()
     }
 
     /// Bytes and SHA-256 that the whole has.
-    pub(crate) fn whole(&self) -> (u64, Digest) {
+    pub(crate) fn size_and_digest(&self) -> (u64, Digest) {
         (self.ciphertext.size, self.ciphertext.digest)
     }
 
     fn connect(&mut self) -> Result<()> {
-        let Ciphertext { client, handle, token, size, digest, .. } = &self.ciphertext;
-        let path = OfShare::Ciphertext.path(*handle).to_string();
+        let CiphertextSource { client, handle, token, size, digest, .. } = &self.ciphertext;
+        let path = ShareEndpoint::Ciphertext.path(*handle).to_string();
         let response = client.range(&path, &token.to_text(), self.position, &digest.to_text())?;
         let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
         let expected = format!("bytes {}-{}/{size}", self.position, size - 1);
@@ -79,14 +79,14 @@ impl<'a> Download<'a> {
             StatusCode::OK if self.position == 0 => {}
             StatusCode::PARTIAL_CONTENT if range == Some(expected.as_str()) => {}
             StatusCode::OK => return Err(Error::Damaged("the server has another file now".into())),
-            status => return Err(client.foreign(format!("status {status} for a part of a file"))),
+            status => return Err(client.protocol_error(format!("status {status} for a part of a file"))),
         }
         self.body = Some(response.into_body().into_reader());
         Ok(())
     }
 
     /// After a cut: waits, or gives up with the reason.
-    fn wait_or_give_up(&mut self, error: Error) -> io::Result<()> {
+    fn retry_or_fail(&mut self, error: Error) -> io::Result<()> {
         self.body = None;
         let waiting_helps = match &error {
             Error::Unreachable { .. } => true,
@@ -95,7 +95,7 @@ impl<'a> Download<'a> {
             }
             _ => false,
         };
-        if waiting_helps && self.advanced.elapsed() < self.ciphertext.patience {
+        if waiting_helps && self.last_progress.elapsed() < self.ciphertext.retry_timeout {
             let wait = FIRST_WAIT * 2u32.pow(self.failures.min(5));
             self.failures += 1;
             tracing::info!(received = self.position, "the download was cut; trying again: {error}");
@@ -124,24 +124,24 @@ impl Read for Download<'_> {
         loop {
             let Some(body) = &mut self.body else {
                 if let Err(error) = self.connect() {
-                    self.wait_or_give_up(error)?;
+                    self.retry_or_fail(error)?;
                 }
                 continue;
             };
             match body.read(&mut buffer[..wanted]) {
                 Ok(0) => {
-                    self.wait_or_give_up(self.ciphertext.client.cut_off("the connection ended early".into()))?;
+                    self.retry_or_fail(self.ciphertext.client.interrupted_error("the connection ended early".into()))?;
                 }
                 Ok(count) => {
                     self.position += count as u64;
-                    self.advanced = Instant::now();
+                    self.last_progress = Instant::now();
                     self.failures = 0;
                     (self.progress)(self.position);
                     return Ok(count);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.wait_or_give_up(self.ciphertext.client.cut_off(error.to_string()))?;
+                    self.retry_or_fail(self.ciphertext.client.interrupted_error(error.to_string()))?;
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use lockbox_share_protocol::message::{ErrorCode, Failure};
+use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -32,7 +32,7 @@ pub enum Error {
     Unreachable { server: String, reason: String, may_have_arrived: bool },
     /// The daemon refused, and says why.
     #[error("{}", refusal(.0, &utc))]
-    Refused(Failure),
+    Refused(ErrorBody),
     /// What came over the connection makes no sense.
     #[error("the server at {server} does not speak as a share daemon does: {reason}")]
     Foreign { server: String, reason: String },
@@ -81,7 +81,7 @@ fn utc(seconds: u64) -> String {
 }
 
 /// What the daemon's refusal means to the one who asked; `time` tells seconds since 1970.
-pub fn refusal(failure: &Failure, time: &dyn Fn(u64) -> String) -> String {
+pub fn refusal(failure: &ErrorBody, time: &dyn Fn(u64) -> String) -> String {
     let at = failure.at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
     match failure.error {
         ErrorCode::Refused => {

@@ -5,7 +5,7 @@ use lockbox_share_protocol::handle::Handle;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::http::Server;
+use crate::http::ServerAddress;
 use crate::secret::{FRAGMENT_LETTERS, Secret};
 
 /// Longer input is a mistake, such as a whole file.
@@ -28,7 +28,8 @@ impl Link {
     /// # Errors
     /// When the server's URL is none of a share: whoever gets the link opens it, and it is shown on a terminal.
     pub fn new(url: &str, secret: Secret) -> Result<Link> {
-        let is_plain = |base: &str| base.bytes().all(|byte| byte.is_ascii_graphic()) && Server::parse(base).is_ok();
+        let is_plain =
+            |base: &str| base.bytes().all(|byte| byte.is_ascii_graphic()) && ServerAddress::parse(base).is_ok();
         let (base, handle) = split_url(url)
             .filter(|(base, _)| is_plain(base))
             .ok_or(Error::NotALink("the server named its share in an unknown way"))?;
@@ -44,8 +45,8 @@ impl Link {
         if text.len() > MAX_TEXT {
             return Err(Error::NotALink("the text is longer than 64 KiB"));
         }
-        let text = unbroken(text);
-        let text = unescaped(&text);
+        let text = join_lines(text);
+        let text = unescape(&text);
         // A mail filter's link has ours inside, and a mail may name other pages.
         let lower = Zeroizing::new(text.to_ascii_lowercase());
         let starts = lower.match_indices("http").map(|(at, _)| at);
@@ -53,7 +54,7 @@ impl Link {
         for start in starts.filter(|&at| lower[at..].starts_with("http://") || lower[at..].starts_with("https://")) {
             match Link::at_start(&text[start..]) {
                 Ok(link) => return Ok(link),
-                Err(error) if nearness(&error) >= nearness(&best) => best = error,
+                Err(error) if parse_progress(&error) >= parse_progress(&best) => best = error,
                 Err(_) => {}
             }
         }
@@ -64,12 +65,12 @@ impl Link {
         let (url, fragment) = text.split_once('#').ok_or(Error::NotALink(NO_SECRET))?;
         let url = url.split('?').next().unwrap_or_default().trim_end_matches('/');
         let (base, handle) = split_url(url).ok_or(Error::NotALink(NO_HANDLE))?;
-        Ok(Link { base: lowered(base), handle, secret: Secret::from_fragment(fragment)? })
+        Ok(Link { base: lowercase_host(base), handle, secret: Secret::from_fragment(fragment)? })
     }
 
     /// Whether the text ends before its secret does: the rest of a broken line may follow.
     pub fn may_go_on(text: &str) -> bool {
-        let text = unescaped(&unbroken(text)).to_string();
+        let text = unescape(&join_lines(text)).to_string();
         let letters = |part: &str| part.chars().filter(char::is_ascii_alphanumeric).count();
         text.split_once('#').is_none_or(|(_, fragment)| letters(fragment) < FRAGMENT_LETTERS)
     }
@@ -96,7 +97,7 @@ impl Link {
 }
 
 /// How much of a link was there: the error that tells most is shown.
-fn nearness(error: &Error) -> u8 {
+fn parse_progress(error: &Error) -> u8 {
     match error {
         Error::NotALink(NO_LINK) => 0,
         Error::NotALink(NO_HANDLE) => 1,
@@ -118,7 +119,7 @@ fn split_url(url: &str) -> Option<(&str, Handle)> {
 
 /// Without blanks, line ends (also those of quoted-printable mail, `=` at the end of a line, and the marks of quoted lines) and invisible
 /// letters.
-fn unbroken(text: &str) -> Zeroizing<String> {
+fn join_lines(text: &str) -> Zeroizing<String> {
     let mut whole = Zeroizing::new(String::with_capacity(text.len()));
     for line in text.lines() {
         let line = line.trim();
@@ -134,7 +135,7 @@ fn unbroken(text: &str) -> Zeroizing<String> {
 }
 
 /// With `%3A`, `%2F`, `%23` and `%25` for what they stand for, as often as they were escaped.
-fn unescaped(text: &str) -> Zeroizing<String> {
+fn unescape(text: &str) -> Zeroizing<String> {
     let mut text = Zeroizing::new(text.replace("&amp;", "&").replace("&#35;", "#"));
     // Escaping what is escaped gives %2523; three times is more than any chain of programs was seen to do.
     for _ in 0..3 {
@@ -148,7 +149,7 @@ fn unescaped(text: &str) -> Zeroizing<String> {
 }
 
 /// Scheme and host in small letters; the path stays.
-fn lowered(base: &str) -> String {
+fn lowercase_host(base: &str) -> String {
     let host = base.find("://").map_or(0, |at| at + 3);
     let end = base[host..].find('/').map_or(base.len(), |at| host + at);
     format!("{}{}", base[..end].to_ascii_lowercase(), &base[end..])

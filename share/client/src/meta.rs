@@ -2,7 +2,7 @@
 //!
 //! The plaintext of the age file in a capsule is a JSON object, blanks, a line feed, and in a capsule with content inside that content. So
 //! whoever has the identity and `age` alone reads it with `age -d | head -n 1`, and small content with `age -d | tail -n +2`. The blanks
-//! pad the whole to a multiple of [`STEP`] bytes, so that a capsule does not tell how long a password in it is.
+//! pad the whole to a multiple of [`PADDING_STEP`] bytes, so that a capsule does not tell how long a password in it is.
 
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::token::Digest;
@@ -12,11 +12,11 @@ use zeroize::Zeroizing;
 use crate::error::{Error, Result};
 
 /// The sealed part grows in steps of so many bytes.
-pub const STEP: usize = 512;
+pub const PADDING_STEP: usize = 512;
 /// Room in a capsule for the header of the age file, which has a random part of up to about 300 bytes, its nonce and a tag.
-pub(crate) const SEALING: usize = 1024;
+pub(crate) const AGE_OVERHEAD: usize = 1024;
 /// Content up to so many bytes goes into the capsule when name and padding leave room.
-pub const MAX_INLINE: u64 = (MAX_CAPSULE - SEALING) as u64;
+pub const MAX_INLINE: u64 = (MAX_CAPSULE - AGE_OVERHEAD) as u64;
 /// Longest first line, which bounds what a reader takes in before it knows anything.
 const MAX_LINE: usize = 7 * 1024;
 
@@ -36,7 +36,7 @@ pub struct Meta {
 
 /// What a receiver makes of content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum ContentKind {
     /// A file.
     #[default]
     File,
@@ -47,17 +47,17 @@ pub enum Kind {
 }
 
 /// The words of kinds in a description.
-const KINDS: [(Kind, &str); 2] = [(Kind::Text, "text"), (Kind::Directory, "directory")];
+const KINDS: [(ContentKind, &str); 2] = [(ContentKind::Text, "text"), (ContentKind::Directory, "directory")];
 
 impl Meta {
     /// Describes content.
-    pub fn new(name: String, kind: Kind, size: u64, sha256: Digest) -> Meta {
+    pub fn new(name: String, kind: ContentKind, size: u64, sha256: Digest) -> Meta {
         let word = KINDS.iter().find(|(known, _)| *known == kind).map(|(_, word)| (*word).to_owned());
         Meta { name, size, sha256, kind: word }
     }
 
     /// What a receiver makes of the content.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ContentKind {
         let word = self.kind.as_deref().unwrap_or_default();
         KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind).unwrap_or_default()
     }
@@ -66,7 +66,7 @@ impl Meta {
     pub(crate) fn encode(&self, content: &[u8]) -> Zeroizing<Vec<u8>> {
         let line = self.line();
         let used = line.len() + 1 + content.len();
-        let whole = used.next_multiple_of(STEP);
+        let whole = used.next_multiple_of(PADDING_STEP);
         let mut plain = Zeroizing::new(Vec::with_capacity(whole));
         plain.extend_from_slice(&line);
         plain.resize(line.len() + whole - used, b' ');
@@ -78,7 +78,7 @@ impl Meta {
     /// Bytes of the plaintext with a content of `size` bytes behind it.
     pub(crate) fn encoded_length(&self) -> usize {
         let size = usize::try_from(self.size).unwrap_or(usize::MAX / 2);
-        (self.line().len() + 1 + size).next_multiple_of(STEP)
+        (self.line().len() + 1 + size).next_multiple_of(PADDING_STEP)
     }
 
     fn line(&self) -> Zeroizing<Vec<u8>> {
@@ -101,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn meta(name: &str, size: u64) -> Meta {
-        Meta::new(name.to_owned(), Kind::File, size, Digest::new([7; 32]))
+        Meta::new(name.to_owned(), ContentKind::File, size, Digest::new([7; 32]))
     }
 
     /// As programs of before wrote it, and as they read what is written now.
@@ -115,7 +115,7 @@ mod tests {
             assert_eq!(described.kind(), kind);
         }
         let newer = line(Some("hologram".into()));
-        assert_eq!(Meta::decode(format!("{newer}\n").as_bytes()).unwrap().0.kind(), Kind::File);
+        assert_eq!(Meta::decode(format!("{newer}\n").as_bytes()).unwrap().0.kind(), ContentKind::File);
         let older = line(None);
         assert_eq!(Meta::decode(format!("{older}\n").as_bytes()).unwrap().0, meta("a", 1));
     }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn lengths_of_small_content_are_hidden() {
         let lengths = [0, 8, 12, 40].map(|length| meta("password", length as u64).encode(&vec![b'x'; length]).len());
-        assert_eq!(lengths, [STEP; 4]);
+        assert_eq!(lengths, [PADDING_STEP; 4]);
     }
 
     proptest! {
@@ -131,7 +131,7 @@ mod tests {
         fn what_is_written_is_read(name in "\\PC{0,300}", content in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let meta = meta(&name, content.len() as u64);
             let plain = meta.encode(&content);
-            prop_assert_eq!(plain.len() % STEP, 0);
+            prop_assert_eq!(plain.len() % PADDING_STEP, 0);
             prop_assert_eq!(Meta::decode(&plain).unwrap(), (meta, &content[..]));
         }
 

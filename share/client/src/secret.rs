@@ -57,13 +57,13 @@ impl Secret {
 
     /// The fragment that spells this secret.
     pub fn fragment(&self) -> Zeroizing<String> {
-        let full = self.spelled();
+        let full = self.to_bech32();
         Zeroizing::new(full[PREFIX.len() + 1..].to_owned())
     }
 
     /// `AGE-SECRET-KEY-1...`, a line of an identity file for `age -d -i`.
     pub fn identity_line(&self) -> Zeroizing<String> {
-        Zeroizing::new(self.spelled().to_uppercase())
+        Zeroizing::new(self.to_bech32().to_uppercase())
     }
 
     /// What the daemon wants to see before it gives anything away. Tells nothing about the secret.
@@ -93,7 +93,7 @@ impl Secret {
         age::x25519::Identity::from_str(&self.identity_line()).map_err(|_| Error::DamagedLink)
     }
 
-    fn spelled(&self) -> Zeroizing<String> {
+    fn to_bech32(&self) -> Zeroizing<String> {
         // Room for all of it: a text that grew would leave copies behind.
         let mut text = Zeroizing::new(String::with_capacity(PREFIX.len() + 1 + FRAGMENT_LETTERS));
         bech32::encode_lower_to_fmt::<Bech32, String>(&mut text, Hrp::parse_unchecked(PREFIX), &self.0)

@@ -3,20 +3,21 @@
 use std::thread;
 use std::time::Duration;
 
-use lockbox_share_protocol::api::{self, OfShare};
-use lockbox_share_protocol::capsule::{Capsule, Content};
+use lockbox_share_protocol::api::{self, ShareEndpoint};
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{
-    Batch, Create, Created, ErrorCode, Info, Limits, MAX_BATCH, Outcome, Results, State, Uploaded,
+    Batch, BatchResults, CreateReply, CreateRequest, ErrorCode, ItemResult, Limits, MAX_BATCH, ShareInfo, ShareState,
+    UploadReply,
 };
 use lockbox_share_protocol::token::{OwnerToken, UploadToken};
 use lockbox_terminal::quantity::Span;
 
 use crate::error::{Error, Result};
-use crate::http::Client;
+use crate::http::ShareClient;
 use crate::link::Link;
 use crate::meta::Meta;
-use crate::seal::{self, Sealing};
+use crate::seal::{self, SealingReader};
 use crate::secret::Secret;
 use crate::source::Source;
 
@@ -28,7 +29,7 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1
 
 /// How a share may be used.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct ShareTerms {
     /// Lifetime, as somebody named it; without it the server's default.
     pub expires_in: Option<Span>,
     /// How often it may be claimed.
@@ -36,11 +37,11 @@ pub struct Terms {
 }
 
 /// A share that was made.
-pub struct Shared {
+pub struct CreatedShare {
     /// For the receiver.
     pub link: Link,
     /// What the server said.
-    pub created: Created,
+    pub created: CreateReply,
     /// What was sealed.
     pub meta: Meta,
     /// For how long it was made.
@@ -52,20 +53,20 @@ pub struct Shared {
 /// # Errors
 /// When the source fails or changes, the terms are beyond what the server allows, or the server refuses or is out of reach.
 pub fn share(
-    client: &Client,
+    client: &ShareClient,
     owner: &OwnerToken,
     source: &mut dyn Source,
-    terms: Terms,
+    terms: ShareTerms,
     progress: &dyn Fn(u64),
-) -> Result<Shared> {
+) -> Result<CreatedShare> {
     let limits: Limits = client.get(api::LIMITS, None)?;
-    check(client, &limits, terms)?;
+    check_terms(client, &limits, terms)?;
     let secret = Secret::generate()?;
-    let (capsule, meta, upload) = match seal::inline(&secret, source)? {
+    let (capsule, meta, upload) = match seal::seal_inline(&secret, source)? {
         Some((capsule, meta)) => (capsule, meta, None),
         None => upload(client, owner, &limits, &secret, source, progress)?,
     };
-    let message = Create {
+    let message = CreateRequest {
         capsule,
         verifier: secret.auth().verifier(),
         expires_in: terms.expires_in.map(|span| span.time().as_secs()),
@@ -75,14 +76,14 @@ pub fn share(
     let created = create(client, owner, &message)?;
     let link = Link::new(&created.url, secret)?;
     if link.handle() != created.handle {
-        return Err(client.foreign("its link names another share".into()));
+        return Err(client.protocol_error("its link names another share".into()));
     }
     let lifetime = terms.expires_in.unwrap_or_else(|| Span::of_seconds(limits.default_expiry));
-    Ok(Shared { link, created, meta, lifetime })
+    Ok(CreatedShare { link, created, meta, lifetime })
 }
 
 /// When the answer is lost after a long upload, it is asked for again: the server knows the share by its upload and answers as before.
-fn create(client: &Client, owner: &OwnerToken, message: &Create) -> Result<Created> {
+fn create(client: &ShareClient, owner: &OwnerToken, message: &CreateRequest) -> Result<CreateReply> {
     let attempts = if message.upload.is_some() { PAUSES.len() } else { 0 };
     for pause in PAUSES.into_iter().take(attempts) {
         match client.post(api::SHARES, Some(&owner.to_text()), Some(message)) {
@@ -95,10 +96,10 @@ fn create(client: &Client, owner: &OwnerToken, message: &Create) -> Result<Creat
     client.post(api::SHARES, Some(&owner.to_text()), Some(message))
 }
 
-fn check(client: &Client, limits: &Limits, terms: Terms) -> Result<()> {
+fn check_terms(client: &ShareClient, limits: &Limits, terms: ShareTerms) -> Result<()> {
     if limits.protocol != PROTOCOL {
         return Err(
-            client.foreign(format!("it speaks version {} and this program version {PROTOCOL}", limits.protocol))
+            client.protocol_error(format!("it speaks version {} and this program version {PROTOCOL}", limits.protocol))
         );
     }
     if let Some(wanted) = terms.expires_in
@@ -117,38 +118,38 @@ fn check(client: &Client, limits: &Limits, terms: Terms) -> Result<()> {
 }
 
 fn upload(
-    client: &Client,
+    client: &ShareClient,
     owner: &OwnerToken,
     limits: &Limits,
     secret: &Secret,
     source: &mut dyn Source,
     progress: &dyn Fn(u64),
 ) -> Result<(Capsule, Meta, Option<UploadToken>)> {
-    let mut sealing = Sealing::new(secret, source, limits.max_ciphertext)?;
+    let mut sealing = SealingReader::new(secret, source, limits.max_ciphertext)?;
     let length = sealing.length();
-    let mut reported = Reported { sealing: &mut sealing, progress };
-    let uploaded = client.upload::<Uploaded>(api::UPLOADS, &owner.to_text(), length, &mut reported);
+    let mut reported = ProgressReader { sealing: &mut sealing, progress };
+    let uploaded = client.upload::<UploadReply>(api::UPLOADS, &owner.to_text(), length, &mut reported);
     // The library reports a reader that failed as a connection that did.
-    let uploaded = uploaded.map_err(|error| sealing.failure().unwrap_or(error))?;
+    let uploaded = uploaded.map_err(|error| sealing.take_error().unwrap_or(error))?;
     let (meta, length, digest) = sealing.finish();
     if uploaded.size != length || uploaded.digest != digest {
-        return Err(client.foreign("it received other bytes than were sent".into()));
+        return Err(client.protocol_error("it received other bytes than were sent".into()));
     }
-    let capsule = seal::spooled(secret, &meta, length, digest)?;
-    debug_assert!(matches!(capsule.content(), Content::Spooled { .. }));
+    let capsule = seal::seal_spooled(secret, &meta, length, digest)?;
+    debug_assert!(matches!(capsule.content(), ContentLocation::Spooled { .. }));
     Ok((capsule, meta, Some(uploaded.upload)))
 }
 
 /// Reports each part that is read.
-struct Reported<'a, 'b> {
-    sealing: &'a mut Sealing<'b>,
+struct ProgressReader<'a, 'b> {
+    sealing: &'a mut SealingReader<'b>,
     progress: &'a dyn Fn(u64),
 }
 
-impl std::io::Read for Reported<'_, '_> {
+impl std::io::Read for ProgressReader<'_, '_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.sealing.read(buffer)?;
-        (self.progress)(self.sealing.done());
+        (self.progress)(self.sealing.content_bytes());
         Ok(count)
     }
 }
@@ -157,17 +158,17 @@ impl std::io::Read for Reported<'_, '_> {
 ///
 /// # Errors
 /// When the server refuses or is out of reach.
-pub fn infos(client: &Client, owner: &OwnerToken, handles: &[Handle]) -> Result<Vec<Option<Info>>> {
+pub fn fetch_all(client: &ShareClient, owner: &OwnerToken, handles: &[Handle]) -> Result<Vec<Option<ShareInfo>>> {
     let mut infos = Vec::with_capacity(handles.len());
     for part in handles.chunks(MAX_BATCH) {
         let batch = Batch { items: part.to_vec() };
-        let answer: Results<Info> = client.post(api::BATCH_INFO, Some(&owner.to_text()), Some(&batch))?;
+        let answer: BatchResults<ShareInfo> = client.post(api::BATCH_INFO, Some(&owner.to_text()), Some(&batch))?;
         if answer.results.len() != part.len() {
-            return Err(client.foreign("it answered for other shares than were asked for".into()));
+            return Err(client.protocol_error("it answered for other shares than were asked for".into()));
         }
         infos.extend(answer.results.into_iter().map(|outcome| match outcome {
-            Outcome::Done { ok } => Some(ok),
-            Outcome::Failed(_) => None,
+            ItemResult::Done { ok } => Some(ok),
+            ItemResult::Failed(_) => None,
         }));
     }
     Ok(infos)
@@ -177,50 +178,50 @@ pub fn infos(client: &Client, owner: &OwnerToken, handles: &[Handle]) -> Result<
 ///
 /// # Errors
 /// When the server does not know it, refuses or is out of reach.
-pub fn info(client: &Client, owner: &OwnerToken, handle: Handle) -> Result<Info> {
-    let answer = client.get(&OfShare::Info.path(handle).to_string(), Some(&owner.to_text()));
-    answer.map_err(unknown)
+pub fn fetch(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result<ShareInfo> {
+    let answer = client.get(&ShareEndpoint::Info.path(handle).to_string(), Some(&owner.to_text()));
+    answer.map_err(map_unknown)
 }
 
 /// Waits until a share is newer than `version` or in another state than `state`, or for `seconds`.
 ///
 /// # Errors
 /// As for [`info`].
-pub fn watch(client: &Client, owner: &OwnerToken, last: &Info, seconds: u64) -> Result<Info> {
+pub fn watch(client: &ShareClient, owner: &OwnerToken, last: &ShareInfo, seconds: u64) -> Result<ShareInfo> {
     let state = match last.state {
-        State::Armed => "armed",
-        State::Leased => "leased",
-        State::Consumed => "consumed",
-        State::Revoked => "revoked",
-        State::Expired => "expired",
+        ShareState::Armed => "armed",
+        ShareState::Leased => "leased",
+        ShareState::Consumed => "consumed",
+        ShareState::Revoked => "revoked",
+        ShareState::Expired => "expired",
     };
-    let path = OfShare::Watch.path(last.handle);
+    let path = ShareEndpoint::Watch.path(last.handle);
     let path = format!("{path}?version={}&state={state}&wait={seconds}", last.version);
-    client.get(&path, Some(&owner.to_text())).map_err(unknown)
+    client.get(&path, Some(&owner.to_text())).map_err(map_unknown)
 }
 
 /// Takes a share back.
 ///
 /// # Errors
 /// As for [`info`].
-pub fn revoke(client: &Client, owner: &OwnerToken, handle: Handle) -> Result<Info> {
-    change(client, owner, OfShare::Revoke, handle)
+pub fn revoke(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result<ShareInfo> {
+    post_action(client, owner, ShareEndpoint::Revoke, handle)
 }
 
 /// Arms a share again whose download was interrupted.
 ///
 /// # Errors
 /// As for [`info`]; also when there is nothing to give back.
-pub fn rearm(client: &Client, owner: &OwnerToken, handle: Handle) -> Result<Info> {
-    change(client, owner, OfShare::Rearm, handle)
+pub fn rearm(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result<ShareInfo> {
+    post_action(client, owner, ShareEndpoint::Rearm, handle)
 }
 
-fn change(client: &Client, owner: &OwnerToken, what: OfShare, handle: Handle) -> Result<Info> {
-    client.post(&what.path(handle).to_string(), Some(&owner.to_text()), None::<&()>).map_err(unknown)
+fn post_action(client: &ShareClient, owner: &OwnerToken, what: ShareEndpoint, handle: Handle) -> Result<ShareInfo> {
+    client.post(&what.path(handle).to_string(), Some(&owner.to_text()), None::<&()>).map_err(map_unknown)
 }
 
 /// For an owner "refused" means that the server has forgotten the share.
-fn unknown(error: Error) -> Error {
+fn map_unknown(error: Error) -> Error {
     match error {
         Error::Refused(failure) if failure.error == ErrorCode::Refused => {
             Error::Invalid("the server does not know this share any more: it ended more than a day ago".into())

@@ -1,16 +1,16 @@
 //! The paths of version 1 and what each takes and answers.
 //!
 //! Messages are the types of [`crate::message`] as JSON; ids and tokens are base64url without padding. Every failure has a
-//! [`Failure`](crate::message::Failure) as its body and the status of its code. `Owner` below stands for the header
+//! [`Failure`](crate::message::ErrorBody) as its body and the status of its code. `Owner` below stands for the header
 //! `Authorization: Bearer OWNER_TOKEN`, `Lease` for `Authorization: Bearer LEASE_TOKEN`. Unknown query parameters are refused.
 //! Every path may also answer 400, 405, 408, 413, 429 (with `Retry-After`), 500 and 503.
 //!
 //! | request | takes | answers |
 //! |---|---|---|
 //! | `GET /v1/limits` | | 200 `Limits` |
-//! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `Uploaded`; 401, 403, 413, 415, 422, 507 |
+//! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `UploadReply`; 401, 403, 413, 415, 422, 507 |
 //! | `POST /v1/shares` | Owner; `Create` | 201 `Created`; 401, 403, 413, 415, 422, 507 |
-//! | `POST /v1/look` | `Look` | 200 `Looked`; the failures of a claim |
+//! | `POST /v1/look` | `Look` | 200 `LookReply`; the failures of a claim |
 //! | `POST /v1/claim` | `Claim` | 200 `Claimed`; 404 without proof; with it 409 leased, 410 consumed, revoked or expired |
 //! | `GET`, `HEAD /v1/shares/HANDLE/ciphertext` | Lease; `Range`, `If-Range`, `If-None-Match` | 200, 206 the ciphertext; 304, 404 no such lease, 410 the lease ended, 416 |
 //! | `POST /v1/shares/HANDLE/complete` | Lease | 204, again as often as it is sent; 404, 410 the lease ended otherwise |
@@ -79,7 +79,7 @@ pub const UPLOAD_SECONDS: u64 = 15 * 60;
 
 /// A path below one share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OfShare {
+pub enum ShareEndpoint {
     /// Its state and history.
     Info,
     /// The same, later.
@@ -94,19 +94,25 @@ pub enum OfShare {
     Ciphertext,
 }
 
-impl OfShare {
+impl ShareEndpoint {
     /// Every one.
-    pub const ALL: [OfShare; 6] =
-        [OfShare::Info, OfShare::Watch, OfShare::Revoke, OfShare::Rearm, OfShare::Complete, OfShare::Ciphertext];
+    pub const ALL: [ShareEndpoint; 6] = [
+        ShareEndpoint::Info,
+        ShareEndpoint::Watch,
+        ShareEndpoint::Revoke,
+        ShareEndpoint::Rearm,
+        ShareEndpoint::Complete,
+        ShareEndpoint::Ciphertext,
+    ];
 
     fn ending(self) -> &'static str {
         match self {
-            OfShare::Info => "",
-            OfShare::Watch => "/watch",
-            OfShare::Revoke => "/revoke",
-            OfShare::Rearm => "/rearm",
-            OfShare::Complete => "/complete",
-            OfShare::Ciphertext => "/ciphertext",
+            ShareEndpoint::Info => "",
+            ShareEndpoint::Watch => "/watch",
+            ShareEndpoint::Revoke => "/revoke",
+            ShareEndpoint::Rearm => "/rearm",
+            ShareEndpoint::Complete => "/complete",
+            ShareEndpoint::Ciphertext => "/ciphertext",
         }
     }
 
@@ -116,10 +122,10 @@ impl OfShare {
     }
 
     /// Reads a path; total.
-    pub fn parse(path: &str) -> Option<(OfShare, Handle)> {
+    pub fn parse(path: &str) -> Option<(ShareEndpoint, Handle)> {
         let rest = path.strip_prefix(SHARES)?.strip_prefix('/')?;
         let (handle, ending) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let which = OfShare::ALL.into_iter().find(|which| which.ending() == ending)?;
+        let which = ShareEndpoint::ALL.into_iter().find(|which| which.ending() == ending)?;
         Some((which, handle.parse().ok()?))
     }
 }
@@ -130,9 +136,9 @@ mod tests {
 
     #[test]
     fn paths_are_read_as_they_are_written() {
-        for which in OfShare::ALL {
+        for which in ShareEndpoint::ALL {
             let handle: Handle = "1482719382210".parse().unwrap();
-            assert_eq!(OfShare::parse(&which.path(handle).to_string()), Some((which, handle)));
+            assert_eq!(ShareEndpoint::parse(&which.path(handle).to_string()), Some((which, handle)));
         }
     }
 
@@ -146,7 +152,7 @@ mod tests {
             "/v1/shares/1482719382210/",
             "/v1/shares/1482719382210/x",
         ] {
-            assert_eq!(OfShare::parse(path), None, "{path}");
+            assert_eq!(ShareEndpoint::parse(path), None, "{path}");
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct Limits {
 
 /// The answer to an upload.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Uploaded {
+pub struct UploadReply {
     /// Names the ciphertext in the `create` that must follow.
     pub upload: UploadToken,
     /// Bytes received.
@@ -49,7 +49,7 @@ pub struct Uploaded {
 /// Makes a share.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Create {
+pub struct CreateRequest {
     /// What the claimant gets.
     pub capsule: Capsule,
     /// Recognises the claimant's proof.
@@ -58,20 +58,20 @@ pub struct Create {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in: Option<u64>,
     /// How often it may be claimed, 1 to [`MAX_CLAIMS`].
-    #[serde(default = "once")]
+    #[serde(default = "default_max_claims")]
     pub max_claims: u8,
     /// The ciphertext, when the capsule says that it is in the spool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload: Option<UploadToken>,
 }
 
-fn once() -> u8 {
+fn default_max_claims() -> u8 {
     1
 }
 
 /// A share that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Created {
+pub struct CreateReply {
     /// For the link, and for info, watch, revoke and rearm.
     pub handle: Handle,
     /// The link without its fragment: `#` and the secret are the client's.
@@ -83,7 +83,7 @@ pub struct Created {
 /// Asks whether a claim would be accepted, and changes nothing.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Look {
+pub struct LookRequest {
     /// From the link.
     pub handle: Handle,
     /// Derived from the link's secret.
@@ -92,7 +92,7 @@ pub struct Look {
 
 /// It would, at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Looked {
+pub struct LookReply {
     /// When the share ends by itself.
     pub expires_at: UnixSeconds,
 }
@@ -100,7 +100,7 @@ pub struct Looked {
 /// Claims a share: one atomic step.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Claim {
+pub struct ClaimRequest {
     /// From the link.
     pub handle: Handle,
     /// Derived from the link's secret.
@@ -111,7 +111,7 @@ pub struct Claim {
 
 /// What a claimant gets.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claimed {
+pub struct ClaimReply {
     /// What was sealed.
     pub capsule: Capsule,
     /// For the ciphertext; none when the content is inside the capsule.
@@ -131,7 +131,7 @@ pub struct Lease {
 /// Where a share is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum ShareState {
     /// Waits for a claim.
     Armed,
     /// Claimed; its ciphertext may be downloaded by the claimant alone.
@@ -171,11 +171,11 @@ pub struct ClaimInfo {
 
 /// What an owner may know of a share; kept for a day after the share's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Info {
+pub struct ShareInfo {
     /// The one asked for.
     pub handle: Handle,
     /// Now.
-    pub state: State,
+    pub state: ShareState,
     /// When it was made.
     pub created_at: UnixSeconds,
     /// When it ends or ended by itself.
@@ -205,27 +205,27 @@ pub struct Batch<T> {
 
 /// What became of each item, in order.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Results<T> {
+pub struct BatchResults<T> {
     /// As many as were asked for.
-    pub results: Vec<Outcome<T>>,
+    pub results: Vec<ItemResult<T>>,
 }
 
 /// What became of one item.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Outcome<T> {
+pub enum ItemResult<T> {
     /// As the single request's success.
     Done {
         /// Its body.
         ok: T,
     },
     /// As the single request's failure.
-    Failed(Failure),
+    Failed(ErrorBody),
 }
 
 /// The body of every failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct ErrorBody {
     /// For programs.
     pub error: ErrorCode,
     /// For people: one sentence, without names, handles or addresses.
@@ -317,15 +317,15 @@ mod tests {
 
     #[test]
     fn a_batch_tells_success_from_failure() {
-        let results = Results {
+        let results = BatchResults {
             results: vec![
-                Outcome::Done { ok: id() },
-                Outcome::Failed(Failure { error: ErrorCode::Refused, message: "no".into(), at: None }),
+                ItemResult::Done { ok: id() },
+                ItemResult::Failed(ErrorBody { error: ErrorCode::Refused, message: "no".into(), at: None }),
             ],
         };
         let text = serde_json::to_string(&results).unwrap();
         assert_eq!(text, r#"{"results":[{"ok":"AQEBAQEBAQEBAQEBAQEBAQ"},{"error":"refused","message":"no"}]}"#);
-        assert_eq!(serde_json::from_str::<Results<LeaseToken>>(&text).unwrap(), results);
+        assert_eq!(serde_json::from_str::<BatchResults<LeaseToken>>(&text).unwrap(), results);
     }
 
     #[test]
@@ -335,14 +335,14 @@ mod tests {
             *Auth::new([2; 32]).to_text(),
             *ClaimId::new([3; 16]).to_text()
         );
-        assert!(serde_json::from_str::<Claim>(&text).is_ok());
-        assert!(serde_json::from_str::<Claim>(&text.replace("\"handle\"", "\"x\":1,\"handle\"")).is_err());
-        assert!(serde_json::from_str::<Claim>(&text.replace("\"1482719382210\"", "1482719382210")).is_err());
+        assert!(serde_json::from_str::<ClaimRequest>(&text).is_ok());
+        assert!(serde_json::from_str::<ClaimRequest>(&text.replace("\"handle\"", "\"x\":1,\"handle\"")).is_err());
+        assert!(serde_json::from_str::<ClaimRequest>(&text.replace("\"1482719382210\"", "1482719382210")).is_err());
     }
 
     #[test]
     fn states_and_codes_are_words() {
-        assert_eq!(serde_json::to_string(&State::Armed).unwrap(), "\"armed\"");
+        assert_eq!(serde_json::to_string(&ShareState::Armed).unwrap(), "\"armed\"");
         assert_eq!(serde_json::to_string(&ClaimState::Interrupted).unwrap(), "\"interrupted\"");
         assert_eq!(serde_json::to_string(&ErrorCode::NotInterrupted).unwrap(), "\"not_interrupted\"");
     }

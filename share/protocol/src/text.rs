@@ -7,9 +7,9 @@ use std::str::FromStr;
 use serde::{Deserializer, de};
 
 /// What is expected, for whoever sends something else, and what it becomes.
-struct Text<T>(&'static str, PhantomData<T>);
+struct FromStrVisitor<T>(&'static str, PhantomData<T>);
 
-impl<T: FromStr<Err: Display>> de::Visitor<'_> for Text<T> {
+impl<T: FromStr<Err: Display>> de::Visitor<'_> for FromStrVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
@@ -22,9 +22,12 @@ impl<T: FromStr<Err: Display>> de::Visitor<'_> for Text<T> {
     }
 }
 
-pub(crate) fn parsed<'de, D: Deserializer<'de>, T>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
+pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<T, D::Error>
 where
     T: FromStr<Err: Display>,
 {
-    deserializer.deserialize_str(Text(expected, PhantomData))
+    deserializer.deserialize_str(FromStrVisitor(expected, PhantomData))
 }

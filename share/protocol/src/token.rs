@@ -12,17 +12,17 @@ use crate::text;
 /// Why a text is no id or token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not {bytes} bytes in base64url without padding")]
-pub struct NotBytes {
+pub struct TokenError {
     /// How many bytes were expected.
     pub bytes: usize,
 }
 
 /// Decodes exactly N bytes; total for any text.
-fn decode<const N: usize>(text: &str) -> Result<Zeroizing<[u8; N]>, NotBytes> {
+fn decode<const N: usize>(text: &str) -> Result<Zeroizing<[u8; N]>, TokenError> {
     let mut bytes = Zeroizing::new([0; N]);
     match URL_SAFE_NO_PAD.decode_slice(text, &mut bytes[..]) {
         Ok(written) if written == N => Ok(bytes),
-        _ => Err(NotBytes { bytes: N }),
+        _ => Err(TokenError { bytes: N }),
     }
 }
 
@@ -50,9 +50,9 @@ macro_rules! as_text {
         }
 
         impl std::str::FromStr for $name {
-            type Err = NotBytes;
+            type Err = TokenError;
 
-            fn from_str(text: &str) -> Result<$name, NotBytes> {
+            fn from_str(text: &str) -> Result<$name, TokenError> {
                 decode::<$length>(text).map(|bytes| $name(*bytes))
             }
         }
@@ -65,7 +65,7 @@ macro_rules! as_text {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
-                text::parsed(deserializer, concat!($length, " bytes in base64url"))
+                text::deserialize_text(deserializer, concat!($length, " bytes in base64url"))
             }
         }
     };

@@ -36,17 +36,17 @@ impl Default for Rates {
 
 /// Who asks, as far as the limiter tells clients apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Client {
+pub enum ClientId {
     /// Through the Unix socket, whose mode already says who may: never limited.
     Local,
     /// An IPv4 address, or the first 64 bits of an IPv6 address.
     Network(u64),
 }
 
-impl Client {
+impl ClientId {
     /// The client at an address. An IPv4 address written as IPv6 is the IPv4 address.
-    pub fn at(address: IpAddr) -> Client {
-        Client::Network(match address.to_canonical() {
+    pub fn at(address: IpAddr) -> ClientId {
+        ClientId::Network(match address.to_canonical() {
             IpAddr::V4(v4) => u64::from(v4.to_bits()),
             // None of these is below 2^32, where the IPv4 addresses are: 0::/32 is no network of clients.
             IpAddr::V6(v6) => network(v6),
@@ -76,7 +76,7 @@ pub struct Limiter {
 
 /// The request is refused; it may be made again after this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooOften(pub Duration);
+pub struct RateLimited(pub Duration);
 
 impl Limiter {
     /// A limiter whose table cannot be aimed at: `secret` comes from the system's randomness.
@@ -94,13 +94,13 @@ impl Limiter {
     ///
     /// # Errors
     /// When the client asked too often; then nothing was counted.
-    pub fn admit(&self, client: Client, cost: u32) -> Result<(), TooOften> {
+    pub fn admit(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
         self.admit_at(client, cost, self.now())
     }
 
     /// Takes back what [`Limiter::admit`] counted.
-    pub fn give_back(&self, client: Client, cost: u32) {
-        if self.rates.per_minute != 0 && client != Client::Local {
+    pub fn give_back(&self, client: ClientId, cost: u32) {
+        if self.rates.per_minute != 0 && client != ClientId::Local {
             let credit = u64::from(cost) * self.interval();
             // At least 1: zero is an empty slot.
             self.with_bucket(client, |slot| slot.full_at = slot.full_at.saturating_sub(credit).max(1));
@@ -111,13 +111,13 @@ impl Limiter {
     ///
     /// # Errors
     /// Also when the budget of misses is used up and this client missed not long ago.
-    pub fn admit_claim(&self, client: Client, cost: u32) -> Result<(), TooOften> {
+    pub fn admit_claim(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
         let now = self.now();
         self.admit_claim_at(client, cost, now)
     }
 
     /// Counts a guess that was wrong.
-    pub fn missed(&self, client: Client) {
+    pub fn missed(&self, client: ClientId) {
         let now = self.now();
         self.missed_at(client, now);
     }
@@ -135,22 +135,22 @@ impl Limiter {
         self.interval() * u64::from(self.rates.burst.max(1))
     }
 
-    fn admit_claim_at(&self, client: Client, cost: u32, now: u64) -> Result<(), TooOften> {
-        let Client::Network(_) = client else { return Ok(()) };
+    fn admit_claim_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
+        let ClientId::Network(_) = client else { return Ok(()) };
         if self.rates.per_minute == 0 {
             return Ok(());
         }
         if self.misses_left(now) == 0 {
             let owed = self.with_bucket(client, |slot| slot.full_at.saturating_sub(now));
             if owed > self.depth() / u64::from(MISS_COST) / 2 {
-                return Err(TooOften(Duration::from_micros(owed)));
+                return Err(RateLimited(Duration::from_micros(owed)));
             }
         }
         self.admit_at(client, cost, now)
     }
 
-    fn admit_at(&self, client: Client, cost: u32, now: u64) -> Result<(), TooOften> {
-        if self.rates.per_minute == 0 || client == Client::Local {
+    fn admit_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
+        if self.rates.per_minute == 0 || client == ClientId::Local {
             return Ok(());
         }
         let cost = u64::from(cost.min(self.rates.burst.max(1))) * self.interval();
@@ -162,12 +162,12 @@ impl Limiter {
                     slot.full_at = full_at;
                     Ok(())
                 }
-                Some(over) => Err(TooOften(Duration::from_micros(over))),
+                Some(over) => Err(RateLimited(Duration::from_micros(over))),
             }
         })
     }
 
-    fn missed_at(&self, client: Client, now: u64) {
+    fn missed_at(&self, client: ClientId, now: u64) {
         if self.rates.per_minute == 0 {
             return;
         }
@@ -176,7 +176,7 @@ impl Limiter {
         *misses = (*misses).max(now) + interval;
         *misses = (*misses).min(now + 60_000_000 + interval);
         drop(misses);
-        if client != Client::Local {
+        if client != ClientId::Local {
             let depth = self.depth();
             self.with_bucket(client, |slot| {
                 slot.full_at = (slot.full_at.max(now) + depth / u64::from(MISS_COST)).min(now + depth);
@@ -195,9 +195,9 @@ impl Limiter {
     }
 
     /// Runs `change` on the client's bucket, which is full if it was not known.
-    fn with_bucket<R>(&self, client: Client, change: impl FnOnce(&mut Slot) -> R) -> R {
+    fn with_bucket<R>(&self, client: ClientId, change: impl FnOnce(&mut Slot) -> R) -> R {
         let mut hasher = SipHasher13::new_with_key(&self.secret);
-        if let Client::Network(number) = client {
+        if let ClientId::Network(number) = client {
             hasher.write_u64(number);
         }
         let key = hasher.finish();
@@ -221,12 +221,12 @@ mod tests {
         Limiter::new(Rates::default(), [7; 16])
     }
 
-    fn admitted(limiter: &Limiter, client: Client, now: u64, requests: u32) -> u32 {
+    fn admitted(limiter: &Limiter, client: ClientId, now: u64, requests: u32) -> u32 {
         (0..requests).map(|_| u32::from(limiter.admit_at(client, 1, now).is_ok())).sum()
     }
 
-    fn address(text: &str) -> Client {
-        Client::at(text.parse().unwrap())
+    fn address(text: &str) -> ClientId {
+        ClientId::at(text.parse().unwrap())
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         let limiter = limiter();
         let client = address("192.0.2.1");
         assert_eq!(admitted(&limiter, client, SECOND, 100), 40);
-        assert_eq!(limiter.admit_at(client, 1, SECOND), Err(TooOften(Duration::from_millis(500))));
+        assert_eq!(limiter.admit_at(client, 1, SECOND), Err(RateLimited(Duration::from_millis(500))));
         assert_eq!(admitted(&limiter, client, 11 * SECOND, 100), 20);
         // A minute's requests however they are spread, after the burst.
         let later = |second: u64| admitted(&limiter, client, (11 + second) * SECOND, 10);
@@ -262,7 +262,7 @@ mod tests {
         for number in 0..10_000_000u64 {
             // A tenth of a microsecond each: all within a second.
             let now = SECOND + number / 10;
-            let _ = limiter.admit_at(Client::Network(1 << 40 | number), 1, now);
+            let _ = limiter.admit_at(ClientId::Network(1 << 40 | number), 1, now);
             if number % 100_000 == 0 {
                 extra += admitted(&limiter, limited, now, 100);
             }
@@ -276,7 +276,7 @@ mod tests {
         let limiter = limiter();
         let guesser = address("198.51.100.9");
         for number in 0..600u64 {
-            limiter.missed_at(Client::Network(1 << 33 | number), SECOND);
+            limiter.missed_at(ClientId::Network(1 << 33 | number), SECOND);
         }
         limiter.missed_at(guesser, SECOND);
         assert!(limiter.admit_claim_at(guesser, 1, SECOND).is_err());
@@ -319,6 +319,6 @@ mod tests {
     fn off_means_off_and_the_unix_socket_is_never_limited() {
         let off = Limiter::new(Rates { per_minute: 0, ..Rates::default() }, [7; 16]);
         assert_eq!(admitted(&off, address("192.0.2.1"), SECOND, 1000), 1000);
-        assert_eq!(admitted(&limiter(), Client::Local, SECOND, 1000), 1000);
+        assert_eq!(admitted(&limiter(), ClientId::Local, SECOND, 1000), 1000);
     }
 }

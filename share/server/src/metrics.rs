@@ -4,7 +4,7 @@ use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::store::Figures;
+use crate::store::StoreStats;
 
 /// What a request was for: the whole set of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +119,7 @@ counters! {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
     /// The store's.
-    pub store: Figures,
+    pub store: StoreStats,
     /// Bytes of the limiter's table.
     pub limiter_bytes: u64,
     /// Answers with ciphertext that run.
@@ -235,7 +235,7 @@ mod tests {
         metrics.answered(Route::Claim, 200, Duration::from_micros(60));
         metrics.answered(Route::Claim, 404, Duration::from_micros(2_000));
         metrics.answered(Route::Claim, 599, Duration::from_secs(100));
-        let store = Figures { live: 7, barrier_micros: 1_500_000, ..Figures::default() };
+        let store = StoreStats { live: 7, barrier_micros: 1_500_000, ..StoreStats::default() };
         let text = metrics.text(&Gauges { store, ..Gauges::default() });
         for line in [
             "lockbox_share_requests_total{route=\"claim\",status=\"200\"} 1",

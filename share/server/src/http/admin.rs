@@ -13,12 +13,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use lockbox_share_protocol::message::ErrorCode;
 use tokio::net::TcpListener;
 
-use super::admission::{Guest, Seats};
+use super::admission::{ConnectionSlots, SlotOwner};
 use super::daemon::Daemon;
-use super::guard::Guarded;
+use super::guard::StallGuard;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use crate::limiter::Client;
+use crate::limiter::ClientId;
 
 /// Connections at a time; a scraper needs one.
 const CONNECTIONS: usize = 32;
@@ -27,7 +27,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Answers for as long as it is polled. A connection without a request makes room, as on the other sockets (`permits`, rule 3): a probe that had to
 /// wait for idle connections would take the daemon for dead.
 pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
-    let seats = Seats::new(CONNECTIONS, CONNECTIONS, HEAD_TIMEOUT);
+    let slots = ConnectionSlots::new(CONNECTIONS, CONNECTIONS, HEAD_TIMEOUT);
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -37,15 +37,15 @@ pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
                 continue;
             }
         };
-        let Some(seat) = seats.take(Guest::Client(Client::at(address.ip()))) else { continue };
+        let Some(slot) = slots.take(SlotOwner::Client(ClientId::at(address.ip()))) else { continue };
         let daemon = daemon.clone();
         tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
-                let under_way = seat.request();
-                let reply = answer(&daemon, &request).map(|body| body.of(under_way));
+                let active = slot.request();
+                let reply = answer(&daemon, &request).map(|body| body.of(active));
                 async move { Ok::<_, Infallible>(reply) }
             });
-            let stream = Guarded::new(stream, HEAD_TIMEOUT, Some(seat.clone()));
+            let stream = StallGuard::new(stream, HEAD_TIMEOUT, Some(slot.clone()));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
@@ -53,7 +53,7 @@ pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
                 .serve_connection(TokioIo::new(stream), service);
             tokio::select! {
                 _ = tokio::time::timeout(Duration::from_secs(60), connection) => {}
-                () = seat.is_needed() => {}
+                () = slot.evicted() => {}
             }
         });
     }

@@ -9,135 +9,139 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::limiter::Client;
+use crate::limiter::ClientId;
 
 /// The client, or the proxy, that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Guest {
+pub(super) enum SlotOwner {
     /// A listed proxy, whose connections are those of many.
     Proxy,
     /// A client that speaks for itself.
-    Client(Client),
+    Client(ClientId),
 }
 
 /// Permits for the connections of one kind of socket.
-pub(super) struct Seats {
+pub(super) struct ConnectionSlots {
     all: usize,
     each: usize,
     head_timeout: Duration,
-    taken: Mutex<Taken>,
+    taken: Mutex<SlotTable>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct SlotTable {
     all: usize,
-    crowds: HashMap<Guest, Crowd>,
+    owners: HashMap<SlotOwner, OwnerSlots>,
     /// Connections without a whole head, by the order in which they began to wait for one.
-    heads: BTreeMap<u64, (Instant, Arc<Sitter>)>,
+    heads: BTreeMap<u64, (Instant, Arc<SlotState>)>,
     last: u64,
     /// Of each crowd with such connections: how many places it has, and the oldest of them. The last one has to give one up.
-    order: BTreeSet<(usize, Reverse<u64>, Guest)>,
+    order: BTreeSet<(usize, Reverse<u64>, SlotOwner)>,
 }
 
 /// The connections of one guest.
 #[derive(Default)]
-struct Crowd {
-    seats: usize,
+struct OwnerSlots {
+    slots: usize,
     heads: BTreeSet<u64>,
 }
 
 /// What the house knows of a connection; changed under its lock only.
-struct Sitter {
-    guest: Guest,
+struct SlotState {
+    slot_owner: SlotOwner,
     /// Its number among those who wait for a head; 0 while a request is under way.
     head: AtomicU64,
     is_gone: AtomicBool,
     leave: Notify,
 }
 
-impl Taken {
+impl SlotTable {
     /// Changes a crowd and its place in the order.
-    fn change(&mut self, guest: Guest, change: impl FnOnce(&mut Crowd)) {
-        let crowd = self.crowds.entry(guest).or_default();
-        let rank = |crowd: &Crowd| {
-            let seats = if guest == Guest::Proxy { 0 } else { crowd.seats };
-            crowd.heads.first().map(|oldest| (seats, Reverse(*oldest), guest))
+    fn change(&mut self, slot_owner: SlotOwner, change: impl FnOnce(&mut OwnerSlots)) {
+        let owner_slots = self.owners.entry(slot_owner).or_default();
+        let rank = |owner_slots: &OwnerSlots| {
+            let slots = if slot_owner == SlotOwner::Proxy { 0 } else { owner_slots.slots };
+            owner_slots.heads.first().map(|oldest| (slots, Reverse(*oldest), slot_owner))
         };
-        if let Some(before) = rank(crowd) {
+        if let Some(before) = rank(owner_slots) {
             self.order.remove(&before);
         }
-        change(crowd);
-        if let Some(after) = rank(crowd) {
+        change(owner_slots);
+        if let Some(after) = rank(owner_slots) {
             self.order.insert(after);
         }
-        if crowd.seats == 0 {
-            self.crowds.remove(&guest);
+        if owner_slots.slots == 0 {
+            self.owners.remove(&slot_owner);
         }
     }
 
-    fn begin_head(&mut self, sitter: &Arc<Sitter>) {
+    fn begin_head(&mut self, state: &Arc<SlotState>) {
         self.last += 1;
         let number = self.last;
-        sitter.head.store(number, Relaxed);
-        self.heads.insert(number, (Instant::now(), sitter.clone()));
-        self.change(sitter.guest, |crowd| {
-            crowd.heads.insert(number);
+        state.head.store(number, Relaxed);
+        self.heads.insert(number, (Instant::now(), state.clone()));
+        self.change(state.slot_owner, |owner_slots| {
+            owner_slots.heads.insert(number);
         });
     }
 
-    fn end_head(&mut self, sitter: &Sitter) {
-        let number = sitter.head.swap(0, Relaxed);
+    fn end_head(&mut self, state: &SlotState) {
+        let number = state.head.swap(0, Relaxed);
         if self.heads.remove(&number).is_some() {
-            self.change(sitter.guest, |crowd| {
-                crowd.heads.remove(&number);
+            self.change(state.slot_owner, |owner_slots| {
+                owner_slots.heads.remove(&number);
             });
         }
     }
 
-    fn give_back(&mut self, sitter: &Sitter) {
-        if !sitter.is_gone.swap(true, Relaxed) {
-            self.end_head(sitter);
-            self.change(sitter.guest, |crowd| crowd.seats -= 1);
+    fn give_back(&mut self, state: &SlotState) {
+        if !state.is_gone.swap(true, Relaxed) {
+            self.end_head(state);
+            self.change(state.slot_owner, |owner_slots| owner_slots.slots -= 1);
             self.all -= 1;
         }
     }
 
     /// Takes the place of a connection without a head; it ends as soon as its task runs.
     fn evict(&mut self, number: u64) {
-        if let Some((_, sitter)) = self.heads.get(&number).cloned() {
-            self.give_back(&sitter);
-            sitter.leave.notify_one();
+        if let Some((_, state)) = self.heads.get(&number).cloned() {
+            self.give_back(&state);
+            state.leave.notify_one();
         }
     }
 }
 
-impl Seats {
+impl ConnectionSlots {
     /// `all` places, of which one client has at most `each`.
-    pub(super) fn new(all: usize, each: usize, head_timeout: Duration) -> Arc<Seats> {
-        Arc::new(Seats { all, each, head_timeout, taken: Mutex::default() })
+    pub(super) fn new(all: usize, each: usize, head_timeout: Duration) -> Arc<ConnectionSlots> {
+        Arc::new(ConnectionSlots { all, each, head_timeout, taken: Mutex::default() })
     }
 
     /// None when neither a place is free nor anybody holds one without a request.
-    pub(super) fn take(self: &Arc<Seats>, guest: Guest) -> Option<Arc<Seat>> {
+    pub(super) fn take(self: &Arc<ConnectionSlots>, slot_owner: SlotOwner) -> Option<Arc<ConnectionSlot>> {
         let mut taken = self.taken.lock();
-        if let Guest::Client(_) = guest
-            && let Some(crowd) = taken.crowds.get(&guest)
-            && crowd.seats >= self.each
+        if let SlotOwner::Client(_) = slot_owner
+            && let Some(owner_slots) = taken.owners.get(&slot_owner)
+            && owner_slots.slots >= self.each
         {
-            let oldest = *crowd.heads.first()?;
+            let oldest = *owner_slots.heads.first()?;
             taken.evict(oldest);
         }
         if taken.all >= self.all {
             let (_, Reverse(oldest), _) = *taken.order.last()?;
             taken.evict(oldest);
         }
-        let sitter =
-            Arc::new(Sitter { guest, head: AtomicU64::new(0), is_gone: AtomicBool::new(false), leave: Notify::new() });
+        let state = Arc::new(SlotState {
+            slot_owner,
+            head: AtomicU64::new(0),
+            is_gone: AtomicBool::new(false),
+            leave: Notify::new(),
+        });
         taken.all += 1;
-        taken.change(guest, |crowd| crowd.seats += 1);
-        taken.begin_head(&sitter);
+        taken.change(slot_owner, |owner_slots| owner_slots.slots += 1);
+        taken.begin_head(&state);
         drop(taken);
-        Some(Arc::new(Seat { seats: self.clone(), sitter, was_answered: AtomicBool::new(false) }))
+        Some(Arc::new(ConnectionSlot { slots: self.clone(), state, was_answered: AtomicBool::new(false) }))
     }
 
     /// The time that a head may take while so many places are taken.
@@ -155,7 +159,7 @@ impl Seats {
         }
         let slow = taken.heads.iter().take_while(|(_, (since, _))| now.saturating_duration_since(*since) >= patience);
         let slow: Vec<u64> =
-            slow.filter(|(_, (_, sitter))| sitter.guest != Guest::Proxy).map(|(number, _)| *number).collect();
+            slow.filter(|(_, (_, state))| state.slot_owner != SlotOwner::Proxy).map(|(number, _)| *number).collect();
         for number in slow {
             taken.evict(number);
         }
@@ -163,51 +167,51 @@ impl Seats {
 }
 
 /// A place that was taken; given back when it is dropped.
-pub(super) struct Seat {
-    seats: Arc<Seats>,
-    sitter: Arc<Sitter>,
+pub(super) struct ConnectionSlot {
+    slots: Arc<ConnectionSlots>,
+    state: Arc<SlotState>,
     /// The answer ended, but may not be handed over yet.
     was_answered: AtomicBool,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// A whole head came. None when the place is another's by now.
-    pub(super) fn request(self: &Arc<Seat>) -> Option<UnderWay> {
-        let mut taken = self.seats.taken.lock();
-        if self.sitter.is_gone.load(Relaxed) {
+    pub(super) fn request(self: &Arc<ConnectionSlot>) -> Option<ActiveRequest> {
+        let mut taken = self.slots.taken.lock();
+        if self.state.is_gone.load(Relaxed) {
             return None;
         }
-        taken.end_head(&self.sitter);
+        taken.end_head(&self.state);
         self.was_answered.store(false, Relaxed);
-        Some(UnderWay(self.clone()))
+        Some(ActiveRequest(self.clone()))
     }
 
     /// Everything that was written is with the kernel: after an answer, the next head is waited for.
     pub(super) fn flushed(&self) {
         if self.was_answered.swap(false, Relaxed) {
-            let mut taken = self.seats.taken.lock();
-            if !self.sitter.is_gone.load(Relaxed) && self.sitter.head.load(Relaxed) == 0 {
-                taken.begin_head(&self.sitter);
+            let mut taken = self.slots.taken.lock();
+            if !self.state.is_gone.load(Relaxed) && self.state.head.load(Relaxed) == 0 {
+                taken.begin_head(&self.state);
             }
         }
     }
 
     /// Ends when another has the place.
-    pub(super) async fn is_needed(&self) {
-        self.sitter.leave.notified().await;
+    pub(super) async fn evicted(&self) {
+        self.state.leave.notified().await;
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.seats.taken.lock().give_back(&self.sitter);
+        self.slots.taken.lock().give_back(&self.state);
     }
 }
 
 /// A request from its head to the end of its answer.
-pub(super) struct UnderWay(Arc<Seat>);
+pub(super) struct ActiveRequest(Arc<ConnectionSlot>);
 
-impl Drop for UnderWay {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.0.was_answered.store(true, Relaxed);
     }
@@ -219,87 +223,90 @@ mod tests {
 
     const WHOLE: Duration = Duration::from_secs(10);
 
-    fn client(number: u64) -> Guest {
-        Guest::Client(Client::Network(number))
+    fn client(number: u64) -> SlotOwner {
+        SlotOwner::Client(ClientId::Network(number))
     }
 
-    fn is_gone(seat: &Seat) -> bool {
-        seat.sitter.is_gone.load(Relaxed)
+    fn is_gone(slot: &ConnectionSlot) -> bool {
+        slot.state.is_gone.load(Relaxed)
     }
 
     #[test]
     fn who_only_waits_makes_room_the_oldest_of_the_largest_crowd_first() {
-        let seats = Seats::new(6, 4, WHOLE);
-        let single = seats.take(client(9)).unwrap();
-        let crowd: Vec<_> = (0..3).map(|_| seats.take(client(5)).unwrap()).collect();
-        let others: Vec<_> = (0..2).map(|number| seats.take(client(number)).unwrap()).collect();
-        let newcomer = seats.take(client(7)).unwrap();
-        assert!(is_gone(&crowd[0]) && !is_gone(&crowd[1]) && !is_gone(&single));
+        let slots = ConnectionSlots::new(6, 4, WHOLE);
+        let single = slots.take(client(9)).unwrap();
+        let owner_slots: Vec<_> = (0..3).map(|_| slots.take(client(5)).unwrap()).collect();
+        let others: Vec<_> = (0..2).map(|number| slots.take(client(number)).unwrap()).collect();
+        let newcomer = slots.take(client(7)).unwrap();
+        assert!(is_gone(&owner_slots[0]) && !is_gone(&owner_slots[1]) && !is_gone(&single));
         // Of crowds of the same size the one that waits longest, whatever its address.
-        let second = seats.take(client(8)).unwrap();
-        assert!(is_gone(&crowd[1]) && !is_gone(&single));
-        let _third = seats.take(client(3)).unwrap();
-        assert!(is_gone(&single) && ![&newcomer, &second, &others[0], &crowd[2]].into_iter().any(|seat| is_gone(seat)));
-        assert!(crowd[0].request().is_none());
+        let second = slots.take(client(8)).unwrap();
+        assert!(is_gone(&owner_slots[1]) && !is_gone(&single));
+        let _third = slots.take(client(3)).unwrap();
+        assert!(
+            is_gone(&single)
+                && ![&newcomer, &second, &others[0], &owner_slots[2]].into_iter().any(|slot| is_gone(slot))
+        );
+        assert!(owner_slots[0].request().is_none());
     }
 
     #[test]
     fn a_client_has_its_part_and_replaces_only_its_own() {
-        let seats = Seats::new(8, 2, WHOLE);
-        let other = seats.take(client(1)).unwrap();
-        let first = seats.take(client(5)).unwrap();
-        let under_way = first.request().unwrap();
-        let second = seats.take(client(5)).unwrap();
-        let third = seats.take(client(5)).unwrap();
+        let slots = ConnectionSlots::new(8, 2, WHOLE);
+        let other = slots.take(client(1)).unwrap();
+        let first = slots.take(client(5)).unwrap();
+        let active = first.request().unwrap();
+        let second = slots.take(client(5)).unwrap();
+        let third = slots.take(client(5)).unwrap();
         assert!(is_gone(&second) && !is_gone(&first) && !is_gone(&other));
         let also_under_way = third.request().unwrap();
-        assert!(seats.take(client(5)).is_none(), "both of its places have requests under way");
+        assert!(slots.take(client(5)).is_none(), "both of its places have requests under way");
         // Only what was handed over is over.
-        drop(under_way);
-        assert!(seats.take(client(5)).is_none());
+        drop(active);
+        assert!(slots.take(client(5)).is_none());
         first.flushed();
-        assert!(seats.take(client(5)).is_some() && is_gone(&first));
+        assert!(slots.take(client(5)).is_some() && is_gone(&first));
         drop(also_under_way);
     }
 
     #[test]
     fn proxies_are_bound_by_the_sum_alone_and_go_last() {
-        let seats = Seats::new(4, 1, WHOLE);
-        let proxies: Vec<_> = (0..3).map(|_| seats.take(Guest::Proxy).unwrap()).collect();
-        let stranger = seats.take(client(1)).unwrap();
-        let more = seats.take(Guest::Proxy).unwrap();
-        assert!(is_gone(&stranger) && !proxies.iter().any(|seat| is_gone(seat)));
-        let _stranger = seats.take(client(2)).unwrap();
+        let slots = ConnectionSlots::new(4, 1, WHOLE);
+        let proxies: Vec<_> = (0..3).map(|_| slots.take(SlotOwner::Proxy).unwrap()).collect();
+        let stranger = slots.take(client(1)).unwrap();
+        let more = slots.take(SlotOwner::Proxy).unwrap();
+        assert!(is_gone(&stranger) && !proxies.iter().any(|slot| is_gone(slot)));
+        let _stranger = slots.take(client(2)).unwrap();
         assert!(is_gone(&proxies[0]) && !is_gone(&more));
     }
 
     #[test]
     fn a_full_house_has_less_patience() {
-        let seats = Seats::new(10, 10, WHOLE);
-        let mut held: Vec<_> = (0..5).map(|_| seats.take(client(1)).unwrap()).collect();
+        let slots = ConnectionSlots::new(10, 10, WHOLE);
+        let mut held: Vec<_> = (0..5).map(|_| slots.take(client(1)).unwrap()).collect();
         let later = Instant::now() + Duration::from_secs(9);
-        seats.end_slow(later);
-        assert!(!held.iter().any(|seat| is_gone(seat)));
-        held.extend((0..3).map(|_| seats.take(client(1)).unwrap()));
+        slots.end_slow(later);
+        assert!(!held.iter().any(|slot| is_gone(slot)));
+        held.extend((0..3).map(|_| slots.take(client(1)).unwrap()));
         let busy = held[0].request().unwrap();
-        let proxy = seats.take(Guest::Proxy).unwrap();
-        seats.end_slow(Instant::now() + Duration::from_millis(1900));
-        assert!(!held.iter().any(|seat| is_gone(seat)));
-        seats.end_slow(Instant::now() + Duration::from_millis(2100));
-        assert!(held[1..].iter().all(|seat| is_gone(seat)) && !is_gone(&held[0]) && !is_gone(&proxy));
+        let proxy = slots.take(SlotOwner::Proxy).unwrap();
+        slots.end_slow(Instant::now() + Duration::from_millis(1900));
+        assert!(!held.iter().any(|slot| is_gone(slot)));
+        slots.end_slow(Instant::now() + Duration::from_millis(2100));
+        assert!(held[1..].iter().all(|slot| is_gone(slot)) && !is_gone(&held[0]) && !is_gone(&proxy));
         drop(busy);
-        assert_eq!(seats.patience(10), Duration::from_secs(1));
+        assert_eq!(slots.patience(10), Duration::from_secs(1));
     }
 
     #[test]
     fn all_places_come_back() {
-        let seats = Seats::new(3, 2, WHOLE);
+        let slots = ConnectionSlots::new(3, 2, WHOLE);
         for round in 0..100u64 {
-            let held: Vec<_> = (0..5).filter_map(|number| seats.take(client((round + number) % 4))).collect();
-            let _under_way: Vec<_> = held.iter().step_by(2).filter_map(|seat| seat.request()).collect();
-            held.iter().for_each(|seat| seat.flushed());
+            let held: Vec<_> = (0..5).filter_map(|number| slots.take(client((round + number) % 4))).collect();
+            let _under_way: Vec<_> = held.iter().step_by(2).filter_map(|slot| slot.request()).collect();
+            held.iter().for_each(|slot| slot.flushed());
         }
-        let taken = seats.taken.lock();
-        assert!(taken.all == 0 && taken.crowds.is_empty() && taken.heads.is_empty() && taken.order.is_empty());
+        let taken = slots.taken.lock();
+        assert!(taken.all == 0 && taken.owners.is_empty() && taken.heads.is_empty() && taken.order.is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use lockbox_share_protocol::message::{Batch, MAX_BATCH, Outcome, Results};
+use lockbox_share_protocol::message::{Batch, BatchResults, ItemResult, MAX_BATCH};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -12,13 +12,13 @@ use super::daemon::{Daemon, see_through};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::request::{self, MANY};
-use crate::limiter::Client;
+use crate::limiter::ClientId;
 
 /// Serves a batch: `begin` starts the change of one item, `end` waits for it. What was begun ends also without the client, and holds its
 /// place until then.
 pub(super) async fn serve<T, U, O, F>(
     daemon: &Daemon,
-    client: Client,
+    client: ClientId,
     request: Request<Incoming>,
     begin: impl Fn(T) -> U + Send + 'static,
     end: impl Fn(U) -> F + Send + 'static,
@@ -49,11 +49,11 @@ where
         for item in begun {
             let ending = end(item);
             results.push(match ending.await {
-                Ok(ok) => Outcome::Done { ok },
-                Err(refusal) => Outcome::Failed(refusal.failure()),
+                Ok(ok) => ItemResult::Done { ok },
+                Err(refusal) => ItemResult::Failed(refusal.failure()),
             });
         }
-        Ok(Results { results })
+        Ok(BatchResults { results })
     };
     Ok(reply::json(StatusCode::OK, &see_through(work).await?))
 }

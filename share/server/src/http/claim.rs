@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Claim, Claimed, ErrorCode, Lease, Look, Looked};
+use lockbox_share_protocol::message::{ClaimReply, ClaimRequest, ErrorCode, Lease, LookReply, LookRequest};
 use lockbox_share_protocol::token::ClaimId;
 
 use super::batch;
@@ -15,21 +15,21 @@ use super::daemon::Daemon;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::request::{self, ONE};
-use crate::limiter::Client;
-use crate::store::{self, Pending, StoreError};
+use crate::limiter::ClientId;
+use crate::store::{self, PendingReply, StoreError};
 
 /// `POST /v1/look`. Whoever guesses is as limited as with claims, and learns as much.
-pub(super) async fn look(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 1)?;
-    let look: Look = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let look: LookRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
-    Ok(reply::json(StatusCode::OK, &Looked { expires_at: expires.0 / 1000 }))
+    Ok(reply::json(StatusCode::OK, &LookReply { expires_at: expires.0 / 1000 }))
 }
 
 /// `POST /v1/claim`
-pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn claim(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 1)?;
-    let claim: Claim = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let claim: ClaimRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let handle = claim.handle;
     let pending = begin(daemon, &claim);
     let claimed = finish(daemon, client, handle, pending).await?;
@@ -37,10 +37,14 @@ pub(super) async fn claim(daemon: &Daemon, client: Client, request: Request<Inco
 }
 
 /// `POST /v1/batch/claim`
-pub(super) async fn batch(daemon: &Arc<Daemon>, client: Client, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn batch(
+    daemon: &Arc<Daemon>,
+    client: ClientId,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 0)?;
     let (beginning, ending) = (daemon.clone(), daemon.clone());
-    let begin = move |claim: Claim| (claim.handle, begin(&beginning, &claim));
+    let begin = move |claim: ClaimRequest| (claim.handle, begin(&beginning, &claim));
     let end = move |(handle, pending)| {
         let daemon = ending.clone();
         async move { finish(&daemon, client, handle, pending).await }
@@ -48,16 +52,16 @@ pub(super) async fn batch(daemon: &Arc<Daemon>, client: Client, request: Request
     batch::serve(daemon, client, request, begin, end).await
 }
 
-fn begin(daemon: &Daemon, claim: &Claim) -> Pending<store::Claimed> {
+fn begin(daemon: &Daemon, claim: &ClaimRequest) -> PendingReply<store::ClaimGrant> {
     daemon.store.claim(claim.handle, &claim.auth, ClaimId::new(*claim.claim.as_bytes()))
 }
 
 async fn finish(
     daemon: &Daemon,
-    client: Client,
+    client: ClientId,
     handle: Handle,
-    pending: Pending<store::Claimed>,
-) -> Result<Claimed, Refusal> {
+    pending: PendingReply<store::ClaimGrant>,
+) -> Result<ClaimReply, Refusal> {
     let claimed = pending.await.map_err(|error| {
         use StoreError::{Busy, Expired, Revoked, Used};
         if matches!(error, Expired { .. } | Revoked { .. } | Used { .. } | Busy { .. }) {
@@ -70,7 +74,7 @@ async fn finish(
         if claimed.lease.is_none() {
             daemon.metrics.completed.fetch_add(1, Relaxed);
         }
-        daemon.changes.changed(handle);
+        daemon.notifier.changed(handle);
     }
     // Only well-formed capsules were taken in, so this one was damaged since.
     let capsule = Capsule::decode(claimed.capsule.to_vec()).map_err(|error| {
@@ -81,5 +85,5 @@ async fn finish(
         expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
         token: lease.token,
     });
-    Ok(Claimed { capsule, lease })
+    Ok(ClaimReply { capsule, lease })
 }

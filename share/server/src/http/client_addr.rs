@@ -6,8 +6,8 @@ use std::str::FromStr;
 use hyper::HeaderMap;
 use hyper::header;
 
-use super::admission::Guest;
-use crate::limiter::Client;
+use super::admission::SlotOwner;
+use crate::limiter::ClientId;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,21 +30,21 @@ pub struct Network {
 /// Why a text is no network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an address or a network such as 192.0.2.0/24 or 2001:db8::/32 is expected")]
-pub struct NotANetwork;
+pub struct NetworkError;
 
 impl FromStr for Network {
-    type Err = NotANetwork;
+    type Err = NetworkError;
 
-    fn from_str(text: &str) -> Result<Network, NotANetwork> {
+    fn from_str(text: &str) -> Result<Network, NetworkError> {
         let (address, bits) = match text.split_once('/') {
             None => (text, None),
-            Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| NotANetwork)?)),
+            Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| NetworkError)?)),
         };
-        let address: IpAddr = address.parse().map_err(|_| NotANetwork)?;
+        let address: IpAddr = address.parse().map_err(|_| NetworkError)?;
         let width = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(width);
         if bits > width {
-            return Err(NotANetwork);
+            return Err(NetworkError);
         }
         Ok(Network { address, bits })
     }
@@ -71,21 +71,21 @@ fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
 }
 
 /// The guest whose place a connection takes, before it has sent anything.
-pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
+pub(super) fn slot_owner(peer: Peer, trusted: &[Network]) -> SlotOwner {
     match peer {
-        Peer::Local => Guest::Client(Client::Local),
-        Peer::Proxy => Guest::Proxy,
-        Peer::Address(address) if is_trusted(address, trusted) => Guest::Proxy,
-        Peer::Address(address) => Guest::Client(Client::at(address)),
+        Peer::Local => SlotOwner::Client(ClientId::Local),
+        Peer::Proxy => SlotOwner::Proxy,
+        Peer::Address(address) if is_trusted(address, trusted) => SlotOwner::Proxy,
+        Peer::Address(address) => SlotOwner::Client(ClientId::at(address)),
     }
 }
 
 /// The client that the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
 /// that no listed proxy has is the client, for what stands left of it was written by the client itself.
-pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Client {
+pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> ClientId {
     let mut client = match peer {
-        Peer::Local => return Client::Local,
-        Peer::Address(address) if !is_trusted(address, trusted) => return Client::at(address),
+        Peer::Local => return ClientId::Local,
+        Peer::Address(address) if !is_trusted(address, trusted) => return ClientId::at(address),
         Peer::Address(address) => address,
         // All for whom the proxy names nobody are one.
         Peer::Proxy => UNNAMED,
@@ -98,7 +98,7 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
             break;
         }
     }
-    Client::at(client)
+    ClientId::at(client)
 }
 
 /// Client of a request of a proxy that does not name one.
@@ -145,7 +145,7 @@ fn parse(entry: &[u8]) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn ask(peer: &str, forwarded: &[&str], trusted: &[&str]) -> Client {
+    fn ask(peer: &str, forwarded: &[&str], trusted: &[&str]) -> ClientId {
         let mut headers = HeaderMap::new();
         for value in forwarded {
             headers.append("x-forwarded-for", value.parse().unwrap());
@@ -154,8 +154,8 @@ mod tests {
         client(Peer::Address(peer.parse().unwrap()), &headers, &trusted)
     }
 
-    fn at(text: &str) -> Client {
-        Client::at(text.parse().unwrap())
+    fn at(text: &str) -> ClientId {
+        ClientId::at(text.parse().unwrap())
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(of(&["127.0.0.1"]), at("127.0.0.1"));
         assert_eq!(of(&[]), at("0.0.0.0"));
         assert_eq!(of(&["nonsense"]), at("0.0.0.0"));
-        assert_eq!(guest(Peer::Proxy, &[]), Guest::Proxy);
+        assert_eq!(slot_owner(Peer::Proxy, &[]), SlotOwner::Proxy);
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
             assert!(!network.holds(outside.parse().unwrap()), "{text}");
         }
         for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "localhost", "10.0.0.0/x"] {
-            assert_eq!(text.parse::<Network>(), Err(NotANetwork), "{text}");
+            assert_eq!(text.parse::<Network>(), Err(NetworkError), "{text}");
         }
     }
 }

@@ -9,29 +9,29 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Request, StatusCode};
 use lockbox_share_protocol::api;
-use lockbox_share_protocol::capsule::Content;
+use lockbox_share_protocol::capsule::ContentLocation;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Create, Created, ErrorCode, MAX_CLAIMS};
+use lockbox_share_protocol::message::{CreateReply, CreateRequest, ErrorCode, MAX_CLAIMS};
 use lockbox_share_protocol::token::{OwnerToken, UploadToken, Verifier};
 
 use super::batch;
 use super::client_addr::{self, Peer};
-use super::daemon::{Creators, Daemon, see_through};
-use super::pending_uploads::Taken;
+use super::daemon::{CreatorPolicy, Daemon, see_through};
+use super::pending_uploads::TakeOutcome;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::request::{self, ONE};
-use crate::limiter::Client;
-use crate::store::{self, NewShare, Pending, StoreError};
+use crate::limiter::ClientId;
+use crate::store::{self, NewShare, PendingReply, StoreError};
 
 /// The owner's token, from somebody who may make shares.
 pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
     let owner: OwnerToken = request::bearer(headers)?;
     let refusal = match daemon.settings.creators {
-        Creators::Everybody => None,
-        Creators::ThisMachine => (!client_addr::is_of_this_machine(peer, headers))
+        CreatorPolicy::Anyone => None,
+        CreatorPolicy::ThisMachine => (!client_addr::is_of_this_machine(peer, headers))
             .then_some("only programs on the server's own machine may make shares here (--creators local)"),
-        Creators::UnixSocket => {
+        CreatorPolicy::UnixSocket => {
             (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
         }
     };
@@ -39,22 +39,22 @@ pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Resul
 }
 
 /// A share that was asked for and checked, with the upload that it takes.
-struct Wanted {
+struct ShareRequest {
     share: NewShare,
     upload: Option<UploadToken>,
 }
 
 /// A share under way.
-enum Begun {
-    New(Handle, Box<Wanted>, Pending<store::Created>),
+enum PendingCreate {
+    New(Handle, Box<ShareRequest>, PendingReply<store::ShareTimes>),
     /// It was made before, and the answer was lost.
-    Again(Created),
+    Again(CreateReply),
 }
 
 /// `POST /v1/shares`
 pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let create: Create = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let create: CreateRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let maker = daemon.clone();
     let created = see_through(async move { end(&maker, begin(&maker, owner, create)).await }).await?;
     let mut reply = reply::json(StatusCode::CREATED, &created);
@@ -68,7 +68,7 @@ pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
 pub(super) async fn batch_create(
     daemon: &Arc<Daemon>,
     peer: Peer,
-    client: Client,
+    client: ClientId,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = creator(daemon, peer, request.headers())?;
@@ -83,7 +83,7 @@ pub(super) async fn batch_create(
 
 /// Checks a message and begins to make its share. An upload is taken last: from then on only [`end`] may say how that ends, so this
 /// is to be called within [`see_through`].
-fn begin(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Begun, Refusal> {
+fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<PendingCreate, Refusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
     if ttl.is_zero() || ttl > settings.max_expiry {
@@ -96,18 +96,20 @@ fn begin(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Begun, Refu
     let auth = create.verifier;
     let wrong = |message: &'static str| Refusal::new(ErrorCode::Upload, message);
     let upload = match (create.capsule.content(), create.upload) {
-        (Content::Inline, None) => None,
-        (Content::Inline, Some(_)) => return Err(wrong("the capsule has the content inside, and takes no upload")),
-        (Content::Spooled { .. }, None) => return Err(wrong("the capsule needs an upload")),
-        (Content::Spooled { size, digest }, Some(token)) => {
-            let entry = match daemon.waiting.take(&token, &owner, &auth) {
-                Taken::Entry(entry) => entry,
-                Taken::Made(created) => return Ok(Begun::Again(created)),
-                Taken::BeingMade => return Err(Refusal::unavailable("a share of this upload is being made")),
-                Taken::Unknown => return Err(wrong("there is no such upload")),
+        (ContentLocation::Inline, None) => None,
+        (ContentLocation::Inline, Some(_)) => {
+            return Err(wrong("the capsule has the content inside, and takes no upload"));
+        }
+        (ContentLocation::Spooled { .. }, None) => return Err(wrong("the capsule needs an upload")),
+        (ContentLocation::Spooled { size, digest }, Some(token)) => {
+            let entry = match daemon.pending_uploads.take(&token, &owner, &auth) {
+                TakeOutcome::Entry(entry) => entry,
+                TakeOutcome::Made(created) => return Ok(PendingCreate::Again(created)),
+                TakeOutcome::InProgress => return Err(Refusal::unavailable("a share of this upload is being made")),
+                TakeOutcome::Unknown => return Err(wrong("there is no such upload")),
             };
             if entry.length != size || entry.digest != digest {
-                daemon.waiting.put_back(&token);
+                daemon.pending_uploads.release(&token);
                 return Err(wrong("the upload is not what the capsule says"));
             }
             Some((token, entry))
@@ -121,42 +123,42 @@ fn begin(daemon: &Daemon, owner: Verifier, create: Create) -> Result<Begun, Refu
         capsule: Bytes::from(create.capsule.into_bytes()),
         payload: upload.as_ref().map(|(_, entry)| *entry),
     };
-    let wanted = Box::new(Wanted { share, upload: upload.map(|(token, _)| token) });
+    let wanted = Box::new(ShareRequest { share, upload: upload.map(|(token, _)| token) });
     match store::random_handle(settings.routing, settings.digits) {
         Ok(handle) => {
             let pending = daemon.store.create(handle, wanted.share.clone());
-            Ok(Begun::New(handle, wanted, pending))
+            Ok(PendingCreate::New(handle, wanted, pending))
         }
         Err(error) => Err(give_back(daemon, &wanted, error)),
     }
 }
 
-async fn end(daemon: &Daemon, begun: Result<Begun, Refusal>) -> Result<Created, Refusal> {
+async fn end(daemon: &Daemon, begun: Result<PendingCreate, Refusal>) -> Result<CreateReply, Refusal> {
     let (handle, wanted, pending) = match begun? {
-        Begun::Again(created) => return Ok(created),
-        Begun::New(handle, wanted, pending) => (handle, wanted, pending),
+        PendingCreate::Again(created) => return Ok(created),
+        PendingCreate::New(handle, wanted, pending) => (handle, wanted, pending),
     };
     let made = match pending.await {
         Err(StoreError::Taken) => {
             let (routing, digits) = (daemon.settings.routing, daemon.settings.digits);
-            store::mint(&*daemon.store, routing, digits, wanted.share.clone()).await
+            store::create_random(&*daemon.store, routing, digits, wanted.share.clone()).await
         }
         other => other.map(|created| (handle, created)),
     };
     let (handle, created) = made.map_err(|error| give_back(daemon, &wanted, error))?;
     daemon.metrics.created.fetch_add(1, Relaxed);
     let url = format!("{}{}{handle}", daemon.settings.public_url, api::PAGE);
-    let created = Created { handle, url, expires_at: created.expires.seconds() };
+    let created = CreateReply { handle, url, expires_at: created.expires.seconds() };
     if let Some(token) = &wanted.upload {
-        daemon.waiting.remember(token, wanted.share.owner, wanted.share.auth, created.clone());
+        daemon.pending_uploads.complete(token, wanted.share.owner, wanted.share.auth, created.clone());
     }
     Ok(created)
 }
 
 /// The upload of a share that could not be made waits for another attempt.
-fn give_back(daemon: &Daemon, wanted: &Wanted, error: StoreError) -> Refusal {
+fn give_back(daemon: &Daemon, wanted: &ShareRequest, error: StoreError) -> Refusal {
     if let Some(token) = &wanted.upload {
-        daemon.waiting.put_back(token);
+        daemon.pending_uploads.release(token);
     }
     Refusal::from(error)
 }

@@ -9,14 +9,14 @@ use lockbox_share_protocol::api::DEFAULT_PORT;
 use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
 use tokio::sync::Semaphore;
 
-use super::admission::{Seat, Seats};
+use super::admission::{ConnectionSlot, ConnectionSlots};
 use super::client_addr::{self, Network, Peer};
-use super::leases::Leases;
-use super::notify::Changes;
-use super::pending_uploads::Waiting;
-use super::permits::Permits;
+use super::leases::LeaseTransfers;
+use super::notify::ShareNotifier;
+use super::pending_uploads::PendingUploads;
+use super::permits::ConcurrencyLimit;
 use super::refusal::Refusal;
-use crate::limiter::{Client, Limiter, Rates};
+use crate::limiter::{ClientId, Limiter, Rates};
 use crate::metrics::{Gauges, Metrics};
 use crate::store::env::{Clock, SystemClock};
 use crate::store::spool::Spool;
@@ -42,9 +42,9 @@ const MAX_BATCHES_OF_CLIENT: usize = 16;
 
 /// Who may make shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Creators {
+pub enum CreatorPolicy {
     /// Everybody who reaches the daemon.
-    Everybody,
+    Anyone,
     /// Those on the same machine: over the Unix socket, or over a loopback address without a trace of a proxy.
     ThisMachine,
     /// Those who reach its Unix socket.
@@ -53,7 +53,7 @@ pub enum Creators {
 
 /// What the operator chose.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DaemonSettings {
     /// Begins the links, without a slash at its end.
     pub public_url: String,
     /// First digit of the handles, 0..=9.
@@ -71,7 +71,7 @@ pub struct Settings {
     /// Whose forwarded addresses are believed.
     pub trusted_proxies: Vec<Network>,
     /// Who may make shares.
-    pub creators: Creators,
+    pub creators: CreatorPolicy,
     /// Connections of the network that may be open at a time.
     pub max_connections: usize,
     /// For the head of a request, also for the next one on the same connection.
@@ -86,9 +86,9 @@ pub struct Settings {
     pub stop_timeout: Duration,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for DaemonSettings {
+    fn default() -> DaemonSettings {
+        DaemonSettings {
             public_url: format!("http://127.0.0.1:{}", DEFAULT_PORT),
             routing: 0,
             digits: 12,
@@ -97,7 +97,7 @@ impl Default for Settings {
             max_ciphertext: 16 << 30,
             rates: Rates::default(),
             trusted_proxies: Vec::new(),
-            creators: Creators::ThisMachine,
+            creators: CreatorPolicy::ThisMachine,
             max_connections: 20_000,
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
@@ -108,7 +108,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl DaemonSettings {
     /// The answer of `GET /v1/limits`, which never changes.
     fn limits(&self) -> Bytes {
         let limits = Limits {
@@ -139,18 +139,18 @@ pub(super) async fn see_through<T: Send + 'static>(
 pub struct Daemon {
     pub(super) store: Arc<dyn ShareStore>,
     pub(super) spool: Arc<Spool>,
-    pub(super) settings: Settings,
+    pub(super) settings: DaemonSettings,
     pub(super) limiter: Limiter,
     pub(super) metrics: Metrics,
-    pub(super) waiting: Waiting,
-    pub(super) changes: Changes,
-    pub(super) leases: Leases,
-    network: Arc<Seats>,
-    local: Arc<Seats>,
+    pub(super) pending_uploads: PendingUploads,
+    pub(super) notifier: ShareNotifier,
+    pub(super) leases: LeaseTransfers,
+    network: Arc<ConnectionSlots>,
+    local: Arc<ConnectionSlots>,
     pub(super) lingering: Arc<Semaphore>,
-    pub(super) watchers: Arc<Permits>,
-    pub(super) uploads: Arc<Permits>,
-    pub(super) batches: Arc<Permits>,
+    pub(super) watchers: Arc<ConcurrencyLimit>,
+    pub(super) uploads: Arc<ConcurrencyLimit>,
+    pub(super) batches: Arc<ConcurrencyLimit>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Bytes,
     pub(super) stopping: AtomicBool,
@@ -158,7 +158,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
-    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: Settings, secret: [u8; 16]) -> Daemon {
+    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: DaemonSettings, secret: [u8; 16]) -> Daemon {
         Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
     }
 
@@ -167,23 +167,23 @@ impl Daemon {
         clock: Arc<dyn Clock>,
         store: Arc<dyn ShareStore>,
         spool: Arc<Spool>,
-        settings: Settings,
+        settings: DaemonSettings,
         secret: [u8; 16],
     ) -> Daemon {
         let connections = settings.max_connections;
         Daemon {
-            network: Seats::new(connections, (connections / 4).max(1), settings.head_timeout),
-            local: Seats::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
+            network: ConnectionSlots::new(connections, (connections / 4).max(1), settings.head_timeout),
+            local: ConnectionSlots::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
             lingering: Arc::new(Semaphore::new(LINGERING.min(connections / 4))),
             limiter: Limiter::new(settings.rates, secret),
             metrics: Metrics::default(),
-            waiting: Waiting::default(),
-            changes: Changes::default(),
-            leases: Leases::default(),
-            batches: Permits::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
+            pending_uploads: PendingUploads::default(),
+            notifier: ShareNotifier::default(),
+            leases: LeaseTransfers::default(),
+            batches: ConcurrencyLimit::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
             clock,
-            watchers: Permits::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
-            uploads: Permits::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
+            watchers: ConcurrencyLimit::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
+            uploads: ConcurrencyLimit::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
             limits: settings.limits(),
             stopping: AtomicBool::new(false),
             store,
@@ -195,19 +195,19 @@ impl Daemon {
     /// Throws away what was uploaded and taken by no share in time, and forgets downloads that are over. To be called every some
     /// seconds, on a thread that may block.
     pub fn discard_overdue(&self) {
-        self.waiting.discard_overdue(&self.spool);
+        self.pending_uploads.discard_overdue(&self.spool);
         self.leases.forget_old();
     }
 
     /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
     pub fn discard_waiting(&self) {
-        self.waiting.discard_all(&self.spool);
+        self.pending_uploads.discard_all(&self.spool);
     }
 
     /// A place for a connection, when there is one.
-    pub(super) fn seat(&self, peer: Peer) -> Option<Arc<Seat>> {
-        let seats = if peer == Peer::Local { &self.local } else { &self.network };
-        seats.take(client_addr::guest(peer, &self.settings.trusted_proxies))
+    pub(super) fn slot(&self, peer: Peer) -> Option<Arc<ConnectionSlot>> {
+        let slots = if peer == Peer::Local { &self.local } else { &self.network };
+        slots.take(client_addr::slot_owner(peer, &self.settings.trusted_proxies))
     }
 
     /// Ends connections that take too long for a head, when places are scarce. To be called every second.
@@ -219,7 +219,7 @@ impl Daemon {
 
     /// The metrics as Prometheus reads them.
     pub(super) fn metrics_text(&self) -> String {
-        let mut store = self.store.figures();
+        let mut store = self.store.stats();
         // Valkey's spool is this daemon's own, and not the store's.
         store.spool_bytes = self.spool.bytes();
         self.metrics.text(&Gauges {
@@ -231,7 +231,7 @@ impl Daemon {
     }
 
     /// What a failure of the store means for this client. A request without proof is counted as a guess.
-    pub(super) fn refused(&self, client: Client, error: StoreError) -> Refusal {
+    pub(super) fn refused(&self, client: ClientId, error: StoreError) -> Refusal {
         if error == StoreError::Unknown {
             self.metrics.misses.fetch_add(1, Relaxed);
             self.limiter.missed(client);

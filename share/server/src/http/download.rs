@@ -12,18 +12,18 @@ use lockbox_share_protocol::token::LeaseToken;
 
 use super::daemon::Daemon;
 use super::file::FileBody;
-use super::range::{self, Answer, Wanted};
+use super::range::{self, RangeDecision, RangeHeaders};
 use super::refusal::Refusal;
 use super::reply::{self, Reply, ReplyBody};
 use super::request;
 use super::transfer::Transfer;
-use crate::limiter::Client;
-use crate::store::Finish;
+use crate::limiter::ClientId;
+use crate::store::LeaseFinish;
 
 /// `GET` and `HEAD /v1/shares/HANDLE/ciphertext`
 pub(super) async fn download(
     daemon: &Arc<Daemon>,
-    client: Client,
+    client: ClientId,
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
@@ -36,20 +36,20 @@ pub(super) async fn download(
     let length = lease.payload.length;
     let tag = range::entity_tag(&lease.payload.digest);
     let headers = request.headers();
-    let wanted = Wanted {
+    let wanted = RangeHeaders {
         range: request::only(headers, header::RANGE)?,
         if_range: request::only(headers, header::IF_RANGE)?,
         if_none_match: request::only(headers, header::IF_NONE_MATCH)?,
     };
     let (status, first, end) = match range::decide(&wanted, length, &tag) {
-        Answer::Whole => (StatusCode::OK, 0, length),
-        Answer::Part { first, last } => (StatusCode::PARTIAL_CONTENT, first, last + 1),
-        Answer::NotModified => {
+        RangeDecision::Whole => (StatusCode::OK, 0, length),
+        RangeDecision::Part { first, last } => (StatusCode::PARTIAL_CONTENT, first, last + 1),
+        RangeDecision::NotModified => {
             let mut reply = reply::empty(StatusCode::NOT_MODIFIED);
             describe(&mut reply, &tag);
             return Ok(reply);
         }
-        Answer::NotSatisfiable => {
+        RangeDecision::NotSatisfiable => {
             let mut reply = Refusal::new(ErrorCode::Range, "there are no such bytes").reply();
             set(&mut reply, header::CONTENT_RANGE, &format!("bytes */{length}"));
             return Ok(reply);
@@ -69,25 +69,25 @@ pub(super) async fn download(
     let file = daemon.spool.read(&lease.payload)?;
     let transfer = Transfer::begin(daemon, handle, &token, first).await?;
     *reply.body_mut() = ReplyBody::file(FileBody::new(file, end, transfer));
-    daemon.changes.changed(handle);
+    daemon.notifier.changed(handle);
     Ok(reply)
 }
 
 /// `POST /v1/shares/HANDLE/complete`
 pub(super) async fn complete(
     daemon: &Daemon,
-    client: Client,
+    client: ClientId,
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let token: LeaseToken = request::bearer(request.headers())?;
-    let finished = daemon.store.finish(handle, &token, Finish::Now).await;
+    let finished = daemon.store.finish(handle, &token, LeaseFinish::Now).await;
     let complete = finished.map_err(|error| daemon.refused(client, error))?;
     // Not what was counted when its last byte went out, and nothing of which no byte did.
     if !daemon.leases.completed(&token) && complete {
         daemon.metrics.completed.fetch_add(1, Relaxed);
     }
-    daemon.changes.changed(handle);
+    daemon.notifier.changed(handle);
     Ok(reply::empty(StatusCode::NO_CONTENT))
 }
 

@@ -12,19 +12,19 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use lockbox_share_protocol::age;
-use lockbox_share_protocol::api::OfShare;
+use lockbox_share_protocol::api::ShareEndpoint;
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Batch, Claim, Create, State};
+use lockbox_share_protocol::message::{Batch, ClaimRequest, CreateRequest, ShareState};
 use lockbox_share_protocol::token::{LeaseToken, OwnerToken, Verifier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
 use super::client_addr::Peer;
-use super::range::{Answer, Wanted, decide};
+use super::range::{RangeDecision, RangeHeaders, decide};
 use super::worker::Connection;
-use super::{Daemon, Network, Settings, client_addr, request};
+use super::{Daemon, DaemonSettings, Network, client_addr, request};
 use crate::limiter::Rates;
 use crate::store::env::SystemClock;
 use crate::store::memory::MemoryStore;
@@ -75,7 +75,8 @@ impl Stage {
             payload: None,
         };
         store.create(handle, share).wait().expect("a share");
-        let settings = Settings { rates: Rates { per_minute: 0, ..Rates::default() }, ..Settings::default() };
+        let settings =
+            DaemonSettings { rates: Rates { per_minute: 0, ..Rates::default() }, ..DaemonSettings::default() };
         let daemon = Arc::new(Daemon::new(Arc::new(store), spool, settings, [7; 16]));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
         Stage { runtime, daemon, handle, owner, directory, runs: 0 }
@@ -151,7 +152,7 @@ pub fn connection(data: &[u8]) {
         assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "an answer that is no HTTP");
         assert!(!answer.windows(12).any(|text| text == b"HTTP/1.1 500"), "the daemon failed");
         let info = stage.daemon.store.info(stage.handle, &stage.owner).wait().expect("the share is there");
-        assert!(info.state == State::Armed && info.version == 1, "a share was changed without proof");
+        assert!(info.state == ShareState::Armed && info.version == 1, "a share was changed without proof");
         assert!(stage.daemon.leases.running() == 0 && stage.daemon.metrics.connections.load(Relaxed) == 0);
         stage.daemon.discard_waiting();
     });
@@ -162,8 +163,8 @@ pub fn ranges(data: &[u8]) {
     let Some((length, rest)) = data.split_first_chunk::<8>() else { return };
     let length = u64::from_le_bytes(*length);
     let mut fields = rest.split(|&byte| byte == b'\n');
-    let wanted = Wanted { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
-    if let Answer::Part { first, last } = decide(&wanted, length, "\"tag\"") {
+    let wanted = RangeHeaders { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
+    if let RangeDecision::Part { first, last } = decide(&wanted, length, "\"tag\"") {
         assert!(first <= last && last < length);
     }
 }
@@ -178,10 +179,10 @@ pub fn capsule(data: &[u8]) {
 
 /// The text of a request: its message, its path and query, its headers.
 pub fn request(data: &[u8]) {
-    let _ = serde_json::from_slice::<Batch<Claim>>(data);
-    if let Ok(create) = serde_json::from_slice::<Create>(data) {
+    let _ = serde_json::from_slice::<Batch<ClaimRequest>>(data);
+    if let Ok(create) = serde_json::from_slice::<CreateRequest>(data) {
         let text = serde_json::to_vec(&create).expect("a message is text");
-        assert!(serde_json::from_slice::<Create>(&text).is_ok());
+        assert!(serde_json::from_slice::<CreateRequest>(&text).is_ok());
     }
     let mut headers = HeaderMap::new();
     if let Ok(value) = HeaderValue::from_bytes(data) {
@@ -194,7 +195,7 @@ pub fn request(data: &[u8]) {
     let _ = request::bearer::<LeaseToken>(&headers);
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = request::parameters(Some(text), ["version", "state", "wait"]);
-        if let Some((which, handle)) = OfShare::parse(text) {
+        if let Some((which, handle)) = ShareEndpoint::parse(text) {
             assert_eq!(which.path(handle).to_string(), text);
         }
     }

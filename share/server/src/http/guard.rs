@@ -10,14 +10,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use super::admission::Seat;
+use super::admission::ConnectionSlot;
 
 /// A client that takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
 /// a download's place for ever.
 const LEAST_RATE: u64 = 1024;
 
 /// A stream that fails when what is written is not taken in its time. A read may wait: hyper and the handlers have timers for those.
-pub(super) struct Guarded<S> {
+pub(super) struct StallGuard<S> {
     stream: S,
     patience: Duration,
     /// Runs from the first write that waits until enough was taken, so that an idle connection has no timer here.
@@ -25,12 +25,12 @@ pub(super) struct Guarded<S> {
     /// Bytes that were taken while it runs.
     taken: u64,
     /// Is notified when everything was handed over.
-    seat: Option<Arc<Seat>>,
+    slot: Option<Arc<ConnectionSlot>>,
 }
 
-impl<S> Guarded<S> {
-    pub(super) fn new(stream: S, patience: Duration, seat: Option<Arc<Seat>>) -> Guarded<S> {
-        Guarded { stream, patience, waiting: None, taken: 0, seat }
+impl<S> StallGuard<S> {
+    pub(super) fn new(stream: S, patience: Duration, slot: Option<Arc<ConnectionSlot>>) -> StallGuard<S> {
+        StallGuard { stream, patience, waiting: None, taken: 0, slot }
     }
 
     fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -47,8 +47,8 @@ impl<S> Guarded<S> {
     fn flushed(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
         if result.is_ready() {
             self.waiting = None;
-            if let Some(seat) = &self.seat {
-                seat.flushed();
+            if let Some(slot) = &self.slot {
+                slot.flushed();
             }
         }
         self.judge(cx, result)
@@ -70,13 +70,13 @@ impl<S> Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.wrote(cx, result)
@@ -114,7 +114,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_is_left_after_its_time() {
         let (mine, _theirs) = tokio::io::duplex(16);
-        let mut guarded = Guarded::new(mine, Duration::from_secs(60), None);
+        let mut guarded = StallGuard::new(mine, Duration::from_secs(60), None);
         let error = guarded.write_all(&[0; 100]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
@@ -132,7 +132,7 @@ mod tests {
                 }
             }
         });
-        let mut guarded = Guarded::new(mine, Duration::from_secs(60), None);
+        let mut guarded = StallGuard::new(mine, Duration::from_secs(60), None);
         let written = guarded.write_all(&[0; 1 << 20]).await;
         drop(guarded);
         reader.await.unwrap();
@@ -150,7 +150,7 @@ mod tests {
     async fn the_time_ends_when_everything_was_taken() {
         use tokio::io::AsyncReadExt;
         let (mine, mut theirs) = tokio::io::duplex(16);
-        let mut guarded = Guarded::new(mine, Duration::from_secs(60), None);
+        let mut guarded = StallGuard::new(mine, Duration::from_secs(60), None);
         let mut taken = [0; 20];
         for _ in 0..5 {
             let (written, read) = tokio::join!(

@@ -1,6 +1,6 @@
 //! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
 //!
-//! `listen` makes the sockets, `worker` accepts on them, `seats` says who may stay, `route` sends each request to its handler (`create`, `owners`,
+//! `listen` makes the sockets, `worker` accepts on them, `slots` says who may stay, `route` sends each request to its handler (`create`, `owners`,
 //! `claim`, `upload`, `download`, `page`, each alone or by `batch`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
 //! Handlers decide nothing about shares: the store does. What all of them share is the `daemon`.
 
@@ -38,4 +38,4 @@ mod upload;
 mod worker;
 
 pub use client_addr::{Network, is_loopback_authority};
-pub use daemon::{Creators, Daemon, LINGERING, LOCAL_CONNECTIONS, Settings};
+pub use daemon::{CreatorPolicy, Daemon, DaemonSettings, LINGERING, LOCAL_CONNECTIONS};

@@ -9,7 +9,7 @@ use tokio::sync::futures::Notified;
 /// Shares whose handles fall into the same slot are not told apart.
 const SLOTS: usize = 64;
 
-pub(super) struct Changes([Slot; SLOTS]);
+pub(super) struct ShareNotifier([Slot; SLOTS]);
 
 #[derive(Default)]
 struct Slot {
@@ -17,13 +17,13 @@ struct Slot {
     withdrawals: AtomicU64,
 }
 
-impl Default for Changes {
-    fn default() -> Changes {
-        Changes(std::array::from_fn(|_| Slot::default()))
+impl Default for ShareNotifier {
+    fn default() -> ShareNotifier {
+        ShareNotifier(std::array::from_fn(|_| Slot::default()))
     }
 }
 
-impl Changes {
+impl ShareNotifier {
     fn slot(&self, handle: Handle) -> &Slot {
         // Handles are random, so their own digits spread them.
         &self.0[handle.number() as usize % SLOTS]

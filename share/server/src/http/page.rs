@@ -13,7 +13,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// One of the embedded files, made by `share/page/build.mjs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum File {
+pub(super) enum Asset {
     /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`, which the page repairs.
     Page,
     /// What it does.
@@ -22,20 +22,20 @@ pub(super) enum File {
     Style,
 }
 
-impl File {
-    pub(super) fn of(path: &str) -> Option<File> {
+impl Asset {
+    pub(super) fn of(path: &str) -> Option<Asset> {
         match path {
-            "/assets/page.js" => Some(File::Script),
-            "/assets/page.css" => Some(File::Style),
-            _ => path.starts_with(api::PAGE).then_some(File::Page),
+            "/assets/page.js" => Some(Asset::Script),
+            "/assets/page.css" => Some(Asset::Style),
+            _ => path.starts_with(api::PAGE).then_some(Asset::Page),
         }
     }
 
     pub(super) fn reply(self) -> Reply {
         let (content_type, bytes): (_, &'static [u8]) = match self {
-            File::Page => ("text/html; charset=utf-8", include_bytes!("../../../page/dist/index.html")),
-            File::Script => ("text/javascript; charset=utf-8", include_bytes!("../../../page/dist/page.js")),
-            File::Style => ("text/css; charset=utf-8", include_bytes!("../../../page/dist/page.css")),
+            Asset::Page => ("text/html; charset=utf-8", include_bytes!("../../../page/dist/index.html")),
+            Asset::Script => ("text/javascript; charset=utf-8", include_bytes!("../../../page/dist/page.js")),
+            Asset::Style => ("text/css; charset=utf-8", include_bytes!("../../../page/dist/page.css")),
         };
         let mut reply = reply::with_type(StatusCode::OK, content_type, Bytes::from_static(bytes));
         let headers = reply.headers_mut();

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api::{REPEAT_SECONDS, UPLOAD_SECONDS};
-use lockbox_share_protocol::message::Created;
+use lockbox_share_protocol::message::CreateReply;
 use lockbox_share_protocol::token::{UploadToken, Verifier};
 use parking_lot::Mutex;
 
@@ -24,51 +24,51 @@ type Token = [u8; UploadToken::LENGTH];
 
 /// Uploads by their token.
 #[derive(Default)]
-pub(super) struct Waiting(Mutex<Table>);
+pub(super) struct PendingUploads(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    uploads: HashMap<Token, Upload>,
+    uploads: HashMap<Token, PendingUpload>,
     /// Those of which a share is being made.
-    making: HashMap<Token, Upload>,
+    making: HashMap<Token, PendingUpload>,
     /// What became of those that a share took.
-    made: HashMap<Token, Made>,
+    made: HashMap<Token, CreatedUpload>,
 }
 
-struct Upload {
+struct PendingUpload {
     owner: Verifier,
     entry: SpoolEntry,
     since: Instant,
 }
 
 /// What becomes of a message to make a share of an upload.
-pub(super) enum Taken {
-    /// The caller has it now, and says with [`Waiting::remember`] or [`Waiting::put_back`] how that ended.
+pub(super) enum TakeOutcome {
+    /// The caller has it now, and says with [`PendingUploads::complete`] or [`PendingUploads::release`] how that ended.
     Entry(SpoolEntry),
     /// An earlier message has it, and it is not known yet how that ends.
-    BeingMade,
+    InProgress,
     /// The share that an earlier message made of it within the last minute.
-    Made(Created),
+    Made(CreateReply),
     /// There is no such upload, or it is another's, or another share has it.
     Unknown,
 }
 
-struct Made {
+struct CreatedUpload {
     owner: Verifier,
     auth: Verifier,
-    created: Created,
+    created: CreateReply,
     since: Instant,
 }
 
 /// What an upload that arrived came to.
-pub(super) struct Arrived {
+pub(super) struct AddedUpload {
     pub(super) token: UploadToken,
     pub(super) entry: SpoolEntry,
     /// The same ciphertext waits already; the file of this upload is to be removed.
     pub(super) surplus: Option<[u8; 16]>,
 }
 
-impl Waiting {
+impl PendingUploads {
     /// Whether another upload may be begun.
     pub(super) fn has_room(&self) -> bool {
         let table = self.0.lock();
@@ -76,21 +76,21 @@ impl Waiting {
     }
 
     /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same ciphertext.
-    pub(super) fn arrived(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> Arrived {
+    pub(super) fn add(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> AddedUpload {
         let mut table = self.0.lock();
         let same = table.uploads.iter_mut().find(|(_, known)| {
             known.entry.digest == entry.digest && known.entry.length == entry.length && known.owner == owner
         });
         if let Some((token, known)) = same {
             known.since = Instant::now();
-            return Arrived { token: UploadToken::new(*token), entry: known.entry, surplus: Some(entry.id) };
+            return AddedUpload { token: UploadToken::new(*token), entry: known.entry, surplus: Some(entry.id) };
         }
-        table.uploads.insert(*token.as_bytes(), Upload { owner, entry, since: Instant::now() });
-        Arrived { token, entry, surplus: None }
+        table.uploads.insert(*token.as_bytes(), PendingUpload { owner, entry, since: Instant::now() });
+        AddedUpload { token, entry, surplus: None }
     }
 
     /// Hands an upload of `owner` to the share that has the verifier `auth`.
-    pub(super) fn take(&self, token: &UploadToken, owner: &Verifier, auth: &Verifier) -> Taken {
+    pub(super) fn take(&self, token: &UploadToken, owner: &Verifier, auth: &Verifier) -> TakeOutcome {
         let key = token.as_bytes();
         let mut table = self.0.lock();
         if table.uploads.get(key).is_some_and(|upload| upload.owner.accepts(owner))
@@ -98,26 +98,26 @@ impl Waiting {
         {
             let entry = upload.entry;
             table.making.insert(*key, upload);
-            return Taken::Entry(entry);
+            return TakeOutcome::Entry(entry);
         }
         if table.making.get(key).is_some_and(|upload| upload.owner.accepts(owner)) {
-            return Taken::BeingMade;
+            return TakeOutcome::InProgress;
         }
         let made = table.made.get(key).filter(|made| made.is_fresh());
         let same = made.filter(|made| made.owner.accepts(owner) && made.auth.accepts(auth));
-        same.map_or(Taken::Unknown, |made| Taken::Made(made.created.clone()))
+        same.map_or(TakeOutcome::Unknown, |made| TakeOutcome::Made(made.created.clone()))
     }
 
     /// Keeps an upload that a share did not take after all, for its owner.
-    pub(super) fn put_back(&self, token: &UploadToken) {
+    pub(super) fn release(&self, token: &UploadToken) {
         let mut table = self.0.lock();
         if let Some(upload) = table.making.remove(token.as_bytes()) {
-            table.uploads.insert(*token.as_bytes(), Upload { since: Instant::now(), ..upload });
+            table.uploads.insert(*token.as_bytes(), PendingUpload { since: Instant::now(), ..upload });
         }
     }
 
     /// Notes which share took an upload.
-    pub(super) fn remember(&self, token: &UploadToken, owner: Verifier, auth: Verifier, created: Created) {
+    pub(super) fn complete(&self, token: &UploadToken, owner: Verifier, auth: Verifier, created: CreateReply) {
         let mut table = self.0.lock();
         table.making.remove(token.as_bytes());
         if table.made.len() >= MOST {
@@ -125,7 +125,7 @@ impl Waiting {
         }
         // More than that in a minute are not remembered: their repeated request is refused, as one that comes too late.
         if table.made.len() < MOST {
-            table.made.insert(*token.as_bytes(), Made { owner, auth, created, since: Instant::now() });
+            table.made.insert(*token.as_bytes(), CreatedUpload { owner, auth, created, since: Instant::now() });
         }
     }
 
@@ -153,7 +153,7 @@ impl Waiting {
     }
 }
 
-impl Made {
+impl CreatedUpload {
     fn is_fresh(&self) -> bool {
         self.since.elapsed() < Duration::from_secs(REPEAT_SECONDS)
     }
@@ -171,27 +171,27 @@ mod tests {
 
     #[test]
     fn an_upload_is_given_to_its_owner_alone_and_to_one_share_at_a_time() {
-        let waiting = Waiting::default();
+        let pending_uploads = PendingUploads::default();
         let entry = SpoolEntry { id: [4; 16], length: 5, digest: Digest::new([6; 32]) };
         let token = UploadToken::new([7; UploadToken::LENGTH]);
-        waiting.arrived(UploadToken::new([7; UploadToken::LENGTH]), OWNER, entry);
-        let take = |owner, auth| waiting.take(&token, owner, auth);
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
-        assert!(matches!(take(&OWNER, &AUTH), Taken::Entry(taken) if taken == entry));
+        pending_uploads.add(UploadToken::new([7; UploadToken::LENGTH]), OWNER, entry);
+        let take = |owner, auth| pending_uploads.take(&token, owner, auth);
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::Entry(taken) if taken == entry));
         // Of any share: which one has it is not known before it is there.
-        assert!(matches!(take(&OWNER, &AUTH), Taken::BeingMade));
-        assert!(matches!(take(&OWNER, &OTHER), Taken::BeingMade));
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
-        waiting.put_back(&token);
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
-        assert!(matches!(take(&OWNER, &AUTH), Taken::Entry(taken) if taken == entry));
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::InProgress));
+        assert!(matches!(take(&OWNER, &OTHER), TakeOutcome::InProgress));
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
+        pending_uploads.release(&token);
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::Entry(taken) if taken == entry));
         let handle = "1482719382210".parse().unwrap();
-        waiting.remember(&token, OWNER, AUTH, Created { handle, url: String::new(), expires_at: 8 });
-        assert!(matches!(take(&OWNER, &AUTH), Taken::Made(made) if made.handle == handle));
-        assert!(matches!(take(&OWNER, &OTHER), Taken::Unknown));
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
+        pending_uploads.complete(&token, OWNER, AUTH, CreateReply { handle, url: String::new(), expires_at: 8 });
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::Made(made) if made.handle == handle));
+        assert!(matches!(take(&OWNER, &OTHER), TakeOutcome::Unknown));
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
         // It is spent.
-        waiting.put_back(&token);
-        assert!(matches!(take(&OWNER, &OTHER), Taken::Unknown));
+        pending_uploads.release(&token);
+        assert!(matches!(take(&OWNER, &OTHER), TakeOutcome::Unknown));
     }
 }

@@ -14,42 +14,42 @@
 //!    of an upload, and for a client that takes less of an answer than 1 KiB/s (`guard`).
 //! 6. Uploads, batches and watchers, which cost more than a connection, have places by client of their own.
 //!
-//! `seats` keeps 1 to 5; `Permits` keeps 6.
+//! `slots` keeps 1 to 5; `ConcurrencyLimit` keeps 6.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::limiter::Client;
+use crate::limiter::ClientId;
 
 /// Permits for one kind of request.
-pub(super) struct Permits {
+pub(super) struct ConcurrencyLimit {
     all: usize,
     each: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<PermitCounts>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct PermitCounts {
     all: usize,
-    clients: HashMap<Client, usize>,
+    clients: HashMap<ClientId, usize>,
 }
 
 /// Leave for one request; it is given back when it is dropped.
-pub(super) struct Permit {
-    permits: Arc<Permits>,
-    client: Client,
+pub(super) struct ConcurrencyPermit {
+    permits: Arc<ConcurrencyLimit>,
+    client: ClientId,
 }
 
-impl Permits {
+impl ConcurrencyLimit {
     /// `all` permits, of which one client takes at most `each`: so one that holds its requests back does not stop the others.
-    pub(super) fn new(all: usize, each: usize) -> Arc<Permits> {
-        Arc::new(Permits { all, each, taken: Mutex::default() })
+    pub(super) fn new(all: usize, each: usize) -> Arc<ConcurrencyLimit> {
+        Arc::new(ConcurrencyLimit { all, each, taken: Mutex::default() })
     }
 
     /// None when all are taken, or this client's.
-    pub(super) fn take(self: &Arc<Permits>, client: Client) -> Option<Permit> {
+    pub(super) fn take(self: &Arc<ConcurrencyLimit>, client: ClientId) -> Option<ConcurrencyPermit> {
         let mut taken = self.taken.lock();
         if taken.all >= self.all {
             return None;
@@ -60,11 +60,11 @@ impl Permits {
         }
         *clients += 1;
         taken.all += 1;
-        Some(Permit { permits: self.clone(), client })
+        Some(ConcurrencyPermit { permits: self.clone(), client })
     }
 }
 
-impl Drop for Permit {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         let mut taken = self.permits.taken.lock();
         taken.all = taken.all.saturating_sub(1);
@@ -83,11 +83,11 @@ mod tests {
 
     #[test]
     fn places_are_bounded_in_all_and_for_each_client_and_come_back() {
-        let permits = Permits::new(5, 2);
-        let client = Client::Network;
-        let mut held: Vec<Permit> = (0..2).map(|_| permits.take(client(1)).unwrap()).collect();
+        let permits = ConcurrencyLimit::new(5, 2);
+        let client = ClientId::Network;
+        let mut held: Vec<ConcurrencyPermit> = (0..2).map(|_| permits.take(client(1)).unwrap()).collect();
         assert!(permits.take(client(1)).is_none());
-        held.extend((0..2).map(|_| permits.take(Client::Local).unwrap()));
+        held.extend((0..2).map(|_| permits.take(ClientId::Local).unwrap()));
         held.push(permits.take(client(2)).unwrap());
         assert!(permits.take(client(3)).is_none());
         held.remove(0);

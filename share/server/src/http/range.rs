@@ -4,7 +4,7 @@ use lockbox_share_protocol::token::Digest;
 
 /// What the headers of one request ask for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wanted<'a> {
+pub(super) struct RangeHeaders<'a> {
     /// `Range`.
     pub range: Option<&'a [u8]>,
     /// `If-Range`.
@@ -15,7 +15,7 @@ pub(super) struct Wanted<'a> {
 
 /// What it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum RangeDecision {
     /// 200 with all bytes.
     Whole,
     /// 206 with the bytes from `first` to `last`, both included.
@@ -28,7 +28,7 @@ pub(super) enum Answer {
 
 /// One range as it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum RequestedRange {
     From(u64),
     Between(u64, u64),
     Last(u64),
@@ -40,36 +40,38 @@ pub(super) fn entity_tag(digest: &Digest) -> String {
 }
 
 /// Decides for a representation of `length` bytes, above zero, with the strong entity tag `tag`; total.
-pub(super) fn decide(wanted: &Wanted<'_>, length: u64, tag: &str) -> Answer {
+pub(super) fn decide(wanted: &RangeHeaders<'_>, length: u64, tag: &str) -> RangeDecision {
     if wanted.if_none_match.is_some_and(|list| lists(list, tag.as_bytes())) {
-        return Answer::NotModified;
+        return RangeDecision::NotModified;
     }
-    let Some(range) = wanted.range else { return Answer::Whole };
+    let Some(range) = wanted.range else { return RangeDecision::Whole };
     // A date, a weak tag or another tag: the client's part may be of something else.
     if wanted.if_range.is_some_and(|validator| validator.trim_ascii() != tag.as_bytes()) {
-        return Answer::Whole;
+        return RangeDecision::Whole;
     }
     // Several ranges and other units are answered with the whole, which RFC 9110 14.2 allows.
     match parse(range) {
-        None => Answer::Whole,
+        None => RangeDecision::Whole,
         Some(asked) => place(asked, length),
     }
 }
 
-fn place(asked: Asked, length: u64) -> Answer {
+fn place(asked: RequestedRange, length: u64) -> RangeDecision {
     let end = length.saturating_sub(1);
     match asked {
-        Asked::From(first) | Asked::Between(first, _) if first >= length => Answer::NotSatisfiable,
-        Asked::From(first) => Answer::Part { first, last: end },
-        Asked::Between(first, last) => Answer::Part { first, last: last.min(end) },
-        Asked::Last(0) => Answer::NotSatisfiable,
-        Asked::Last(_) if length == 0 => Answer::NotSatisfiable,
-        Asked::Last(count) => Answer::Part { first: length.saturating_sub(count), last: end },
+        RequestedRange::From(first) | RequestedRange::Between(first, _) if first >= length => {
+            RangeDecision::NotSatisfiable
+        }
+        RequestedRange::From(first) => RangeDecision::Part { first, last: end },
+        RequestedRange::Between(first, last) => RangeDecision::Part { first, last: last.min(end) },
+        RequestedRange::Last(0) => RangeDecision::NotSatisfiable,
+        RequestedRange::Last(_) if length == 0 => RangeDecision::NotSatisfiable,
+        RequestedRange::Last(count) => RangeDecision::Part { first: length.saturating_sub(count), last: end },
     }
 }
 
 /// One range of bytes; None for several, for other units and for anything that is not understood.
-fn parse(range: &[u8]) -> Option<Asked> {
+fn parse(range: &[u8]) -> Option<RequestedRange> {
     let text = std::str::from_utf8(range).ok()?.trim();
     let (unit, set) = text.split_once('=')?;
     if !unit.eq_ignore_ascii_case("bytes") {
@@ -78,11 +80,11 @@ fn parse(range: &[u8]) -> Option<Asked> {
     let (first, last) = set.trim().split_once('-')?;
     match (first.is_empty(), last.is_empty()) {
         (true, true) => None,
-        (true, false) => Some(Asked::Last(number(last)?)),
-        (false, true) => Some(Asked::From(number(first)?)),
+        (true, false) => Some(RequestedRange::Last(number(last)?)),
+        (false, true) => Some(RequestedRange::From(number(first)?)),
         (false, false) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Asked::Between(first, last))
+            (first <= last).then_some(RequestedRange::Between(first, last))
         }
     }
 }
@@ -114,8 +116,8 @@ mod tests {
 
     const TAG: &str = "\"abc\"";
 
-    fn ask(range: &str) -> Answer {
-        decide(&Wanted { range: Some(range.as_bytes()), ..Wanted::default() }, 1000, TAG)
+    fn ask(range: &str) -> RangeDecision {
+        decide(&RangeHeaders { range: Some(range.as_bytes()), ..RangeHeaders::default() }, 1000, TAG)
     }
 
     #[test]
@@ -134,14 +136,14 @@ mod tests {
         ];
         for (range, first, last) in cases {
             let range = range.replace(" = ", "=");
-            assert_eq!(ask(&range), Answer::Part { first, last }, "{range}");
+            assert_eq!(ask(&range), RangeDecision::Part { first, last }, "{range}");
         }
     }
 
     #[test]
     fn ranges_behind_the_end_are_refused() {
         for range in ["bytes=1000-", "bytes=1000-1001", "bytes=-0", "bytes=99999999999999999999999-"] {
-            assert_eq!(ask(range), Answer::NotSatisfiable, "{range}");
+            assert_eq!(ask(range), RangeDecision::NotSatisfiable, "{range}");
         }
     }
 
@@ -161,21 +163,25 @@ mod tests {
             "\u{fffd}",
             "",
         ] {
-            assert_eq!(ask(range), Answer::Whole, "{range}");
+            assert_eq!(ask(range), RangeDecision::Whole, "{range}");
         }
     }
 
     #[test]
     fn if_range_lets_only_the_same_representation_be_resumed() {
-        let part = Answer::Part { first: 5, last: 999 };
+        let part = RangeDecision::Part { first: 5, last: 999 };
         for (validator, expected) in [
             ("\"abc\"", part),
-            ("\"other\"", Answer::Whole),
-            ("W/\"abc\"", Answer::Whole),
-            ("Sat, 21 Nov 2026 15:00:00 GMT", Answer::Whole),
-            ("", Answer::Whole),
+            ("\"other\"", RangeDecision::Whole),
+            ("W/\"abc\"", RangeDecision::Whole),
+            ("Sat, 21 Nov 2026 15:00:00 GMT", RangeDecision::Whole),
+            ("", RangeDecision::Whole),
         ] {
-            let wanted = Wanted { range: Some(b"bytes=5-"), if_range: Some(validator.as_bytes()), ..Wanted::default() };
+            let wanted = RangeHeaders {
+                range: Some(b"bytes=5-"),
+                if_range: Some(validator.as_bytes()),
+                ..RangeHeaders::default()
+            };
             assert_eq!(decide(&wanted, 1000, TAG), expected, "{validator}");
         }
     }
@@ -183,14 +189,17 @@ mod tests {
     #[test]
     fn if_none_match_comes_before_ranges() {
         for (list, expected) in [
-            ("\"abc\"", Answer::NotModified),
-            ("W/\"abc\"", Answer::NotModified),
-            ("\"x\", \"abc\"", Answer::NotModified),
-            ("*", Answer::NotModified),
-            ("\"x\"", Answer::Part { first: 0, last: 0 }),
+            ("\"abc\"", RangeDecision::NotModified),
+            ("W/\"abc\"", RangeDecision::NotModified),
+            ("\"x\", \"abc\"", RangeDecision::NotModified),
+            ("*", RangeDecision::NotModified),
+            ("\"x\"", RangeDecision::Part { first: 0, last: 0 }),
         ] {
-            let wanted =
-                Wanted { range: Some(b"bytes=0-0"), if_none_match: Some(list.as_bytes()), ..Wanted::default() };
+            let wanted = RangeHeaders {
+                range: Some(b"bytes=0-0"),
+                if_none_match: Some(list.as_bytes()),
+                ..RangeHeaders::default()
+            };
             assert_eq!(decide(&wanted, 1000, TAG), expected, "{list}");
         }
     }
@@ -198,8 +207,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_part_lies_within_the_length(text in "(bytes=)?[0-9]{0,21}-?[0-9]{0,21},?", length in 1u64..) {
-            let wanted = Wanted { range: Some(text.as_bytes()), ..Wanted::default() };
-            if let Answer::Part { first, last } = decide(&wanted, length, TAG) {
+            let wanted = RangeHeaders { range: Some(text.as_bytes()), ..RangeHeaders::default() };
+            if let RangeDecision::Part { first, last } = decide(&wanted, length, TAG) {
                 prop_assert!(first <= last && last < length);
             }
         }

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use lockbox_share_protocol::message::{ErrorCode, Failure};
+use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
 
-use crate::limiter::TooOften;
+use crate::limiter::RateLimited;
 use crate::store::StoreError;
 
 /// A request that is not served.
@@ -39,13 +39,13 @@ impl Refusal {
     }
 
     /// As the body of a failure, or as one result of a batch.
-    pub(super) fn failure(self) -> Failure {
-        Failure { error: self.code, message: self.message.into_owned(), at: self.at }
+    pub(super) fn failure(self) -> ErrorBody {
+        ErrorBody { error: self.code, message: self.message.into_owned(), at: self.at }
     }
 }
 
-impl From<TooOften> for Refusal {
-    fn from(TooOften(wait): TooOften) -> Refusal {
+impl From<RateLimited> for Refusal {
+    fn from(RateLimited(wait): RateLimited) -> Refusal {
         let seconds = wait.as_secs() + 1;
         Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, StatusCode};
-use lockbox_share_protocol::api::{self, OfShare};
+use lockbox_share_protocol::api::{self, ShareEndpoint};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 
@@ -20,7 +20,7 @@ use crate::metrics::Route;
 
 /// What a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
+enum Endpoint {
     Limits,
     Uploads,
     Shares,
@@ -30,52 +30,52 @@ enum Target {
     BatchClaim,
     BatchInfo,
     BatchRevoke,
-    OfShare(OfShare, Handle),
-    Page(page::File),
+    ShareEndpoint(ShareEndpoint, Handle),
+    Page(page::Asset),
 }
 
-impl Target {
-    fn of(path: &str) -> Option<Target> {
+impl Endpoint {
+    fn of(path: &str) -> Option<Endpoint> {
         Some(match path {
-            api::LIMITS => Target::Limits,
-            api::UPLOADS => Target::Uploads,
-            api::SHARES => Target::Shares,
-            api::LOOK => Target::Look,
-            api::CLAIM => Target::Claim,
-            api::BATCH_CREATE => Target::BatchCreate,
-            api::BATCH_CLAIM => Target::BatchClaim,
-            api::BATCH_INFO => Target::BatchInfo,
-            api::BATCH_REVOKE => Target::BatchRevoke,
-            _ => match page::File::of(path) {
-                Some(file) => Target::Page(file),
-                None => OfShare::parse(path).map(|(which, handle)| Target::OfShare(which, handle))?,
+            api::LIMITS => Endpoint::Limits,
+            api::UPLOADS => Endpoint::Uploads,
+            api::SHARES => Endpoint::Shares,
+            api::LOOK => Endpoint::Look,
+            api::CLAIM => Endpoint::Claim,
+            api::BATCH_CREATE => Endpoint::BatchCreate,
+            api::BATCH_CLAIM => Endpoint::BatchClaim,
+            api::BATCH_INFO => Endpoint::BatchInfo,
+            api::BATCH_REVOKE => Endpoint::BatchRevoke,
+            _ => match page::Asset::of(path) {
+                Some(file) => Endpoint::Page(file),
+                None => ShareEndpoint::parse(path).map(|(which, handle)| Endpoint::ShareEndpoint(which, handle))?,
             },
         })
     }
 
     fn route(self) -> Route {
         match self {
-            Target::Limits => Route::Limits,
-            Target::Uploads => Route::Upload,
-            Target::Shares => Route::Create,
-            Target::Look => Route::Look,
-            Target::Claim => Route::Claim,
-            Target::BatchCreate | Target::BatchClaim | Target::BatchInfo | Target::BatchRevoke => Route::Batch,
-            Target::OfShare(OfShare::Info, _) => Route::Info,
-            Target::OfShare(OfShare::Watch, _) => Route::Watch,
-            Target::OfShare(OfShare::Revoke, _) => Route::Revoke,
-            Target::OfShare(OfShare::Rearm, _) => Route::Rearm,
-            Target::OfShare(OfShare::Complete, _) => Route::Complete,
-            Target::OfShare(OfShare::Ciphertext, _) => Route::Download,
-            Target::Page(_) => Route::Page,
+            Endpoint::Limits => Route::Limits,
+            Endpoint::Uploads => Route::Upload,
+            Endpoint::Shares => Route::Create,
+            Endpoint::Look => Route::Look,
+            Endpoint::Claim => Route::Claim,
+            Endpoint::BatchCreate | Endpoint::BatchClaim | Endpoint::BatchInfo | Endpoint::BatchRevoke => Route::Batch,
+            Endpoint::ShareEndpoint(ShareEndpoint::Info, _) => Route::Info,
+            Endpoint::ShareEndpoint(ShareEndpoint::Watch, _) => Route::Watch,
+            Endpoint::ShareEndpoint(ShareEndpoint::Revoke, _) => Route::Revoke,
+            Endpoint::ShareEndpoint(ShareEndpoint::Rearm, _) => Route::Rearm,
+            Endpoint::ShareEndpoint(ShareEndpoint::Complete, _) => Route::Complete,
+            Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _) => Route::Download,
+            Endpoint::Page(_) => Route::Page,
         }
     }
 
     /// As the header `Allow`.
     fn methods(self) -> &'static str {
         match self {
-            Target::OfShare(OfShare::Ciphertext, _) | Target::Page(_) => "GET, HEAD, OPTIONS",
-            Target::Limits | Target::OfShare(OfShare::Info | OfShare::Watch, _) => "GET, OPTIONS",
+            Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _) | Endpoint::Page(_) => "GET, HEAD, OPTIONS",
+            Endpoint::Limits | Endpoint::ShareEndpoint(ShareEndpoint::Info | ShareEndpoint::Watch, _) => "GET, OPTIONS",
             _ => "POST, OPTIONS",
         }
     }
@@ -84,13 +84,13 @@ impl Target {
     fn limits_itself(self) -> bool {
         matches!(
             self,
-            Target::Look
-                | Target::Claim
-                | Target::BatchCreate
-                | Target::BatchClaim
-                | Target::BatchInfo
-                | Target::BatchRevoke
-                | Target::OfShare(OfShare::Ciphertext, _)
+            Endpoint::Look
+                | Endpoint::Claim
+                | Endpoint::BatchCreate
+                | Endpoint::BatchClaim
+                | Endpoint::BatchInfo
+                | Endpoint::BatchRevoke
+                | Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _)
         )
     }
 }
@@ -98,7 +98,7 @@ impl Target {
 /// Answers one request.
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
-    let target = Target::of(request.uri().path());
+    let target = Endpoint::of(request.uri().path());
     let checked = csrf::check(&request, &daemon.settings.public_url)
         .and_then(|()| target.ok_or_else(|| Refusal::new(ErrorCode::NotFound, "there is no such path")));
     let result = match checked {
@@ -114,11 +114,16 @@ pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
         }
         refusal.reply()
     });
-    daemon.metrics.answered(target.map_or(Route::Other, Target::route), reply.status().as_u16(), started.elapsed());
+    daemon.metrics.answered(target.map_or(Route::Other, Endpoint::route), reply.status().as_u16(), started.elapsed());
     reply
 }
 
-async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Request<Incoming>) -> Result<Reply, Refusal> {
+async fn serve(
+    daemon: &Arc<Daemon>,
+    peer: Peer,
+    target: Endpoint,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
     let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
     let method = request.method();
     if method == Method::OPTIONS {
@@ -135,27 +140,39 @@ async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Reques
         daemon.limiter.admit(client, 1)?;
     }
     if request.uri().query().is_some_and(|query| !query.is_empty())
-        && !matches!(target, Target::OfShare(OfShare::Watch, _) | Target::Page(_))
+        && !matches!(target, Endpoint::ShareEndpoint(ShareEndpoint::Watch, _) | Endpoint::Page(_))
     {
         return Err(Refusal::malformed("the path takes no parameters"));
     }
     match target {
-        Target::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
-        Target::Uploads => upload::upload(daemon, peer, client, request).await,
-        Target::Shares => create::create(daemon, peer, request).await,
-        Target::Look => claim::look(daemon, client, request).await,
-        Target::Claim => claim::claim(daemon, client, request).await,
-        Target::BatchCreate => create::batch_create(daemon, peer, client, request).await,
-        Target::BatchClaim => claim::batch(daemon, client, request).await,
-        Target::BatchInfo => Action::Info.many(daemon, client, request).await,
-        Target::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
-        Target::OfShare(OfShare::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Watch, handle) => share_handlers::watch(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Rearm, handle) => Action::Rearm.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Complete, handle) => download::complete(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Ciphertext, handle) => download::download(daemon, client, handle, &request).await,
-        Target::Page(file) => Ok(file.reply()),
+        Endpoint::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
+        Endpoint::Uploads => upload::upload(daemon, peer, client, request).await,
+        Endpoint::Shares => create::create(daemon, peer, request).await,
+        Endpoint::Look => claim::look(daemon, client, request).await,
+        Endpoint::Claim => claim::claim(daemon, client, request).await,
+        Endpoint::BatchCreate => create::batch_create(daemon, peer, client, request).await,
+        Endpoint::BatchClaim => claim::batch(daemon, client, request).await,
+        Endpoint::BatchInfo => Action::Info.many(daemon, client, request).await,
+        Endpoint::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
+        Endpoint::ShareEndpoint(ShareEndpoint::Info, handle) => {
+            Action::Info.one(daemon, client, handle, &request).await
+        }
+        Endpoint::ShareEndpoint(ShareEndpoint::Watch, handle) => {
+            share_handlers::watch(daemon, client, handle, &request).await
+        }
+        Endpoint::ShareEndpoint(ShareEndpoint::Revoke, handle) => {
+            Action::Revoke.one(daemon, client, handle, &request).await
+        }
+        Endpoint::ShareEndpoint(ShareEndpoint::Rearm, handle) => {
+            Action::Rearm.one(daemon, client, handle, &request).await
+        }
+        Endpoint::ShareEndpoint(ShareEndpoint::Complete, handle) => {
+            download::complete(daemon, client, handle, &request).await
+        }
+        Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, handle) => {
+            download::download(daemon, client, handle, &request).await
+        }
+        Endpoint::Page(file) => Ok(file.reply()),
     }
 }
 
@@ -166,12 +183,12 @@ mod tests {
     #[test]
     fn every_path_has_its_target() {
         let handle: Handle = "1482719382210".parse().unwrap();
-        assert_eq!(Target::of("/v1/shares"), Some(Target::Shares));
-        for which in OfShare::ALL {
-            assert_eq!(Target::of(&which.path(handle).to_string()), Some(Target::OfShare(which, handle)));
+        assert_eq!(Endpoint::of("/v1/shares"), Some(Endpoint::Shares));
+        for which in ShareEndpoint::ALL {
+            assert_eq!(Endpoint::of(&which.path(handle).to_string()), Some(Endpoint::ShareEndpoint(which, handle)));
         }
         for path in ["/", "/v1", "/v2/claim", "/v1/claim/", "/v1/shares/x", "//v1/claim", "/metrics", "/s"] {
-            assert_eq!(Target::of(path), None, "{path}");
+            assert_eq!(Endpoint::of(path), None, "{path}");
         }
     }
 }

@@ -14,17 +14,17 @@ use tokio_rustls::TlsAcceptor;
 use super::admin;
 use super::daemon::{Daemon, MAX_UPLOADS};
 use super::listen::{Tcp, UnixSocket};
-use super::worker::{self, Sockets};
+use super::worker::{self, WorkerSockets};
 
 /// How often uploads that nobody took are looked for.
-const SWEEP: Duration = Duration::from_secs(30);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slow heads are looked for.
-const LOOK: Duration = Duration::from_secs(1);
+const SLOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold reads.
 const BLOCKING: usize = MAX_UPLOADS + 32;
 
 /// Where the daemon listens. All of it is open before the daemon is made: its links name the ports.
-pub struct Open {
+pub struct ListeningSockets {
     /// HTTP, or HTTPS where there is an acceptor.
     pub tcp: Vec<(Tcp, Option<TlsAcceptor>)>,
     /// This machine's own programs.
@@ -36,7 +36,7 @@ pub struct Open {
 }
 
 /// A daemon that answers.
-pub struct Running {
+pub struct RunningServer {
     daemon: Arc<Daemon>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<io::Result<()>>>,
@@ -62,11 +62,11 @@ fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
 ///
 /// # Errors
 /// One sentence that names the address or what the host lacks.
-pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running, String> {
+pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Result<RunningServer, String> {
     let workers = workers.max(1);
     let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
-    let Open { tcp: open, unix, proxies, admin: figures } = open;
-    let mut sockets: Vec<Sockets> = (0..workers).map(|_| Sockets::default()).collect();
+    let ListeningSockets { tcp: open, unix, proxies, admin: figures } = open;
+    let mut sockets: Vec<WorkerSockets> = (0..workers).map(|_| WorkerSockets::default()).collect();
     let mut tcp = Vec::new();
     for (Tcp { address, listeners }, acceptor) in open {
         tcp.push((address, acceptor.is_some()));
@@ -110,7 +110,7 @@ pub fn start(daemon: Arc<Daemon>, open: Open, workers: usize) -> Result<Running,
     let runtime = event_loop(4)?;
     let work = move || runtime.block_on(keep(keeper, admin_listener, stopped));
     threads.push(spawn("keeper".into(), work)?);
-    Ok(Running { daemon, stop, threads, unix, proxies, tcp, admin })
+    Ok(RunningServer { daemon, stop, threads, unix, proxies, tcp, admin })
 }
 
 fn spawn(
@@ -129,8 +129,8 @@ async fn keep(
     if let Some(listener) = listener {
         tokio::spawn(admin::serve(daemon.clone(), TcpListener::from_std(listener)?));
     }
-    let mut sweep = tokio::time::interval(SWEEP);
-    let mut look = tokio::time::interval(LOOK);
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    let mut look = tokio::time::interval(SLOW_CHECK_INTERVAL);
     loop {
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -143,7 +143,7 @@ async fn keep(
     }
 }
 
-impl Running {
+impl RunningServer {
     /// Where the Unix socket is.
     pub fn unix(&self) -> Option<&std::path::Path> {
         self.unix.as_ref().map(UnixSocket::path)
@@ -161,7 +161,7 @@ impl Running {
     pub fn stop(self) -> Result<(), String> {
         self.daemon.stopping.store(true, Relaxed);
         let _ = self.stop.send(true);
-        self.daemon.changes.wake_all();
+        self.daemon.notifier.wake_all();
         drop((self.unix, self.proxies));
         let mut result = Ok(());
         for thread in self.threads {

@@ -8,15 +8,15 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::api::{DEFAULT_WAIT, MAX_WAIT};
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{ClaimInfo, Info, State};
+use lockbox_share_protocol::message::{ClaimInfo, ShareInfo, ShareState};
 use lockbox_share_protocol::token::OwnerToken;
 
 use super::daemon::{Daemon, see_through};
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::{batch, request};
-use crate::limiter::Client;
-use crate::store::{self, Pending};
+use crate::limiter::ClientId;
+use crate::store::{self, PendingReply};
 
 /// How long a change by time alone may stay unnoticed by a watcher.
 const TICK: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    fn begin(self, daemon: &Daemon, handle: Handle, owner: &OwnerToken) -> Pending<store::Info> {
+    fn begin(self, daemon: &Daemon, handle: Handle, owner: &OwnerToken) -> PendingReply<store::ShareReport> {
         match self {
             Action::Info => daemon.store.info(handle, owner),
             Action::Revoke => daemon.store.revoke(handle, owner),
@@ -44,10 +44,10 @@ impl Action {
     async fn end(
         self,
         daemon: Arc<Daemon>,
-        client: Client,
+        client: ClientId,
         handle: Handle,
-        pending: Pending<store::Info>,
-    ) -> Result<Info, Refusal> {
+        pending: PendingReply<store::ShareReport>,
+    ) -> Result<ShareInfo, Refusal> {
         let info = pending.await.map_err(|error| daemon.refused(client, error))?;
         let counter = match self {
             Action::Info => return Ok(message_of(handle, &info)),
@@ -55,7 +55,7 @@ impl Action {
             Action::Rearm => &daemon.metrics.rearmed,
         };
         counter.fetch_add(1, Relaxed);
-        daemon.changes.withdraw(handle);
+        daemon.notifier.withdraw(handle);
         Ok(message_of(handle, &info))
     }
 
@@ -63,7 +63,7 @@ impl Action {
     pub(super) async fn one(
         self,
         daemon: &Arc<Daemon>,
-        client: Client,
+        client: ClientId,
         handle: Handle,
         request: &Request<Incoming>,
     ) -> Result<Reply, Refusal> {
@@ -79,7 +79,7 @@ impl Action {
     pub(super) async fn many(
         self,
         daemon: &Arc<Daemon>,
-        client: Client,
+        client: ClientId,
         request: Request<Incoming>,
     ) -> Result<Reply, Refusal> {
         let owner = request::bearer(request.headers())?;
@@ -93,7 +93,7 @@ impl Action {
 /// `GET /v1/shares/HANDLE/watch?version=N&state=S&wait=SECONDS`
 pub(super) async fn watch(
     daemon: &Daemon,
-    client: Client,
+    client: ClientId,
     handle: Handle,
     request: &Request<Incoming>,
 ) -> Result<Reply, Refusal> {
@@ -102,7 +102,7 @@ pub(super) async fn watch(
     let number = |text: &str| text.parse::<u64>().map_err(|_| Refusal::malformed("a parameter is no number"));
     let version = version.map(number).transpose()?;
     let wait = wait.map(number).transpose()?.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT);
-    let state: Option<State> = state
+    let state: Option<ShareState> = state
         .map(|word| serde_json::from_value(serde_json::Value::from(word)))
         .transpose()
         .map_err(|_| Refusal::malformed("there is no such state"))?;
@@ -111,7 +111,7 @@ pub(super) async fn watch(
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     loop {
-        let change = daemon.changes.next(handle);
+        let change = daemon.notifier.next(handle);
         tokio::pin!(change);
         // From here on a change wakes this watcher, also one between the question and the wait.
         change.as_mut().enable();
@@ -128,13 +128,13 @@ pub(super) async fn watch(
 }
 
 /// What the store says of a share, in the words of the protocol.
-fn message_of(handle: Handle, info: &store::Info) -> Info {
-    let claim = |event: &store::ClaimEvent| ClaimInfo {
+fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
+    let claim = |event: &store::ClaimRecord| ClaimInfo {
         state: event.state,
         claimed_at: event.claimed.seconds(),
         ended_at: event.ended.seconds(),
     };
-    Info {
+    ShareInfo {
         handle,
         state: info.state,
         created_at: info.created.seconds(),

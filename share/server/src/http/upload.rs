@@ -9,17 +9,17 @@ use hyper::body::{Body, Incoming};
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::age::{self, Prefix};
 use lockbox_share_protocol::api::UPLOAD_SECONDS;
-use lockbox_share_protocol::message::{ErrorCode, Uploaded};
+use lockbox_share_protocol::message::{ErrorCode, UploadReply};
 use lockbox_share_protocol::token::UploadToken;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::client_addr::Peer;
 use super::daemon::Daemon;
-use super::pending_uploads::Arrived;
+use super::pending_uploads::AddedUpload;
 use super::refusal::Refusal;
 use super::reply::{self, Reply};
 use super::{create, request};
-use crate::limiter::Client;
+use crate::limiter::ClientId;
 use crate::store::StoreError;
 use crate::store::spool::{Deposit, Spool};
 
@@ -32,7 +32,7 @@ const LEAST_RATE: u64 = 1024;
 pub(super) async fn upload(
     daemon: &Daemon,
     peer: Peer,
-    client: Client,
+    client: ClientId,
     request: Request<Incoming>,
 ) -> Result<Reply, Refusal> {
     let owner = create::creator(daemon, peer, request.headers())?;
@@ -44,7 +44,7 @@ pub(super) async fn upload(
     let Some(_place) = daemon.uploads.take(client) else {
         return Err(Refusal::unavailable("too many uploads run at this time"));
     };
-    if !daemon.waiting.has_room() {
+    if !daemon.pending_uploads.has_room() {
         return Err(Refusal::unavailable("too many uploads wait for their shares"));
     }
     let (parts, taken) = channel(AHEAD);
@@ -67,12 +67,12 @@ pub(super) async fn upload(
         daemon.spool.remove(&entry.id);
         return Err(Refusal::unavailable("the daemon has no randomness"));
     }
-    let Arrived { token, entry, surplus } = daemon.waiting.arrived(UploadToken::new(random), owner, entry);
+    let AddedUpload { token, entry, surplus } = daemon.pending_uploads.add(UploadToken::new(random), owner, entry);
     if let Some(surplus) = surplus {
         let spool = daemon.spool.clone();
         let _ = tokio::task::spawn_blocking(move || spool.remove(&surplus)).await;
     }
-    let uploaded = Uploaded { upload: token, size: entry.length, digest: entry.digest, expires_in: UPLOAD_SECONDS };
+    let uploaded = UploadReply { upload: token, size: entry.length, digest: entry.digest, expires_in: UPLOAD_SECONDS };
     Ok(reply::json(StatusCode::CREATED, &uploaded))
 }
 

@@ -22,10 +22,10 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::admission::Seat;
+use super::admission::ConnectionSlot;
 use super::client_addr::Peer;
 use super::daemon::Daemon;
-use super::guard::Guarded;
+use super::guard::StallGuard;
 use super::refusal::Refusal;
 use super::route;
 
@@ -38,7 +38,7 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
 
 /// What one worker accepts on.
 #[derive(Default)]
-pub(super) struct Sockets {
+pub(super) struct WorkerSockets {
     /// HTTP, or HTTPS where there is an acceptor.
     pub tcp: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
     /// HTTP for this user.
@@ -48,25 +48,25 @@ pub(super) struct Sockets {
 }
 
 /// Tells the workers when they are to stop.
-pub(super) type Stop = watch::Receiver<bool>;
+pub(super) type StopSignal = watch::Receiver<bool>;
 
-async fn stop_requested(stop: &mut Stop) {
+async fn stop_requested(stop: &mut StopSignal) {
     // Without a sender nobody could say it any more.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Serves until `stop`, and then until the running requests have ended or their time is over. To be called in a runtime of its own.
-pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io::Result<()> {
+pub(super) async fn run(daemon: Arc<Daemon>, sockets: WorkerSockets, stop: StopSignal) -> io::Result<()> {
     let mut accepting = JoinSet::new();
     for (listener, acceptor) in sockets.tcp {
         let listener = TcpListener::from_std(listener)?;
-        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, acceptor), stop.clone()));
+        accepting.spawn(accept(daemon.clone(), WorkerListener::Tcp(listener, acceptor), stop.clone()));
     }
     if let Some(listener) = sockets.unix {
-        accepting.spawn(accept(daemon.clone(), Source::Unix(UnixListener::from_std(listener)?), stop.clone()));
+        accepting.spawn(accept(daemon.clone(), WorkerListener::Unix(UnixListener::from_std(listener)?), stop.clone()));
     }
     if let Some((listener, users)) = sockets.proxies {
-        let source = Source::Proxies(UnixListener::from_std(listener)?, users);
+        let source = WorkerListener::Proxies(UnixListener::from_std(listener)?, users);
         accepting.spawn(accept(daemon.clone(), source, stop.clone()));
     }
     let mut running = JoinSet::new();
@@ -80,31 +80,31 @@ pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io
     Ok(())
 }
 
-enum Source {
+enum WorkerListener {
     Tcp(TcpListener, Option<TlsAcceptor>),
     Unix(UnixListener),
     Proxies(UnixListener, Arc<[u32]>),
 }
 
-enum Accepted {
+enum AcceptedStream {
     Tcp(TcpStream, SocketAddr, Option<TlsAcceptor>),
     Unix(UnixStream, Peer),
 }
 
-impl Source {
+impl WorkerListener {
     /// The next connection. Readiness is asked for again only when none waits, so a burst is drained in one turn.
-    async fn next(&self) -> io::Result<Accepted> {
+    async fn next(&self) -> io::Result<AcceptedStream> {
         match self {
-            Source::Tcp(listener, tls) => {
+            WorkerListener::Tcp(listener, tls) => {
                 let (stream, address) = listener.accept().await?;
-                Ok(Accepted::Tcp(stream, address, tls.clone()))
+                Ok(AcceptedStream::Tcp(stream, address, tls.clone()))
             }
-            Source::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0, Peer::Local)),
-            Source::Proxies(listener, users) => {
+            WorkerListener::Unix(listener) => Ok(AcceptedStream::Unix(listener.accept().await?.0, Peer::Local)),
+            WorkerListener::Proxies(listener, users) => {
                 let stream = listener.accept().await?.0;
                 // Whoever else connects would write X-Forwarded-For itself.
                 match users.contains(&stream.peer_cred()?.uid()) {
-                    true => Ok(Accepted::Unix(stream, Peer::Proxy)),
+                    true => Ok(AcceptedStream::Unix(stream, Peer::Proxy)),
                     false => Err(io::ErrorKind::ConnectionRefused.into()),
                 }
             }
@@ -113,7 +113,7 @@ impl Source {
 }
 
 /// Accepts until `stop`; gives back the connections that are still open.
-async fn accept(daemon: Arc<Daemon>, source: Source, stop: Stop) -> JoinSet<()> {
+async fn accept(daemon: Arc<Daemon>, source: WorkerListener, stop: StopSignal) -> JoinSet<()> {
     let mut connections = JoinSet::new();
     // Given up when no descriptor is left, so that one client can be answered.
     let mut spare = File::open("/dev/null").ok();
@@ -141,7 +141,7 @@ async fn accept(daemon: Arc<Daemon>, source: Source, stop: Stop) -> JoinSet<()> 
                 if spare.take().is_some()
                     && let Ok(Ok(accepted)) = tokio::time::timeout(Duration::from_millis(1), source.next()).await
                 {
-                    turn_away_at_once(&accepted);
+                    reject_now(&accepted);
                 }
                 // Connections that end give descriptors back; asking again at once would only burn the processor.
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -160,47 +160,51 @@ fn is_of_the_connection(error: &io::Error) -> bool {
 }
 
 /// Counts an open connection for as long as it lives.
-struct Counted(Arc<Daemon>);
+struct ConnectionCount(Arc<Daemon>);
 
-impl Counted {
-    fn new(daemon: &Arc<Daemon>) -> Counted {
+impl ConnectionCount {
+    fn new(daemon: &Arc<Daemon>) -> ConnectionCount {
         daemon.metrics.connections.fetch_add(1, Relaxed);
-        Counted(daemon.clone())
+        ConnectionCount(daemon.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.metrics.connections.fetch_sub(1, Relaxed);
     }
 }
 
-fn begin(daemon: &Arc<Daemon>, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
+fn begin(daemon: &Arc<Daemon>, accepted: AcceptedStream, stop: &StopSignal, connections: &mut JoinSet<()>) {
     daemon.metrics.accepted.fetch_add(1, Relaxed);
     let peer = match &accepted {
-        Accepted::Tcp(_, address, _) => Peer::Address(address.ip()),
-        Accepted::Unix(_, peer) => *peer,
+        AcceptedStream::Tcp(_, address, _) => Peer::Address(address.ip()),
+        AcceptedStream::Unix(_, peer) => *peer,
     };
     let Some(connection) = Connection::new(daemon, peer, stop.clone()) else {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
-        let counted = Counted::new(daemon);
+        let counted = ConnectionCount::new(daemon);
         match (daemon.lingering.clone().try_acquire_owned(), accepted) {
-            (Ok(place), Accepted::Tcp(stream, ..)) => connections.spawn(turn_away(stream, (place, counted))),
-            (Ok(place), Accepted::Unix(stream, _)) => connections.spawn(turn_away(stream, (place, counted))),
-            (Err(_), accepted) => return turn_away_at_once(&accepted),
+            (Ok(place), AcceptedStream::Tcp(stream, ..)) => {
+                connections.spawn(reject_connection(stream, (place, counted)))
+            }
+            (Ok(place), AcceptedStream::Unix(stream, _)) => {
+                connections.spawn(reject_connection(stream, (place, counted)))
+            }
+            (Err(_), accepted) => return reject_now(&accepted),
         };
         return;
     };
     match accepted {
-        Accepted::Tcp(stream, _, None) => {
+        AcceptedStream::Tcp(stream, _, None) => {
             tune(&stream);
             connections.spawn(connection.serve(stream))
         }
-        Accepted::Tcp(stream, _, Some(acceptor)) => {
+        AcceptedStream::Tcp(stream, _, Some(acceptor)) => {
             tune(&stream);
             connections.spawn(connection.serve_tls(stream, acceptor))
         }
-        Accepted::Unix(stream, _) => connections.spawn(connection.serve(stream)),
+        AcceptedStream::Unix(stream, _) => connections.spawn(connection.serve(stream)),
     };
 }
 
@@ -208,7 +212,7 @@ fn begin(daemon: &Arc<Daemon>, accepted: Accepted, stop: &Stop, connections: &mu
 const UNSENT: u32 = 32 * 1024;
 
 /// By itself the kernel takes up to 4 MiB (net.ipv4.tcp_wmem) for a connection, and asks for more only when a third of it is gone: a slow
-/// but honest client would seem to take nothing for minutes, and [`Guarded`] would end it, while many of them held gigabytes. With a
+/// but honest client would seem to take nothing for minutes, and [`StallGuard`] would end it, while many of them held gigabytes. With a
 /// bound on what is not sent yet, writes follow what the client takes.
 fn tune(stream: &TcpStream) {
     // Neither can fail on a socket that TCP accepted, and the connection works without.
@@ -216,31 +220,31 @@ fn tune(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT);
 }
 
-fn slow(daemon: &Daemon) {
+fn count_slow(daemon: &Daemon) {
     daemon.metrics.connections_slow.fetch_add(1, Relaxed);
 }
 
 /// A connection that has a place.
 pub(super) struct Connection {
-    counted: Counted,
-    seat: Arc<Seat>,
+    counted: ConnectionCount,
+    slot: Arc<ConnectionSlot>,
     peer: Peer,
     is_tls: bool,
-    stop: Stop,
+    stop: StopSignal,
 }
 
 impl Connection {
     /// None when no place is free.
-    pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: Stop) -> Option<Connection> {
-        let seat = daemon.seat(peer)?;
-        Some(Connection { counted: Counted::new(daemon), seat, peer, is_tls: false, stop })
+    pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: StopSignal) -> Option<Connection> {
+        let slot = daemon.slot(peer)?;
+        Some(Connection { counted: ConnectionCount::new(daemon), slot, peer, is_tls: false, stop })
     }
 
     async fn serve_tls(mut self, stream: TcpStream, acceptor: TlsAcceptor) {
         let accepting = tokio::time::timeout(self.counted.0.settings.head_timeout, acceptor.accept(stream));
         let accepted = tokio::select! {
             accepted = accepting => accepted,
-            () = self.seat.is_needed() => return slow(&self.counted.0),
+            () = self.slot.evicted() => return count_slow(&self.counted.0),
         };
         match accepted {
             Ok(Ok(stream)) => {
@@ -248,28 +252,28 @@ impl Connection {
                 self.serve(stream).await;
             }
             Ok(Err(_)) => {}
-            Err(_) => slow(&self.counted.0),
+            Err(_) => count_slow(&self.counted.0),
         }
     }
 
     /// Until its end, or until another needs its place.
     pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
-        let Connection { counted, seat, peer, is_tls, mut stop } = self;
-        let (daemon, seat) = (&counted.0, &seat);
+        let Connection { counted, slot, peer, is_tls, mut stop } = self;
+        let (daemon, slot) = (&counted.0, &slot);
         let service = service_fn(|request: Request<Incoming>| async move {
-            let under_way = seat.request();
-            let reply = match &under_way {
+            let active = slot.request();
+            let reply = match &active {
                 Some(_) => route::answer(daemon, peer, request).await,
                 // The head was whole a moment too late, and the connection ends now.
                 None => Refusal::unavailable("too many connections are open now").reply(),
             };
-            let mut reply = reply.map(|body| body.of(under_way));
+            let mut reply = reply.map(|body| body.of(active));
             if is_tls {
                 reply.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT));
             }
             Ok::<_, Infallible>(reply)
         });
-        let stream = TokioIo::new(Guarded::new(stream, daemon.settings.stall_timeout, Some(seat.clone())));
+        let stream = TokioIo::new(StallGuard::new(stream, daemon.settings.stall_timeout, Some(slot.clone())));
         let mut connection = pin!(
             http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -280,14 +284,14 @@ impl Connection {
         );
         let result = tokio::select! {
             result = connection.as_mut() => result,
-            () = seat.is_needed() => return slow(daemon),
+            () = slot.evicted() => return count_slow(daemon),
             () = stop_requested(&mut stop) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
         };
         if result.is_err_and(|error| error.is_timeout() || is_stalled(&error)) {
-            slow(daemon);
+            count_slow(daemon);
         }
     }
 }
@@ -302,7 +306,10 @@ fn is_stalled(error: &hyper::Error) -> bool {
 
 /// Says that too many connections are open, and waits until the client has seen it: closing a socket with unread bytes would
 /// throw the answer away.
-async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (OwnedSemaphorePermit, Counted)) {
+async fn reject_connection<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    _held: (OwnedSemaphorePermit, ConnectionCount),
+) {
     let answered = async {
         stream.write_all(BUSY).await?;
         stream.shutdown().await?;
@@ -313,10 +320,10 @@ async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (Own
     let _ = tokio::time::timeout(Duration::from_secs(1), answered).await;
 }
 
-fn turn_away_at_once(accepted: &Accepted) {
+fn reject_now(accepted: &AcceptedStream) {
     let _ = match accepted {
-        Accepted::Tcp(stream, ..) => stream.try_write(BUSY),
-        Accepted::Unix(stream, _) => stream.try_write(BUSY),
+        AcceptedStream::Tcp(stream, ..) => stream.try_write(BUSY),
+        AcceptedStream::Unix(stream, _) => stream.try_write(BUSY),
     };
 }
 
@@ -348,6 +355,6 @@ mod tests {
         let text = std::str::from_utf8(BUSY).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{}", body.len());
-        assert!(serde_json::from_str::<lockbox_share_protocol::message::Failure>(body).is_ok());
+        assert!(serde_json::from_str::<lockbox_share_protocol::message::ErrorBody>(body).is_ok());
     }
 }

@@ -24,14 +24,14 @@ pub(crate) trait Syncable: Send + Sync {
 type Epoch = u64;
 
 /// Collects what is to be synced, and wakes the tasks that wait for it.
-pub(crate) struct Group {
-    state: Mutex<State>,
+pub(crate) struct BarrierGroup {
+    state: Mutex<GroupState>,
     wanted: Condvar,
     /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one would be answered too soon.
     lead: Mutex<()>,
 }
 
-struct State {
+struct GroupState {
     /// What is noted now becomes durable with this barrier.
     next: Epoch,
     done: Epoch,
@@ -46,17 +46,17 @@ struct State {
 }
 
 /// Waits for one barrier.
-pub(crate) struct Ticket {
-    group: Arc<Group>,
+pub(crate) struct BarrierTicket {
+    group: Arc<BarrierGroup>,
     epoch: Epoch,
     /// The waker that waits already.
     waiting: Option<Waker>,
 }
 
-impl Group {
-    pub(crate) fn new() -> Arc<Group> {
-        Arc::new(Group {
-            state: Mutex::new(State {
+impl BarrierGroup {
+    pub(crate) fn new() -> Arc<BarrierGroup> {
+        Arc::new(BarrierGroup {
+            state: Mutex::new(GroupState {
                 next: 1,
                 done: 0,
                 dirty: Vec::new(),
@@ -83,7 +83,7 @@ impl Group {
     }
 
     /// A ticket for the barrier `epoch`, or None when it is done.
-    pub(crate) fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<Ticket> {
+    pub(crate) fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<BarrierTicket> {
         let mut state = self.state.lock();
         if epoch <= state.done && state.failed.is_none() {
             return None;
@@ -92,11 +92,11 @@ impl Group {
             state.urgent = true;
             self.wanted.notify_one();
         }
-        Some(Ticket { group: Arc::clone(self), epoch, waiting: None })
+        Some(BarrierTicket { group: Arc::clone(self), epoch, waiting: None })
     }
 
     /// A ticket for everything that was noted until now.
-    pub(crate) fn ticket_for_all(self: &Arc<Self>) -> Option<Ticket> {
+    pub(crate) fn ticket_for_all(self: &Arc<Self>) -> Option<BarrierTicket> {
         let next = self.state.lock().next;
         self.ticket(next)
     }
@@ -125,7 +125,7 @@ impl Group {
     }
 
     /// Barriers so far, and the microseconds that they took.
-    pub(crate) fn figures(&self) -> (u64, u64) {
+    pub(crate) fn stats(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.barriers, state.micros)
     }
@@ -178,7 +178,7 @@ impl Group {
         ready.into_iter().for_each(Waker::wake);
     }
 
-    /// The loop of the thread that makes barriers: at once when somebody waits, else every `period`; ends after [`Group::stop`].
+    /// The loop of the thread that makes barriers: at once when somebody waits, else every `period`; ends after [`BarrierGroup::stop`].
     pub(crate) fn run(&self, period: Option<Duration>) {
         loop {
             {
@@ -209,7 +209,7 @@ impl Group {
     }
 }
 
-impl Ticket {
+impl BarrierTicket {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let mut state = self.group.state.lock();
         if let Some(why) = &state.failed {

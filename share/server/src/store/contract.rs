@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, State};
+use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, Verifier};
 
 use super::error::{Result, StoreError, WallTime};
-use super::pending::Pending;
+use super::pending::PendingReply;
 use super::random::random_handle;
 
 /// The longest life of a share.
@@ -59,16 +59,16 @@ impl NewShare {
 
 /// Answer to a deposit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Created {
+pub struct ShareTimes {
     pub at: WallTime,
     pub expires: WallTime,
 }
 
 /// Answer to a claim.
-pub struct Claimed {
+pub struct ClaimGrant {
     pub capsule: Bytes,
     /// Present when the share has a payload in the spool.
-    pub lease: Option<Lease>,
+    pub lease: Option<LeaseGrant>,
     /// Claims that are left after this one.
     pub claims_left: u8,
     /// When the claim was made first.
@@ -78,7 +78,7 @@ pub struct Claimed {
 }
 
 /// The right to download, for some time.
-pub struct Lease {
+pub struct LeaseGrant {
     pub token: LeaseToken,
     pub until: WallTime,
     pub payload: SpoolEntry,
@@ -86,7 +86,7 @@ pub struct Lease {
 
 /// How a lease is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub enum LeaseFinish {
     /// The receiver said that it has everything.
     Now,
     /// The last byte was sent; the receiver may still ask again during this time.
@@ -95,7 +95,7 @@ pub enum Finish {
 
 /// One claim in the audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClaimEvent {
+pub struct ClaimRecord {
     pub claimed: WallTime,
     pub state: ClaimState,
     /// When it ended, or when the running lease will.
@@ -104,15 +104,15 @@ pub struct ClaimEvent {
 
 /// What the owner learns. It holds no content and stays until the audit ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
-    pub state: State,
+pub struct ShareReport {
+    pub state: ShareState,
     pub created: WallTime,
     pub expires: WallTime,
     pub revoked: Option<WallTime>,
     pub claims_allowed: u8,
     pub claims_left: u8,
     /// By slot; a slot that was given back is not listed.
-    pub events: Vec<ClaimEvent>,
+    pub events: Vec<ClaimRecord>,
     pub capsule_bytes: u32,
     pub payload_bytes: u64,
     /// Grows with every change, for whoever watches. The end of a lease or of the share's life by time alone does not change it,
@@ -157,7 +157,7 @@ impl Default for Periods {
 
 /// Gauges and counters. A store that cannot tell one leaves it zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct StoreStats {
     /// Shares whose content is kept.
     pub live: u64,
     pub segment_files: u64,
@@ -175,66 +175,66 @@ pub struct Figures {
 }
 
 /// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer does (Store rule 10).
-pub trait ShareStore: Upkeep {
+pub trait ShareStore: StoreMaintenance {
     /// Deposits a share under `handle`.
     ///
     /// # Errors
     /// `Taken`, `Full`, `Unavailable`, `Invalid`. A payload whose share was not created stays with the caller, who discards it.
-    fn create(&self, handle: Handle, share: NewShare) -> Pending<Created>;
+    fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
 
     /// When a share ends of which a slot is free. Changes nothing.
     ///
     /// # Errors
     /// Those of [`ShareStore::claim`] but `Full`, to the same proof.
-    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime>;
+    fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime>;
 
     /// Takes one slot (Store rule 1) and gives the content away.
     ///
     /// # Errors
     /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing was given away).
-    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed>;
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant>;
 
     /// Tells of a lease and changes nothing (Store rule 12).
     ///
     /// # Errors
     /// `Unknown` for a token that is wrong or whose lease ended unused; `Used` when the lease is over, `Revoked`; `Unavailable`.
-    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
     /// Must be awaited before each answer that carries bytes of the payload, and while it goes out (Store rule 11): notes that a
     /// byte is sent, and renews the lease.
     ///
     /// # Errors
     /// As [`ShareStore::lease`].
-    fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
     /// Ends a lease as complete; doing it twice is no error. True when a claim of which something was sent is complete by this call,
     /// which it is once.
     ///
     /// # Errors
     /// As [`ShareStore::payload`]. A lease whose payload was never asked for is finished as well: the receiver says that it is done.
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool>;
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool>;
 
     /// # Errors
     /// `Unknown`, `Unavailable`.
-    fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
     /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and the answer says so.
     ///
     /// # Errors
     /// `Unknown`, `Full`, `Unavailable`.
-    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
     /// Frees the slots whose download was interrupted, and ends downloads that run.
     ///
     /// # Errors
     /// `Unknown`, `NothingToRearm`, `Expired`, `Revoked`, `Full`, `Unavailable`.
-    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 }
 
 /// What a store tells of itself, and its end.
-pub trait Upkeep: Send + Sync {
+pub trait StoreMaintenance: Send + Sync {
     /// Gauges and counters, for the metrics.
-    fn figures(&self) -> Figures;
+    fn stats(&self) -> StoreStats;
 
     /// Whether changes are taken at this time, for `/readyz`.
     ///
@@ -243,14 +243,19 @@ pub trait Upkeep: Send + Sync {
     fn ready(&self) -> Result<()>;
 
     /// Makes everything durable; the last call before the end of a process.
-    fn flush(&self) -> Pending<()>;
+    fn flush(&self) -> PendingReply<()>;
 }
 
 /// Draws handles until one is free. Ten collisions in a row mean that the digits are too few for the live shares.
 ///
 /// # Errors
 /// Those of [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
-pub async fn mint(store: &dyn ShareStore, routing: u8, digits: u32, share: NewShare) -> Result<(Handle, Created)> {
+pub async fn create_random(
+    store: &dyn ShareStore,
+    routing: u8,
+    digits: u32,
+    share: NewShare,
+) -> Result<(Handle, ShareTimes)> {
     for _ in 0..10 {
         let handle = random_handle(routing, digits)?;
         match store.create(handle, share.clone()).await {

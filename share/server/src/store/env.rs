@@ -8,11 +8,11 @@ use super::error::WallTime;
 
 /// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when the latter is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Time(pub u64);
+pub struct StoreTime(pub u64);
 
-impl Time {
-    pub fn after(self, period: Duration) -> Time {
-        Time(self.0.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX)))
+impl StoreTime {
+    pub fn after(self, period: Duration) -> StoreTime {
+        StoreTime(self.0.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX)))
     }
 }
 
@@ -83,12 +83,12 @@ impl StoreClock {
         format!("{} {} {} {}\n", self.base.saturating_add(steady), steady, self.clock.wall().0, self.clock.boot())
     }
 
-    pub fn now(&self) -> Time {
-        Time(self.base.saturating_add(self.clock.steady()))
+    pub fn now(&self) -> StoreTime {
+        StoreTime(self.base.saturating_add(self.clock.steady()))
     }
 
     /// The moment by the wall clock as it is set now.
-    pub fn wall(&self, time: Time) -> WallTime {
+    pub fn wall(&self, time: StoreTime) -> WallTime {
         let now = i128::from(self.now().0);
         let wall = i128::from(self.clock.wall().0) + i128::from(time.0) - now;
         WallTime(u64::try_from(wall.max(0)).unwrap_or(u64::MAX))

@@ -81,9 +81,9 @@ pub mod spool;
 pub mod valkey;
 
 pub use contract::{
-    ClaimEvent, Claimed, Created, Durability, Figures, Finish, Info, Lease, MAX_TTL, NewShare, Periods, ShareStore,
-    SpoolEntry, Upkeep, mint,
+    ClaimGrant, ClaimRecord, Durability, LeaseFinish, LeaseGrant, MAX_TTL, NewShare, Periods, ShareReport, ShareStore,
+    ShareTimes, SpoolEntry, StoreMaintenance, StoreStats, create_random,
 };
 pub use error::{Result, StoreError, WallTime};
-pub use pending::Pending;
+pub use pending::PendingReply;
 pub use random::random_handle;

@@ -6,36 +6,36 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use super::barrier_group::Ticket;
+use super::barrier_group::BarrierTicket;
 use super::error::{Result, StoreError};
 
-/// Await it on any runtime, or [`Pending::wait`] for it without one. The change was made when the call returned; dropping this
+/// Await it on any runtime, or [`PendingReply::wait`] for it without one. The change was made when the call returned; dropping this
 /// neither undoes nor hastens it.
 #[must_use = "an answer may be given only after it was awaited"]
-pub struct Pending<T>(Inner<T>);
+pub struct PendingReply<T>(ReplyState<T>);
 
-enum Inner<T> {
+enum ReplyState<T> {
     /// None after it was taken.
     Ready(Option<Result<T>>),
-    Durable(Option<Result<T>>, Ticket),
+    Durable(Option<Result<T>>, BarrierTicket),
     Remote(Pin<Box<dyn Future<Output = Result<T>> + Send>>),
 }
 
-impl<T> Pending<T> {
-    pub fn ready(answer: Result<T>) -> Pending<T> {
-        Pending(Inner::Ready(Some(answer)))
+impl<T> PendingReply<T> {
+    pub fn ready(answer: Result<T>) -> PendingReply<T> {
+        PendingReply(ReplyState::Ready(Some(answer)))
     }
 
     /// An answer, errors with it, that is given after the barrier of `ticket`.
-    pub(crate) fn after(answer: Result<T>, ticket: Option<Ticket>) -> Pending<T> {
+    pub(crate) fn after(answer: Result<T>, ticket: Option<BarrierTicket>) -> PendingReply<T> {
         match ticket {
-            Some(ticket) => Pending(Inner::Durable(Some(answer), ticket)),
-            None => Pending::ready(answer),
+            Some(ticket) => PendingReply(ReplyState::Durable(Some(answer), ticket)),
+            None => PendingReply::ready(answer),
         }
     }
 
-    pub fn remote(answer: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
-        Pending(Inner::Remote(Box::pin(answer)))
+    pub fn remote(answer: impl Future<Output = Result<T>> + Send + 'static) -> PendingReply<T> {
+        PendingReply(ReplyState::Remote(Box::pin(answer)))
     }
 
     /// Blocks the thread; for programs without a runtime.
@@ -52,7 +52,7 @@ impl<T> Pending<T> {
                 self.0.unpark();
             }
         }
-        if let Inner::Ready(answer) = &mut self.0 {
+        if let ReplyState::Ready(answer) = &mut self.0 {
             return answer.take().unwrap_or_else(|| Err(polled_twice()));
         }
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -66,18 +66,18 @@ impl<T> Pending<T> {
     }
 }
 
-impl<T: Unpin> Future for Pending<T> {
+impl<T: Unpin> Future for PendingReply<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
         match &mut self.0 {
-            Inner::Ready(answer) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
-            Inner::Durable(answer, ticket) => match ticket.poll(context) {
+            ReplyState::Ready(answer) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
+            ReplyState::Durable(answer, ticket) => match ticket.poll(context) {
                 Poll::Pending => Poll::Pending,
                 Poll::Ready(Ok(())) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
                 Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             },
-            Inner::Remote(answer) => answer.as_mut().poll(context),
+            ReplyState::Remote(answer) => answer.as_mut().poll(context),
         }
     }
 }

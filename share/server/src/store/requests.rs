@@ -7,21 +7,23 @@ use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, LeaseToken, OwnerToken};
 
-use super::contract::{Claimed, Created, Finish, Info, Lease, NewShare, ShareStore, Upkeep};
+use super::contract::{
+    ClaimGrant, LeaseFinish, LeaseGrant, NewShare, ShareReport, ShareStore, ShareTimes, StoreMaintenance,
+};
 use super::error::{Result, WallTime};
-use super::pending::Pending;
+use super::pending::PendingReply;
 use super::random::random;
-use super::share::{Rules, Share};
+use super::share::{Share, StoreTiming};
 
 /// What a step tells, to which the store may have to add the capsule.
-pub(crate) trait Answer: Send + Unpin + 'static {
+pub(crate) trait StepReply: Send + Unpin + 'static {
     /// Whether the capsule is given away with the answer.
     const HAS_CAPSULE: bool = false;
 
     fn add_capsule(&mut self, _: Bytes) {}
 }
 
-impl Answer for Claimed {
+impl StepReply for ClaimGrant {
     const HAS_CAPSULE: bool = true;
 
     fn add_capsule(&mut self, capsule: Bytes) {
@@ -29,70 +31,70 @@ impl Answer for Claimed {
     }
 }
 
-impl Answer for Lease {}
-impl Answer for Info {}
-impl Answer for bool {}
-impl Answer for WallTime {}
+impl StepReply for LeaseGrant {}
+impl StepReply for ShareReport {}
+impl StepReply for bool {}
+impl StepReply for WallTime {}
 
 /// How a store keeps shares.
-pub(crate) trait Keeper: Upkeep {
+pub(crate) trait ShareBackend: StoreMaintenance {
     /// Deposits a share that was checked.
-    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created>;
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
 
     /// Runs `step` on the share of this name, or on a decoy for which nobody has proof (Store rule 5), and keeps what it changed.
     /// A store that finds the share changed by another meanwhile runs it again.
-    fn step<T: Answer>(
+    fn step<T: StepReply>(
         &self,
         handle: Handle,
-        step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
-    ) -> Pending<T>;
+        step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T>;
 }
 
-impl<K: Keeper> ShareStore for K {
-    fn create(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+impl<K: ShareBackend> ShareStore for K {
+    fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
         match share.check() {
             Ok(()) => self.deposit(handle, share),
-            Err(error) => Pending::ready(Err(error)),
+            Err(error) => PendingReply::ready(Err(error)),
         }
     }
 
-    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime> {
+    fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime> {
         let auth = auth.verifier();
-        self.step(handle, move |rules, share| share.look(&auth, rules))
+        self.step(handle, move |timing, share| share.look(&auth, timing))
     }
 
-    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed> {
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant> {
         let auth = auth.verifier();
-        self.step(handle, move |rules, share| share.claim(&auth, &id, rules, random))
+        self.step(handle, move |timing, share| share.claim(&auth, &id, timing, random))
     }
 
-    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
         let token = LeaseToken::new(*token.as_bytes());
-        self.step(handle, move |rules, share| share.lease(&token, rules))
+        self.step(handle, move |timing, share| share.lease(&token, timing))
     }
 
-    fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
         let token = LeaseToken::new(*token.as_bytes());
-        self.step(handle, move |rules, share| share.payload(&token, rules))
+        self.step(handle, move |timing, share| share.payload(&token, timing))
     }
 
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool> {
         let token = LeaseToken::new(*token.as_bytes());
-        self.step(handle, move |rules, share| share.finish(&token, how, rules))
+        self.step(handle, move |timing, share| share.finish(&token, how, timing))
     }
 
-    fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
         let owner = owner.verifier();
-        self.step(handle, move |rules, share| share.info(&owner, rules))
+        self.step(handle, move |timing, share| share.info(&owner, timing))
     }
 
-    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
         let owner = owner.verifier();
-        self.step(handle, move |rules, share| share.revoke(&owner, rules))
+        self.step(handle, move |timing, share| share.revoke(&owner, timing))
     }
 
-    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
         let owner = owner.verifier();
-        self.step(handle, move |rules, share| share.rearm(&owner, rules))
+        self.step(handle, move |timing, share| share.rearm(&owner, timing))
     }
 }

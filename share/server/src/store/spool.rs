@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::contract::SpoolEntry;
 use super::error::{Result, StoreError};
-use super::pending::Pending;
+use super::pending::PendingReply;
 use super::random::random;
 
 /// What is being deposited carries this ending.
@@ -188,14 +188,14 @@ impl Deposit {
     }
 
     /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
-    pub fn finish(self) -> Pending<SpoolEntry> {
+    pub fn finish(self) -> PendingReply<SpoolEntry> {
         let (work, pending) = self.finishing();
         let spawned = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work);
-        spawned.map_or_else(|error| Pending::ready(Err(error.into())), |_| pending)
+        spawned.map_or_else(|error| PendingReply::ready(Err(error.into())), |_| pending)
     }
 
     /// The work of [`Deposit::finish`], and the result that is pending until then.
-    fn finishing(mut self) -> (impl FnOnce() + Send + 'static, Pending<SpoolEntry>) {
+    fn finishing(mut self) -> (impl FnOnce() + Send + 'static, PendingReply<SpoolEntry>) {
         let entry = SpoolEntry {
             id: self.id,
             length: self.length,
@@ -207,7 +207,7 @@ impl Deposit {
             // What nobody takes goes with the message.
             let _ = sender.send(finished);
         };
-        let pending = Pending::remote(async move {
+        let pending = PendingReply::remote(async move {
             let finished = receiver.await;
             finished
                 .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))

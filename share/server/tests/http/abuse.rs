@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use serde_json::json;
 
 use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, random, until};
-use lockbox_share_protocol::capsule::Content;
+use lockbox_share_protocol::capsule::ContentLocation;
 
 /// Polls until `count` of the streams have an answer to read. A question that came earlier could take the place of one of them.
 fn until_answered(what: &str, streams: &[TcpStream], count: usize) {
@@ -404,6 +404,6 @@ fn heads_that_are_no_http_end_their_connection_and_nothing_else() {
     }
     assert_eq!(daemon.get("/v1/limits", &[]).status, 200);
     let owner = Owner::new();
-    let message = create(&random(), capsule(Content::Inline), None, &json!({}));
+    let message = create(&random(), capsule(ContentLocation::Inline), None, &json!({}));
     assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &message).status, 201);
 }

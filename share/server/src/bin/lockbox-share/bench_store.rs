@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::Args;
-use lockbox_share::store::segments::{SegmentStore, Settings};
+use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 use lockbox_share::store::{
-    Claimed, Created, NewShare, Pending, Result, ShareStore, StoreError, Upkeep, random_handle,
+    ClaimGrant, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance, random_handle,
 };
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &BenchStore) -> std::result::Result<(), String> {
 }
 
 fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), String> {
-    let settings = Settings { durability: arguments.durability.into(), ..Settings::default() };
+    let settings = SegmentSettings { durability: arguments.durability.into(), ..SegmentSettings::default() };
     let store = SegmentStore::open(directory, &settings).map_err(|e| e.to_string())?;
     let threads = arguments.threads.unwrap_or_else(processors);
     let threads = threads.clamp(1, arguments.concurrency);
@@ -85,13 +85,13 @@ fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), 
     if arguments.preload_shares > 0 {
         part.create(arguments.preload_shares).map_err(failed)?;
     }
-    print("live_before", store.figures().live);
+    print("live_before", store.stats().live);
     print("rss_bytes_before", resident());
     let created = timed("create", arguments.requests, || part.create(arguments.requests)).map_err(failed)?;
     timed("fetch", arguments.requests, || part.fetch(&created)).map_err(failed)?;
     timed("flow", arguments.requests, || part.flow()).map_err(failed)?;
     store.flush().wait().map_err(failed)?;
-    let figures = store.figures();
+    let figures = store.stats();
     print("live_after", figures.live);
     print("segment_bytes", figures.segment_bytes);
     print("index_bytes", figures.index_bytes);
@@ -130,7 +130,7 @@ impl Part<'_> {
         NewShare { auth, owner, ttl: TTL, claims: 1, capsule: capsule.clone(), payload: None }
     }
 
-    fn deposit(&self, number: u64, capsule: &Bytes) -> Result<(Handle, Pending<Created>)> {
+    fn deposit(&self, number: u64, capsule: &Bytes) -> Result<(Handle, PendingReply<ShareTimes>)> {
         let handle = random_handle(0, self.arguments.share_code_digits)?;
         Ok((handle, self.store.create(handle, self.share(number, capsule))))
     }
@@ -165,7 +165,7 @@ impl Part<'_> {
         self.each(created.len() as u64, |range, slots| {
             let mut under_way = UnderWay::new(slots);
             for (number, handle) in &created[range.start as usize..range.end as usize] {
-                let pending: Pending<Claimed> = self.store.claim(*handle, &auth(*number), claim_id(*number));
+                let pending: PendingReply<ClaimGrant> = self.store.claim(*handle, &auth(*number), claim_id(*number));
                 under_way.add((*number, *handle), pending)?;
             }
             under_way.finish().map(|_| ())
@@ -229,7 +229,7 @@ impl Part<'_> {
 
 /// Requests of one thread that wait for their answer, oldest first.
 struct UnderWay<T> {
-    pending: std::collections::VecDeque<((u64, Handle), Pending<T>)>,
+    pending: std::collections::VecDeque<((u64, Handle), PendingReply<T>)>,
     slots: usize,
     taken: Vec<Handle>,
 }
@@ -239,7 +239,7 @@ impl<T: Unpin> UnderWay<T> {
         UnderWay { pending: std::collections::VecDeque::with_capacity(slots), slots, taken: Vec::new() }
     }
 
-    fn add(&mut self, which: (u64, Handle), mut pending: Pending<T>) -> Result<()> {
+    fn add(&mut self, which: (u64, Handle), mut pending: PendingReply<T>) -> Result<()> {
         // Most answers are ready at once when no barrier is waited for.
         let mut context = Context::from_waker(Waker::noop());
         if let Poll::Ready(answer) = std::pin::Pin::new(&mut pending).poll(&mut context) {

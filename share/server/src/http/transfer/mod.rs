@@ -12,9 +12,9 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::LeaseToken;
 
 use super::daemon::Daemon;
-use super::leases::Busy;
+use super::leases::TransferLimit;
 use super::refusal::Refusal;
-use crate::store::{Finish, Lease, Pending, StoreError};
+use crate::store::{LeaseFinish, LeaseGrant, PendingReply, StoreError};
 
 /// An answer that goes out asks so often whether its lease still stands: a lease of an hour is renewed in time, and a thousand
 /// answers cost the store a hundred looks in a second.
@@ -36,7 +36,7 @@ pub(super) struct Transfer {
     withdrawals: u64,
     /// Nothing was handed over since the store was asked.
     fresh: bool,
-    asking: Option<Pending<Lease>>,
+    asking: Option<PendingReply<LeaseGrant>>,
 }
 
 impl Transfer {
@@ -49,11 +49,11 @@ impl Transfer {
     ) -> Result<Transfer, Refusal> {
         daemon.leases.begin(token).map_err(|busy| {
             Refusal::unavailable(match busy {
-                Busy::Daemon => "too many downloads run at this time",
-                Busy::Lease => "too many parts of this download are under way at this time",
+                TransferLimit::Daemon => "too many downloads run at this time",
+                TransferLimit::Lease => "too many parts of this download are under way at this time",
             })
         })?;
-        let withdrawals = daemon.changes.withdrawals(handle);
+        let withdrawals = daemon.notifier.withdrawals(handle);
         // From here on the place is given back when this is dropped.
         let mut transfer = Transfer {
             daemon: daemon.clone(),
@@ -82,7 +82,7 @@ impl Transfer {
     /// Ready when another part may be handed over; `last` when the answer ends with it.
     pub(super) fn poll_leave(&mut self, cx: &mut Context<'_>, last: bool) -> Poll<io::Result<()>> {
         if self.asking.is_none() {
-            let withdrawals = self.daemon.changes.withdrawals(self.handle);
+            let withdrawals = self.daemon.notifier.withdrawals(self.handle);
             let now = self.daemon.clock.steady();
             let due = now >= self.asked + ASK_EVERY.as_millis() as u64;
             if !due && withdrawals == self.withdrawals && (!last || self.fresh) {
@@ -120,7 +120,7 @@ impl Transfer {
         self.daemon.metrics.sent_bytes.fetch_add(bytes, Relaxed);
     }
 
-    fn confirmed(&mut self, lease: &Lease) {
+    fn confirmed(&mut self, lease: &LeaseGrant) {
         let left = lease.until.0.saturating_sub(self.daemon.clock.wall().0);
         self.asked = self.daemon.clock.steady();
         self.stands_until = self.asked.saturating_add(left);
@@ -143,7 +143,7 @@ impl Drop for Transfer {
 /// After the last byte the claimant has some time to ask again, and then the share is consumed.
 fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: &LeaseToken) {
     // Called here and not on the task: a request for the next part comes after it.
-    let noted = daemon.store.finish(handle, token, Finish::After(daemon.settings.grace));
+    let noted = daemon.store.finish(handle, token, LeaseFinish::After(daemon.settings.grace));
     // Without a runtime the daemon is at its end.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     let daemon = daemon.clone();
@@ -153,7 +153,7 @@ fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: &LeaseToken) {
             // It ends by its time all the same.
             tracing::warn!(%error, "the end of a download was not noted");
         }
-        daemon.changes.changed(handle);
+        daemon.notifier.changed(handle);
     });
 }
 

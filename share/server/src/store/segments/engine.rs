@@ -7,46 +7,46 @@ use lockbox_share_protocol::handle::Handle;
 use parking_lot::{Condvar, Mutex};
 
 use super::meta_files;
-use super::shard::{Shard, Shared, Stored};
-use crate::store::barrier_group::Group;
-use crate::store::claim_slots::Slot;
-use crate::store::contract::{Created, Durability, NewShare};
+use super::shard::{LocatedShare, Shard, ShardContext};
+use crate::store::barrier_group::BarrierGroup;
+use crate::store::claim_slots::ClaimSlot;
+use crate::store::contract::{Durability, NewShare, ShareTimes};
 use crate::store::disk::{Disk, DiskFile};
-use crate::store::env::Time;
+use crate::store::env::StoreTime;
 use crate::store::error::{Result, StoreError};
-use crate::store::pending::Pending;
+use crate::store::pending::PendingReply;
 use crate::store::random::random;
-use crate::store::record::{Position, decode};
-use crate::store::requests::Answer;
-use crate::store::share::{Key, Rules, Share};
+use crate::store::record::{RecordPosition, decode};
+use crate::store::requests::StepReply;
+use crate::store::share::{Key, Share, StoreTiming};
 use crate::store::spool::Spool;
 
-pub(super) struct Inner {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct SegmentEngine {
+    pub(super) shared: Arc<ShardContext>,
     pub(super) shards: Vec<Mutex<Shard>>,
     secret: [u8; 16],
     decoy: Share,
     decoy_file: Arc<dyn DiskFile>,
-    pub(super) rules: Rules,
+    pub(super) timing: StoreTiming,
     durability: Durability,
     pub(super) spool: Option<Arc<Spool>>,
     pub(super) stopped: Mutex<bool>,
     pub(super) wake: Condvar,
 }
 
-impl Inner {
+impl SegmentEngine {
     pub(super) fn new(
         disk: Arc<dyn Disk>,
         spool: Option<Arc<Spool>>,
         cache: usize,
         durability: Durability,
-        rules: Rules,
-    ) -> Result<Inner> {
-        let shared = Arc::new(Shared {
+        timing: StoreTiming,
+    ) -> Result<SegmentEngine> {
+        let shared = Arc::new(ShardContext {
             names: disk.names(),
             ids: AtomicU32::new(0),
             pages: cache / meta_files::SHARDS / 1040,
-            group: Group::new(),
+            group: BarrierGroup::new(),
             disk,
         });
         let secret = meta_files::identity(&*shared.disk, &*shared.names)?;
@@ -54,12 +54,12 @@ impl Inner {
             (0..meta_files::SHARDS).map(|number| Ok(Mutex::new(Shard::new(number as u8, Arc::clone(&shared))?)));
         let shards = shards.collect::<Result<_>>()?;
         let decoy = Share::decoy(random()?);
-        Ok(Inner {
+        Ok(SegmentEngine {
             decoy_file: meta_files::decoy(&*shared.disk, &decoy)?,
             decoy,
             shards,
             secret,
-            rules,
+            timing,
             durability,
             spool,
             stopped: Mutex::new(false),
@@ -74,7 +74,7 @@ impl Inner {
     }
 
     pub(super) fn save_clock(&self) -> Result<()> {
-        meta_files::save_clock(&*self.shared.disk, &self.rules.clock)
+        meta_files::save_clock(&*self.shared.disk, &self.timing.clock)
     }
 
     /// A kill may have left records that no barrier covers: they are made durable before any client hears of them.
@@ -97,48 +97,48 @@ impl Inner {
     }
 
     /// One request: `step` decides, and the change is written.
-    pub(super) fn step<T: Answer>(
+    pub(super) fn step<T: StepReply>(
         &self,
         handle: Handle,
-        step: impl FnOnce(&Rules, &mut Share) -> Result<T>,
-    ) -> Pending<T> {
+        step: impl FnOnce(&StoreTiming, &mut Share) -> Result<T>,
+    ) -> PendingReply<T> {
         let key = Key::of(handle, &self.secret);
         let mut shard = self.shard(&key).lock();
         let found = match shard.find(&key) {
             Ok(Some(found)) => found,
             Ok(None) => {
                 drop(shard);
-                return Pending::ready(self.missed(step));
+                return PendingReply::ready(self.missed(step));
             }
-            Err(error) => return Pending::ready(Err(error.into())),
+            Err(error) => return PendingReply::ready(Err(error.into())),
         };
         let mut segment = found.location.segment;
         let answer = self.decide(&mut shard, found, step, &mut segment);
         // Without proof nothing may be learned, not even whether a barrier is under way (Store rule 5).
         if self.durability != Durability::Commit || matches!(answer, Err(StoreError::Unknown)) {
-            return Pending::ready(answer);
+            return PendingReply::ready(answer);
         }
         let noted = shard.noted(segment);
         drop(shard);
-        Pending::after(answer, self.shared.group.ticket(noted))
+        PendingReply::after(answer, self.shared.group.ticket(noted))
     }
 
-    fn decide<T: Answer>(
+    fn decide<T: StepReply>(
         &self,
         shard: &mut Shard,
-        mut found: Stored,
-        step: impl FnOnce(&Rules, &mut Share) -> Result<T>,
+        mut found: LocatedShare,
+        step: impl FnOnce(&StoreTiming, &mut Share) -> Result<T>,
         segment: &mut u32,
     ) -> Result<T> {
         let before = found.share;
-        let mut answer = step(&self.rules, &mut found.share)?;
+        let mut answer = step(&self.timing, &mut found.share)?;
         if T::HAS_CAPSULE {
             let lost = || StoreError::Unavailable("the content of the share is damaged".into());
             answer.add_capsule(shard.capsule(&found)?.ok_or_else(lost)?);
         }
         if found.share.version != before.version {
             self.shared.group.check()?;
-            let Rules { clock, periods } = &self.rules;
+            let StoreTiming { clock, periods } = &self.timing;
             let now = clock.now();
             let over = found.share.content_until(periods) <= now;
             *segment = shard.change(&found, &before, over, now.after(periods.repeat))?.segment;
@@ -148,29 +148,30 @@ impl Inner {
     }
 
     /// The same work as for a share that is there, up to the proof (Store rule 5).
-    fn missed<T>(&self, step: impl FnOnce(&Rules, &mut Share) -> Result<T>) -> Result<T> {
+    fn missed<T>(&self, step: impl FnOnce(&StoreTiming, &mut Share) -> Result<T>) -> Result<T> {
         let mut bytes = [0; 1024];
         let read = self.decoy_file.read_at(&mut bytes, 0)?;
-        let mut decoy = decode(&bytes[..read], Position { nonce: 0, at: 0 }).map_or(self.decoy, |record| record.share);
-        match step(&self.rules, &mut decoy) {
+        let mut decoy =
+            decode(&bytes[..read], RecordPosition { nonce: 0, at: 0 }).map_or(self.decoy, |record| record.share);
+        match step(&self.timing, &mut decoy) {
             Err(error) => Err(error),
             // Nobody has proof of the decoy, which is noise of this process.
             Ok(_) => Err(StoreError::Unknown),
         }
     }
 
-    pub(super) fn deposit(&self, handle: Handle, share: &NewShare) -> Pending<Created> {
+    pub(super) fn deposit(&self, handle: Handle, share: &NewShare) -> PendingReply<ShareTimes> {
         match self.insert(handle, share) {
             Ok((created, noted)) if self.durability == Durability::Commit => {
-                Pending::after(Ok(created), self.shared.group.ticket(noted))
+                PendingReply::after(Ok(created), self.shared.group.ticket(noted))
             }
-            other => Pending::ready(other.map(|(created, _)| created)),
+            other => PendingReply::ready(other.map(|(created, _)| created)),
         }
     }
 
-    fn insert(&self, handle: Handle, share: &NewShare) -> Result<(Created, u64)> {
+    fn insert(&self, handle: Handle, share: &NewShare) -> Result<(ShareTimes, u64)> {
         self.shared.group.check()?;
-        let Rules { clock, periods } = &self.rules;
+        let StoreTiming { clock, periods } = &self.timing;
         let key = Key::of(handle, &self.secret);
         let mut shard = self.shard(&key).lock();
         let now = clock.now();
@@ -182,7 +183,7 @@ impl Inner {
             // The old share's records may still be there at the next start, where of one handle's records the highest version
             // counts: the new share's are above all of them.
             kept.version = found.share.version.saturating_add(1);
-            shard.moved(&key, found.location, None)?;
+            shard.update_index(&key, found.location, None)?;
             shard.count(found.location.segment, &found.share, false);
         }
         let location = shard.insert(&key, &kept, &share.capsule, kept.expires)?;
@@ -190,21 +191,21 @@ impl Inner {
     }
 
     /// Removes the payload of a share that needs it no more, or looks again when it may have ended.
-    pub(super) fn schedule_payload(&self, shard: &mut Shard, key: &Key, share: &Share, now: Time) {
+    pub(super) fn schedule_payload(&self, shard: &mut Shard, key: &Key, share: &Share, now: StoreTime) {
         if share.payload.is_none() {
             return;
         }
-        let until = share.content_until(&self.rules.periods);
+        let until = share.content_until(&self.timing.periods);
         if until <= now {
             self.drop_payload(share);
         } else {
             // A lease that ends may end the share; otherwise its expiry does, which the segment brings.
-            let leases = share.cell.slots().iter().filter_map(|slot| match slot {
-                Slot::Leased(lease) => Some(lease.until),
+            let leases = share.claims.slots().iter().filter_map(|slot| match slot {
+                ClaimSlot::Leased(lease) => Some(lease.until),
                 _ => None,
             });
             if let Some(due) = leases.min().or((!share.live()).then_some(until)) {
-                shard.look_at(*key, due);
+                shard.schedule_check(*key, due);
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::store::disk::{Disk, DiskFile};
 use crate::store::env::{Clock, StoreClock};
 use crate::store::error::{Result, StoreError};
 use crate::store::random::random;
-use crate::store::record::{Content, Position, encode, head_checksum};
+use crate::store::record::{CapsuleRef, RecordPosition, encode, head_checksum};
 use crate::store::share::{Key, Share};
 
 /// Few enough that a group of changes has few files to sync, enough that two threads seldom meet.
@@ -77,7 +77,13 @@ pub(super) fn decoy(disk: &dyn Disk, decoy: &Share) -> io::Result<Arc<dyn DiskFi
     let file = disk.create("decoy")?;
     let mut bytes = Vec::new();
     let share = Share { capsule_bytes: DECOY_CAPSULE as u32, ..*decoy };
-    encode(&Key([0; 16]), &share, Content::Here(&[0; DECOY_CAPSULE]), Position { nonce: 0, at: 0 }, &mut bytes);
+    encode(
+        &Key([0; 16]),
+        &share,
+        CapsuleRef::Here(&[0; DECOY_CAPSULE]),
+        RecordPosition { nonce: 0, at: 0 },
+        &mut bytes,
+    );
     file.write_at(&bytes, 0)?;
     Ok(file)
 }

@@ -10,11 +10,11 @@ mod meta_files;
 pub(crate) mod fuzzing {
     //! The head of a file that somebody made up.
 
-    use super::scan::{Class, Head};
+    use super::scan::{SegmentClass, SegmentHeader};
 
     pub(crate) fn head(nonce: u64, minute: u64, audit: bool, shard: u8) -> Vec<u8> {
-        let class = if audit { Class::Audit } else { Class::Content };
-        Head { nonce, minute, class, shard }.encode().to_vec()
+        let class = if audit { SegmentClass::Audit } else { SegmentClass::Content };
+        SegmentHeader { nonce, minute, class, shard }.encode().to_vec()
     }
 }
 mod engine;
@@ -27,4 +27,4 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
-pub use store::{SegmentStore, Settings};
+pub use store::{SegmentSettings, SegmentStore};

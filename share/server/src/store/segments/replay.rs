@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::engine::Inner;
+use super::engine::SegmentEngine;
 use super::index::Location;
-use super::scan::{HEAD, Head, Scanner};
+use super::scan::{HEAD, RecordScanner, SegmentHeader};
 use super::shard::{Shard, name};
 use crate::store::record::Record;
 
-impl Inner {
+impl SegmentEngine {
     /// Reads all segments. Applying a record twice, or an older one after a newer one, changes nothing.
     pub(super) fn replay(&self) -> io::Result<()> {
         let mut ids: Vec<u32> = Vec::new();
@@ -35,7 +35,9 @@ impl Inner {
         let length = file.length()?;
         let mut bytes = [0; HEAD as usize];
         let read = file.read_at(&mut bytes, 0)?;
-        let Some(head) = Head::decode(&bytes[..read]).filter(|head| usize::from(head.shard) < self.shards.len()) else {
+        let Some(head) =
+            SegmentHeader::decode(&bytes[..read]).filter(|head| usize::from(head.shard) < self.shards.len())
+        else {
             if length <= HEAD {
                 // A crash while the file was made: nothing in it was ever acknowledged.
                 return self.shared.disk.remove(&name(id));
@@ -44,8 +46,8 @@ impl Inner {
             return self.shared.disk.rename(&name(id), &format!("damaged-{id:08x}"));
         };
         let mut shard = self.shards[usize::from(head.shard)].lock();
-        shard.adopt(id, head, HEAD);
-        let mut scanner = Scanner::new(file, head.nonce);
+        shard.add_segment(id, head, HEAD);
+        let mut scanner = RecordScanner::new(file, head.nonce);
         while let Some((at, record)) = scanner.next()? {
             if record.key.shard(self.shards.len()) == usize::from(head.shard) {
                 apply(&mut shard, Location { segment: id, at }, &record)?;
@@ -55,7 +57,7 @@ impl Inner {
             // What lies behind was never acknowledged, and the next record goes over it.
             segment.length = scanner.end;
             // Repeats of claims from before the start are over at the latest then.
-            segment.quiet = self.rules.clock.now().after(self.rules.periods.repeat);
+            segment.quiet = self.timing.clock.now().after(self.timing.periods.repeat);
         }
         if scanner.damaged > 0 {
             tracing::warn!(segment = id, bytes = scanner.damaged, "a segment is torn or damaged in between");
@@ -66,7 +68,7 @@ impl Inner {
     /// Payloads that nobody needs go, and those that end by time alone are scheduled.
     fn after_replay(&self) -> io::Result<()> {
         let Some(spool) = &self.spool else { return Ok(()) };
-        let now = self.rules.clock.now();
+        let now = self.timing.clock.now();
         let mut needed = HashSet::new();
         for mutex in &self.shards {
             let mut shard = mutex.lock();
@@ -74,7 +76,7 @@ impl Inner {
             for id in ids {
                 let Some(segment) = shard.segments.get(&id) else { continue };
                 let nonce = segment.head.nonce;
-                let mut scanner = Scanner::new(shard.file(id)?, nonce);
+                let mut scanner = RecordScanner::new(shard.file(id)?, nonce);
                 while let Some((at, record)) = scanner.next()? {
                     let location = Location { segment: id, at };
                     let mut share = record.share;
@@ -82,8 +84,8 @@ impl Inner {
                     if !shard.index.find(record.key.hash())?.iter().any(|place| place == location) {
                         continue;
                     }
-                    share.cell.end_overdue(now);
-                    if share.content_until(&self.rules.periods) > now {
+                    share.claims.end_overdue(now);
+                    if share.content_until(&self.timing.periods) > now {
                         needed.insert(payload.id);
                         self.schedule_payload(&mut shard, &record.key, &share, now);
                     }

@@ -5,14 +5,14 @@
 
 use std::time::Duration;
 
-use lockbox_share_protocol::message::State;
+use lockbox_share_protocol::message::ShareState;
 
-use super::engine::Inner;
+use super::engine::SegmentEngine;
 use super::index::Location;
 use super::meta_files;
-use super::scan::{Class, HEAD, Scanner};
+use super::scan::{HEAD, RecordScanner, SegmentClass};
 use super::shard::{Shard, name};
-use crate::store::env::Time;
+use crate::store::env::StoreTime;
 use crate::store::error::Result;
 use crate::store::share::Share;
 
@@ -26,14 +26,14 @@ const LITTLE: u64 = 64 * 1024;
 /// Files that wait for a barrier, before the sweep makes one.
 const MAX_UNSYNCED: usize = 32;
 
-impl Inner {
+impl SegmentEngine {
     /// Removes what is over, and with `all` everything that is dead; else only segments that are mostly dead.
     ///
     /// # Errors
     /// The first one that was met. What was done until then stays done.
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.shared.group.check()?;
-        let now = self.rules.clock.now();
+        let now = self.timing.clock.now();
         let saved = self.save_clock();
         if self.shared.group.unsynced() > MAX_UNSYNCED {
             // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
@@ -50,8 +50,8 @@ impl Inner {
         note(saved);
         for number in 0..self.shards.len() {
             note(self.drop_ended_payloads(number, now));
-            for id in self.candidates(number, now, all) {
-                let emptied = self.empty_segment(number, id, now);
+            for id in self.sweep_candidates(number, now, all) {
+                let emptied = self.evacuate_segment(number, id, now);
                 removed |= !matches!(emptied, Ok(false));
                 note(emptied.map(drop));
             }
@@ -65,7 +65,7 @@ impl Inner {
         outcome
     }
 
-    fn candidates(&self, number: usize, now: Time, all: bool) -> Vec<u32> {
+    fn sweep_candidates(&self, number: usize, now: StoreTime, all: bool) -> Vec<u32> {
         let shard = self.shards[number].lock();
         let mut found: Vec<u32> = Vec::new();
         for (id, segment) in &shard.segments {
@@ -73,10 +73,10 @@ impl Inner {
             let dead = segment.length.saturating_sub(segment.live_bytes);
             let worthwhile = dead >= WORTHWHILE && dead * 2 >= segment.length && segment.quiet <= now;
             // Zero until something in it died.
-            let settled = Time(0) < segment.quiet && segment.quiet <= now;
+            let settled = StoreTime(0) < segment.quiet && segment.quiet <= now;
             let little = settled && segment.live_bytes <= LITTLE;
             let overhead = HEAD + segment.live * 8;
-            let content = segment.head.class == Class::Content;
+            let content = segment.head.class == SegmentClass::Content;
             if over || (content && (worthwhile || ((all || little) && dead > overhead))) {
                 found.push(*id);
             }
@@ -86,7 +86,7 @@ impl Inner {
     }
 
     /// Moves what is needed out of a segment and removes its file.
-    fn empty_segment(&self, number: usize, id: u32, now: Time) -> Result<bool> {
+    fn evacuate_segment(&self, number: usize, id: u32, now: StoreTime) -> Result<bool> {
         let (file, nonce) = {
             let mut shard = self.shards[number].lock();
             shard.active.retain(|_, active| *active != id);
@@ -94,7 +94,7 @@ impl Inner {
             let nonce = segment.head.nonce;
             (shard.file(id)?, nonce)
         };
-        let mut scanner = Scanner::new(file, nonce);
+        let mut scanner = RecordScanner::new(file, nonce);
         let mut seen = 0;
         loop {
             while let Some((at, record)) = scanner.next()? {
@@ -121,21 +121,21 @@ impl Inner {
     }
 
     /// Takes one current share out of its segment: with content, without, or for good.
-    fn move_share(&self, shard: &mut Shard, location: Location, now: Time) -> Result<()> {
+    fn move_share(&self, shard: &mut Shard, location: Location, now: StoreTime) -> Result<()> {
         let Some(mut found) = shard.read(location)? else { return Ok(()) };
         let before = found.share;
-        found.share.cell.end_overdue(now);
-        let content_until = found.share.content_until(&self.rules.periods);
-        let audit_until = found.share.audit_until(&self.rules.periods);
+        found.share.claims.end_overdue(now);
+        let content_until = found.share.content_until(&self.timing.periods);
+        let audit_until = found.share.audit_until(&self.timing.periods);
         let capsule = if content_until > now { shard.capsule(&found)? } else { None };
         let moved = match capsule {
             Some(capsule) => {
-                let kept = Share { cell: before.cell, ..found.share };
+                let kept = Share { claims: before.claims, ..found.share };
                 Some(shard.put(&found.key, &kept, &capsule, content_until)?)
             }
             None => {
                 let class = shard.segments.get(&location.segment).map(|segment| segment.head.class);
-                if found.share.state(now) == State::Expired && class == Some(Class::Content) {
+                if found.share.state(now) == ShareState::Expired && class == Some(SegmentClass::Content) {
                     shard.expired += 1;
                 }
                 self.drop_payload(&found.share);
@@ -143,25 +143,25 @@ impl Inner {
             }
         };
         shard.count(location.segment, &before, false);
-        shard.moved(&found.key, location, moved)
+        shard.update_index(&found.key, location, moved)
     }
 
     /// Removes payloads of shares that ended by time alone, or whose repeats are over.
-    fn drop_ended_payloads(&self, number: usize, now: Time) -> Result<()> {
+    fn drop_ended_payloads(&self, number: usize, now: StoreTime) -> Result<()> {
         loop {
             let mut shard = self.shards[number].lock();
-            let Some(key) = shard.next_due(now) else { return Ok(()) };
+            let Some(key) = shard.take_due(now) else { return Ok(()) };
             let Some(mut found) = shard.find(&key)? else { continue };
-            found.share.cell.end_overdue(now);
+            found.share.claims.end_overdue(now);
             self.schedule_payload(&mut shard, &found.key, &found.share, now);
         }
     }
 
     /// Bytes on disk of content whose time is over.
     pub(super) fn expired_bytes(&self, shard: &Shard) -> u64 {
-        let now = self.rules.clock.now();
+        let now = self.timing.clock.now();
         let over = shard.segments.values().filter(|segment| segment.head.end() <= now);
-        over.filter(|segment| segment.head.class == Class::Content).map(|segment| segment.length).sum()
+        over.filter(|segment| segment.head.class == SegmentClass::Content).map(|segment| segment.length).sum()
     }
 
     /// What the background thread does until it is stopped.

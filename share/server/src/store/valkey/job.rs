@@ -5,23 +5,23 @@ use tokio::sync::oneshot;
 
 use super::server::payload_name;
 use crate::store::error::{Result, StoreError};
-use crate::store::record::{Content, Position, decode, encode};
-use crate::store::share::{Key, Rules, Share};
+use crate::store::record::{CapsuleRef, RecordPosition, decode, encode};
+use crate::store::share::{Key, Share, StoreTiming};
 
 /// Keys live a little longer than what they hold, so that the server's clock decides nothing.
 const SLACK_MS: u64 = 60_000;
 /// Records are bound to nothing else here: the server keeps each under its key.
-const POSITION: Position = Position { nonce: 0, at: 0 };
+const POSITION: RecordPosition = RecordPosition { nonce: 0, at: 0 };
 
 /// A record as the server has it.
-pub(super) struct Stored {
+pub(super) struct StoredRecord {
     version: Vec<u8>,
     share: Share,
     capsule: Bytes,
 }
 
 /// What is to be written.
-pub(super) struct Write {
+pub(super) struct RecordWrite {
     pub(super) expected: Vec<u8>,
     pub(super) version: String,
     pub(super) record: Vec<u8>,
@@ -31,17 +31,17 @@ pub(super) struct Write {
 }
 
 /// A request under way.
-pub(super) trait Job: Send {
+pub(super) trait QueuedRequest: Send {
     fn name(&self) -> &str;
     /// Decides on what is there. None when nothing is to be written: the answer is ready.
-    fn decide(&mut self, rules: &Rules, stored: Option<Stored>) -> Option<Write>;
+    fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>) -> Option<RecordWrite>;
     /// Gives the answer, or the reason why there is none.
     fn reply(self: Box<Self>, outcome: Result<()>);
 }
 
 /// Answers a request on the share as it is, and gives the share that is to be written when it changed.
 pub(super) type Decide<T> =
-    Box<dyn FnMut(&Rules, Option<(&Share, &Bytes)>) -> (Result<T>, Option<(Share, Bytes)>) + Send>;
+    Box<dyn FnMut(&StoreTiming, Option<(&Share, &Bytes)>) -> (Result<T>, Option<(Share, Bytes)>) + Send>;
 
 pub(super) struct Request<T> {
     pub(super) key: Key,
@@ -51,28 +51,28 @@ pub(super) struct Request<T> {
     pub(super) sender: oneshot::Sender<Result<T>>,
 }
 
-impl<T: Send> Job for Request<T> {
+impl<T: Send> QueuedRequest for Request<T> {
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn decide(&mut self, rules: &Rules, stored: Option<Stored>) -> Option<Write> {
-        let now = rules.clock.now();
-        let known = stored.as_ref().filter(|stored| stored.share.audit_until(&rules.periods) > now);
-        let (answer, change) = (self.decide)(rules, known.map(|stored| (&stored.share, &stored.capsule)));
+    fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>) -> Option<RecordWrite> {
+        let now = timing.clock.now();
+        let known = stored.as_ref().filter(|stored| stored.share.audit_until(&timing.periods) > now);
+        let (answer, change) = (self.decide)(timing, known.map(|stored| (&stored.share, &stored.capsule)));
         self.answer = Some(answer);
         let (share, capsule) = change?;
         let content =
-            if share.content_until(&rules.periods) > now { Content::Here(&capsule) } else { Content::Nowhere };
+            if share.content_until(&timing.periods) > now { CapsuleRef::Here(&capsule) } else { CapsuleRef::Nowhere };
         let mut record = Vec::new();
         encode(&self.key, &share, content, POSITION, &mut record);
-        Some(Write {
+        Some(RecordWrite {
             expected: stored.map(|stored| stored.version).unwrap_or_default(),
             version: format!("{}-{}", share.created.0, share.version),
             record,
-            milliseconds: share.audit_until(&rules.periods).0.saturating_sub(now.0) + SLACK_MS,
+            milliseconds: share.audit_until(&timing.periods).0.saturating_sub(now.0) + SLACK_MS,
             payload: share.payload.map(|payload| {
-                (payload_name(&payload.id), share.content_until(&rules.periods).0.saturating_sub(now.0))
+                (payload_name(&payload.id), share.content_until(&timing.periods).0.saturating_sub(now.0))
             }),
         })
     }
@@ -84,14 +84,14 @@ impl<T: Send> Job for Request<T> {
     }
 }
 
-impl Stored {
+impl StoredRecord {
     /// Reads a hash of the server; None when it holds no sound record.
-    pub(super) fn read(version: Vec<u8>, record: &[u8]) -> Option<Stored> {
+    pub(super) fn read(version: Vec<u8>, record: &[u8]) -> Option<StoredRecord> {
         let record = decode(record, POSITION)?;
         let capsule = match record.content {
-            Content::Here(capsule) => Bytes::copy_from_slice(capsule),
-            Content::At(_) | Content::Nowhere => Bytes::new(),
+            CapsuleRef::Here(capsule) => Bytes::copy_from_slice(capsule),
+            CapsuleRef::At(_) | CapsuleRef::Nowhere => Bytes::new(),
         };
-        Some(Stored { version, share: record.share, capsule })
+        Some(StoredRecord { version, share: record.share, capsule })
     }
 }

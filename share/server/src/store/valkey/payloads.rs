@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::pipeline::Inner;
+use super::pipeline::ValkeyEngine;
 use super::server::{SECRET, open, payload_name, unavailable};
 use crate::store::error::{Result, StoreError};
 use crate::store::spool::Spool;
@@ -12,7 +12,7 @@ const SPOOL_SWEEP: Duration = Duration::from_secs(30);
 /// A payload is younger than its share: it is not looked for before the share must be there.
 const YOUNG: Duration = Duration::from_secs(lockbox_share_protocol::api::UPLOAD_SECONDS + 300);
 
-impl Inner {
+impl ValkeyEngine {
     /// What the thread does until the store is closed.
     pub(super) fn sweep_in_background(&self, spool: &Spool) {
         loop {

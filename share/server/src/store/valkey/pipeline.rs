@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use parking_lot::{Condvar, Mutex};
 use redis::RedisError;
 
-use super::job::{Job, Stored};
-use super::server::{FENCE, Promise, TIMEOUT, connect};
+use super::job::{QueuedRequest, StoredRecord};
+use super::server::{DurabilityMethod, FENCE, TIMEOUT, connect};
 use crate::store::error::StoreError;
-use crate::store::share::{Rules, Share};
+use crate::store::share::{Share, StoreTiming};
 
 /// Requests that share a round trip at most.
 const TOGETHER: usize = 64;
@@ -22,35 +22,35 @@ const COMPARE_AND_SET: &str = "if (redis.call('HGET', KEYS[1], 'v') or '') ~= AR
     if payload > 0 then redis.call('SET', KEYS[2], '1', 'PX', payload) elseif payload == 0 then redis.call('DEL', KEYS[2]) end \
     return 1";
 
-pub(super) struct Inner {
+pub(super) struct ValkeyEngine {
     pub(super) client: redis::Client,
     pub(super) queue: Mutex<Queue>,
     pub(super) wanted: Condvar,
     /// The store is being closed.
     pub(super) ended: Condvar,
-    pub(super) rules: Rules,
+    pub(super) timing: StoreTiming,
     pub(super) secret: [u8; 16],
     pub(super) decoy: Share,
-    pub(super) promise: Promise,
+    pub(super) durability_method: DurabilityMethod,
     /// Why the newest exchange failed.
-    pub(super) trouble: Mutex<Option<String>>,
+    pub(super) last_error: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
 pub(super) struct Queue {
-    pub(super) jobs: VecDeque<Box<dyn Job>>,
+    pub(super) jobs: VecDeque<Box<dyn QueuedRequest>>,
     pub(super) stopped: bool,
 }
 
 /// Version and record of a hash, when it is there.
 type Fields = (Option<Vec<u8>>, Option<Vec<u8>>);
 
-impl Inner {
+impl ValkeyEngine {
     /// The loop of one connection.
-    pub(super) fn work(&self) {
+    pub(super) fn serve_connection(&self) {
         let mut connection = None;
         loop {
-            let mut jobs: Vec<Box<dyn Job>> = {
+            let mut jobs: Vec<Box<dyn QueuedRequest>> = {
                 let mut queue = self.queue.lock();
                 while queue.jobs.is_empty() && !queue.stopped {
                     self.wanted.wait(&mut queue);
@@ -63,13 +63,13 @@ impl Inner {
             };
             // A connection that was closed meanwhile shows at its next use. What was asked then is asked once more: a change that
             // was made before its answer was lost is found as made, by the claim's id, the deposit's proofs or the lease's state.
-            let mut outcome = self.bring(&mut connection, &mut jobs);
+            let mut outcome = self.run_requests(&mut connection, &mut jobs);
             if outcome.is_err() {
                 connection = None;
-                outcome = self.bring(&mut connection, &mut jobs);
+                outcome = self.run_requests(&mut connection, &mut jobs);
             }
             if let Err(error) = outcome {
-                *self.trouble.lock() = Some(error.to_string());
+                *self.last_error.lock() = Some(error.to_string());
                 connection = None;
                 let why = match error.code() {
                     Some("OOM") => StoreError::Full,
@@ -81,7 +81,11 @@ impl Inner {
     }
 
     /// Brings jobs to their end. On an error those that are left in `jobs` are open.
-    fn bring(&self, kept: &mut Option<redis::Connection>, jobs: &mut Vec<Box<dyn Job>>) -> Result<(), RedisError> {
+    fn run_requests(
+        &self,
+        kept: &mut Option<redis::Connection>,
+        jobs: &mut Vec<Box<dyn QueuedRequest>>,
+    ) -> Result<(), RedisError> {
         if kept.is_none() {
             *kept = Some(connect(&self.client)?);
         }
@@ -90,7 +94,7 @@ impl Inner {
             if jobs.is_empty() {
                 return Ok(());
             }
-            self.round(connection, jobs)?;
+            self.run_round(connection, jobs)?;
         }
         let busy = StoreError::Unavailable("the share changes all the time".into());
         jobs.drain(..).for_each(|job| job.reply(Err(busy.clone())));
@@ -98,7 +102,11 @@ impl Inner {
     }
 
     /// Reads for all jobs, decides, and writes for all. A job whose share was changed meanwhile stays in `jobs`.
-    fn round(&self, connection: &mut redis::Connection, jobs: &mut Vec<Box<dyn Job>>) -> Result<(), RedisError> {
+    fn run_round(
+        &self,
+        connection: &mut redis::Connection,
+        jobs: &mut Vec<Box<dyn QueuedRequest>>,
+    ) -> Result<(), RedisError> {
         let mut reads = redis::Pipeline::with_capacity(jobs.len());
         for job in jobs.iter() {
             reads.cmd("HMGET").arg(job.name()).arg("v").arg("r");
@@ -107,8 +115,8 @@ impl Inner {
         let mut writes = redis::Pipeline::new();
         let mut decided = Vec::with_capacity(jobs.len());
         for (job, (version, record)) in jobs.iter_mut().zip(stored) {
-            let stored = version.zip(record).and_then(|(version, record)| Stored::read(version, &record));
-            let write = job.decide(&self.rules, stored);
+            let stored = version.zip(record).and_then(|(version, record)| StoredRecord::read(version, &record));
+            let write = job.decide(&self.timing, stored);
             if let Some(write) = &write {
                 let (payload, needed) = match &write.payload {
                     Some((name, needed)) => (name.as_str(), i64::try_from(*needed).unwrap_or(i64::MAX)),
@@ -123,7 +131,7 @@ impl Inner {
         if decided.contains(&true) {
             first = writes.query::<Vec<bool>>(connection)?;
         }
-        if self.promise == Promise::Wait {
+        if self.durability_method == DurabilityMethod::Wait {
             // Also for answers without a change: what they tell may be another's change that is not durable yet. The server waits for
             // this connection's own last write alone, so there must be one behind everything that was read.
             let mut fence = redis::Pipeline::with_capacity(2);
@@ -135,7 +143,7 @@ impl Inner {
             }
         }
         // Before anybody has an answer: behind it this could cover the trouble of a later exchange.
-        *self.trouble.lock() = None;
+        *self.last_error.lock() = None;
         let mut first = first.into_iter();
         let mut second = Vec::new();
         for (job, wrote) in jobs.drain(..).zip(decided) {

@@ -26,7 +26,7 @@ pub(super) fn payload_name(id: &[u8; 16]) -> String {
 
 /// How a change becomes durable before its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Promise {
+pub(super) enum DurabilityMethod {
     /// Nothing is promised.
     Nothing,
     /// The server syncs before each reply.
@@ -52,17 +52,17 @@ pub(super) fn unavailable(error: redis::RedisError) -> StoreError {
 }
 
 /// How the server can make a change durable before its reply.
-pub(super) fn promise(connection: &mut redis::Connection) -> Result<Promise> {
+pub(super) fn durability_method(connection: &mut redis::Connection) -> Result<DurabilityMethod> {
     let waited: std::result::Result<(u64, u64), _> = redis::cmd("WAITAOF").arg(1).arg(0).arg(1000).query(connection);
     if waited.is_ok() {
-        return Ok(Promise::Wait);
+        return Ok(DurabilityMethod::Wait);
     }
     let mut setting = |name: &str| -> Result<String> {
         let answer: Vec<String> = redis::cmd("CONFIG").arg("GET").arg(name).query(connection).map_err(unavailable)?;
         Ok(answer.into_iter().nth(1).unwrap_or_default())
     };
     if setting("appendonly")? == "yes" && setting("appendfsync")? == "always" {
-        return Ok(Promise::Always);
+        return Ok(DurabilityMethod::Always);
     }
     Err(StoreError::Unavailable(
         "durability commit needs a server with WAITAOF, or with appendonly yes and appendfsync always".into(),

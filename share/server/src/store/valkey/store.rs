@@ -11,15 +11,15 @@ use tokio::sync::oneshot;
 use zeroize::Zeroizing;
 
 use super::job::{Decide, Request};
-use super::pipeline::Inner;
-use super::server::{Promise, open, promise, share_name, shared_secret, unavailable};
-use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
+use super::pipeline::ValkeyEngine;
+use super::server::{DurabilityMethod, durability_method, open, share_name, shared_secret, unavailable};
+use crate::store::contract::{Durability, NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
 use crate::store::env::{Clock, StoreClock};
 use crate::store::error::{Result, StoreError};
-use crate::store::pending::Pending;
+use crate::store::pending::PendingReply;
 use crate::store::random::random;
-use crate::store::requests::{Answer, Keeper};
-use crate::store::share::{Key, Rules, Share};
+use crate::store::requests::{ShareBackend, StepReply};
+use crate::store::share::{Key, Share, StoreTiming};
 use crate::store::spool::Spool;
 
 /// Connections, each with a thread.
@@ -38,7 +38,7 @@ pub struct ValkeySettings {
 
 /// Shares on a server.
 pub struct ValkeyStore {
-    inner: Arc<Inner>,
+    inner: Arc<ValkeyEngine>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -63,26 +63,26 @@ impl ValkeyStore {
         };
         let client = redis::Client::open(info).map_err(unavailable)?;
         let mut connection = open(&client)?;
-        let promise = match settings.durability {
-            Durability::Commit => promise(&mut connection)?,
-            Durability::None | Durability::Periodic => Promise::Nothing,
+        let durability_method = match settings.durability {
+            Durability::Commit => durability_method(&mut connection)?,
+            Durability::None | Durability::Periodic => DurabilityMethod::Nothing,
         };
         let secret = shared_secret(&mut connection)?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(ValkeyEngine {
             client,
             queue: Mutex::default(),
             wanted: Condvar::new(),
             ended: Condvar::new(),
-            rules: Rules { clock: StoreClock::fresh(Arc::clone(&settings.clock)), periods: settings.periods },
+            timing: StoreTiming { clock: StoreClock::fresh(Arc::clone(&settings.clock)), periods: settings.periods },
             secret,
             decoy: Share::decoy(random()?),
-            promise,
-            trouble: Mutex::new(None),
+            durability_method,
+            last_error: Mutex::new(None),
         });
         let mut store = ValkeyStore { inner, threads: Vec::new() };
         for _ in 0..CONNECTIONS {
             let inner = Arc::clone(&store.inner);
-            store.spawn("valkey", move || inner.work())?;
+            store.spawn("valkey", move || inner.serve_connection())?;
         }
         Ok(store)
     }
@@ -110,13 +110,13 @@ impl ValkeyStore {
         self.inner.sweep_spool(spool, young)
     }
 
-    fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> Pending<T> {
+    fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> PendingReply<T> {
         let (sender, receiver) = oneshot::channel();
         let name = share_name(&key);
         let job = Box::new(Request { key, name, decide, answer: None, sender });
         self.inner.queue.lock().jobs.push_back(job);
         self.inner.wanted.notify_one();
-        Pending::remote(async move {
+        PendingReply::remote(async move {
             receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("the store was closed".into())))
         })
     }
@@ -133,34 +133,34 @@ impl Drop for ValkeyStore {
     }
 }
 
-impl Keeper for ValkeyStore {
-    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+impl ShareBackend for ValkeyStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
         let mut deposited: Option<Share> = None;
-        let decide = move |rules: &Rules, stored: Option<(&Share, &Bytes)>| match (stored, &deposited) {
+        let decide = move |timing: &StoreTiming, stored: Option<(&Share, &Bytes)>| match (stored, &deposited) {
             // Our own, whose answer was lost with the connection.
-            (Some((there, _)), Some(kept)) if there == kept => (Ok(kept.created(&rules.clock)), None),
+            (Some((there, _)), Some(kept)) if there == kept => (Ok(kept.created(&timing.clock)), None),
             (Some(_), _) => (Err(StoreError::Taken), None),
             (None, _) => {
-                let kept = *deposited.insert(Share::new(&share, rules.clock.now()));
-                (Ok(kept.created(&rules.clock)), Some((kept, share.capsule.clone())))
+                let kept = *deposited.insert(Share::new(&share, timing.clock.now()));
+                (Ok(kept.created(&timing.clock)), Some((kept, share.capsule.clone())))
             }
         };
         self.ask(Key::of(handle, &self.inner.secret), Box::new(decide))
     }
 
-    fn step<T: Answer>(
+    fn step<T: StepReply>(
         &self,
         handle: Handle,
-        mut step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
+        mut step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T> {
         let decoy = self.inner.decoy;
-        let decide = move |rules: &Rules, stored: Option<(&Share, &Bytes)>| {
+        let decide = move |timing: &StoreTiming, stored: Option<(&Share, &Bytes)>| {
             let Some((share, capsule)) = stored else {
                 // Nobody has proof of the decoy (Store rule 5).
-                return (Err(step(rules, &mut decoy.clone()).err().unwrap_or(StoreError::Unknown)), None);
+                return (Err(step(timing, &mut decoy.clone()).err().unwrap_or(StoreError::Unknown)), None);
             };
             let mut changed = *share;
-            let mut answer = step(rules, &mut changed);
+            let mut answer = step(timing, &mut changed);
             if let Ok(answer) = &mut answer {
                 answer.add_capsule(capsule.clone());
             }
@@ -170,19 +170,19 @@ impl Keeper for ValkeyStore {
     }
 }
 
-impl Upkeep for ValkeyStore {
-    fn figures(&self) -> Figures {
-        Figures::default()
+impl StoreMaintenance for ValkeyStore {
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
     }
 
     fn ready(&self) -> Result<()> {
-        match &*self.inner.trouble.lock() {
+        match &*self.inner.last_error.lock() {
             Some(why) => Err(StoreError::Unavailable(why.clone())),
             None => Ok(()),
         }
     }
 
-    fn flush(&self) -> Pending<()> {
+    fn flush(&self) -> PendingReply<()> {
         // Every answer was given after its change: a request of any kind comes after all of them.
         let probe = Key([0; 16]);
         self.ask(probe, Box::new(|_, _| (Ok(()), None)))

@@ -9,7 +9,7 @@ use super::super::conformance::{Subject, auth, handle, id, owner, small, suite};
 use super::super::manual_clock::ManualClock;
 use super::*;
 use crate::store::spool::Spool;
-use crate::store::{Durability, NewShare, Pending, Periods, Result, ShareStore, StoreError, Upkeep};
+use crate::store::{Durability, NewShare, PendingReply, Periods, Result, ShareStore, StoreError, StoreMaintenance};
 
 /// A server that ends with the test.
 struct Server {
@@ -93,7 +93,7 @@ fn two_daemons_serve_the_same_links_and_one_wins() {
         stores[number as usize % 2].create(handle(number), small(number)).wait().unwrap();
         let claims: Vec<_> =
             (0..10).map(|n| stores[n as usize % 2].claim(handle(number), &auth(number), id(n))).collect();
-        assert_eq!(claims.into_iter().map(Pending::wait).filter(Result::is_ok).count(), 1, "share {number}");
+        assert_eq!(claims.into_iter().map(PendingReply::wait).filter(Result::is_ok).count(), 1, "share {number}");
     }
 }
 

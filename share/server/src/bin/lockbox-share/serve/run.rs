@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockbox_share::http::listen::{self, UnixSocket};
-use lockbox_share::http::server::{self, Open, Running};
-use lockbox_share::http::{Creators, Daemon, tls};
+use lockbox_share::http::server::{self, ListeningSockets, RunningServer};
+use lockbox_share::http::{CreatorPolicy, Daemon, tls};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
-use lockbox_share_protocol::link_scope::Reach;
+use lockbox_share_protocol::link_scope::LinkScope;
 
 use super::host::{connections_that_fit, notify, processors, raise_descriptors, runtime_directory};
 use super::options::{Serve, settings};
@@ -58,7 +58,7 @@ impl Signals {
     }
 }
 
-fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), String> {
+fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, CreatorPolicy), String> {
     let workers = arguments.workers.unwrap_or_else(processors);
     let mut tcp = Vec::new();
     for address in addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))? {
@@ -97,7 +97,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
         let most = settings.max_connections;
         tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
     }
-    if let Some(told) = Reach::warning(&settings.public_url) {
+    if let Some(told) = LinkScope::warning(&settings.public_url) {
         tracing::warn!("{told}");
     }
     let creators = settings.creators;
@@ -105,7 +105,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     if !somebody_may(creators, unix.is_some(), &open) {
         return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
     }
-    if creators == Creators::Everybody
+    if creators == CreatorPolicy::Anyone
         && let Some(address) = open.iter().find(|address| !address.ip().is_loopback())
     {
         tracing::warn!("everybody who reaches {address} may make shares");
@@ -113,7 +113,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
-    Ok((server::start(daemon, Open { tcp, unix, proxies, admin }, workers)?, creators))
+    Ok((server::start(daemon, ListeningSockets { tcp, unix, proxies, admin }, workers)?, creators))
 }
 
 /// Returns the number of a user, given by name or number.
@@ -140,18 +140,18 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
 }
 
 /// Whether anybody who may make shares can connect.
-fn somebody_may(creators: Creators, has_socket: bool, open: &[SocketAddr]) -> bool {
+fn somebody_may(creators: CreatorPolicy, has_socket: bool, open: &[SocketAddr]) -> bool {
     let near = |address: &SocketAddr| address.ip().is_loopback() || address.ip().is_unspecified();
     has_socket
         || match creators {
-            Creators::Everybody => true,
-            Creators::ThisMachine => open.iter().any(near),
-            Creators::UnixSocket => false,
+            CreatorPolicy::Anyone => true,
+            CreatorPolicy::ThisMachine => open.iter().any(near),
+            CreatorPolicy::UnixSocket => false,
         }
 }
 
 /// One `name=value` line for each listener and for who may make shares, for people and for programs that start the daemon.
-fn announce(running: &Running, creators: Creators) {
+fn announce(running: &RunningServer, creators: CreatorPolicy) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
     let scheme = |is_tls| if is_tls { "https" } else { "http" };
@@ -161,9 +161,9 @@ fn announce(running: &Running, creators: Creators) {
     lines.extend(running.proxies().map(|path| format!("proxies={}", path.display())));
     lines.extend(running.admin.map(|address| format!("metrics={address}")));
     let creators = match creators {
-        Creators::Everybody => "everybody",
-        Creators::ThisMachine => "local",
-        Creators::UnixSocket => "socket",
+        CreatorPolicy::Anyone => "everybody",
+        CreatorPolicy::ThisMachine => "local",
+        CreatorPolicy::UnixSocket => "socket",
     };
     lines.push(format!("creators={creators}"));
     lines.push("ready=1".into());
@@ -181,14 +181,16 @@ mod tests {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let (near, any, far) = (address("127.0.0.1:1"), address("0.0.0.0:1"), address("192.0.2.1:1"));
         assert!(
-            somebody_may(Creators::UnixSocket, true, &[far]) && !somebody_may(Creators::UnixSocket, false, &[near])
+            somebody_may(CreatorPolicy::UnixSocket, true, &[far])
+                && !somebody_may(CreatorPolicy::UnixSocket, false, &[near])
         );
         assert!(
-            somebody_may(Creators::ThisMachine, false, &[far, near])
-                && somebody_may(Creators::ThisMachine, false, &[any])
+            somebody_may(CreatorPolicy::ThisMachine, false, &[far, near])
+                && somebody_may(CreatorPolicy::ThisMachine, false, &[any])
         );
         assert!(
-            !somebody_may(Creators::ThisMachine, false, &[far]) && somebody_may(Creators::Everybody, false, &[far])
+            !somebody_may(CreatorPolicy::ThisMachine, false, &[far])
+                && somebody_may(CreatorPolicy::Anyone, false, &[far])
         );
     }
 

@@ -26,8 +26,11 @@ pub(super) fn open(arguments: &Serve) -> Result<Stores, String> {
     if let Some(url) = &arguments.store {
         return open_valkey(url, arguments, durability);
     }
-    let settings =
-        segments::Settings { durability, spool_capacity: arguments.spool_size, ..segments::Settings::default() };
+    let settings = segments::SegmentSettings {
+        durability,
+        spool_capacity: arguments.spool_size,
+        ..segments::SegmentSettings::default()
+    };
     let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
     let spool = store.spool().cloned().ok_or("the store has no spool")?;
     let store: Arc<dyn ShareStore> = Arc::new(store);

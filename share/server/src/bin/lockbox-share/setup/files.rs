@@ -17,42 +17,47 @@ const UNIT_NAME: &str = "lockbox-share.service";
 const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
 
 /// What was said.
-pub(super) struct Plan {
+pub(super) struct SetupPlan {
     pub(super) name: String,
     pub(super) proxy: Proxy,
     /// User that runs the proxy.
     pub(super) proxy_user: String,
     /// None when the proxy gets its certificate by itself.
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<CertificatePaths>,
     pub(super) program: PathBuf,
 }
 
 /// Where a certificate is.
-pub(super) struct Tls {
+pub(super) struct CertificatePaths {
     pub(super) certificate: PathBuf,
     pub(super) key: PathBuf,
 }
 
 /// A file to be written.
-pub(super) struct File {
+pub(super) struct SetupFile {
     /// From the root.
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
 
-impl Plan {
-    pub(super) fn files(&self, root: &Path) -> Vec<File> {
+impl SetupPlan {
+    pub(super) fn files(&self, root: &Path) -> Vec<SetupFile> {
         let mut files = Vec::new();
         if !UNITS.iter().any(|directory| root.join(directory).join(UNIT_NAME).exists()) {
             let text = UNIT.replace(PACKAGED, &self.program.display().to_string());
-            files.push(File { path: format!("etc/systemd/system/{UNIT_NAME}").into(), text });
+            files.push(SetupFile { path: format!("etc/systemd/system/{UNIT_NAME}").into(), text });
         }
-        files.push(File { path: format!("etc/systemd/system/{UNIT_NAME}.d/setup.conf").into(), text: self.drop_in() });
+        files.push(SetupFile {
+            path: format!("etc/systemd/system/{UNIT_NAME}.d/setup.conf").into(),
+            text: self.drop_in(),
+        });
         match (&self.proxy, &self.tls) {
             (Proxy::Nginx, Some(tls)) => {
-                files.push(File { path: "etc/nginx/conf.d/lockbox-share.conf".into(), text: self.nginx(tls) });
+                files.push(SetupFile { path: "etc/nginx/conf.d/lockbox-share.conf".into(), text: self.nginx(tls) });
             }
-            (Proxy::Caddy, _) => files.push(File { path: "etc/caddy/lockbox-share.caddy".into(), text: self.caddy() }),
+            (Proxy::Caddy, _) => {
+                files.push(SetupFile { path: "etc/caddy/lockbox-share.caddy".into(), text: self.caddy() })
+            }
             _ => {}
         }
         files
@@ -62,7 +67,7 @@ impl Plan {
         let (name, program) = (&self.name, self.program.display());
         let head = "# Written by 'lockbox-share setup'. The empty line takes the packaged command away.\n[Service]\nExecStart=\n";
         match &self.tls {
-            Some(Tls { certificate, key }) if self.proxy == Proxy::None => {
+            Some(CertificatePaths { certificate, key }) if self.proxy == Proxy::None => {
                 let (certificate, key) = (certificate.display(), key.display());
                 format!(
                     "{head}ExecStart={program} {SERVE} --public-url https://{name} --listen none \
@@ -89,7 +94,7 @@ impl Plan {
         }
     }
 
-    fn nginx(&self, tls: &Tls) -> String {
+    fn nginx(&self, tls: &CertificatePaths) -> String {
         let (name, certificate, key) = (&self.name, tls.certificate.display(), tls.key.display());
         format!(
             r#"# Written by 'lockbox-share setup'.

@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::asking::Asks;
-use super::files::File;
+use super::asking::Prompter;
+use super::files::SetupFile;
 
 /// What a file means to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum FileStatus {
     New,
     /// It is there as it would be written.
     Same,
@@ -19,16 +19,16 @@ pub(super) enum Outcome {
 }
 
 /// The directory that stands for the root.
-pub(super) struct Place<'a> {
+pub(super) struct TargetRoot<'a> {
     root: &'a Path,
 }
 
-impl<'a> Place<'a> {
-    pub(super) fn new(root: &'a Path) -> Place<'a> {
-        Place { root }
+impl<'a> TargetRoot<'a> {
+    pub(super) fn new(root: &'a Path) -> TargetRoot<'a> {
+        TargetRoot { root }
     }
 
-    fn path(&self, file: &File) -> PathBuf {
+    fn path(&self, file: &SetupFile) -> PathBuf {
         self.root.join(&file.path)
     }
 
@@ -36,28 +36,28 @@ impl<'a> Place<'a> {
     ///
     /// # Errors
     /// When what is there cannot be read, or is no file.
-    pub(super) fn show(&mut self, file: &File, person: &mut dyn Asks) -> Result<Outcome, String> {
+    pub(super) fn show(&mut self, file: &SetupFile, person: &mut dyn Prompter) -> Result<FileStatus, String> {
         let path = self.path(file);
         let outcome = match path.symlink_metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Outcome::New,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => FileStatus::New,
             Err(error) => return Err(format!("cannot look at {}: {error}", path.display())),
             Ok(there) if !there.is_file() => {
                 return Err(format!("{} is there and no file: it is left as it is", path.display()));
             }
             Ok(_) => match fs::read(&path) {
-                Ok(bytes) if bytes == file.text.as_bytes() => Outcome::Same,
-                Ok(_) => Outcome::Differs,
+                Ok(bytes) if bytes == file.text.as_bytes() => FileStatus::Same,
+                Ok(_) => FileStatus::Differs,
                 Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
             },
         };
         let how = match outcome {
-            Outcome::New => "new",
-            Outcome::Same => "there already, as it should be",
-            Outcome::Differs => "another one is there",
+            FileStatus::New => "new",
+            FileStatus::Same => "there already, as it should be",
+            FileStatus::Differs => "another one is there",
         };
-        person.tell(&format!("--- {} ({how})", path.display()));
-        if outcome != Outcome::Same {
-            person.tell(file.text.trim_end());
+        person.print(&format!("--- {} ({how})", path.display()));
+        if outcome != FileStatus::Same {
+            person.print(file.text.trim_end());
         }
         Ok(outcome)
     }
@@ -66,7 +66,7 @@ impl<'a> Place<'a> {
     ///
     /// # Errors
     /// When the host fails; what was there is there.
-    pub(super) fn write(&mut self, file: &File) -> Result<(), String> {
+    pub(super) fn write(&mut self, file: &SetupFile) -> Result<(), String> {
         let path = self.path(file);
         let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
         let directory = path.parent().unwrap_or(self.root);
