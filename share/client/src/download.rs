@@ -1,4 +1,4 @@
-//! Reads a ciphertext from a daemon: connections that are cut are made anew where they ended, as long as the lease lasts.
+//! Downloads a ciphertext and resumes cut connections while the lease lasts.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,7 +19,7 @@ use crate::http::ShareClient;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// What is downloaded, and by what right.
+/// Source of a ciphertext download: client, lease, size and digest.
 pub(crate) struct CiphertextSource<'a> {
     pub(crate) client: &'a ShareClient,
     pub(crate) handle: Handle,
@@ -46,7 +46,8 @@ pub(crate) struct Download<'a> {
 }
 
 impl<'a> Download<'a> {
-    /// Nothing is requested before the first read. `progress` is told how many bytes were passed.
+    /// Creates a reader; the first request is sent by the first read. `progress` is called with the
+    /// number of bytes received.
     pub(crate) fn new(ciphertext: CiphertextSource<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
         Download {
             ciphertext,

@@ -1,4 +1,4 @@
-//! What goes wrong between two clients and a daemon, sorted by what the caller will do.
+//! Errors of the client, by the caller's reaction.
 
 use std::io;
 
@@ -27,16 +27,17 @@ pub enum Error {
     /// Something that is not shared, such as a directory; a whole sentence.
     #[error("{0}")]
     Invalid(String),
-    /// No daemon answers. Without a connection nothing can have arrived there; with one, the request may have, and only its reply is lost.
+    /// No daemon answers. Without a connection nothing can have arrived there; with one, the
+    /// request may have, and only its reply is lost.
     #[error("the share daemon at {server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String, may_have_arrived: bool },
     /// The daemon refused, and says why.
     #[error("{}", refusal(.0, &utc))]
     Refused(ErrorBody),
-    /// What came over the connection makes no sense.
+    /// The response does not follow the protocol.
     #[error("the server at {server} does not speak as a share daemon does: {reason}")]
     Foreign { server: String, reason: String },
-    /// What was received is not what was sealed.
+    /// The received content differs from the sealed content.
     #[error("what was received is damaged: {0}")]
     Damaged(String),
     /// The download stopped and may go on later.
@@ -54,7 +55,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: what was done when the host failed.
+    /// Adds context to a host error; for `map_err`.
     pub(crate) fn io(context: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let context = context.into();
         move |source| Error::Io { context, source }
@@ -80,7 +81,7 @@ fn utc(seconds: u64) -> String {
     format!("{} UTC", lockbox_terminal::utc(i64::try_from(seconds).unwrap_or(i64::MAX)))
 }
 
-/// What the daemon's refusal means to the one who asked; `time` tells seconds since 1970.
+/// Describes the daemon's refusal for the user; `time` formats seconds since 1970.
 pub fn refusal(failure: &ErrorBody, time: &dyn Fn(u64) -> String) -> String {
     let at = failure.at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
     match failure.error {

@@ -1,4 +1,5 @@
-//! What a user remembers of the shares they made: one owner token for each server, handles and labels.
+//! Share history of one user: an owner token per server, and the handles and labels of the created
+//! shares.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +16,8 @@ use crate::http::ServerAddress;
 use crate::state;
 
 const VERSION: u32 = 1;
-/// A server tells about a share for a day after its end; the user sees for a week that there was one.
+/// A server tells about a share for a day after its end; the user sees for a week that there was
+/// one.
 const RETENTION: u64 = 7 * 86_400;
 
 /// One share that this user made.
@@ -25,7 +27,7 @@ pub struct HistoryEntry {
     pub handle: Handle,
     /// Where it is, as [`ShareHistory::server`] reads it.
     server: String,
-    /// What the user calls it. The file's name is not kept: it may be a secret of the archive it came from.
+    /// Label set by the user. The file's name is not stored: it may be a secret of its archive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// When it was made.
@@ -108,7 +110,8 @@ impl ShareHistory {
         Ok(ShareHistory { path, file, _lock: lock })
     }
 
-    /// The token by which a server knows this user, made at first use. Each server has its own: none can speak for the user at another.
+    /// The token by which a server knows this user, made at first use. Each server has its own:
+    /// none can speak for the user at another.
     ///
     /// # Errors
     /// When the system has no randomness or the token cannot be saved.
@@ -127,7 +130,7 @@ impl ShareHistory {
     /// gets requests with the owner token.
     ///
     /// # Errors
-    /// As of [`ShareHistory::owner`].
+    /// As for [`ShareHistory::owner_token`].
     pub fn record_listener(&mut self, server: &ServerAddress, user: u32) -> Result<()> {
         let at = self.owner_index(server)?;
         self.file.owners[at].listener = Some(user);
@@ -148,7 +151,7 @@ impl ShareHistory {
         Ok(self.file.owners.len() - 1)
     }
 
-    /// Adds a share, and forgets those that ended more than a week before `now`.
+    /// Adds a share, and removes those that ended more than a week before `now`.
     ///
     /// # Errors
     /// When it cannot be saved.

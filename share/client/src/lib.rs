@@ -1,5 +1,5 @@
-//! The sealed side of one-time links: seals a file, speaks to the daemon, opens what was received. It knows no archive: the program `lockbox`
-//! hands it a source of bytes.
+//! Client of one-time links: seals files, uploads and downloads them, and opens them. It does not
+//! depend on archives: the program `lockbox` passes it a source of bytes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! A one-time link: `https://host/s/HANDLE#FRAGMENT`, written, and read in the shapes that mail programs and people leave it in.
+//! A one-time link: `https://host/s/HANDLE#FRAGMENT`, written, and read in the shapes that mail
+//! programs and people leave it in.
 
 use lockbox_share_protocol::api;
 use lockbox_share_protocol::handle::Handle;
@@ -15,7 +16,7 @@ const NO_LINK: &str = "it begins with https:// and has a part behind '#'";
 const NO_HANDLE: &str = "its address does not end with /s/ and 7 to 13 digits";
 const NO_SECRET: &str = "the part behind '#' is missing, without which nothing opens; ask for the whole link";
 
-/// Where a share is, its name, and what opens it.
+/// One-time link: server, handle and secret.
 pub struct Link {
     base: String,
     handle: Handle,
@@ -23,10 +24,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// The link of a new share; `url` is what the server calls it.
+    /// Creates the link of a new share from the server's `url` for it.
     ///
     /// # Errors
-    /// When the server's URL is none of a share: whoever gets the link opens it, and it is shown on a terminal.
+    /// When `url` is not the URL of a share: the receiver opens it, and a terminal shows it.
     pub fn new(url: &str, secret: Secret) -> Result<Link> {
         let is_plain =
             |base: &str| base.bytes().all(|byte| byte.is_ascii_graphic()) && ServerAddress::parse(base).is_ok();
@@ -36,11 +37,13 @@ impl Link {
         Ok(Link { base: base.to_owned(), handle, secret })
     }
 
-    /// Reads a link and puts right what can be: brackets, quotes and punctuation around it, line breaks and blanks inside, capitals,
-    /// `%23` for `#`, parameters that trackers add, and the wrapping of mail filters that pass links through a server of theirs.
+    /// Parses a link and repairs common damage: brackets, quotes and punctuation around it, line
+    /// breaks and blanks inside, capitals, `%23` for `#`, parameters added by trackers, and the
+    /// wrapping of mail filters that pass links through their own server.
     ///
     /// # Errors
-    /// [`Error::NotALink`] when there is none in the text, [`Error::DamagedLink`] when its secret cannot be read.
+    /// [`Error::NotALink`] when there is none in the text, [`Error::DamagedLink`] when its secret
+    /// cannot be read.
     pub fn parse(text: &str) -> Result<Link> {
         if text.len() > MAX_TEXT {
             return Err(Error::NotALink("the text is longer than 64 KiB"));
@@ -85,12 +88,12 @@ impl Link {
         self.handle
     }
 
-    /// What opens it.
+    /// Secret that opens the share.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// The link itself, which is as secret as what it opens.
+    /// Returns the link's text, which is as secret as the content that it opens.
     pub fn to_text(&self) -> Zeroizing<String> {
         Zeroizing::new(format!("{}{}{}#{}", self.base, api::PAGE, self.handle, *self.secret.fragment()))
     }
@@ -117,8 +120,8 @@ fn split_url(url: &str) -> Option<(&str, Handle)> {
     Some((base, handle.parse().ok()?))
 }
 
-/// Without blanks, line ends (also those of quoted-printable mail, `=` at the end of a line, and the marks of quoted lines) and invisible
-/// letters.
+/// Removes blanks, line ends (also of quoted-printable mail, `=` at the end of a line, and
+/// the marks of quoted lines) and invisible letters.
 fn join_lines(text: &str) -> Zeroizing<String> {
     let mut whole = Zeroizing::new(String::with_capacity(text.len()));
     for line in text.lines() {
@@ -134,10 +137,11 @@ fn join_lines(text: &str) -> Zeroizing<String> {
     whole
 }
 
-/// With `%3A`, `%2F`, `%23` and `%25` for what they stand for, as often as they were escaped.
+/// Decodes `%3A`, `%2F`, `%23` and `%25`, also when they were escaped repeatedly.
 fn unescape(text: &str) -> Zeroizing<String> {
     let mut text = Zeroizing::new(text.replace("&amp;", "&").replace("&#35;", "#"));
-    // Escaping what is escaped gives %2523; three times is more than any chain of programs was seen to do.
+    // Escaping what is escaped gives %2523; three times is more than any chain of programs was seen
+    // to do.
     for _ in 0..3 {
         for (escaped, letter) in [("%3a", ":"), ("%2f", "/"), ("%23", "#"), ("%25", "%"), ("%3A", ":"), ("%2F", "/")] {
             if text.contains(escaped) {

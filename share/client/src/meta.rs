@@ -1,8 +1,10 @@
-//! What the sealed part of a capsule holds: name, size and digest of the content as one line of JSON, and small content behind it.
+//! Plaintext of the sealed part of a capsule: name, size and digest of the content as one line of
+//! JSON, followed by small content.
 //!
-//! The plaintext of the age file in a capsule is a JSON object, blanks, a line feed, and in a capsule with content inside that content. So
-//! whoever has the identity and `age` alone reads it with `age -d | head -n 1`, and small content with `age -d | tail -n +2`. The blanks
-//! pad the whole to a multiple of [`PADDING_STEP`] bytes, so that a capsule does not tell how long a password in it is.
+//! The plaintext of the age file in a capsule is a JSON object, blanks, a line feed, and for inline
+//! content the content. With the identity and `age` alone it can be read by `age -d | head -n 1`,
+//! and small content by `age -d | tail -n +2`. The blanks pad the whole to a multiple of
+//! [`PADDING_STEP`] bytes, so that a capsule does not reveal the length of a password in it.
 
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::token::Digest;
@@ -13,14 +15,16 @@ use crate::error::{Error, Result};
 
 /// The sealed part grows in steps of so many bytes.
 pub const PADDING_STEP: usize = 512;
-/// Room in a capsule for the header of the age file, which has a random part of up to about 300 bytes, its nonce and a tag.
+/// Room in a capsule for the header of the age file, which has a random part of up to about 300
+/// bytes, its nonce and a tag.
 pub(crate) const AGE_OVERHEAD: usize = 1024;
 /// Content up to so many bytes goes into the capsule when name and padding leave room.
 pub const MAX_INLINE: u64 = (MAX_CAPSULE - AGE_OVERHEAD) as u64;
-/// Longest first line, which bounds what a reader takes in before it knows anything.
+/// Maximum length of the first line; bounds the bytes that a reader accepts before it has parsed
+/// anything.
 const MAX_LINE: usize = 7 * 1024;
 
-/// What a sender says about the content.
+/// Sealed description of the content, written by the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
     /// The file's name at the sender; a receiver makes it safe first.
@@ -29,12 +33,12 @@ pub struct Meta {
     pub size: u64,
     /// SHA-256 of the content.
     pub sha256: Digest,
-    /// What the sender means a receiver to make of it. Programs that do not know the word take it for a file.
+    /// Content kind. Programs that do not know the word treat the content as a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
 }
 
-/// What a receiver makes of content.
+/// Content kind shown to the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContentKind {
     /// A file.
@@ -56,7 +60,7 @@ impl Meta {
         Meta { name, size, sha256, kind: word }
     }
 
-    /// What a receiver makes of the content.
+    /// Returns the content kind.
     pub fn kind(&self) -> ContentKind {
         let word = self.kind.as_deref().unwrap_or_default();
         KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind).unwrap_or_default()
@@ -85,7 +89,8 @@ impl Meta {
         Zeroizing::new(serde_json::to_vec(self).expect("a text, a number and a digest are always JSON"))
     }
 
-    /// Reads the plaintext of a sealed part; total. What follows the line is the content of a capsule with content inside.
+    /// Parses the plaintext of a sealed part; total. The bytes after the line are the inline
+    /// content.
     pub(crate) fn decode(plain: &[u8]) -> Result<(Meta, &[u8])> {
         let end = plain.iter().take(MAX_LINE).position(|&byte| byte == b'\n');
         let end = end.ok_or_else(|| Error::Damaged("its description is too long".into()))?;

@@ -1,4 +1,5 @@
-//! Opens what was sealed: capsules as a whole, ciphertext piece by piece, each piece authentic before it is handed on.
+//! Decrypts capsules as a whole and ciphertext in chunks; each chunk is authenticated before it is
+//! returned.
 
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::iter;
@@ -22,7 +23,7 @@ pub(crate) fn open_capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, 
     Ok((meta, Zeroizing::new(content.to_vec())))
 }
 
-/// Whether content is what its description says.
+/// Checks content against the size and digest of its description.
 pub(crate) fn verify_content(meta: &Meta, content: &[u8]) -> Result<()> {
     let mut hash = Sha256::new();
     hash.update(content);
@@ -59,7 +60,8 @@ impl<'a> ContentDecryptor<'a> {
         Ok(ContentDecryptor { reader, fault, hash: Sha256::new(), length: 0 })
     }
 
-    /// Goes on behind content that was opened before: whole pieces, which are read from `before` for the digest.
+    /// Goes on behind content that was opened before: whole pieces, which are read from `before`
+    /// for the digest.
     pub(crate) fn skip(&mut self, before: &mut impl Read, length: u64) -> Result<()> {
         let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
         let mut left = length;
@@ -71,13 +73,13 @@ impl<'a> ContentDecryptor<'a> {
         }
         self.length = length;
         let Some(last) = length.checked_sub(1) else { return Ok(()) };
-        // To the last byte before, not to the boundary behind it: there age looks at the file's last piece first, and to the daemon
-        // the last byte is the end of the download.
+        // To the last byte before, not to the boundary behind it: there age looks at the file's
+        // last piece first, and to the daemon the last byte is the end of the download.
         let gone = self.reader.seek(SeekFrom::Start(last)).and_then(|_| self.reader.read_exact(&mut buffer[..1]));
         gone.map_err(|error| self.into_error(&error))
     }
 
-    /// Opens the rest, and verifies the whole: what is in `output` afterwards is what was sealed.
+    /// Decrypts the rest and verifies the whole: on success `output` holds the sealed content.
     pub(crate) fn copy(&mut self, meta: &Meta, output: &mut dyn Write) -> Result<()> {
         let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
         loop {

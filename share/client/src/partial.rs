@@ -1,7 +1,9 @@
-//! The file that is being received: hidden and private beside its place, under its final name only when it is whole.
+//! Partial file of a download: hidden and private in the target directory, renamed when it is
+//! complete.
 //!
-//! What arrived before and is not gone on with is kept beside it until the new one is whole. When neither becomes whole, the next call keeps the
-//! longer one. Whoever holds the lock of the file without ANEW in its name may do so.
+//! A restart without resuming writes a second file and keeps the first until the second is
+//! complete. If neither is completed, the next call keeps the longer one; it must hold the lock of
+//! the file without `RESTARTED` in its name.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -29,7 +31,7 @@ const RESTARTED: &str = ".anew";
 /// Characters of a note's name.
 const NOTE_LEN: usize = 32;
 
-/// Where what is received goes.
+/// Destination of the received content.
 #[derive(Clone, Debug)]
 pub enum ReceiveTarget {
     /// A file of this name, which may be replaced or not.
@@ -48,23 +50,27 @@ impl ReceiveTarget {
     }
 }
 
-/// Gets the tar of a directory, read from its beginning, and the sender's name for it; tells where the directory is.
+/// Gets the tar of a directory, read from its beginning, and the sender's name for it; tells where
+/// the directory is.
 pub type Unpack<'a> = dyn Fn(&mut File, &str) -> Result<PathBuf> + 'a;
 
 /// A file without its name yet. It stays when it is dropped unfinished, to be gone on with.
 pub(crate) struct PartialFile {
     path: PathBuf,
     file: File,
-    /// What arrived before.
+    /// Incomplete file of an earlier download.
     previous: Option<Box<PartialFile>>,
 }
 
 impl PartialFile {
-    /// Opens the file that `note` names in `directory`; with what it has, or an empty one beside it.
+    /// Opens the partial file named by `note` in `directory`: the existing one with `resume`,
+    /// otherwise an empty one next to it.
     ///
     /// # Errors
-    /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: a user who shares the
-    /// directory could have made a file there, or a link to another file of this user, and would read or choose what is received.
+    /// When the directory cannot be written, when another program receives the same link there, or
+    /// when the file belongs to another user: a user with write access to the directory could have
+    /// created a file there, or a link to another file of this user, and would read or choose the
+    /// received content.
     pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<PartialFile> {
         let path = |restarted| directory.join(format!("{PREFIX}{note}{restarted}{SUFFIX}"));
         let mut kept = PartialFile::open_locked(path(""), directory)?;
@@ -107,13 +113,14 @@ impl PartialFile {
         Ok(partial)
     }
 
-    /// What arrived before and stays until this is whole, and its length.
+    /// Returns path and length of the earlier file, which is kept until this one is complete.
     pub(crate) fn previous(&self) -> Option<(&Path, u64)> {
         let previous = self.previous.as_ref()?;
         Some((&previous.path, previous.length().ok()?))
     }
 
-    /// SHA-256 of what arrived before, when it is so long. Where the next byte is read or written stays as it is.
+    /// Returns the SHA-256 of the earlier bytes if there are exactly `size` of them. The file
+    /// position does not change.
     pub(crate) fn digest_if_complete(&self, size: u64) -> Option<token::Digest> {
         let file = self.previous.as_ref().map_or(&self.file, |previous| &previous.file);
         if file.metadata().ok()?.len() != size {
@@ -132,7 +139,7 @@ impl PartialFile {
         }
     }
 
-    /// What arrived before, in place of a new beginning.
+    /// Discards the restarted download and returns the earlier one.
     pub(crate) fn into_previous(mut self) -> PartialFile {
         match self.previous.take() {
             Some(previous) => {
@@ -143,7 +150,7 @@ impl PartialFile {
         }
     }
 
-    /// Takes away what lies behind so many bytes.
+    /// Truncates the file to `length` bytes.
     pub(crate) fn truncate(&self, length: u64) -> Result<()> {
         self.file.set_len(length).map_err(Error::io("cannot write what was received"))
     }
@@ -152,8 +159,8 @@ impl PartialFile {
         Ok(self.file.metadata().map_err(Error::io("cannot read what was received before"))?.len())
     }
 
-    /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size` bytes, and returns their length. The next
-    /// byte to be read is the first.
+    /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size`
+    /// bytes, and returns their length. The next byte to be read is the first.
     pub(crate) fn truncate_to_multiple(&mut self, piece: u64, size: u64) -> Result<u64> {
         let failed = || Error::io("cannot read what was received before");
         let length = self.length()?.min(size) / piece * piece;
@@ -175,7 +182,8 @@ impl PartialFile {
         }
     }
 
-    /// Makes room for `size` bytes, so that a full disk is told before a download and not at its end.
+    /// Reserves space for `size` bytes, so that a full disk is reported before the download and not
+    /// at its end.
     #[expect(clippy::disallowed_methods, reason = "the place that repeats it")]
     pub(crate) fn reserve(&self, size: u64) -> Result<()> {
         let Ok(length) = i64::try_from(size) else { return Ok(()) };
@@ -258,13 +266,13 @@ impl PartialFile {
         }
     }
 
-    /// Takes away what is of no use any more, but not what arrived before.
+    /// Removes this file, but not that of an earlier download.
     pub(crate) fn discard(self) {
         // Nothing is lost but space, and the failure that led here is the one to tell.
         let _ = fs::remove_file(&self.path);
     }
 
-    /// The same, with what arrived before.
+    /// Removes this file and that of an earlier download.
     pub(crate) fn discard_all(mut self) {
         if let Some(previous) = self.previous.take() {
             previous.discard();
@@ -292,7 +300,7 @@ impl ReceivedFile {
         unpack(&mut self.file, sent_name)
     }
 
-    /// Takes its name away, unless somebody put another file there.
+    /// Removes the file, unless another file replaced it.
     pub(crate) fn remove(self) {
         if verify_path(&self.file, &self.path).is_ok() {
             // What is left over is whole, and says what it is.
@@ -301,7 +309,8 @@ impl ReceivedFile {
     }
 }
 
-/// Names are all that a rename knows, and who shares the directory may have put another file under one.
+/// Checks that `path` names this file: a user with write access to the directory may have replaced
+/// it, and a rename knows only names.
 fn verify_path(file: &File, path: &Path) -> Result<()> {
     let failed = || Error::io("cannot write what was received");
     let mine = file.metadata().map_err(failed())?;
@@ -316,8 +325,8 @@ fn locked_error() -> Error {
     Error::Invalid("another program is receiving this link in the same directory".into())
 }
 
-/// Removes what earlier downloads of this user left in `directory` and nothing can be added to: what is empty, and what is older than any note.
-/// Returns the rest, but for what another program is receiving, and what `own` names.
+/// Removes empty and expired files of this user's earlier downloads in `directory`. Returns the
+/// others, except files that another program is receiving and files of the note `own`.
 pub(crate) fn sweep(directory: &Path, own: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut kept = Vec::new();
@@ -341,7 +350,8 @@ pub(crate) fn sweep(directory: &Path, own: &str) -> Vec<PathBuf> {
         if metadata.len() > 0 && !over {
             kept.push(path);
         } else {
-            // Only the name: in a directory where others rename, they could remove what has it as well.
+            // Only the name: in a directory where others rename, they could remove what has it as
+            // well.
             let _ = fs::remove_file(&path);
         }
     }
@@ -356,7 +366,8 @@ mod tests {
 
     use super::*;
 
-    /// Notes may lie in another directory of the state than the one of this call: that there is none here proves nothing.
+    /// Notes may lie in another directory of the state than the one of this call: that there is
+    /// none here proves nothing.
     #[test]
     fn what_nothing_can_be_added_to_is_swept_and_the_rest_told() {
         let place = tempfile::tempdir().unwrap();

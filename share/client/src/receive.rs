@@ -1,4 +1,5 @@
-//! Receives a share: claims it, opens it while it is downloaded, and names the file when it is whole.
+//! Receives a share: claims it, opens it while it is downloaded, and names the file when it is
+//! whole.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -25,22 +26,24 @@ pub use crate::partial::{ReceiveTarget, Unpack};
 use crate::seal::CHUNK_LEN;
 use crate::state;
 
-/// A claim whose reply was lost is repeated for so long: the daemon gives the same reply for a minute.
+/// Time for which a claim is repeated after a lost reply: the daemon repeats its reply for a
+/// minute.
 const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
-/// Patience of a download whose lease says nothing better.
+/// Minimum retry time-out of a download.
 const MIN_RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server may say anything; a lease ends a day after the claim.
 const MAX_RETRY_TIMEOUT: Duration = Duration::from_secs(86_400);
-/// The end of a share is told so often before the daemon is left to find out by itself.
+/// Attempts to report the end of a download; after them the lease's time ends it.
 const COMPLETIONS: u32 = 3;
 
-/// What a receiver remembers of a link, under a name that tells nothing of it: enough to go on after a cut, not enough to open anything.
+/// State of an interrupted download, stored under a name that reveals nothing of the link: enough
+/// to resume, not enough to decrypt.
 #[derive(Serialize, Deserialize)]
 struct ResumeNote {
     claim: ClaimId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     leased: Option<LeaseNote>,
-    /// What the claim gave away with its content inside: no server has it any more.
+    /// Capsule with inline content: its claim is used up, so no server has it any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     given: Option<Capsule>,
 }
@@ -59,7 +62,8 @@ pub type TextSink<'a> = dyn Fn(&[u8]) -> Result<()> + 'a;
 pub struct ReceiveOptions<'a> {
     /// Where notes for resuming are; without it a cut download cannot be gone on with.
     pub state: Option<&'a Path>,
-    /// Goes on with what was received before; otherwise that is kept until what is received now is whole.
+    /// Resumes an earlier download; without it the earlier file is kept until the new one is
+    /// complete.
     pub resume: bool,
     /// Keeps the age file as it is instead of opening it.
     pub ciphertext: bool,
@@ -67,17 +71,20 @@ pub struct ReceiveOptions<'a> {
     pub retry_timeout: Option<Duration>,
     /// Told how many bytes of the ciphertext passed, and how many there are.
     pub progress: &'a dyn Fn(u64, u64),
-    /// Told where what arrives is kept until it is whole, as soon as this program holds it. After a failure it is there if it can be gone on with.
+    /// Called with the path of the partial file as soon as this program has locked it. After a
+    /// failure the file exists if the download can be resumed.
     pub on_partial: &'a dyn Fn(&Path),
-    /// Told before anything is received that this many bytes of the same link arrived before, and are not gone on with.
+    /// Told before anything is received that this many bytes of the same link arrived before, and
+    /// are not gone on with.
     pub on_unresumed: &'a dyn Fn(&Path, u64),
     /// Takes a text that is meant to be read at once; without it a text is a file like any other.
     pub text: Option<&'a TextSink<'a>>,
-    /// Unpacks the tar of a directory and tells where it is; without it the tar is a file like any other.
+    /// Unpacks the tar of a directory and tells where it is; without it the tar is a file like any
+    /// other.
     pub unpack: Option<&'a Unpack<'a>>,
 }
 
-/// What was received.
+/// Result of a download.
 #[derive(Debug)]
 pub struct ReceiveSummary {
     /// Where it is; none when it was written to a stream.
@@ -86,15 +93,15 @@ pub struct ReceiveSummary {
     pub name: String,
     /// Bytes that were written.
     pub size: u64,
-    /// SHA-256 of what was written.
+    /// SHA-256 of the written bytes.
     pub sha256: Digest,
-    /// What the sender meant it to be.
+    /// Content kind set by the sender.
     pub kind: ContentKind,
     /// Whether the daemon heard that everything arrived.
     pub confirmed: bool,
 }
 
-/// What was written.
+/// Name, kind, size and digest of the written content.
 struct ContentSummary {
     name: String,
     kind: ContentKind,
@@ -122,17 +129,17 @@ fn notes_directory(state: &Path) -> PathBuf {
     state.join("receiving")
 }
 
-/// Removes what downloads of other links left where `target` goes and nobody can go on with; returns what somebody may, under this state or
-/// another.
+/// Removes files of other links' downloads in the directory of `target` that cannot be resumed.
+/// Returns those that can, from this state directory or another.
 pub fn sweep(target: &ReceiveTarget, link: &Link) -> Vec<PathBuf> {
     partial::sweep(&target.directory(), &link.secret().note_name())
 }
 
-/// Receives into a file. Nothing is claimed before it is certain that the file can be written.
+/// Receives into a file. The claim is sent only after the file was opened for writing.
 ///
 /// # Errors
-/// When the link is used up or unknown, the server is out of reach, what arrives is damaged, or the host fails. After [`Error::Cut`] the same
-/// call with `resume` goes on.
+/// When the link is used up or unknown, the server is out of reach, the received content is
+/// damaged, or the host fails. After [`Error::Cut`] the same call with `resume` goes on.
 pub fn to_file(
     client: &ShareClient,
     link: &Link,
@@ -191,7 +198,8 @@ pub fn to_file(
     publish(&claimed, partial, written, target, options)
 }
 
-/// Gives what arrived whole its name, unpacks it when it is to be, and tells the daemon.
+/// Renames the complete file, unpacks a directory if requested, and reports completion to the
+/// daemon.
 fn publish(
     claimed: &AcceptedClaim<'_>,
     partial: PartialFile,
@@ -201,7 +209,8 @@ fn publish(
 ) -> Result<ReceiveSummary> {
     match options.unpack {
         Some(unpack) if written.kind == ContentKind::Directory => {
-            // By the time that it is unpacked the link is used up: whatever happens then, the tar is whole and has a name.
+            // By the time that it is unpacked the link is used up: whatever happens then, the tar
+            // is whole and has a name.
             let beside = ReceiveTarget::Directory { path: target.directory(), replace: false };
             let mut tar = partial.finish(&beside, &written.name)?;
             let confirmed = claimed.complete();
@@ -224,7 +233,8 @@ fn publish(
     }
 }
 
-/// Asks whether a link still opens something, and uses nothing up; the second since 1970 until which it does.
+/// Asks whether a link still opens something, and uses nothing up; the second since 1970 until
+/// which it does.
 ///
 /// # Errors
 /// When it does not, or the server is out of reach or of before this question.
@@ -234,7 +244,7 @@ pub fn look(client: &ShareClient, link: &Link) -> Result<u64> {
     Ok(looked.expires_at)
 }
 
-/// Receives into a stream. What was written before an error is authentic but not whole.
+/// Receives into a stream. Bytes written before an error are authentic but incomplete.
 ///
 /// # Errors
 /// As for [`to_file`].
@@ -262,7 +272,7 @@ struct AcceptedClaim<'a> {
 }
 
 impl<'a> AcceptedClaim<'a> {
-    /// What a former call was leased, as it noted it; nothing is asked of the server.
+    /// Restores the lease of an earlier call from its note; sends no request.
     fn from_note(
         client: &'a ShareClient,
         link: &'a Link,
@@ -341,8 +351,8 @@ impl<'a> AcceptedClaim<'a> {
         Ok(claimant(claimed.capsule, Some((kept, expires_in))))
     }
 
-    /// Remembers content that came with the claim: the link is used up, and whatever is done with the content may fail still. Where it
-    /// cannot be remembered, it is at hand all the same.
+    /// Saves content that came with the claim: the link is used up, and processing the content may
+    /// still fail. If it cannot be saved, the content is in memory nevertheless.
     fn save_inline(&self, note: ResumeNote) {
         let Some(path) = &self.note_path else { return };
         let opens = || self.open_capsule().and_then(|(meta, content)| open::verify_content(&meta, &content)).is_ok();
@@ -352,7 +362,8 @@ impl<'a> AcceptedClaim<'a> {
         }
     }
 
-    /// What was received, when all of it arrived before and only its name is missing. The server may have it no more.
+    /// Returns the summary of a file that an earlier call received completely but did not rename.
+    /// The server may no longer have it.
     fn find_complete(&self, partial: &PartialFile, options: &ReceiveOptions<'_>) -> Option<ContentSummary> {
         let ContentLocation::Spooled { size, digest } = self.capsule.content() else { return None };
         let (meta, _) = self.open_capsule().ok()?;
@@ -473,7 +484,7 @@ impl<'a> AcceptedClaim<'a> {
     }
 }
 
-/// Where what is remembered of a link is.
+/// Returns the path of the note about a link.
 fn note_path(link: &Link, options: &ReceiveOptions<'_>) -> Option<PathBuf> {
     options.state.map(|state| notes_directory(state).join(format!("{}.json", link.secret().note_name())))
 }
@@ -503,8 +514,8 @@ fn send_claim(client: &ShareClient, link: &Link, claim: &ClaimId) -> Result<Clai
     }
 }
 
-/// Whether the reply may have been lost, or the daemon has no time at this moment. `is_lost`: one was, and a daemon that is started anew
-/// gives it again.
+/// Returns whether the reply may have been lost, or the daemon is temporarily busy. `is_lost` is
+/// set when a reply was lost: a restarted daemon repeats it.
 fn should_retry(error: &Error, is_lost: &mut bool) -> bool {
     match error {
         Error::Unreachable { may_have_arrived, .. } => {
@@ -517,7 +528,8 @@ fn should_retry(error: &Error, is_lost: &mut bool) -> bool {
     }
 }
 
-/// Writes the ciphertext from `before` on, whose first part is in `hash` already, and compares its digest.
+/// Writes the ciphertext from offset `before` on and verifies its digest; `hash` covers the bytes
+/// before the offset.
 fn copy_ciphertext(
     mut download: Download<'_>,
     meta: &Meta,

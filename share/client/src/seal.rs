@@ -152,7 +152,7 @@ pub struct SealingReader<'a> {
     error: Option<Error>,
 }
 
-/// The end of the sealing writer: what it wrote is read from the other side.
+/// Output of the age writer; the reader drains it.
 struct SharedBuffer(Rc<RefCell<Vec<u8>>>);
 
 impl Write for SharedBuffer {
@@ -170,7 +170,8 @@ impl<'a> SealingReader<'a> {
     /// Begins to seal `source` into at most so many bytes.
     ///
     /// # Errors
-    /// When sealing is not possible, or there will be too many. A source without a known end fails with that when it is read.
+    /// When sealing is not possible, or there will be too many. A source without a known end fails
+    /// with that when it is read.
     pub fn new(secret: &Secret, source: &'a mut dyn Source, max_length: u64) -> Result<SealingReader<'a>> {
         let pending = Rc::new(RefCell::new(Vec::with_capacity(2 * CHUNK_LEN)));
         let writer = age_writer(secret, SharedBuffer(pending.clone()))?;
@@ -203,12 +204,13 @@ impl<'a> SealingReader<'a> {
         self.pieces.done
     }
 
-    /// What made reading fail, more exactly than the reader's error.
+    /// Takes the cause of a failed read, which is more specific than its `io::Error`.
     pub fn take_error(&mut self) -> Option<Error> {
         self.error.take()
     }
 
-    /// What was sealed, and size and digest of the ciphertext; after everything was read.
+    /// Returns the description of the content, and size and digest of the ciphertext; call it after
+    /// the last read.
     pub fn finish(self) -> (Meta, u64, Digest) {
         (self.pieces.meta(), self.produced, Digest::new(self.hash.finalize().into()))
     }

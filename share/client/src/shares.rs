@@ -1,4 +1,4 @@
-//! Makes shares, and asks about those that were made.
+//! Creates shares and queries their state.
 
 use std::thread;
 use std::time::Duration;
@@ -30,7 +30,7 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1
 /// How a share may be used.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareTerms {
-    /// Lifetime, as somebody named it; without it the server's default.
+    /// Lifetime as the user wrote it; by default the server's.
     pub expires_in: Option<Span>,
     /// How often it may be claimed.
     pub max_claims: u8,
@@ -40,18 +40,20 @@ pub struct ShareTerms {
 pub struct CreatedShare {
     /// For the receiver.
     pub link: Link,
-    /// What the server said.
+    /// The server's reply.
     pub created: CreateReply,
-    /// What was sealed.
+    /// Description of the sealed content.
     pub meta: Meta,
     /// For how long it was made.
     pub lifetime: Span,
 }
 
-/// Seals `source` to a new secret, uploads it and makes a share of it. `progress` is told how many bytes of the content were sealed.
+/// Seals `source` with a new secret, uploads it and creates a share. `progress` is called with the
+/// number of content bytes sealed.
 ///
 /// # Errors
-/// When the source fails or changes, the terms are beyond what the server allows, or the server refuses or is out of reach.
+/// When the source fails or changes, the terms exceed the server's limits, or the server
+/// refuses or is out of reach.
 pub fn share(
     client: &ShareClient,
     owner: &OwnerToken,
@@ -82,7 +84,8 @@ pub fn share(
     Ok(CreatedShare { link, created, meta, lifetime })
 }
 
-/// When the answer is lost after a long upload, it is asked for again: the server knows the share by its upload and answers as before.
+/// When the answer is lost after a long upload, it is asked for again: the server knows the share
+/// by its upload and answers as before.
 fn create(client: &ShareClient, owner: &OwnerToken, message: &CreateRequest) -> Result<CreateReply> {
     let attempts = if message.upload.is_some() { PAUSES.len() } else { 0 };
     for pause in PAUSES.into_iter().take(attempts) {
@@ -154,7 +157,8 @@ impl std::io::Read for ProgressReader<'_, '_> {
     }
 }
 
-/// What became of shares, in the order of `handles`; None for those of which the server does not know any more.
+/// Returns the state of shares, in the order of `handles`; `None` for shares that the server no
+/// longer knows.
 ///
 /// # Errors
 /// When the server refuses or is out of reach.
@@ -174,7 +178,7 @@ pub fn fetch_all(client: &ShareClient, owner: &OwnerToken, handles: &[Handle]) -
     Ok(infos)
 }
 
-/// What became of one share.
+/// Returns the state of one share.
 ///
 /// # Errors
 /// When the server does not know it, refuses or is out of reach.
@@ -186,7 +190,7 @@ pub fn fetch(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result
 /// Waits until a share is newer than `version` or in another state than `state`, or for `seconds`.
 ///
 /// # Errors
-/// As for [`info`].
+/// As for [`fetch`].
 pub fn watch(client: &ShareClient, owner: &OwnerToken, last: &ShareInfo, seconds: u64) -> Result<ShareInfo> {
     let state = match last.state {
         ShareState::Armed => "armed",
@@ -203,15 +207,15 @@ pub fn watch(client: &ShareClient, owner: &OwnerToken, last: &ShareInfo, seconds
 /// Takes a share back.
 ///
 /// # Errors
-/// As for [`info`].
+/// As for [`fetch`].
 pub fn revoke(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result<ShareInfo> {
     post_action(client, owner, ShareEndpoint::Revoke, handle)
 }
 
-/// Arms a share again whose download was interrupted.
+/// Rearms a share after an interrupted download.
 ///
 /// # Errors
-/// As for [`info`]; also when there is nothing to give back.
+/// As for [`fetch`]; also when no download was interrupted.
 pub fn rearm(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result<ShareInfo> {
     post_action(client, owner, ShareEndpoint::Rearm, handle)
 }

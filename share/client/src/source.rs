@@ -1,4 +1,5 @@
-//! What is shared: content that must not change while it is read, or that comes once and is made while it is read.
+//! Sources of shared content: files that must not change while they are read, and streams of
+//! unknown length.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,7 +13,8 @@ use zeroize::Zeroizing;
 use crate::error::{Error, Result};
 use crate::meta::{ContentKind, MAX_INLINE};
 
-/// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the one before does not show.
+/// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the
+/// one before does not show.
 const TICK: Duration = Duration::from_millis(20);
 /// A file that is written all the time is not waited for.
 const MAX_WAIT: Duration = Duration::from_secs(1);
@@ -22,7 +24,7 @@ pub trait Source {
     /// How the receiver's file will be called.
     fn name(&self) -> &str;
 
-    /// What the receiver makes of it.
+    /// Content kind shown to the receiver.
     fn kind(&self) -> ContentKind {
         ContentKind::File
     }
@@ -36,14 +38,14 @@ pub trait Source {
     /// When the host fails.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Called when everything was read.
+    /// Checks, after the last read, that the content did not change meanwhile.
     ///
     /// # Errors
-    /// [`Error::Changed`] when what was read may be a mixture of two states.
+    /// [`Error::Changed`] when the content may mix two states.
     fn verify(&mut self) -> Result<()>;
 }
 
-/// An ordinary file, on a mount or elsewhere.
+/// Regular file, inside or outside of a mount.
 pub struct FileSource {
     path: PathBuf,
     name: String,
@@ -53,7 +55,7 @@ pub struct FileSource {
     stream: Option<StreamSource<File>>,
 }
 
-/// What changes when a file does.
+/// File attributes that change with its content.
 #[derive(PartialEq, Eq)]
 struct FileIdentity {
     device: u64,
@@ -154,14 +156,14 @@ impl Source for FileSource {
     }
 }
 
-/// What comes through a pipe, was typed, or is made while it is read.
+/// Content of a pipe, of typed input, or generated while it is read.
 pub struct StreamSource<R> {
     name: String,
     kind: ContentKind,
-    /// What came first, so that little content is known to be little.
+    /// First bytes, buffered to find out whether the content fits into a capsule.
     first: Zeroizing<Vec<u8>>,
     at: usize,
-    /// What follows; none when that was all.
+    /// Remaining input; `None` when `first` holds all of it.
     rest: Option<R>,
 }
 

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 
 /// A file of this kind has some hundred bytes for each share.
 const MAX_BYTES: u64 = 16 << 20;
-/// How long it is remembered that a link was claimed. Shares live for a week at most, unless a server was told otherwise.
+/// Time for which the note of a claimed link is kept. Shares live for a week at most, unless the
+/// server allows more.
 pub(crate) const NOTE_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 /// Makes a directory, and those above it, for this user alone.
@@ -23,7 +24,7 @@ pub(crate) fn create_private_directory(path: &Path) -> Result<()> {
     made.map_err(Error::io(format!("cannot make the directory {}", path.display())))
 }
 
-/// Takes away files that nobody changed for so long; what cannot be taken away is left for the next time.
+/// Removes files that were not modified for `age`; a failed removal is retried by the next call.
 pub(crate) fn sweep(directory: &Path, age: Duration) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -49,7 +50,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     value.map(Some).map_err(|_| Error::Invalid(format!("{shown} is damaged; move it away to begin anew")))
 }
 
-/// Writes a file beside its place, makes it durable and renames it.
+/// Replaces a file atomically: writes a temporary file, syncs it and renames it.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let failed = || Error::io(format!("cannot write {}", path.display()));
     let text = serde_json::to_vec_pretty(value).map_err(|error| Error::Invalid(error.to_string()))?;

@@ -1,4 +1,5 @@
-//! The capsule: a small typed message with what is sealed of a share, and the only thing that the daemon accepts as one.
+//! Capsule: a small typed message with the sealed part of a share; the daemon accepts no other
+//! format.
 //!
 //! ```text
 //! offset  bytes
@@ -11,7 +12,8 @@
 //!      .      S  the sealed part: an age v1 file
 //! ```
 //!
-//! Nothing follows. The whole is at most 8 KiB. What the sealed part holds (name, size, small content) is between the two clients.
+//! Nothing follows. The total is at most 8 KiB. The plaintext of the sealed part (name, size, small
+//! content) is defined by the clients.
 
 use std::str::FromStr;
 
@@ -23,7 +25,7 @@ use crate::age;
 use crate::text;
 use crate::token::Digest;
 
-/// A capsule has at most so many bytes: what a store keeps beside its index without a file of its own.
+/// Maximum capsule size in bytes: a store keeps it in the record, without a file of its own.
 pub const MAX_CAPSULE: usize = 8 * 1024;
 
 const MAGIC: &[u8; 4] = b"lbxs";
@@ -72,7 +74,7 @@ pub enum CapsuleError {
     /// Lengths do not add up, or an empty file is announced.
     #[error("the lengths in the capsule are wrong")]
     Lengths,
-    /// What should be sealed is not.
+    /// The sealed part is not an age v1 file.
     #[error("the sealed part of the capsule is no age v1 file")]
     NotSealed,
 }

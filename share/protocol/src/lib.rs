@@ -1,4 +1,5 @@
-//! What the client and the daemon of one-time links say to each other: handles, capsules and messages, and who can open a link. No keys, no input and output.
+//! Protocol between the client and the daemon of one-time links: handles, capsules, messages, and
+//! the scope of a link. No keys, no I/O.
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,15 @@
-//! Tells from the address at the beginning of a link who can open it.
+//! Determines from the base URL of a link which machines can open it.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Names that mean something in one network alone: RFC 6762, RFC 8375, and what many routers give.
+/// Suffixes of names that resolve in one network only: RFC 6762, RFC 8375, and the default of many
+/// routers.
 const LOCAL_ENDINGS: [&str; 3] = [".local", ".home.arpa", ".lan"];
-/// What whoever runs the daemon can do.
+/// Remedy for the administrator of the daemon.
 const REMEDY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' leads through both, \
     and 'lockbox-share serve --public-url URL' tells it the name";
 
-/// Who can open what begins with an address.
+/// Set of machines that can open links of a base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkScope {
     /// Nothing in the address is against it.
@@ -40,7 +41,7 @@ impl LinkScope {
         if reach == LinkScope::Anyone && is_plain { LinkScope::NoBrowsers } else { reach }
     }
 
-    /// What is to be said of links that begin with `url`; None when everybody can open them.
+    /// Returns the warning for links that begin with `url`; `None` when any client can open them.
     pub fn warning(url: &str) -> Option<String> {
         let who = match LinkScope::of_url(url) {
             LinkScope::Anyone => return None,

@@ -1,4 +1,5 @@
-//! The JSON messages of `/v1`, one type each. What each path takes and answers is the documentation of [`crate::api`].
+//! JSON messages of `/v1`, one type each. [`crate::api`] documents the request and response of each
+//! path.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,7 @@ pub const MAX_CLAIMS: u8 = 8;
 /// Seconds since 1970 in UTC, by the daemon's clock.
 pub type UnixSeconds = u64;
 
-/// What the daemon allows; asked for before a share is made.
+/// Server limits; requested before a share is created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Version of this protocol, 1.
@@ -50,7 +51,7 @@ pub struct UploadReply {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateRequest {
-    /// What the claimant gets.
+    /// Capsule for the claimant.
     pub capsule: Capsule,
     /// Recognises the claimant's proof.
     pub verifier: Verifier,
@@ -109,10 +110,10 @@ pub struct ClaimRequest {
     pub claim: ClaimId,
 }
 
-/// What a claimant gets.
+/// Reply to an accepted claim.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimReply {
-    /// What was sealed.
+    /// The sealed capsule.
     pub capsule: Capsule,
     /// For the ciphertext; none when the content is inside the capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,7 +141,7 @@ pub enum ShareState {
     Consumed,
     /// Taken back by its owner.
     Revoked,
-    /// Nobody came in time.
+    /// Not claimed in time.
     Expired,
 }
 
@@ -169,7 +170,7 @@ pub struct ClaimInfo {
     pub ended_at: UnixSeconds,
 }
 
-/// What an owner may know of a share; kept for a day after the share's end.
+/// State of a share for its owner; kept for a day after the share's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareInfo {
     /// The one asked for.
@@ -203,14 +204,14 @@ pub struct Batch<T> {
     pub items: Vec<T>,
 }
 
-/// What became of each item, in order.
+/// Results of a batch, in the order of its items.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchResults<T> {
     /// As many as were asked for.
     pub results: Vec<ItemResult<T>>,
 }
 
-/// What became of one item.
+/// Result of one item of a batch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ItemResult<T> {
@@ -253,9 +254,9 @@ pub enum ErrorCode {
     Method,
     /// The client was too slow to send its request.
     Timeout,
-    /// Claimed by another, whose lease has not ended. With proof only.
+    /// Claimed by another client, and its lease has not ended. Only with a valid proof.
     Leased,
-    /// A rearm of a share none of whose downloads was interrupted.
+    /// Rearm of a share that has no interrupted download.
     NotInterrupted,
     /// Given away already. With proof only.
     Consumed,
@@ -267,9 +268,9 @@ pub enum ErrorCode {
     TooLarge,
     /// The body is of another type than the path takes.
     MediaType,
-    /// The upload is unknown, or its size or digest is not what the capsule says.
+    /// The upload is unknown, or its size or digest differs from the capsule.
     Upload,
-    /// What was uploaded is no age v1 file.
+    /// The upload is not an age v1 file.
     NotSealed,
     /// None of the bytes asked for exist.
     Range,
@@ -277,7 +278,7 @@ pub enum ErrorCode {
     Limited,
     /// The daemon cannot serve now: stopping, out of descriptors, or its disk is read-only.
     Unavailable,
-    /// No room for what was sent.
+    /// No space for the upload or the share.
     NoSpace,
     /// The daemon failed; its log says how.
     Internal,

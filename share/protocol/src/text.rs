@@ -1,4 +1,4 @@
-//! Reads what is a text in JSON as its type parses it.
+//! Deserializes JSON strings with [`FromStr`].
 
 use std::fmt::{Display, Formatter};
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserializer, de};
 
-/// What is expected, for whoever sends something else, and what it becomes.
+/// Serde visitor that parses a string with [`FromStr`]; the text describes the expected value.
 struct FromStrVisitor<T>(&'static str, PhantomData<T>);
 
 impl<T: FromStr<Err: Display>> de::Visitor<'_> for FromStrVisitor<T> {

@@ -121,12 +121,14 @@ macro_rules! public {
 }
 
 secret! {
-    /// What a claimant shows: derived from the link's secret by the client, never stored by the daemon.
+    /// Proof of a claimant: derived from the link's secret by the client, never stored by the
+    /// daemon.
     Auth, 32
 }
 
 secret! {
-    /// Chosen by the owner at random; whoever has it asks about, watches, revokes and rearms the shares that were made with it.
+    /// Random token of an owner: authorizes info, watch, revoke and rearm of the shares created
+    /// with it.
     OwnerToken, 32
 }
 
@@ -141,12 +143,13 @@ secret! {
 }
 
 secret! {
-    /// Chosen by the claimant at random: the same claim sent again within a minute gets the same reply.
+    /// Chosen by the claimant at random: the same claim sent again within a minute gets the same
+    /// reply.
     ClaimId, 16
 }
 
 public! {
-    /// SHA-256 of an [`Auth`] or an [`OwnerToken`]: what the daemon keeps of it.
+    /// SHA-256 of an [`Auth`] or an [`OwnerToken`], stored by the daemon instead of it.
     Verifier, 32
 }
 
@@ -156,7 +159,7 @@ public! {
 }
 
 impl Auth {
-    /// What the daemon keeps in order to recognise this proof.
+    /// Returns the hash by which the daemon recognises this proof.
     pub fn verifier(&self) -> Verifier {
         Verifier(Sha256::digest(self.0).into())
     }
@@ -170,7 +173,7 @@ impl Verifier {
 }
 
 impl OwnerToken {
-    /// What the daemon keeps in order to recognise this owner.
+    /// Returns the hash by which the daemon recognises this owner.
     pub fn verifier(&self) -> Verifier {
         Verifier(Sha256::digest(self.0).into())
     }

@@ -1,7 +1,8 @@
-//! Refuses clients that ask too often. Its table has a fixed size, whatever the number of clients.
+//! Rate limiter per client. Its table has a fixed size for any number of clients.
 //!
-//! Every client has a bucket, kept as the one time at which it will be full again (GCRA). A table of sets of eight slots holds them;
-//! when a set is full the bucket that is nearest to full is forgotten, which is the one whose loss gives least away.
+//! Every client has a bucket, stored as the time at which it will be full again (GCRA). The buckets
+//! are in a table of sets of eight slots; when a set is full, the bucket nearest to full is
+//! evicted, because its loss permits the fewest requests.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -10,11 +11,13 @@ use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
-/// Slots that one client's bucket may be in: enough that a full set is rare while most of the table is in use.
+/// Slots that one client's bucket may be in: enough that a full set is rare while most of the table
+/// is in use.
 const WAYS: usize = 8;
-/// Sets of the table: 8,192 sets of 8 slots of 16 bytes are 1 MiB, and 65,536 clients are limited at a time.
+/// Sets of the table: 8,192 sets of 8 slots of 16 bytes are 1 MiB, and 65,536 clients are limited
+/// at a time.
 const SETS: usize = 8192;
-/// Misses cost a client this part of its burst, so that one who guesses is slowed down soon.
+/// Fraction of a client's burst that a miss costs, so that guessing slows down soon.
 const MISS_COST: u32 = 4;
 
 /// How often clients may ask.
@@ -24,7 +27,8 @@ pub struct Rates {
     pub per_minute: u32,
     /// Requests at once after a pause.
     pub burst: u32,
-    /// Misses in a minute by all clients together before those who missed are refused unheard.
+    /// Misses per minute by all clients before clients that missed recently are refused without a
+    /// check.
     pub misses_per_minute: u32,
 }
 
@@ -34,10 +38,10 @@ impl Default for Rates {
     }
 }
 
-/// Who asks, as far as the limiter tells clients apart.
+/// Client as the limiter distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClientId {
-    /// Through the Unix socket, whose mode already says who may: never limited.
+    /// Client of the Unix socket: never limited, because the socket's mode restricts access.
     Local,
     /// An IPv4 address, or the first 64 bits of an IPv6 address.
     Network(u64),
@@ -48,7 +52,8 @@ impl ClientId {
     pub fn at(address: IpAddr) -> ClientId {
         ClientId::Network(match address.to_canonical() {
             IpAddr::V4(v4) => u64::from(v4.to_bits()),
-            // None of these is below 2^32, where the IPv4 addresses are: 0::/32 is no network of clients.
+            // None of these is below 2^32, where the IPv4 addresses are: 0::/32 is no network of
+            // clients.
             IpAddr::V6(v6) => network(v6),
         })
     }
@@ -58,7 +63,8 @@ fn network(address: Ipv6Addr) -> u64 {
     (address.to_bits() >> 64) as u64
 }
 
-/// One bucket: whose, and when it will be full again, in microseconds after the limiter's start. Zero is an empty slot.
+/// Bucket of one client: its key, and the time at which it will be full again, in microseconds
+/// after the limiter's start. Zero is an empty slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     key: u64,
@@ -79,7 +85,8 @@ pub struct Limiter {
 pub struct RateLimited(pub Duration);
 
 impl Limiter {
-    /// A limiter whose table cannot be aimed at: `secret` comes from the system's randomness.
+    /// Creates a limiter. `secret` comes from the system's randomness, so that no client can aim at
+    /// slots of the table.
     pub fn new(rates: Rates, secret: [u8; 16]) -> Limiter {
         let sets = (0..SETS).map(|_| Mutex::default()).collect();
         Limiter { rates, start: Instant::now(), secret, sets, misses: Mutex::new(0) }
@@ -98,7 +105,7 @@ impl Limiter {
         self.admit_at(client, cost, self.now())
     }
 
-    /// Takes back what [`Limiter::admit`] counted.
+    /// Refunds a cost counted by [`Limiter::admit`].
     pub fn give_back(&self, client: ClientId, cost: u32) {
         if self.rates.per_minute != 0 && client != ClientId::Local {
             let credit = u64::from(cost) * self.interval();

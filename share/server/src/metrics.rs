@@ -1,4 +1,4 @@
-//! Counts what the daemon does, and writes it in the text format of Prometheus. No handle, name or address is a label.
+//! Counters of the daemon, in the text format of Prometheus. No handle, name or address is a label.
 
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::store::StoreStats;
 
-/// What a request was for: the whole set of labels.
+/// Route label of a request: the complete set of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Route {
@@ -34,7 +34,7 @@ pub enum Route {
     Rearm,
     /// Any of the batches.
     Batch,
-    /// The page and what it loads.
+    /// The page and its assets.
     Page,
     /// No path of the daemon.
     Other,
@@ -65,7 +65,8 @@ const STATUSES: [u16; 24] = [
     0,
 ];
 
-/// Upper bounds of the latency histogram in microseconds; an in-memory answer takes tens, a commit hundreds.
+/// Upper bounds of the latency histogram in microseconds; an in-memory answer takes tens, a commit
+/// hundreds.
 const BOUNDS: [u64; 14] =
     [50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_500_000, 10_000_000];
 
@@ -78,7 +79,7 @@ struct Histogram {
 /// Counters with the names and the explanations that Prometheus reads.
 macro_rules! counters {
     ($($field:ident $name:literal $meaning:literal,)*) => {
-        /// Everything that is counted on the HTTP side. What the store counts is given when the text is written.
+        /// Counters of the HTTP side. The store's counters are passed when the text is written.
         #[derive(Default)]
         pub struct Metrics {
             requests: [[AtomicU64; STATUSES.len()]; Route::ALL.len()],
@@ -115,7 +116,7 @@ counters! {
     limited "limited_total" "Requests refused by the limiter.",
 }
 
-/// What others count, at the time of the text.
+/// Values counted outside of [`Metrics`], at the time of the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
     /// The store's.

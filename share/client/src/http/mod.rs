@@ -1,4 +1,5 @@
-//! Speaks HTTP/1.1 with a daemon over a Unix socket, TCP or TLS, and turns its answers into values or errors.
+//! Speaks HTTP/1.1 with a daemon over a Unix socket, TCP or TLS, and turns its answers into values
+//! or errors.
 
 mod unix;
 
@@ -22,7 +23,7 @@ use self::unix::UnixConnector;
 pub use self::unix::{is_trusted_listener, listener_uid};
 use crate::error::{Error, Result};
 
-/// What is taken of a refusal in words, in bytes: a sentence.
+/// Maximum length of a refusal's message, in bytes: a sentence.
 const MAX_MESSAGE: usize = 400;
 
 /// Longest JSON answer: a batch of a hundred shares with their claims has about 100 KiB.
@@ -48,10 +49,10 @@ pub enum ServerAddress {
 }
 
 impl ServerAddress {
-    /// Reads what a user calls a server.
+    /// Parses a server URL entered by the user.
     ///
     /// # Errors
-    /// When it is no URL of a scheme that is spoken here.
+    /// When it is not an `http` or `https` URL.
     pub fn parse(text: &str) -> Result<ServerAddress> {
         let url = text.trim().trim_end_matches('/');
         let known = ["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme));
@@ -71,13 +72,14 @@ impl ServerAddress {
         }
     }
 
-    /// Whether what is sent cannot be read on the way.
+    /// Returns whether the connection is encrypted or does not leave this machine.
     pub fn is_private(&self) -> bool {
         let ServerAddress::Url(url) = self else { return true };
         if !url.starts_with("http://") {
             return true;
         }
-        // The host as the connection takes it: a name may begin as an address does, and a user stands before it.
+        // The host as the connection takes it: a name may begin as an address does, and a user
+        // stands before it.
         let Ok(address) = url.parse::<http::Uri>() else { return false };
         let host = address.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -221,8 +223,9 @@ impl ShareClient {
         self.check_status(response)
     }
 
-    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly ends a lease, and only from a daemon,
-    /// which refuses in JSON: a proxy that does not know where the daemon is answers 404 as well.
+    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly
+    /// ends a lease, and only from a daemon, which refuses in JSON: a proxy that does not know
+    /// where the daemon is answers 404 as well.
     pub(crate) fn probe_lease(&self, path: &str, bearer: &str) -> Result<bool> {
         let request = self.request(Method::HEAD, path, Some(bearer))?;
         let response = self.agent.run(request).map_err(|error| self.unreachable_error(&error))?;
@@ -328,7 +331,8 @@ fn is_before_connection(error: &ureq::Error) -> bool {
     }
 }
 
-/// Whether the handshake failed because of the server's certificate, or for want of any that is trusted.
+/// Whether the handshake failed because of the server's certificate, or for want of any that is
+/// trusted.
 fn is_untrusted(error: &ureq::Error) -> bool {
     use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
     let error = match error {
@@ -382,7 +386,8 @@ mod tests {
         }
     }
 
-    /// A daemon whose limit is reached closes the connection: a client that was still sending would read nothing of the refusal.
+    /// A daemon whose limit is reached closes the connection: a client that was still sending would
+    /// read nothing of the refusal.
     #[test]
     fn a_refusal_that_comes_before_the_body_is_read_and_the_body_is_not() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -26,7 +26,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, time};
 
-/// Connects to the socket at a path, whatever the address of the request says.
+/// Connects to the socket at a path and ignores the address of the request.
 #[derive(Debug)]
 pub(super) struct UnixConnector {
     pub(super) path: PathBuf,
@@ -94,7 +94,7 @@ fn to_duration(timeout: NextTimeout) -> Option<Duration> {
     timeout.not_zero().map(|left: time::Duration| *left)
 }
 
-/// What the library expects when a time-out of the socket passed.
+/// Maps a socket time-out to the error kind that the library expects.
 fn timeout_or_failure(error: io::Error, timeout: NextTimeout) -> ureq::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),

@@ -1,4 +1,5 @@
-//! A small daemon in the test: speaks the documented messages over a Unix socket and fails on demand.
+//! A small daemon in the test: speaks the documented messages over a Unix socket and fails on
+//! demand.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -29,7 +30,8 @@ pub(crate) struct Faults {
     pub(crate) tamper: Option<fn(&mut Vec<u8>)>,
     /// The next claims and questions for a lease are answered with these.
     pub(crate) passing: Vec<(u16, ErrorCode)>,
-    /// The next claims and questions for a lease reach something that is no daemon, which answers with these.
+    /// The next claims and questions for a lease reach something that is no daemon, which answers
+    /// with these.
     pub(crate) elsewhere: Vec<u16>,
     /// Whether the lease is gone.
     pub(crate) lease_ended: bool,
@@ -284,7 +286,8 @@ fn download(inner: &mut Inner, heard: &Heard, head_only: bool) -> Reply {
     match heard.range {
         None => (200, String::new(), file),
         Some(start) => {
-            // Tampering may have changed the length; what the capsule says is what the client expects.
+            // Tampering may have changed the length; what the capsule says is what the client
+            // expects.
             let ContentLocation::Spooled { size, .. } = share.capsule.content() else {
                 return refusal(404, ErrorCode::Refused);
             };

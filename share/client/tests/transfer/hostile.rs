@@ -1,4 +1,5 @@
-//! A server that means harm, against who shares and who receives: it leads nowhere, fills nothing and is never waited for without end.
+//! A server that means harm, against who shares and who receives: it leads nowhere, fills nothing
+//! and is never waited for without end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! What is no file of a known size: streams, texts and directories; and links that are looked at first.
+//! What is no file of a known size: streams, texts and directories; and links that are looked at
+//! first.
 
 use std::cell::RefCell;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Shares and receives files against a daemon that loses replies, cuts connections and tampers with what it keeps.
+//! Shares and receives files against a daemon that loses replies, cuts connections and tampers with
+//! what it keeps.
 
 #![allow(clippy::unwrap_used)] // a failed step fails the test
 
@@ -89,8 +90,9 @@ impl Place {
         receive::to_file(&self.daemon.client(), link, &target, &options)
     }
 
-    /// What a daemon hears that is asked for the only share's `length` bytes from behind `pieces` of them on. The header before the pieces
-    /// has no fixed length: age puts a random recipient into it.
+    /// What a daemon hears that is asked for the only share's `length` bytes from behind `pieces`
+    /// of them on. The header before the pieces has no fixed length: age puts a random recipient
+    /// into it.
     fn range_behind(&self, pieces: usize, length: usize) -> String {
         let mut inner = self.daemon.inner.lock().unwrap();
         let ContentLocation::Spooled { size, .. } = inner.shares.values_mut().next().unwrap().capsule.content() else {
@@ -286,7 +288,8 @@ fn nothing_of_a_longer_file_that_arrived_before_stays_behind_a_shorter_one() {
     holds(&place.receive(&link, true).unwrap().path.unwrap(), 100);
 }
 
-/// A way to the server that leads elsewhere for a moment, such as a proxy that does not know its name.
+/// A way to the server that leads elsewhere for a moment, such as a proxy that does not know its
+/// name.
 #[test]
 fn an_answer_of_something_else_does_not_end_a_lease() {
     let place = Place::new();
@@ -336,7 +339,8 @@ fn a_daemon_that_is_started_anew_behind_a_claim_does_not_burn_the_link() {
     place.daemon.faults(|faults| faults.lost_claims = 1);
     let (socket, away) = (place.daemon.socket.clone(), place.path("away"));
     let attempts = Arc::new(AtomicUsize::new(0));
-    // The client logs each attempt that had no reply before it waits for the next one: the first was heard and its reply lost, the second finds nobody.
+    // The client logs each attempt that had no reply before it waits for the next one: the first
+    // was heard and its reply lost, the second finds nobody.
     let failed = attempts.clone();
     let subscriber = Messages(Box::new(move |message| {
         if message.contains("sending the same again") {

@@ -24,8 +24,9 @@ use crate::limiter::ClientId;
 const CONNECTIONS: usize = 32;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Answers for as long as it is polled. A connection without a request makes room, as on the other sockets (`permits`, rule 3): a probe that had to
-/// wait for idle connections would take the daemon for dead.
+/// Answers for as long as it is polled. A connection without a request makes room, as on the other
+/// sockets (`permits`, rule 3): a probe that had to wait for idle connections would take the daemon
+/// for dead.
 pub async fn serve(daemon: Arc<Daemon>, listener: TcpListener) {
     let slots = ConnectionSlots::new(CONNECTIONS, CONNECTIONS, HEAD_TIMEOUT);
     loop {

@@ -1,4 +1,5 @@
-//! Gives each connection its place, and takes the place back from a connection that only waits when another one needs it (`permits`, rules 1 to 5).
+//! Connection limits: global slots and slots per client; idle connections are evicted first
+//! (`permits`, rules 1 to 5).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,7 +15,7 @@ use crate::limiter::ClientId;
 /// The client, or the proxy, that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum SlotOwner {
-    /// A listed proxy, whose connections are those of many.
+    /// A listed proxy; its connections carry the requests of many clients.
     Proxy,
     /// A client that speaks for itself.
     Client(ClientId),
@@ -35,7 +36,8 @@ struct SlotTable {
     /// Connections without a whole head, by the order in which they began to wait for one.
     heads: BTreeMap<u64, (Instant, Arc<SlotState>)>,
     last: u64,
-    /// Of each crowd with such connections: how many places it has, and the oldest of them. The last one has to give one up.
+    /// Of each crowd with such connections: how many places it has, and the oldest of them. The
+    /// last one has to give one up.
     order: BTreeSet<(usize, Reverse<u64>, SlotOwner)>,
 }
 
@@ -46,10 +48,11 @@ struct OwnerSlots {
     heads: BTreeSet<u64>,
 }
 
-/// What the house knows of a connection; changed under its lock only.
+/// State of one connection; changed only under the lock of the slot table.
 struct SlotState {
     slot_owner: SlotOwner,
-    /// Its number among those who wait for a head; 0 while a request is under way.
+    /// Sequence number among the connections that wait for a request head; 0 while a request is in
+    /// flight.
     head: AtomicU64,
     is_gone: AtomicBool,
     leave: Notify,
@@ -117,7 +120,8 @@ impl ConnectionSlots {
         Arc::new(ConnectionSlots { all, each, head_timeout, taken: Mutex::default() })
     }
 
-    /// None when neither a place is free nor anybody holds one without a request.
+    /// Takes a slot; evicts an idle connection if none is free. `None` when all connections have a
+    /// request in flight.
     pub(super) fn take(self: &Arc<ConnectionSlots>, slot_owner: SlotOwner) -> Option<Arc<ConnectionSlot>> {
         let mut taken = self.taken.lock();
         if let SlotOwner::Client(_) = slot_owner
@@ -150,7 +154,8 @@ impl ConnectionSlots {
         self.head_timeout.mul_f64((2.0 * free).clamp(0.1, 1.0))
     }
 
-    /// Ends those who take longer. To be called every second; while half of the places are free, the connections' own timers are enough.
+    /// Evicts connections whose head is overdue. Call it every second; while half of the slots are
+    /// free, the connections' own timers are enough.
     pub(super) fn end_slow(&self, now: Instant) {
         let mut taken = self.taken.lock();
         let patience = self.patience(taken.all);
@@ -186,7 +191,8 @@ impl ConnectionSlot {
         Some(ActiveRequest(self.clone()))
     }
 
-    /// Everything that was written is with the kernel: after an answer, the next head is waited for.
+    /// Everything that was written is with the kernel: after an answer, the next head is waited
+    /// for.
     pub(super) fn flushed(&self) {
         if self.was_answered.swap(false, Relaxed) {
             let mut taken = self.slots.taken.lock();

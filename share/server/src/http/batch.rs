@@ -1,4 +1,5 @@
-//! Many requests in one message: all begin before the first is awaited, so that they share their barrier, and each has its result.
+//! Many requests in one message: all begin before the first is awaited, so that they share their
+//! barrier, and each has its result.
 
 use std::future::Future;
 
@@ -14,8 +15,8 @@ use super::reply::{self, Reply};
 use super::request::{self, MANY};
 use crate::limiter::ClientId;
 
-/// Serves a batch: `begin` starts the change of one item, `end` waits for it. What was begun ends also without the client, and holds its
-/// place until then.
+/// Serves a batch: `begin` starts the change of one item, `end` waits for it. Started changes
+/// complete also after the client disconnected, and hold their permit until then.
 pub(super) async fn serve<T, U, O, F>(
     daemon: &Daemon,
     client: ClientId,

@@ -1,4 +1,4 @@
-//! Claims: one step of the store each, and the same answer for everybody without proof.
+//! Claim handlers: one step of the store each, and one response to all requests without proof.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,7 @@ use super::request::{self, ONE};
 use crate::limiter::ClientId;
 use crate::store::{self, PendingReply, StoreError};
 
-/// `POST /v1/look`. Whoever guesses is as limited as with claims, and learns as much.
+/// Handles `POST /v1/look`. It has the rate limits of a claim, and reveals the same.
 pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
     daemon.limiter.admit_claim(client, 1)?;
     let look: LookRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;

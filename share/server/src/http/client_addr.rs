@@ -1,4 +1,4 @@
-//! Tells which client sent a request: the peer of the connection, or the one that a listed proxy names.
+//! Client address of a request: the peer of the connection, or the address from a listed proxy.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -70,7 +70,7 @@ fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
     trusted.iter().any(|network| network.holds(address))
 }
 
-/// The guest whose place a connection takes, before it has sent anything.
+/// Returns the owner of a new connection's slot, before the connection has sent anything.
 pub(super) fn slot_owner(peer: Peer, trusted: &[Network]) -> SlotOwner {
     match peer {
         Peer::Local => SlotOwner::Client(ClientId::Local),
@@ -80,8 +80,9 @@ pub(super) fn slot_owner(peer: Peer, trusted: &[Network]) -> SlotOwner {
     }
 }
 
-/// The client that the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
-/// that no listed proxy has is the client, for what stands left of it was written by the client itself.
+/// Returns the client for the rate limiter. `X-Forwarded-For` is trusted only from a listed proxy,
+/// and is read from its right end: the last address that is not a listed proxy is the client,
+/// because the client itself wrote the entries left of it.
 pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> ClientId {
     let mut client = match peer {
         Peer::Local => return ClientId::Local,
@@ -104,12 +105,14 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
 /// Client of a request of a proxy that does not name one.
 const UNNAMED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
-/// Headers by which a proxy says for whom it asks, or that it is one.
+/// Headers that a proxy adds about its client or itself.
 const FORWARDED: [&str; 5] = ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host"];
 
-/// Whether a request comes from this machine: over the Unix socket, or from a loopback address to one, without a trace of a proxy.
-/// A proxy on the same machine that hides both the client and the name that it asked for cannot be told from a local program;
-/// therefore whoever names another public URL or a trusted proxy must say who may make shares (`serve`).
+/// Returns whether a request comes from this machine: over the Unix socket, or from a loopback
+/// address to one, without a trace of a proxy. A proxy on the same machine that hides both the
+/// client and the requested name is indistinguishable from a local program; therefore an
+/// administrator that sets a public URL or a trusted proxy must choose the creator policy
+/// (`serve`).
 pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
     let address = match peer {
         Peer::Local => return true,
@@ -121,7 +124,8 @@ pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
         && headers.get(header::HOST).is_some_and(|host| is_loopback_authority(host.as_bytes()))
 }
 
-/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Any other name may be a web page's that was led to this address.
+/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Any other name may be a web page's that was led to
+/// this address.
 pub fn is_loopback_authority(authority: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(authority) else { return false };
     let name = match text.rsplit_once(':') {

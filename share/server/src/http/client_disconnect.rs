@@ -1,4 +1,4 @@
-//! Clients that go away while the store works on what they asked for.
+//! Tests: completes store operations after the client disconnected.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::store::{
     StoreError, StoreMaintenance, StoreStats, WallTime,
 };
 
-/// A store whose changes become durable when the test says so.
+/// Store that makes changes durable only when the test releases them.
 struct PausedStore {
     store: MemoryStore,
     barriers: Arc<Semaphore>,
@@ -184,7 +184,8 @@ fn wanted() -> String {
     serde_json::to_string(&create).unwrap()
 }
 
-/// A repeat that overtakes the first is put off; after the barrier it gets the share that was made for the connection that broke.
+/// A repeat that overtakes the first is put off; after the barrier it gets the share that was made
+/// for the connection that broke.
 async fn made_once(path: &str, wrap: impl Fn(&str) -> String, unwrap: impl Fn(Value) -> Value) {
     let stage = TestDaemon::new();
     let create = wanted();

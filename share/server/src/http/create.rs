@@ -24,7 +24,7 @@ use super::request::{self, ONE};
 use crate::limiter::ClientId;
 use crate::store::{self, NewShare, PendingReply, StoreError};
 
-/// The owner's token, from somebody who may make shares.
+/// Returns the owner's token if the client may create shares.
 pub(super) fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
     let owner: OwnerToken = request::bearer(headers)?;
     let refusal = match daemon.settings.creators {
@@ -81,8 +81,8 @@ pub(super) async fn batch_create(
     batch::serve(daemon, client, request, begin, end).await
 }
 
-/// Checks a message and begins to make its share. An upload is taken last: from then on only [`end`] may say how that ends, so this
-/// is to be called within [`see_through`].
+/// Checks a message and begins to make its share. An upload is taken last: from then on only
+/// [`end`] may say how that ends, so this is to be called within [`see_through`].
 fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<PendingCreate, Refusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);

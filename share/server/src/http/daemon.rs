@@ -1,4 +1,4 @@
-//! What all workers and handlers share: the store, the settings, the bounds and the counters.
+//! Shared state of all workers and handlers: store, settings, limits and counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,9 +22,11 @@ use crate::store::env::{Clock, SystemClock};
 use crate::store::spool::Spool;
 use crate::store::{ShareStore, StoreError};
 
-/// Connections of the Unix socket that may be open at a time, beside those of the network (`permits`, rule 1).
+/// Maximum connections of the Unix socket, besides the network connections (`admission`, rule
+/// 1).
 pub const LOCAL_CONNECTIONS: usize = 1024;
-/// Refused connections that may linger at a time so that their clients see the answer; of few places a quarter as many.
+/// Refused connections that may linger at a time so that their clients see the answer; of few
+/// places a quarter as many.
 pub const LINGERING: usize = 256;
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
@@ -34,24 +36,26 @@ const MAX_WATCHERS_OF_CLIENT: usize = 128;
 pub(super) const MAX_UPLOADS: usize = 64;
 /// Of these, uploads of one client, for the same reason as with batches.
 const MAX_UPLOADS_OF_CLIENT: usize = 16;
-/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold
-/// at most 320 MiB, where 20,000 connections could ask for 100 GiB.
+/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and
+/// its results: 64 of them hold at most 320 MiB, where 20,000 connections could ask for 100 GiB.
 const MAX_BATCHES: usize = 64;
-/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time of a message.
+/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time
+/// of a message.
 const MAX_BATCHES_OF_CLIENT: usize = 16;
 
-/// Who may make shares.
+/// Clients that may create shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreatorPolicy {
-    /// Everybody who reaches the daemon.
+    /// All clients.
     Anyone,
-    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace of a proxy.
+    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace
+    /// of a proxy.
     ThisMachine,
-    /// Those who reach its Unix socket.
+    /// Clients of the Unix socket.
     UnixSocket,
 }
 
-/// What the operator chose.
+/// Settings chosen by the administrator.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
     /// Begins the links, without a slash at its end.
@@ -68,9 +72,9 @@ pub struct DaemonSettings {
     pub max_ciphertext: u64,
     /// How often clients may ask.
     pub rates: Rates,
-    /// Whose forwarded addresses are believed.
+    /// Proxies trusted to name their clients.
     pub trusted_proxies: Vec<Network>,
-    /// Who may make shares.
+    /// Clients that may create shares.
     pub creators: CreatorPolicy,
     /// Connections of the network that may be open at a time.
     pub max_connections: usize,
@@ -78,7 +82,7 @@ pub struct DaemonSettings {
     pub head_timeout: Duration,
     /// For a message, and between two parts of an upload.
     pub body_timeout: Duration,
-    /// For a client that does not take what is sent to it.
+    /// Maximum time for which a client may accept too little of a response.
     pub stall_timeout: Duration,
     /// How long a claimant may ask again after the last byte was sent.
     pub grace: Duration,
@@ -124,8 +128,8 @@ impl DaemonSettings {
     }
 }
 
-/// Runs what changes shares until it is done, also when the client goes away meanwhile: hyper then drops the future of the request, and
-/// with it everything between a change of the store and what the daemon has to note of it.
+/// Completes a change also after the client disconnected: hyper then drops the future of the
+/// request, and with it all steps between the store's change and the daemon's own bookkeeping.
 pub(super) async fn see_through<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -157,7 +161,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
+    /// Creates a daemon over `store` and `spool`. `secret` is random and keys the limiter's table.
     pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: DaemonSettings, secret: [u8; 16]) -> Daemon {
         Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
     }
@@ -192,14 +196,15 @@ impl Daemon {
         }
     }
 
-    /// Throws away what was uploaded and taken by no share in time, and forgets downloads that are over. To be called every some
-    /// seconds, on a thread that may block.
+    /// Discards expired pending uploads and forgets ended downloads. Call it every few seconds, on
+    /// a thread that may block.
     pub fn discard_overdue(&self) {
         self.pending_uploads.discard_overdue(&self.spool);
         self.leases.forget_old();
     }
 
-    /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
+    /// Throws away everything that was uploaded and taken by no share: the process ends, and its
+    /// tokens with it.
     pub fn discard_waiting(&self) {
         self.pending_uploads.discard_all(&self.spool);
     }
@@ -210,7 +215,8 @@ impl Daemon {
         slots.take(client_addr::slot_owner(peer, &self.settings.trusted_proxies))
     }
 
-    /// Ends connections that take too long for a head, when places are scarce. To be called every second.
+    /// Ends connections that take too long for a head, when places are scarce. To be called every
+    /// second.
     pub(super) fn end_slow(&self) {
         let now = Instant::now();
         self.network.end_slow(now);
@@ -230,7 +236,7 @@ impl Daemon {
         })
     }
 
-    /// What a failure of the store means for this client. A request without proof is counted as a guess.
+    /// Maps a store error to a refusal. A request without proof is counted as a guess.
     pub(super) fn refused(&self, client: ClientId, error: StoreError) -> Refusal {
         if error == StoreError::Unknown {
             self.metrics.misses.fetch_add(1, Relaxed);

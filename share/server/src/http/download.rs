@@ -1,4 +1,4 @@
-//! Gives ciphertext to whoever holds its lease.
+//! Serves the ciphertext of a lease.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,4 +1,5 @@
-//! Sends a part of a file: read where the page cache has it, on another thread where the disk must be waited for.
+//! Sends a part of a file: read where the page cache has it, on another thread where the disk must
+//! be waited for.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -14,7 +15,8 @@ use tokio::task::JoinHandle;
 
 use super::transfer::Transfer;
 
-/// Bytes that are read at a time: large enough that calls cost little, small enough that a thousand slow downloads fit in memory.
+/// Bytes that are read at a time: large enough that calls cost little, small enough that a thousand
+/// slow downloads fit in memory.
 pub(super) const PART: usize = 128 * 1024;
 
 /// The bytes of one answer.
@@ -26,7 +28,7 @@ pub(super) struct FileBody {
     transfer: Transfer,
 }
 
-/// Bytes that were read, whose memory goes back to its body when they were sent.
+/// Read buffer; its memory returns to the body after sending.
 struct Part {
     bytes: Vec<u8>,
     length: usize,
@@ -76,8 +78,8 @@ impl FileBody {
                     part.length = length;
                     return Poll::Ready(Some(Ok(self.hand_over(part))));
                 }
-                // Nothing cached, or a file system that cannot tell: wait for it elsewhere. Nothing read is the end of the
-                // file, which the blocking read reports as an error.
+                // Nothing cached, or a file system that cannot tell: wait for it elsewhere. Nothing
+                // read is the end of the file, which the blocking read reports as an error.
                 Ok(_) | Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::INTR) => {}
                 Err(error) => return Poll::Ready(Some(Err(error.into()))),
             }

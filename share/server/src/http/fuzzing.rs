@@ -1,5 +1,5 @@
-//! What a client can send, for the fuzzer: whole connections, ranges, capsules, messages, paths and forwarded addresses. Compiled for
-//! the fuzzer and for the tests of hostile clients only.
+//! What a client can send, for the fuzzer: whole connections, ranges, capsules, messages, paths and
+//! forwarded addresses. Compiled for the fuzzer and for the tests of hostile clients only.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
@@ -82,8 +82,9 @@ impl Stage {
         Stage { runtime, daemon, handle, owner, directory, runs: 0 }
     }
 
-    /// Sends bytes over one connection and returns what came back. The daemon takes the end of what is sent for the client's end, so
-    /// answers that need a thread are missing unless that waits for as many as are `expected`.
+    /// Sends bytes over one connection and returns what came back. The daemon takes the end of what
+    /// is sent for the client's end, so answers that need a thread are missing unless that waits
+    /// for as many as are `expected`.
     fn run(&mut self, peer: Peer, bytes: &[u8], expected: usize) -> Vec<u8> {
         self.runs += 1;
         let daemon = &self.daemon;
@@ -132,10 +133,12 @@ impl Drop for Stage {
     }
 }
 
-/// Everything that comes over one connection: heads, bodies, requests in a row. The first byte says from where.
+/// Everything that comes over one connection: heads, bodies, requests in a row. The first byte says
+/// from where.
 ///
 /// # Panics
-/// When the answer is no HTTP or a failure of the daemon, or when a share was changed without proof: that is the finding.
+/// When the answer is no HTTP or a failure of the daemon, or when a share was changed without
+/// proof: that is the finding.
 pub fn connection(data: &[u8]) {
     let Some((&from, bytes)) = data.split_first() else { return };
     let peer = match from % 3 {

@@ -1,4 +1,4 @@
-//! Ends a connection whose client does not take what is sent to it.
+//! Ends a connection when its client accepts too little of a response.
 
 use std::future::Future;
 use std::io;
@@ -12,15 +12,17 @@ use tokio::time::{Sleep, sleep};
 
 use super::admission::ConnectionSlot;
 
-/// A client that takes less in a second, over the time that a write may wait, counts as taking nothing: otherwise a byte now and then would hold
-/// a download's place for ever.
+/// A client that takes less in a second, over the time that a write may wait, counts as taking
+/// nothing: otherwise a byte now and then would hold a download's place for ever.
 const LEAST_RATE: u64 = 1024;
 
-/// A stream that fails when what is written is not taken in its time. A read may wait: hyper and the handlers have timers for those.
+/// Stream whose writes fail when the client does not accept enough of them in time. Reads may wait:
+/// hyper and the handlers have timers for those.
 pub(super) struct StallGuard<S> {
     stream: S,
     patience: Duration,
-    /// Runs from the first write that waits until enough was taken, so that an idle connection has no timer here.
+    /// Runs from the first write that waits until enough was taken, so that an idle connection has
+    /// no timer here.
     waiting: Option<Pin<Box<Sleep>>>,
     /// Bytes that were taken while it runs.
     taken: u64,

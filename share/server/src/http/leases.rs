@@ -1,4 +1,4 @@
-//! Knows what goes out under each lease: how many answers run, and which bytes went out so far.
+//! Transfers per lease: number of running responses, and byte ranges sent so far.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 use lockbox_share_protocol::token::LeaseToken;
 use parking_lot::Mutex;
 
-/// Answers with ciphertext that may run at a time. Each holds a descriptor and at most two parts of 128 KiB, so all of them hold
-/// 256 MiB: a quarter of what the service's unit allows.
+/// Maximum concurrent ciphertext responses. Each holds a descriptor and at most two parts of 128
+/// KiB, so all of them hold 256 MiB: a quarter of the limit in the service's unit.
 pub(super) const MAX_BODIES: usize = 1024;
-/// Of these, answers under one lease: what a browser opens to one server, and some for a download in parallel ranges. So it takes
-/// over a hundred claims with proof to fill all places.
+/// Maximum concurrent responses per lease (browser connections plus parallel ranges). Filling all
+/// places takes over a hundred claims with proof.
 pub(super) const MAX_BODIES_OF_LEASE: usize = 8;
-/// Leases whose bytes are remembered between two answers; 100 bytes each.
+/// Maximum leases with remembered byte ranges; 100 bytes each.
 const MAX_REMEMBERED: usize = 16 * 1024;
 /// No lease lasts longer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Apart bytes that are told apart under one lease. Beyond that a download does not count as whole before its claimant says so.
+/// Maximum disjoint byte ranges per lease. Beyond that a download does not count as complete until
+/// its claimant reports it.
 const MAX_RUNS: usize = 64;
 
 /// The table of running and remembered downloads.
@@ -48,7 +49,7 @@ pub(super) enum TransferLimit {
     Lease,
 }
 
-/// What the end of an answer comes to.
+/// Effect of the end of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TransferEnd {
     /// No answer of the lease runs any more, and the last byte, or everything, went out.
@@ -114,7 +115,7 @@ impl LeaseTransfers {
 }
 
 impl Table {
-    /// The older half is forgotten at a time, so that this is rare. What is forgotten is only which bytes went out.
+    /// Forgets the older half at a time, so that this is rare. Only the sent ranges are lost.
     fn make_room(&mut self) {
         if self.entries.len() < MAX_REMEMBERED {
             return;

@@ -12,7 +12,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 /// Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// One listener for each worker on the same address: the kernel spreads connections over them, and no two workers wake for one.
+/// One listener for each worker on the same address: the kernel spreads connections over them, and
+/// no two workers wake for one.
 pub struct Tcp {
     /// With the port that the kernel chose, when it was asked to.
     pub address: SocketAddr,
@@ -29,7 +30,8 @@ pub fn tcp(address: SocketAddr, workers: usize) -> Result<Tcp, String> {
 }
 
 fn spread(address: SocketAddr, workers: usize) -> io::Result<Tcp> {
-    // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address in silence.
+    // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address
+    // in silence.
     drop(bind(address, false)?);
     let first = bind(address, true)?;
     first.listen(BACKLOG)?;
@@ -68,10 +70,10 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens at `path` for this user alone. What a dead daemon left there is replaced.
+    /// Listens at `path` for this user alone. The socket of a dead daemon is replaced.
     ///
     /// # Errors
-    /// When another daemon serves there, or something that is no socket has the name.
+    /// When another daemon serves there, or the path is not a socket.
     pub fn bind(path: &Path) -> io::Result<UnixSocket> {
         UnixSocket::bind_for(path, 0o600)
     }

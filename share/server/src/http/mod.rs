@@ -1,8 +1,10 @@
-//! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
+//! HTTP interface for owners and claimants: one store call and one response per request.
 //!
-//! `listen` makes the sockets, `worker` accepts on them, `slots` says who may stay, `route` sends each request to its handler (`create`, `owners`,
-//! `claim`, `upload`, `download`, `page`, each alone or by `batch`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
-//! Handlers decide nothing about shares: the store does. What all of them share is the `daemon`.
+//! `listen` opens the sockets, `worker` accepts connections, `admission` limits them, `route`
+//! passes each request to its handler (`create`, `share_handlers`, `claim`, `upload`, `download`,
+//! `page`, each alone or through `batch`), `reply` builds the response, and `transfer` binds a
+//! running response to its lease. Handlers decide nothing about shares: the store does. `daemon`
+//! holds the shared state.
 
 pub mod admin;
 mod admission;

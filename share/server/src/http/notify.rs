@@ -1,4 +1,4 @@
-//! Tells whoever waits that a share changed: its owner who watches it, and the answers that go out under its leases.
+//! Notifies an owner's watchers and running responses of a share's changes.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,7 +6,7 @@ use lockbox_share_protocol::handle::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// Shares whose handles fall into the same slot are not told apart.
+/// Number of notification slots; shares in the same slot wake each other's watchers.
 const SLOTS: usize = 64;
 
 pub(super) struct ShareNotifier([Slot; SLOTS]);
@@ -34,12 +34,12 @@ impl ShareNotifier {
         self.slot(handle).changed.notified()
     }
 
-    /// Wakes whoever watches the share.
+    /// Wakes the watchers of a share.
     pub(super) fn changed(&self, handle: Handle) {
         self.slot(handle).changed.notify_waiters();
     }
 
-    /// Takes the leases of a share from the answers that run under them, and wakes whoever watches it.
+    /// Withdraws a share's leases from its running responses, and wakes its watchers.
     pub(super) fn withdraw(&self, handle: Handle) {
         self.slot(handle).withdrawals.fetch_add(1, Relaxed);
         self.changed(handle);

@@ -1,4 +1,5 @@
-//! The page that a link opens: the same bytes for every handle, so that nothing is learnt or used up by looking.
+//! The page that a link opens: the same bytes for every handle, so that nothing is learnt or used
+//! up by looking.
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -7,18 +8,20 @@ use lockbox_share_protocol::api;
 
 use super::reply::{self, Reply};
 
-/// Scripts and styles from here only, no frames, no forms, nothing else loaded, and no text that becomes a script or an element.
+/// Scripts and styles from here only, no frames, no forms, nothing else loaded, and no text that
+/// becomes a script or an element.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// One of the embedded files, made by `share/page/build.mjs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asset {
-    /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`, which the page repairs.
+    /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`,
+    /// which the page repairs.
     Page,
-    /// What it does.
+    /// The page's script.
     Script,
-    /// What it looks like.
+    /// The page's style sheet.
     Style,
 }
 

@@ -1,10 +1,12 @@
-//! Ciphertext that was uploaded and that no share has taken yet.
+//! Uploaded ciphertext that no share uses yet.
 //!
-//! A request whose answer was lost is sent again, and then gets the same answer: an upload is known by its owner and its digest
-//! while it waits, a share by its upload, its owner and its verifier for a minute.
+//! A request can be repeated after its response was lost, and gets the same response: a pending
+//! upload is identified by its owner and its digest, and for a minute a share by its upload, its
+//! owner and its verifier.
 //!
-//! At any time an upload is in one place: it waits, or a share is being made of it, or the share is there. Who takes it for a share
-//! says afterwards how that ended, also when nobody waits for the answer any more; until then it is refused to nobody for good.
+//! At any time an upload is in one state: it is pending, or a share is being created from it, or
+//! the share exists. The request that takes an upload must report its result afterwards, also when
+//! its client has disconnected; until then other requests for the upload are asked to retry.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -29,9 +31,9 @@ pub(super) struct PendingUploads(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     uploads: HashMap<Token, PendingUpload>,
-    /// Those of which a share is being made.
+    /// Uploads of which a share is being created.
     making: HashMap<Token, PendingUpload>,
-    /// What became of those that a share took.
+    /// Shares that were created from uploads.
     made: HashMap<Token, CreatedUpload>,
 }
 
@@ -41,9 +43,10 @@ struct PendingUpload {
     since: Instant,
 }
 
-/// What becomes of a message to make a share of an upload.
+/// Result of taking an upload for a new share.
 pub(super) enum TakeOutcome {
-    /// The caller has it now, and says with [`PendingUploads::complete`] or [`PendingUploads::release`] how that ended.
+    /// The caller has it now, and says with [`PendingUploads::complete`] or
+    /// [`PendingUploads::release`] how that ended.
     Entry(SpoolEntry),
     /// An earlier message has it, and it is not known yet how that ends.
     InProgress,
@@ -60,7 +63,7 @@ struct CreatedUpload {
     since: Instant,
 }
 
-/// What an upload that arrived came to.
+/// Result of adding an upload.
 pub(super) struct AddedUpload {
     pub(super) token: UploadToken,
     pub(super) entry: SpoolEntry,
@@ -75,7 +78,8 @@ impl PendingUploads {
         table.uploads.len() + table.making.len() < MOST
     }
 
-    /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same ciphertext.
+    /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same
+    /// ciphertext.
     pub(super) fn add(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> AddedUpload {
         let mut table = self.0.lock();
         let same = table.uploads.iter_mut().find(|(_, known)| {
@@ -123,7 +127,8 @@ impl PendingUploads {
         if table.made.len() >= MOST {
             table.made.retain(|_, made| made.is_fresh());
         }
-        // More than that in a minute are not remembered: their repeated request is refused, as one that comes too late.
+        // More than that in a minute are not remembered: their repeated request is refused, as one
+        // that comes too late.
         if table.made.len() < MOST {
             table.made.insert(*token.as_bytes(), CreatedUpload { owner, auth, created, since: Instant::now() });
         }

@@ -1,20 +1,26 @@
-//! Bounds what may be under way at a time, in all and for each client.
+//! Limits of concurrent connections and requests, in total and per client.
 //!
-//! A client that only waits does not keep the others out. The rules are numbered, and cited where each is kept:
+//! A client that only waits does not block the others. The rules are numbered, and cited where each
+//! is implemented:
 //!
-//! 1. The Unix socket has places of its own (`LOCAL_CONNECTIONS`), which no client of the network can take. Together with the network's they
-//!    never need more descriptors than the process has (`connections_that_fit`).
-//! 2. A client (an IPv4 address, 64 bits of an IPv6 address) has at most a quarter of the network's places for connections. A listed proxy
-//!    speaks for many and is bound by the sum alone.
-//! 3. A connection that shows no whole head of a request (in the TLS handshake, in the head, between two requests) keeps its place only
-//!    while nobody needs it. When all places are taken, the oldest such connection of the client with the most places goes; when a client
-//!    has its part, the oldest of its own. Those of proxies go last.
-//! 4. The fuller the house, the shorter the time for a head: all of `head_timeout` while half of the places are free, a tenth when none is.
-//! 5. A request that is under way keeps its place until its answer was handed over; it ends by clocks of its own: for a message, for the parts
-//!    of an upload, and for a client that takes less of an answer than 1 KiB/s (`guard`).
-//! 6. Uploads, batches and watchers, which cost more than a connection, have places by client of their own.
+//! 1. The Unix socket has slots of its own (`LOCAL_CONNECTIONS`), which no client of the network
+//!    can take. Together with the network's they never need more descriptors than the process has
+//!    (`connections_that_fit`).
+//! 2. A client (an IPv4 address, 64 bits of an IPv6 address) has at most a quarter of the network's
+//!    slots. A listed proxy serves many clients and is bound by the total alone.
+//! 3. A connection without a complete request head (in the TLS handshake, in the head, between two
+//!    requests) is evicted when its slot is needed. When all slots are taken, the oldest such
+//!    connection of the client with the most slots is evicted; when a client has its quarter, the
+//!    oldest of its own. Those of proxies are evicted last.
+//! 4. The fewer slots are free, the shorter the time for a head: all of `head_timeout` while half
+//!    of the slots are free, a tenth when none is.
+//! 5. A request in flight keeps its slot until its response was written; it has time-outs of its
+//!    own: for a message, for the parts of an upload, and for a client that accepts less of a
+//!    response than 1 KiB/s (`guard`).
+//! 6. Uploads, batches and watchers, which cost more than a connection, have limits per client of
+//!    their own.
 //!
-//! `slots` keeps 1 to 5; `ConcurrencyLimit` keeps 6.
+//! `admission` implements 1 to 5; [`ConcurrencyLimit`] implements 6.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,7 +49,8 @@ pub(super) struct ConcurrencyPermit {
 }
 
 impl ConcurrencyLimit {
-    /// `all` permits, of which one client takes at most `each`: so one that holds its requests back does not stop the others.
+    /// `all` permits, of which one client takes at most `each`: so one that holds its requests back
+    /// does not stop the others.
     pub(super) fn new(all: usize, each: usize) -> Arc<ConcurrencyLimit> {
         Arc::new(ConcurrencyLimit { all, each, taken: Mutex::default() })
     }

@@ -1,8 +1,9 @@
-//! Decides which bytes of a ciphertext a request gets: whole, a part, nothing new, or a refusal (RFC 9110, 13 and 14).
+//! Decides which bytes of a ciphertext a request gets: whole, a part, nothing new, or a refusal
+//! (RFC 9110, 13 and 14).
 
 use lockbox_share_protocol::token::Digest;
 
-/// What the headers of one request ask for.
+/// Conditional and range headers of one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RangeHeaders<'a> {
     /// `Range`.
@@ -13,7 +14,7 @@ pub(super) struct RangeHeaders<'a> {
     pub if_none_match: Option<&'a [u8]>,
 }
 
-/// What it gets.
+/// Response chosen for the headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RangeDecision {
     /// 200 with all bytes.
@@ -39,7 +40,8 @@ pub(super) fn entity_tag(digest: &Digest) -> String {
     format!("\"{digest}\"")
 }
 
-/// Decides for a representation of `length` bytes, above zero, with the strong entity tag `tag`; total.
+/// Decides for a representation of `length` bytes, above zero, with the strong entity tag `tag`;
+/// total.
 pub(super) fn decide(wanted: &RangeHeaders<'_>, length: u64, tag: &str) -> RangeDecision {
     if wanted.if_none_match.is_some_and(|list| lists(list, tag.as_bytes())) {
         return RangeDecision::NotModified;

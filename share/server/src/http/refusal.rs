@@ -1,4 +1,4 @@
-//! Why a request is not served: one code, one sentence, and what a client has to know beside them.
+//! Refusal of a request: an error code, one sentence, and optional headers.
 
 use std::borrow::Cow;
 

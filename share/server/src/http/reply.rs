@@ -15,7 +15,7 @@ use super::admission::ActiveRequest;
 use super::file::FileBody;
 use super::refusal::Refusal;
 
-/// The body of an answer, until whose end the request is under way.
+/// Response body; its request is in flight until the body's end.
 #[derive(Default)]
 pub(super) struct ReplyBody {
     content: ContentLocation,
@@ -99,7 +99,8 @@ impl Refusal {
 
 /// A message.
 pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
-    // The messages have text keys and no failing serializers, so this cannot fail; an empty body would be noticed.
+    // The messages have text keys and no failing serializers, so this cannot fail; an empty body
+    // would be noticed.
     let bytes = serde_json::to_vec(message).unwrap_or_default();
     with_type(status, "application/json", Bytes::from(bytes))
 }

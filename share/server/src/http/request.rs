@@ -1,4 +1,4 @@
-//! Reads what a request says: its message, its proof and its parameters.
+//! Parses requests: message, bearer token and query parameters.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Opti
     }
 }
 
-/// Reads a message of at most `limit` bytes. The text is wiped afterwards, because it may hold a proof.
+/// Reads a message of at most `limit` bytes. The text is wiped afterwards, because it may hold a
+/// proof.
 pub(super) async fn json<T: DeserializeOwned>(
     request: Request<Incoming>,
     limit: usize,
@@ -91,7 +92,8 @@ pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, Ref
     token.trim().parse().map_err(|_| Refusal::new(ErrorCode::Unauthorized, "the bearer token has a wrong form"))
 }
 
-/// The one value of a header. Two different ones could be understood differently by two programs in a row.
+/// The one value of a header. Two different ones could be understood differently by two programs in
+/// a row.
 pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]>, Refusal> {
     let mut values = headers.get_all(&name).iter();
     let first = values.next().map(|value| value.as_bytes());

@@ -1,4 +1,4 @@
-//! Sends each request to its handler, and counts what was answered.
+//! Routes each request to its handler, and counts the responses.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::share_handlers::{self, Action};
 use super::{claim, create, csrf, download, page, upload};
 use crate::metrics::Route;
 
-/// What a path names.
+/// Endpoint named by a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Endpoint {
     Limits,

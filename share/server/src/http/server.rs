@@ -1,4 +1,5 @@
-//! Runs the daemon from its sockets to its end: event loops on threads, health and metrics, signals, the last flush.
+//! Runs the daemon from its sockets to its end: event loops on threads, health and metrics,
+//! signals, the last flush.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,11 +17,12 @@ use super::daemon::{Daemon, MAX_UPLOADS};
 use super::listen::{Tcp, UnixSocket};
 use super::worker::{self, WorkerSockets};
 
-/// How often uploads that nobody took are looked for.
+/// Interval of the search for expired pending uploads.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slow heads are looked for.
 const SLOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold reads.
+/// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold
+/// reads.
 const BLOCKING: usize = MAX_UPLOADS + 32;
 
 /// Where the daemon listens. All of it is open before the daemon is made: its links name the ports.
@@ -48,7 +50,7 @@ pub struct RunningServer {
     pub admin: Option<SocketAddr>,
 }
 
-/// One event loop on this thread, with threads beside it that may wait for the disk.
+/// Creates an event loop for this thread, with a pool of `blocking` threads for disk I/O.
 fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,10 +60,10 @@ fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
         .map_err(|error| format!("cannot start an event loop: {error}"))
 }
 
-/// Starts `workers` event loops, for as many as `open` has listeners.
+/// Starts `workers` event loops, one per listener of each socket in `open`.
 ///
 /// # Errors
-/// One sentence that names the address or what the host lacks.
+/// One sentence that names the address or the missing resource.
 pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Result<RunningServer, String> {
     let workers = workers.max(1);
     let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
@@ -101,7 +103,8 @@ pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Res
     let mut threads = Vec::new();
     for (place, sockets) in sockets.into_iter().enumerate() {
         let (daemon, stopped) = (daemon.clone(), stopped.clone());
-        // Made here and not on its thread: a client that hears that the daemon is ready finds all of its loops.
+        // Made here and not on its thread: a client that hears that the daemon is ready finds all
+        // of its loops.
         let runtime = event_loop(BLOCKING)?;
         let work = move || runtime.block_on(worker::run(daemon, sockets, stopped));
         threads.push(spawn(format!("http-{place}"), work)?);
@@ -120,7 +123,7 @@ fn spawn(
     std::thread::Builder::new().name(name).spawn(work).map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Health, metrics and what is due now and then.
+/// Serves health and metrics, and runs periodic maintenance.
 async fn keep(
     daemon: Arc<Daemon>,
     listener: Option<std::net::TcpListener>,

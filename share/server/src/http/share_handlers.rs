@@ -1,4 +1,4 @@
-//! What owners ask of shares that were made: their state, its changes, to take them back and to arm them again.
+//! Owner handlers: info, watch, revoke and rearm.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +21,7 @@ use crate::store::{self, PendingReply};
 /// How long a change by time alone may stay unnoticed by a watcher.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What can be asked of one share or of many.
+/// Owner request on one share or on a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// `GET /v1/shares/HANDLE`, `POST /v1/batch/info`
@@ -127,7 +127,7 @@ pub(super) async fn watch(
     }
 }
 
-/// What the store says of a share, in the words of the protocol.
+/// Converts the store's report to the protocol's message.
 fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
     let claim = |event: &store::ClaimRecord| ClaimInfo {
         state: event.state,

@@ -1,4 +1,5 @@
-//! Takes ciphertext in: checked to be sealed, hashed and written on a thread that may wait for the disk.
+//! Takes ciphertext in: checked to be sealed, hashed and written on a thread that may wait for the
+//! disk.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +26,8 @@ use crate::store::spool::{Deposit, Spool};
 
 /// Parts that wait for the disk; hyper's parts have at most its buffer.
 const AHEAD: usize = 16;
-/// After a minute an upload must have come at so many bytes a second on the average, or it holds its place for ever.
+/// After a minute an upload must have come at so many bytes a second on the average, or it holds
+/// its place for ever.
 const LEAST_RATE: u64 = 1024;
 
 /// `POST /v1/uploads`
@@ -80,7 +82,7 @@ fn too_large() -> Refusal {
     Refusal::new(ErrorCode::TooLarge, "the ciphertext is larger than this server takes")
 }
 
-/// None ends the file; without it the writer throws away what it has.
+/// Part of an upload; `None` ends the file, and a writer that never receives it discards the file.
 type Part = Option<Bytes>;
 
 async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most: u64) -> Result<(), Refusal> {

@@ -29,14 +29,14 @@ use super::guard::StallGuard;
 use super::refusal::Refusal;
 use super::route;
 
-/// What is read and written at a time on a connection, and the most that the head of a request may have.
+/// Buffer size of a connection, and maximum size of a request head.
 const BUFFER: usize = 8 * 1024;
 /// Over TLS: browsers ask for this host by TLS alone, for a year.
 const STRICT: &str = "max-age=31536000";
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 69\r\n\
     retry-after: 5\r\nconnection: close\r\n\r\n{\"error\":\"unavailable\",\"message\":\"too many connections are open now\"}";
 
-/// What one worker accepts on.
+/// Listening sockets of one worker.
 #[derive(Default)]
 pub(super) struct WorkerSockets {
     /// HTTP, or HTTPS where there is an acceptor.
@@ -55,7 +55,8 @@ async fn stop_requested(stop: &mut StopSignal) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Serves until `stop`, and then until the running requests have ended or their time is over. To be called in a runtime of its own.
+/// Serves until `stop`, and then until the running requests have ended or their time is over. To be
+/// called in a runtime of its own.
 pub(super) async fn run(daemon: Arc<Daemon>, sockets: WorkerSockets, stop: StopSignal) -> io::Result<()> {
     let mut accepting = JoinSet::new();
     for (listener, acceptor) in sockets.tcp {
@@ -92,7 +93,8 @@ enum AcceptedStream {
 }
 
 impl WorkerListener {
-    /// The next connection. Readiness is asked for again only when none waits, so a burst is drained in one turn.
+    /// The next connection. Readiness is asked for again only when none waits, so a burst is
+    /// drained in one turn.
     async fn next(&self) -> io::Result<AcceptedStream> {
         match self {
             WorkerListener::Tcp(listener, tls) => {
@@ -143,7 +145,8 @@ async fn accept(daemon: Arc<Daemon>, source: WorkerListener, stop: StopSignal) -
                 {
                     reject_now(&accepted);
                 }
-                // Connections that end give descriptors back; asking again at once would only burn the processor.
+                // Connections that end give descriptors back; asking again at once would only burn
+                // the processor.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 spare = File::open("/dev/null").ok();
             }
@@ -208,12 +211,13 @@ fn begin(daemon: &Arc<Daemon>, accepted: AcceptedStream, stop: &StopSignal, conn
     };
 }
 
-/// Bytes that the kernel takes of an answer beyond what it may send.
+/// Maximum unsent bytes that the kernel buffers per connection.
 const UNSENT: u32 = 32 * 1024;
 
-/// By itself the kernel takes up to 4 MiB (net.ipv4.tcp_wmem) for a connection, and asks for more only when a third of it is gone: a slow
-/// but honest client would seem to take nothing for minutes, and [`StallGuard`] would end it, while many of them held gigabytes. With a
-/// bound on what is not sent yet, writes follow what the client takes.
+/// Bounds the kernel's send buffer. By default the kernel buffers up to 4 MiB (net.ipv4.tcp_wmem)
+/// per connection, and accepts more only when a third of it is sent: a slow but honest client would
+/// seem to accept nothing for minutes, and [`StallGuard`] would end it, while many of them held
+/// gigabytes. With a bound on unsent bytes, writes follow the client's pace.
 fn tune(stream: &TcpStream) {
     // Neither can fail on a socket that TCP accepted, and the connection works without.
     let _ = stream.set_nodelay(true);
@@ -304,8 +308,8 @@ fn is_stalled(error: &hyper::Error) -> bool {
         .is_some_and(|e| e.kind() == io::ErrorKind::TimedOut)
 }
 
-/// Says that too many connections are open, and waits until the client has seen it: closing a socket with unread bytes would
-/// throw the answer away.
+/// Says that too many connections are open, and waits until the client has seen it: closing a
+/// socket with unread bytes would throw the answer away.
 async fn reject_connection<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     _held: (OwnedSemaphorePermit, ConnectionCount),

@@ -1,6 +1,8 @@
-//! Group commit: many changes share one barrier, and each waits for the first barrier that began after it.
+//! Group commit: many changes share one barrier, and each waits for the first barrier that began
+//! after it.
 //!
-//! There is no fixed delay. While one barrier runs, changes collect for the next; a lone change waits for its own barrier only.
+//! There is no fixed delay. While one barrier runs, changes collect for the next; a lone change
+//! waits for its own barrier only.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -15,29 +17,32 @@ use super::loom_sync::{Condvar, Mutex};
 
 /// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {
+    /// Makes earlier writes durable.
+    ///
     /// # Errors
-    /// What the medium says; nothing written since the last barrier may be relied on then.
+    /// The medium's error; after it no write since the last barrier may be relied on.
     fn sync(&self) -> std::io::Result<()>;
 }
 
 /// Numbers a barrier. Everything noted under it is durable when it is done.
 type Epoch = u64;
 
-/// Collects what is to be synced, and wakes the tasks that wait for it.
+/// Dirty files of the next barrier, and the tasks that wait for it.
 pub(crate) struct BarrierGroup {
     state: Mutex<GroupState>,
     wanted: Condvar,
-    /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one would be answered too soon.
+    /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one
+    /// would be answered too soon.
     lead: Mutex<()>,
 }
 
 struct GroupState {
-    /// What is noted now becomes durable with this barrier.
+    /// Epoch of the next barrier, which covers all new writes.
     next: Epoch,
     done: Epoch,
     dirty: Vec<Arc<dyn Syncable>>,
     waiters: Vec<(Epoch, Waker)>,
-    /// Somebody waits for `next`.
+    /// A task waits for `next`.
     urgent: bool,
     failed: Option<String>,
     stopped: bool,
@@ -72,8 +77,8 @@ impl BarrierGroup {
         })
     }
 
-    /// Notes that `target` was written, and gives the number of the barrier that covers it. `noted` is the number that an earlier
-    /// call gave for the same target: it need not be listed twice.
+    /// Notes that `target` was written, and gives the number of the barrier that covers it. `noted`
+    /// is the number that an earlier call gave for the same target: it need not be listed twice.
     pub(crate) fn note(&self, target: &Arc<dyn Syncable>, noted: Epoch) -> Epoch {
         let mut state = self.state.lock();
         if noted != state.next {
@@ -110,7 +115,7 @@ impl BarrierGroup {
         }
     }
 
-    /// Ends all changes for the reason given, and tells everybody who waits.
+    /// Refuses all further changes with the given reason, and wakes all waiting tasks.
     pub(crate) fn latch(&self, why: String) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(why);
@@ -178,7 +183,8 @@ impl BarrierGroup {
         ready.into_iter().for_each(Waker::wake);
     }
 
-    /// The loop of the thread that makes barriers: at once when somebody waits, else every `period`; ends after [`BarrierGroup::stop`].
+    /// Runs barriers: immediately when a task waits, else every `period`; returns after
+    /// [`BarrierGroup::stop`].
     pub(crate) fn run(&self, period: Option<Duration>) {
         loop {
             {

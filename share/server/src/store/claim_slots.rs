@@ -52,7 +52,7 @@ pub(crate) struct ClaimSlots {
 }
 
 impl ClaimSlots {
-    /// `allowed` is 1 to 8, which whoever accepts a share has checked.
+    /// Creates free slots. `allowed` is 1 to 8; the caller has checked it.
     pub(crate) fn new(allowed: u8) -> ClaimSlots {
         ClaimSlots { slots: [ClaimSlot::Free; MAX_CLAIMS as usize], allowed: allowed.clamp(1, MAX_CLAIMS) }
     }
@@ -73,7 +73,8 @@ impl ClaimSlots {
         self.slots().iter().filter(|slot| matches!(slot, ClaimSlot::Free)).count() as u8
     }
 
-    /// Ends the leases whose time is over (Store rule 4). Depends on `now` alone, so that it need not be written down.
+    /// Ends overdue leases (Store rule 4). Depends on `now` alone, so that the result need not be
+    /// stored.
     pub(crate) fn end_overdue(&mut self, now: StoreTime) {
         for slot in self.slots_mut() {
             if let ClaimSlot::Leased(lease) = *slot
@@ -98,7 +99,8 @@ impl ClaimSlots {
         })
     }
 
-    /// Takes a free slot (Store rule 1): with a lease, or for good when there is nothing to download.
+    /// Takes a free slot (Store rule 1): with a lease, or for good when there is nothing to
+    /// download.
     pub(crate) fn take(
         &mut self,
         id: &ClaimId,
@@ -116,7 +118,7 @@ impl ClaimSlots {
         Some(*slot)
     }
 
-    /// The slot whose lease has this token. All slots are compared, in constant time each.
+    /// Returns the slot with this lease token. All slots are compared, each in constant time.
     pub(crate) fn by_token(&mut self, token: &LeaseToken) -> Option<&mut ClaimSlot> {
         let mut found = None;
         let is_same = |kept: &Token| bool::from(kept.ct_eq(token.as_bytes()));
@@ -133,7 +135,7 @@ impl ClaimSlots {
         found
     }
 
-    /// Frees what ended early or still runs, and says how many slots that were.
+    /// Frees interrupted and active slots, and returns their number.
     pub(crate) fn rearm(&mut self) -> usize {
         let mut freed = 0;
         for slot in self.slots_mut() {

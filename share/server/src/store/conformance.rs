@@ -1,4 +1,4 @@
-//! What every store must do, whatever keeps its shares. Each case gets a store of its own.
+//! Conformance suite of all stores. Each case gets a store of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use super::{LeaseFinish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, 
 pub(crate) struct Subject {
     pub(crate) store: Arc<dyn ShareStore>,
     pub(crate) clock: Arc<ManualClock>,
-    /// Does what the store does in the background.
+    /// Runs the store's background work once.
     pub(crate) sweep: Box<dyn Fn()>,
     /// Whether the store can tell how many shares it has.
     pub(crate) counts: bool,

@@ -1,4 +1,4 @@
-//! The contract of every store: what is deposited, asked and answered, and what the answers promise.
+//! Contract of every store: requests, replies and their guarantees.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub struct SpoolEntry {
     pub digest: Digest,
 }
 
-/// What is deposited.
+/// Share to be created.
 #[derive(Clone)]
 pub struct NewShare {
     pub auth: Verifier,
@@ -42,7 +42,7 @@ pub struct NewShare {
 }
 
 impl NewShare {
-    /// Refuses what no store would keep.
+    /// Rejects a share outside of the limits of every store.
     pub(crate) fn check(&self) -> Result<()> {
         if self.capsule.len() > MAX_CAPSULE {
             return Err(StoreError::Invalid("a capsule has at most 8192 bytes"));
@@ -102,7 +102,7 @@ pub struct ClaimRecord {
     pub ended: WallTime,
 }
 
-/// What the owner learns. It holds no content and stays until the audit ends.
+/// State of a share for its owner. It holds no content and stays until the audit ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareReport {
     pub state: ShareState,
@@ -115,15 +115,16 @@ pub struct ShareReport {
     pub events: Vec<ClaimRecord>,
     pub capsule_bytes: u32,
     pub payload_bytes: u64,
-    /// Grows with every change, for whoever watches. The end of a lease or of the share's life by time alone does not change it,
-    /// but changes `state`.
+    /// Version; grows with every change, for watchers. The end of a lease or of the share's life by
+    /// time alone does not change it, but changes `state`.
     pub version: u32,
 }
 
-/// What survives what.
+/// Durability of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// The end of the process, however it comes. A power cut may lose or repeat anything of the last half minute or so.
+    /// The end of the process, however it comes. A power cut may lose or repeat anything of the
+    /// last half minute or so.
     None,
     /// As `None`; a power cut loses or repeats at most the last 50 milliseconds.
     Periodic,
@@ -136,11 +137,12 @@ pub enum Durability {
 pub struct Periods {
     /// The same claim id gets the same answer for so long.
     pub repeat: Duration,
-    /// How long a lease lasts before its first byte: short, because a scanner that claims and does not download holds it.
+    /// How long a lease lasts before its first byte: short, because a scanner that claims and does
+    /// not download holds it.
     pub first_lease: Duration,
     /// How long a lease lasts after the newest request for a part.
     pub transfer_lease: Duration,
-    /// What happened stays readable so long after the share's expiry.
+    /// Time for which the audit stays readable after the share's expiry.
     pub audit: Duration,
 }
 
@@ -158,14 +160,14 @@ impl Default for Periods {
 /// Gauges and counters. A store that cannot tell one leaves it zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Shares whose content is kept.
+    /// Number of shares with content.
     pub live: u64,
     pub segment_files: u64,
     pub segment_bytes: u64,
     /// Bytes of the index on disk.
     pub index_bytes: u64,
     pub spool_bytes: u64,
-    /// Bytes on disk of content whose time is over. It returns to zero.
+    /// Bytes on disk of expired content. It returns to zero.
     pub expired_bytes_pending: u64,
     /// Shares that expired unused, since the start.
     pub expired: u64,
@@ -174,64 +176,70 @@ pub struct StoreStats {
     pub barrier_micros: u64,
 }
 
-/// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer does (Store rule 10).
+/// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer
+/// does (Store rule 10).
 pub trait ShareStore: StoreMaintenance {
-    /// Deposits a share under `handle`.
+    /// Creates a share under `handle`.
     ///
     /// # Errors
-    /// `Taken`, `Full`, `Unavailable`, `Invalid`. A payload whose share was not created stays with the caller, who discards it.
+    /// `Taken`, `Full`, `Unavailable`, `Invalid`. If the share was not created, its payload stays
+    /// with the caller, which discards it.
     fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
 
-    /// When a share ends of which a slot is free. Changes nothing.
+    /// Returns the expiry of a share that has a free slot. Changes nothing.
     ///
     /// # Errors
-    /// Those of [`ShareStore::claim`] but `Full`, to the same proof.
+    /// As [`ShareStore::claim`] without `Full`, for the same proof.
     fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime>;
 
     /// Takes one slot (Store rule 1) and gives the content away.
     ///
     /// # Errors
-    /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing was given away).
+    /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing
+    /// was given away).
     fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant>;
 
-    /// Tells of a lease and changes nothing (Store rule 12).
+    /// Returns a lease and changes nothing (Store rule 12).
     ///
     /// # Errors
-    /// `Unknown` for a token that is wrong or whose lease ended unused; `Used` when the lease is over, `Revoked`; `Unavailable`.
+    /// `Unknown` for a token that is wrong or belongs to a lease that ended unused; `Used` when the
+    /// lease is over, `Revoked`; `Unavailable`.
     fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
-    /// Must be awaited before each answer that carries bytes of the payload, and while it goes out (Store rule 11): notes that a
-    /// byte is sent, and renews the lease.
+    /// Must be awaited before each answer that carries bytes of the payload, and while it goes out
+    /// (Store rule 11): notes that a byte is sent, and renews the lease.
     ///
     /// # Errors
     /// As [`ShareStore::lease`].
     fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
-    /// Ends a lease as complete; doing it twice is no error. True when a claim of which something was sent is complete by this call,
-    /// which it is once.
+    /// Ends a lease as complete; idempotent. Returns true for the one call that completes a claim
+    /// after payload bytes were sent.
     ///
     /// # Errors
-    /// As [`ShareStore::payload`]. A lease whose payload was never asked for is finished as well: the receiver says that it is done.
+    /// As [`ShareStore::payload`]. A lease without a payload request is finished as well: the
+    /// receiver reports completion.
     fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool>;
 
     /// # Errors
     /// `Unknown`, `Unavailable`.
     fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and the answer says so.
+    /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and
+    /// the answer says so.
     ///
     /// # Errors
     /// `Unknown`, `Full`, `Unavailable`.
     fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Frees the slots whose download was interrupted, and ends downloads that run.
+    /// Frees slots with interrupted downloads, and ends running downloads.
     ///
     /// # Errors
     /// `Unknown`, `NothingToRearm`, `Expired`, `Revoked`, `Full`, `Unavailable`.
     fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 }
 
-/// What a store tells of itself, and its end.
+/// Statistics, readiness and flush of a store.
 pub trait StoreMaintenance: Send + Sync {
     /// Gauges and counters, for the metrics.
     fn stats(&self) -> StoreStats;
@@ -246,10 +254,11 @@ pub trait StoreMaintenance: Send + Sync {
     fn flush(&self) -> PendingReply<()>;
 }
 
-/// Draws handles until one is free. Ten collisions in a row mean that the digits are too few for the live shares.
+/// Creates a share under a random handle; retries while the handle is taken. Ten collisions in a
+/// row mean that the digits are too few for the live shares.
 ///
 /// # Errors
-/// Those of [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
+/// As [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
 pub async fn create_random(
     store: &dyn ShareStore,
     routing: u8,

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::barrier_group::Syncable;
 
-/// A flat directory of files. What was written is durable after the file's `sync`, names after the directory's.
+/// Flat directory of files. Writes are durable after the file's `sync`, names after the
+/// directory's.
 pub(crate) trait Disk: Send + Sync {
     fn list(&self) -> io::Result<Vec<String>>;
     /// A new file, or an empty one in place of an old one.

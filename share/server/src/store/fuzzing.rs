@@ -1,7 +1,8 @@
-//! Replays segment files that somebody made up: compiled for the fuzzer and for the tests of hostile files only.
+//! Replays segment files that somebody made up: compiled for the fuzzer and for the tests of
+//! hostile files only.
 //!
-//! An input is a file as it is, or a list of records that get the checksums which their place asks for: nearly every other input
-//! would end at the first checksum.
+//! An input is a file as it is, or a list of records that get the checksums which their place asks
+//! for: nearly every other input would end at the first checksum.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +70,8 @@ pub fn segment(data: &[u8]) {
     third.sweep().expect("a sound disk is swept");
 }
 
-/// A file whose head and records are sealed: for each record two bytes of length, then what stands behind the checksum.
+/// A file whose head and records are sealed: for each record two bytes of length, then what stands
+/// behind the checksum.
 fn forge(kind: u8, mut rest: &[u8]) -> Vec<u8> {
     let shard = kind % 4;
     let mut file = head(NONCE, 28_333_400, kind & 0x10 != 0, shard);
@@ -144,7 +146,8 @@ mod tests {
         }
     }
 
-    /// A record that names content of another length is moved as one whose content is gone: its copy would be no record.
+    /// A record that names content of another length is moved as one whose content is gone: its
+    /// copy would be no record.
     #[test]
     fn content_of_another_length_is_not_taken_along() {
         for (bytes, place) in [(8u32, 64u32), (300, 64), (2000, 64), (0, 64), (7, 72)] {
@@ -159,7 +162,8 @@ mod tests {
         }
     }
 
-    /// The minute in which a segment ends is rounded up, for the last one to a time that no clock has.
+    /// The minute in which a segment ends is rounded up, for the last one to a time that no clock
+    /// has.
     #[test]
     fn a_share_that_ends_with_time_itself_is_kept() {
         for expires in [u64::MAX, u64::MAX / 60_000 * 60_000, u64::MAX - 60_000, u64::MAX / 3_600_000 * 3_600_000 + 1] {
@@ -173,7 +177,8 @@ mod tests {
         }
     }
 
-    /// A file that looks like the start of a record everywhere costs no hash of a whole record at each place.
+    /// A file that looks like the start of a record everywhere costs no hash of a whole record at
+    /// each place.
     #[test]
     fn a_file_of_false_starts_is_given_up() {
         let mut file = head(NONCE, 28_333_400, false, 0);

@@ -23,13 +23,13 @@ impl ManualClock {
         self.wall.fetch_add(period.as_millis() as u64, Ordering::SeqCst);
     }
 
-    /// Somebody sets the wall clock.
+    /// Sets the wall clock.
     #[cfg(test)]
     pub(crate) fn step(&self, milliseconds: i64) {
         self.wall.fetch_add(milliseconds as u64, Ordering::SeqCst);
     }
 
-    /// The machine starts anew: steady time begins again, and `away` goes by on the wall.
+    /// Reboots the machine: steady time restarts, and the wall clock advances by `away`.
     #[cfg(test)]
     pub(crate) fn reboot(&self, away: Duration) {
         self.steady.store(1_000, Ordering::SeqCst);

@@ -34,7 +34,7 @@ impl MemoryStore {
         })
     }
 
-    /// Forgets what nobody may ask for any more.
+    /// Removes shares after their audit period.
     #[cfg(test)]
     pub(crate) fn sweep(&self) {
         let now = self.timing.clock.now();

@@ -1,4 +1,5 @@
-//! Every interleaving of claims and barriers, by loom: `cargo test -p lockbox-share --features model --lib model`.
+//! Every interleaving of claims and barriers, by loom: `cargo test -p lockbox-share --features
+//! model --lib model`.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -15,16 +16,16 @@ use super::manual_clock::ManualClock;
 use super::share::{Share, StoreTiming};
 use super::{NewShare, Periods, Result, StoreError};
 
-/// Goes through all interleavings with so many switches between threads on top of those that waiting brings.
+/// Explores all interleavings with at most `preemptions` preemptions.
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
-/// A share in memory and what of it a power cut would leave.
+/// Number of taken slots in memory, and in the durable state.
 struct Medium {
-    /// Slots taken, in what was written and in what is durable.
+    /// Number of taken slots that were written, and that are durable.
     written: AtomicUsize,
     durable: AtomicUsize,
     fails: bool,
@@ -61,7 +62,8 @@ fn wait(ticket: Option<BarrierTicket>) -> Result<()> {
     }
 }
 
-/// Claims of `claimants` threads on a share that allows `allowed`, with the thread that makes barriers.
+/// Claims of `claimants` threads on a share that allows `allowed`, with the thread that makes
+/// barriers.
 fn race(preemptions: usize, claimants: u64, share: NewShare, fails: bool) {
     let allowed = usize::from(share.claims);
     check(preemptions, move || {

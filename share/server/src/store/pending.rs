@@ -1,4 +1,4 @@
-//! An answer that is given when what it tells is durable.
+//! Reply that resolves when the change that it reports is durable.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,8 +9,8 @@ use std::thread::Thread;
 use super::barrier_group::BarrierTicket;
 use super::error::{Result, StoreError};
 
-/// Await it on any runtime, or [`PendingReply::wait`] for it without one. The change was made when the call returned; dropping this
-/// neither undoes nor hastens it.
+/// Await it on any runtime, or [`PendingReply::wait`] for it without one. The change was made when
+/// the call returned; dropping this neither undoes nor hastens it.
 #[must_use = "an answer may be given only after it was awaited"]
 pub struct PendingReply<T>(ReplyState<T>);
 
@@ -38,10 +38,10 @@ impl<T> PendingReply<T> {
         PendingReply(ReplyState::Remote(Box::pin(answer)))
     }
 
-    /// Blocks the thread; for programs without a runtime.
+    /// Blocks the thread until the reply; for programs without a runtime.
     ///
     /// # Errors
-    /// Those of the call.
+    /// The errors of the call.
     pub fn wait(mut self) -> Result<T>
     where
         T: Unpin,

@@ -1,4 +1,4 @@
-//! Bytes and handles that nobody guesses, from the system's randomness.
+//! Random bytes and handles from the system's randomness.
 
 use lockbox_share_protocol::handle::Handle;
 

@@ -49,7 +49,7 @@ pub(crate) enum CapsuleRef<'a> {
     Nowhere,
 }
 
-/// What binds a record to its place.
+/// Position to which a record's checksum is bound.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordPosition {
     pub(crate) nonce: u64,
@@ -123,7 +123,8 @@ fn encode_slot(slot: &ClaimSlot, out: &mut Vec<u8>) {
     out.extend_from_slice(&end.0.to_le_bytes());
 }
 
-/// Keyed, so that no capsule can hold what passes for a record, and bound to the place, so that none can be moved.
+/// Computes the checksum of a record. It is keyed, so that no capsule can contain a valid record,
+/// and bound to the position, so that no record can be moved.
 fn checksum(position: RecordPosition, bytes: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(position.nonce, position.at);
     hasher.write(bytes);
@@ -143,14 +144,15 @@ pub(crate) fn record_length(head: &[u8]) -> Option<usize> {
     (length.is_multiple_of(8) && (FIXED..=MAX_RECORD).contains(&length)).then_some(length)
 }
 
-/// A record whose checksum held and whose parts make sense.
+/// Validated record: its checksum matched and its fields are consistent.
 pub(crate) struct Record<'a> {
     pub(crate) key: Key,
     pub(crate) share: Share,
     pub(crate) content: CapsuleRef<'a>,
 }
 
-/// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no sense.
+/// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no
+/// sense.
 pub(crate) fn decode(bytes: &[u8], position: RecordPosition) -> Option<Record<'_>> {
     if is_sound(bytes, position) { parse(bytes) } else { None }
 }
@@ -161,7 +163,8 @@ pub(crate) fn is_sound(bytes: &[u8], position: RecordPosition) -> bool {
     record.is_some_and(|record| u64_at(record, 0) == Some(checksum(position, &record[8..])))
 }
 
-/// Reads a record whose checksum held. Whoever wrote a hostile file can make checksums too, so everything is checked.
+/// Parses a record with a valid checksum. An attacker that wrote the file can compute checksums
+/// too, so every field is checked.
 pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
     let length = record_length(bytes)?;
     let bytes = bytes.get(..length)?;
@@ -196,7 +199,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
         return None;
     }
     let share = Share {
-        // Each change adds one; no honest share comes near the half, and none may wrap to be older than its own past.
+        // Each change adds one; no honest share comes near the half, and none may wrap to be older
+        // than its own past.
         version: Some(u32_at(bytes, 12)?).filter(|version| *version <= u32::MAX / 2)?,
         created: StoreTime(u64_at(bytes, 32)?),
         expires: StoreTime(u64_at(bytes, 40)?),

@@ -1,7 +1,7 @@
-//! The requests of the contract, decided the same way whatever keeps the shares.
+//! Requests of the contract, decided identically for all stores.
 //!
-//! A store says how it deposits a share and how it runs one step on a share that is there, or on a decoy. What each step is stands
-//! here and in `share`, once for all stores.
+//! A store implements the insertion of a share, and the execution of one step on an existing share
+//! or on a decoy. The steps are defined here and in `share`, once for all stores.
 
 use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
@@ -15,7 +15,7 @@ use super::pending::PendingReply;
 use super::random::random;
 use super::share::{Share, StoreTiming};
 
-/// What a step tells, to which the store may have to add the capsule.
+/// Result of a step, to which the store may have to add the capsule.
 pub(crate) trait StepReply: Send + Unpin + 'static {
     /// Whether the capsule is given away with the answer.
     const HAS_CAPSULE: bool = false;
@@ -41,8 +41,8 @@ pub(crate) trait ShareBackend: StoreMaintenance {
     /// Deposits a share that was checked.
     fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
 
-    /// Runs `step` on the share of this name, or on a decoy for which nobody has proof (Store rule 5), and keeps what it changed.
-    /// A store that finds the share changed by another meanwhile runs it again.
+    /// Runs `step` on the share of this handle, or on a decoy that accepts no proof (Store rule 5),
+    /// and stores its change. Runs it again if the share was changed concurrently.
     fn step<T: StepReply>(
         &self,
         handle: Handle,

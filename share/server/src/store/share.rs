@@ -1,4 +1,5 @@
-//! One share without its capsule, and what each request makes of it. Every store decides with this and only keeps it differently.
+//! State of one share without its capsule, and the effect of each request on it. All stores decide
+//! with this code and differ only in storage.
 
 use std::hash::Hasher;
 use std::time::Duration;
@@ -67,7 +68,7 @@ impl Share {
         }
     }
 
-    /// A share that nobody has proof of: what a missing one is compared with (Store rule 5).
+    /// Creates a decoy that accepts no proof; it stands in for a missing share (Store rule 5).
     pub(crate) fn decoy(noise: [u8; 32]) -> Share {
         Share {
             version: 1,
@@ -128,7 +129,7 @@ impl Share {
         }
     }
 
-    /// The time, for whoever has proof of a share that was not taken back.
+    /// Checks the proof and the revocation, and returns the current time.
     fn open_to(&mut self, auth: &Verifier, clock: &StoreClock) -> Result<StoreTime> {
         prove(&self.auth, auth)?;
         let now = clock.now();
@@ -209,8 +210,9 @@ impl Share {
         Ok(LeaseGrant { token: LeaseToken::new(*token.as_bytes()), until: clock.wall(until), payload })
     }
 
-    /// Notes that a byte of the payload goes out and renews the lease. Renewals are noted when half of the time is over, so that
-    /// a download in many parts costs few writes. Who asks again after the last byte lacks something still: the lease goes on.
+    /// Marks the payload as sent and renews the lease. A renewal is stored when half of the time is
+    /// over, so that a download in many parts costs few writes. A client that requests bytes after
+    /// the last one still lacks some: the lease continues.
     pub(crate) fn payload(&mut self, token: &LeaseToken, timing: &StoreTiming) -> Result<LeaseGrant> {
         let StoreTiming { clock, periods } = timing;
         let now = clock.now();
@@ -249,7 +251,8 @@ impl Share {
                 }
             },
             ClaimSlot::Ended(EndedClaim { completed: true, .. }) => return Ok(false),
-            // The receiver got all of it although its lease ran out meanwhile: the audit tells the truth.
+            // The receiver got all of it although its lease ran out meanwhile: the audit tells the
+            // truth.
             ClaimSlot::Ended(ended) => {
                 ended.completed = true;
                 true
@@ -356,7 +359,8 @@ impl Share {
         needs.max().unwrap_or(StoreTime(0))
     }
 
-    /// Something may still be claimed or downloaded, now or after a rearm. Its end is the death of the content, but for repeats.
+    /// Something may still be claimed or downloaded, now or after a rearm. Its end is the death of
+    /// the content, but for repeats.
     pub(crate) fn live(&self) -> bool {
         self.revoked.is_none()
             && self.claims.slots().iter().any(|s| !matches!(s, ClaimSlot::Ended(EndedClaim { completed: true, .. })))

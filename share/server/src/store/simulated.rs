@@ -1,4 +1,4 @@
-//! A disk in memory that stops at a chosen step and loses or tears what no barrier covered.
+//! In-memory disk that stops at a chosen step and loses or tears writes that no barrier covered.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,7 +39,8 @@ struct World {
 }
 
 impl World {
-    /// Counts one step; an error when the machine stands still. The step at which it stops may happen in part.
+    /// Counts one step; an error when the machine stands still. The step at which it stops may
+    /// happen in part.
     fn step(&mut self) -> io::Result<bool> {
         self.steps += 1;
         match self.stop_at {
@@ -154,7 +155,8 @@ impl SimulatedDisk {
         })))
     }
 
-    /// The disk after a power cut: of what no barrier covered each part is there, missing or torn, as `random` says.
+    /// Returns the disk after a power cut: each write without a barrier survives, is lost or is
+    /// torn, as `random` decides.
     #[cfg(test)]
     pub(crate) fn after_power_cut(&self, random: &mut dyn FnMut() -> u64) -> SimulatedDisk {
         let world = self.0.lock();

@@ -1,4 +1,5 @@
-//! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many shares already.
+//! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many
+//! shares already.
 
 use std::fs;
 use std::path::{Path, PathBuf};

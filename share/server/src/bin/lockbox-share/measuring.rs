@@ -1,4 +1,4 @@
-//! What the measurements need of the host: a state directory of their own, and the processor time of this process.
+//! Host access of the measurements: a state directory, and the processor time of this process.
 
 use std::path::{Path, PathBuf};
 

@@ -16,8 +16,8 @@ use super::leases::TransferLimit;
 use super::refusal::Refusal;
 use crate::store::{LeaseFinish, LeaseGrant, PendingReply, StoreError};
 
-/// An answer that goes out asks so often whether its lease still stands: a lease of an hour is renewed in time, and a thousand
-/// answers cost the store a hundred looks in a second.
+/// An answer that goes out asks so often whether its lease still stands: a lease of an hour is
+/// renewed in time, and a thousand answers cost the store a hundred looks in a second.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 
 /// One answer with ciphertext, from its first byte to its end.
@@ -40,7 +40,8 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Takes a place for an answer that begins at `first`, and notes that a byte goes out (Store rule 2).
+    /// Takes a place for an answer that begins at `first`, and notes that a byte goes out (Store
+    /// rule 2).
     pub(super) async fn begin(
         daemon: &Arc<Daemon>,
         handle: Handle,

@@ -1,4 +1,5 @@
-//! Answers that go out, by a clock that the tests turn: what ends them, what renews their lease, what they count.
+//! Answers that go out, by a clock that the tests turn: what ends them, what renews their lease,
+//! what they count.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,5 @@
-//! Stops the disk at every step of a history, as a kill and as a power cut, and asks what survived. Then real kills.
+//! Tests: stops the disk at every step of a history, as a kill and as a power cut, and checks the
+//! surviving state. Then real kills.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,11 +12,11 @@ use super::*;
 use crate::seeded::{fresh_seed, numbers};
 use crate::store::{Durability, NewShare, ShareStore};
 
-/// What the outside was told of a share.
+/// State of a share as its clients observed it.
 #[derive(Clone, Copy, Default)]
 struct Told {
     created: bool,
-    /// A claim, a revocation or a rearm was asked for, whatever came of it.
+    /// A claim, a revocation or a rearm was requested, with any result.
     touched: bool,
     consumed: bool,
     revoked: bool,

@@ -1,4 +1,4 @@
-//! What every request on the built-in store goes through: find the share, decide, write the change.
+//! Request path of the built-in store: find the share, decide, write the change.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -77,7 +77,8 @@ impl SegmentEngine {
         meta_files::save_clock(&*self.shared.disk, &self.timing.clock)
     }
 
-    /// A kill may have left records that no barrier covers: they are made durable before any client hears of them.
+    /// A kill may have left records that no barrier covers: they are made durable before any client
+    /// hears of them.
     pub(super) fn sync_replayed(&self) -> Result<()> {
         if self.durability == Durability::None {
             return Ok(());
@@ -114,7 +115,8 @@ impl SegmentEngine {
         };
         let mut segment = found.location.segment;
         let answer = self.decide(&mut shard, found, step, &mut segment);
-        // Without proof nothing may be learned, not even whether a barrier is under way (Store rule 5).
+        // Without proof nothing may be learned, not even whether a barrier is under way (Store rule
+        // 5).
         if self.durability != Durability::Commit || matches!(answer, Err(StoreError::Unknown)) {
             return PendingReply::ready(answer);
         }
@@ -180,8 +182,8 @@ impl SegmentEngine {
             if found.share.audit_until(periods) > now {
                 return Err(StoreError::Taken);
             }
-            // The old share's records may still be there at the next start, where of one handle's records the highest version
-            // counts: the new share's are above all of them.
+            // The old share's records may still be there at the next start, where of one handle's
+            // records the highest version counts: the new share's are above all of them.
             kept.version = found.share.version.saturating_add(1);
             shard.update_index(&key, found.location, None)?;
             shard.count(found.location.segment, &found.share, false);
@@ -199,7 +201,8 @@ impl SegmentEngine {
         if until <= now {
             self.drop_payload(share);
         } else {
-            // A lease that ends may end the share; otherwise its expiry does, which the segment brings.
+            // A lease that ends may end the share; otherwise its expiry does, which the segment
+            // brings.
             let leases = share.claims.slots().iter().filter_map(|slot| match slot {
                 ClaimSlot::Leased(lease) => Some(lease.until),
                 _ => None,

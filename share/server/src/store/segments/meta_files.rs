@@ -1,4 +1,5 @@
-//! The small files of the built-in store beside its segments: its identity, its clock, the decoy's record and the reserve.
+//! Small files of the built-in store next to its segments: identity, clock, decoy record and
+//! reserve.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ const IDENTITY: &str = "store";
 const MAGIC: &[u8; 8] = b"LBXSHS1\0";
 /// The record of the decoy, as long as that of a usual capsule.
 const DECOY_CAPSULE: usize = 512;
-/// A file of this many bytes is given up when the disk is full, so that shares can still be claimed, revoked and cleaned away.
+/// A file of this many bytes is given up when the disk is full, so that shares can still be
+/// claimed, revoked and cleaned away.
 const RESERVE_BYTES: usize = 1024 * 1024;
 pub(super) const RESERVE: &str = "reserve";
 
@@ -45,7 +47,7 @@ pub(super) fn identity(disk: &dyn Disk, names: &dyn Syncable) -> Result<[u8; 16]
     Ok(secret)
 }
 
-/// Writes a file whose name never stands for half of its content.
+/// Replaces a file atomically.
 fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
     let fresh = format!("{name}.new");
     let file = disk.create(&fresh)?;
@@ -72,7 +74,7 @@ pub(super) fn save_clock(disk: &dyn Disk, clock: &StoreClock) -> Result<()> {
     }
 }
 
-/// A record to read for whoever asks for a share that is missing.
+/// Creates the decoy record that is read for a missing share.
 pub(super) fn decoy(disk: &dyn Disk, decoy: &Share) -> io::Result<Arc<dyn DiskFile>> {
     let file = disk.create("decoy")?;
     let mut bytes = Vec::new();

@@ -1,7 +1,9 @@
-//! The built-in store: append-only files by shard and minute of expiry, found through an index on disk.
+//! The built-in store: append-only files by shard and minute of expiry, found through an index on
+//! disk.
 //!
-//! Everything about a share stands in the file that goes when the share is over, so that expiry is an unlink. A change appends one
-//! record; the newest record of a share counts. Memory holds a few words for each file and a cache of fixed size for the index.
+//! Everything about a share stands in the file that goes when the share is over, so that expiry is
+//! an unlink. A change appends one record; the newest record of a share counts. Memory holds a few
+//! words for each file and a cache of fixed size for the index.
 
 #[cfg(test)]
 mod crash;

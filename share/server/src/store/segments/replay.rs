@@ -1,4 +1,4 @@
-//! Builds the index anew from the segment files, whatever a crash left of them.
+//! Rebuilds the index from the segment files, also after a crash.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,7 +11,8 @@ use super::shard::{Shard, name};
 use crate::store::record::Record;
 
 impl SegmentEngine {
-    /// Reads all segments. Applying a record twice, or an older one after a newer one, changes nothing.
+    /// Reads all segments. Applying a record twice, or an older one after a newer one, changes
+    /// nothing.
     pub(super) fn replay(&self) -> io::Result<()> {
         let mut ids: Vec<u32> = Vec::new();
         for file in self.shared.disk.list()? {
@@ -65,7 +66,7 @@ impl SegmentEngine {
         Ok(())
     }
 
-    /// Payloads that nobody needs go, and those that end by time alone are scheduled.
+    /// Removes payloads without a share, and schedules those that end by time alone.
     fn after_replay(&self) -> io::Result<()> {
         let Some(spool) = &self.spool else { return Ok(()) };
         let now = self.timing.clock.now();
@@ -96,7 +97,7 @@ impl SegmentEngine {
     }
 }
 
-/// Takes a record into the index when it is newer than what is there.
+/// Adds a record to the index if it is newer than the indexed one.
 fn apply(shard: &mut Shard, location: Location, record: &Record<'_>) -> io::Result<()> {
     let age = |version: u32, place: Location| (version, place.segment, place.at);
     let old = shard.find(&record.key)?;

@@ -1,4 +1,4 @@
-//! Walks over the records of one segment file, and over what is torn or damaged between them.
+//! Scans the records of one segment file, and skips torn or damaged bytes between them.
 
 use std::io;
 use std::sync::Arc;
@@ -11,20 +11,21 @@ use crate::store::record::{FIXED, MAX_RECORD, Record, RecordPosition, is_sound, 
 pub(super) const HEAD: u64 = 64;
 const MAGIC: &[u8; 8] = b"LBXSHR1\0";
 const WINDOW: usize = 256 * 1024;
-/// Places that may look like a record and not be one, before a file is given up: a hostile file must not cost a hash of 9 KiB for
-/// each 8 bytes.
+/// Places that may look like a record and not be one, before a file is given up: a hostile file
+/// must not cost a hash of 9 KiB for each 8 bytes.
 const MAX_FALSE: u32 = 4096;
 
-/// What a segment is for.
+/// Purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum SegmentClass {
     /// Shares with their content.
     Content,
-    /// What is left of shares without content.
+    /// Audit records of shares, without content.
     Audit,
 }
 
-/// The head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, and their checksum.
+/// The head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, and their
+/// checksum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
     pub(crate) nonce: u64,
@@ -61,7 +62,8 @@ impl SegmentHeader {
         Some(SegmentHeader { nonce: word(8), minute: word(16), class, shard: bytes[25] })
     }
 
-    /// When the content of the file is dead. A share that never ends is rounded up to a minute behind the last millisecond.
+    /// When the content of the file is dead. A share that never ends is rounded up to a minute
+    /// behind the last millisecond.
     pub(super) fn end(&self) -> StoreTime {
         StoreTime(self.minute.saturating_mul(60_000))
     }
@@ -121,11 +123,13 @@ impl RecordScanner {
         self.at = at + length as u64;
         self.end = self.at;
         let window = &self.buffer[(at - self.start) as usize..];
-        // Parsed a second time only to lend it: the first loan would have to end before the loop goes on.
+        // Parsed a second time only to lend it: the first loan would have to end before the loop
+        // goes on.
         Ok(parse(window).map(|record| (at as u32, record)))
     }
 
-    /// Sets the scan back to the end of the newest sound record, because the file may have grown over what looked torn.
+    /// Resets the scan to the end of the newest valid record, because new records may have
+    /// overwritten a torn tail.
     pub(super) fn again(&mut self) {
         self.at = self.end;
         self.over = false;

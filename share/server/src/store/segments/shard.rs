@@ -20,13 +20,13 @@ use crate::store::share::{Key, Share};
 
 /// No more shares are added to a segment of this size, so that compaction works on pieces.
 const FULL: u64 = 64 * 1024 * 1024;
-/// What is noted of shares beyond this goes to another segment: places are 32 bits.
+/// Segment length beyond which changed shares move to another segment: positions are 32 bits.
 const END: u64 = 1 << 30;
 /// Segment files that are open at a time in each shard.
 const OPEN: usize = 64;
 /// A record with a capsule of usual size is read at once.
 const GUESS: usize = 1024;
-/// What all shards use.
+/// Context shared by all shards.
 pub(super) struct ShardContext {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) group: Arc<BarrierGroup>,
@@ -37,7 +37,7 @@ pub(super) struct ShardContext {
     pub(super) pages: usize,
 }
 
-/// One file, and what of it is worth keeping.
+/// State of one segment file.
 pub(super) struct Segment {
     pub(super) head: SegmentHeader,
     file: Option<Arc<dyn DiskFile>>,
@@ -46,9 +46,9 @@ pub(super) struct Segment {
     pub(super) live: u64,
     /// Bytes of their content.
     pub(super) live_bytes: u64,
-    /// The newest barrier that somebody who read from here may have to wait for.
+    /// Epoch of the newest barrier that a reader of this segment may have to wait for.
     noted: u64,
-    /// Until then repeated claims may need what looks dead.
+    /// End of the time in which repeated claims may need dead records.
     pub(super) quiet: StoreTime,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Shard {
     out: Vec<u8>,
     /// When the shares of payloads may have ended by time alone.
     pub(super) due: BinaryHeap<Reverse<(StoreTime, Key)>>,
-    /// Of the times in `due` the one that counts for each share: the earliest.
+    /// Earliest time in `due` for each share; the others are stale.
     due_of: HashMap<Key, StoreTime>,
     /// Shares that expired unused.
     pub(super) expired: u64,
@@ -103,7 +103,7 @@ impl Shard {
         })
     }
 
-    /// Gives back what the index took on the disk, when it is empty.
+    /// Releases the disk space of an empty index.
     pub(super) fn shrink(&mut self) -> io::Result<()> {
         if self.segments.is_empty() && self.index.entries() == 0 && self.index.bytes() > 64 * 1024 {
             self.index = empty_index(self.number, &self.shared)?;
@@ -111,8 +111,9 @@ impl Shard {
         Ok(())
     }
 
-    /// Has a share looked at when it may have ended. A later time than the one that is known already is found then: who holds a lease moves
-    /// its end as often as it asks, and may not fill the memory by that.
+    /// Schedules a check at the time at which a share may have ended. A later time than the
+    /// scheduled one is found by that check: the holder of a lease moves its end with each request,
+    /// and must not fill the memory by that.
     pub(super) fn schedule_check(&mut self, key: Key, due: StoreTime) {
         if self.due_of.get(&key).is_none_or(|known| due < *known) {
             self.due_of.insert(key, due);
@@ -182,8 +183,9 @@ impl Shard {
         let range = match &found.capsule {
             CapsuleLocation::Buffer(range) => range.clone(),
             CapsuleLocation::Nowhere => return Ok(None),
-            // What somebody forged may name the content of another share, or content of another length: a copy of the record with it
-            // would be no record, and the share would be lost with the segment.
+            // What somebody forged may name the content of another share, or content of another
+            // length: a copy of the record with it would be no record, and the share would be lost
+            // with the segment.
             CapsuleLocation::At(at) => match self.read(Location { at: *at, ..found.location })? {
                 Some(LocatedShare { capsule: CapsuleLocation::Buffer(range), key, .. })
                     if key == found.key && range.len() == found.share.capsule_bytes as usize =>
@@ -204,7 +206,7 @@ impl Shard {
         Ok(location)
     }
 
-    /// Writes a whole record to the segment whose content is dead at `until`, and counts it.
+    /// Writes a complete record to the segment with the expiry `until`, and counts it as live.
     pub(super) fn put(&mut self, key: &Key, share: &Share, capsule: &[u8], until: StoreTime) -> io::Result<Location> {
         let id = self.active(SegmentClass::Content, until.0.div_ceil(60_000))?;
         let location = self.append(id, key, share, CapsuleRef::Here(capsule))?;
@@ -212,7 +214,8 @@ impl Shard {
         Ok(location)
     }
 
-    /// Notes what a share became. The record goes behind its content; in front of a reply comes the barrier `noted`.
+    /// Appends the new state of a share to its segment. The reply must wait for the barrier
+    /// `noted`.
     pub(super) fn change(
         &mut self,
         found: &LocatedShare,
@@ -265,15 +268,16 @@ impl Shard {
         }
     }
 
-    /// What is on the disk and what the index says differ now, and only a new start brings them together (Store rule 9).
+    /// Latches the store: disk and index differ, and only a restart rebuilds the index (Store rule
+    /// 9).
     fn latch_index_error(&self, error: io::Error) -> StoreError {
         let why = format!("the index failed: {error}");
         self.shared.group.latch(why.clone());
         StoreError::Unavailable(why)
     }
 
-    /// Writes a record without content to the audit. None when the disk has no space even after the reserve was given up: expired
-    /// content must go all the same, and what happened to it is forgotten.
+    /// Writes an audit record without content. `None` when the disk has no space even without the
+    /// reserve: expired content must be removed nevertheless, and its audit is lost.
     pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: StoreTime) -> io::Result<Option<Location>> {
         match self.try_put_audit(key, share, until) {
             Err(error) if is_full(&error) => {}
@@ -298,7 +302,8 @@ impl Shard {
         let at = segment.length;
         self.out.clear();
         encode(key, share, content, RecordPosition { nonce: segment.head.nonce, at }, &mut self.out);
-        // A failed write leaves its traces behind the end: the next one goes over them, and no part of them can pass for a record.
+        // A failed write leaves its traces behind the end: the next one goes over them, and no part
+        // of them can pass for a record.
         file.write_at(&self.out, at)?;
         segment.length += self.out.len() as u64;
         let target: Arc<dyn Syncable> = file;
@@ -323,7 +328,8 @@ impl Shard {
         let id = self.shared.ids.fetch_add(1, Ordering::Relaxed);
         let file = self.shared.disk.create(&name(id))?;
         if let Err(error) = file.write_at(&head.encode(), 0) {
-            // Without its head the file is nothing; the next start removes it if this fails as well.
+            // Without its head the file is nothing; the next start removes it if this fails as
+            // well.
             let _ = self.shared.disk.remove(&name(id));
             return Err(error);
         }
@@ -397,7 +403,7 @@ fn whole_length(share: &Share) -> u64 {
 }
 
 impl Key {
-    /// What the index knows it by.
+    /// Returns the index hash of this key.
     pub(super) fn hash(&self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|n| self.0[n]))
     }

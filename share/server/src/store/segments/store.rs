@@ -26,8 +26,9 @@ use crate::store::spool::Spool;
 /// How often a barrier is made in mode `periodic`.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// The index of a million live shares fits, with room for what is consumed meanwhile; what is not used is not touched. With a quarter
-/// of it flows were at 0.7 of those of an empty store, because most pages came through a system call.
+/// Default index cache: it holds a million live shares, plus space for consumed ones; unused memory
+/// is not touched. With a quarter of it the flow rate was 0.7 of that of an empty store, because
+/// most pages came through a system call.
 const CACHE: usize = 32 << 20;
 
 /// How a store is opened.
@@ -39,7 +40,8 @@ pub struct SegmentSettings {
     pub spool_capacity: u64,
     /// Bytes of memory for the index.
     pub cache: usize,
-    /// How often the sweeper runs, which expires and compacts; None leaves it to [`SegmentStore::sweep`].
+    /// How often the sweeper runs, which expires and compacts; None leaves it to
+    /// [`SegmentStore::sweep`].
     pub background: Option<Duration>,
     pub clock: Arc<dyn Clock>,
 }
@@ -66,10 +68,11 @@ pub struct SegmentStore {
 }
 
 impl SegmentStore {
-    /// Opens the store in `state`, or makes one: `store/` has the shares, `spool/` the payloads.
+    /// Opens or creates the store in `state`: `store/` has the shares, `spool/` the payloads.
     ///
     /// # Errors
-    /// `Unavailable` when another process has it, when it is damaged, or with what the disk says; `Full`.
+    /// `Unavailable` when another process uses it, when it is damaged, or with the disk's error;
+    /// `Full`.
     pub fn open(state: &Path, settings: &SegmentSettings) -> Result<SegmentStore> {
         let context = |error: io::Error| match StoreError::from(error) {
             StoreError::Unavailable(why) => StoreError::Unavailable(format!("{}: {why}", state.display())),
@@ -124,10 +127,11 @@ impl SegmentStore {
         self.inner.spool.as_ref()
     }
 
-    /// Removes what is over, and compacts segments that are mostly dead. The background does the same.
+    /// Removes expired shares, and compacts mostly dead segments. The background thread does the
+    /// same.
     ///
     /// # Errors
-    /// `Full`, `Unavailable`; what was done until then stays done.
+    /// `Full`, `Unavailable`; completed steps are not undone.
     pub fn sweep(&self) -> Result<()> {
         self.inner.sweep(false)
     }

@@ -1,7 +1,7 @@
-//! Expiry and compaction: what is still needed moves out of a segment, then the file goes.
+//! Expiry and compaction: live records move out of a segment, then the file is removed.
 //!
-//! Copies carry the version of what they copy, and their barrier comes before the unlink. So a crash at any step leaves a record in
-//! one file or in both, and replay takes either.
+//! A copy carries the version of its original, and its barrier comes before the unlink. So after a
+//! crash at any step a record is in one file or in both, and replay accepts either.
 
 use std::time::Duration;
 
@@ -19,24 +19,27 @@ use crate::store::share::Share;
 /// Dead bytes below this are left alone in the background.
 const WORTHWHILE: u64 = 256 * 1024;
 
-/// Where so little lives, what is dead goes as soon as no claim can be repeated that needs it: to move the rest costs little, and a text that was
-/// read or taken back would lie here until its expiry, days perhaps, for whoever gets the disk and has the link.
+/// Live bytes below which a segment is compacted as soon as no repeated claim needs its dead
+/// records: moving the rest costs little, and a text that was read or revoked would otherwise stay
+/// on disk until its expiry, days perhaps, readable for an attacker with the disk and the link.
 const LITTLE: u64 = 64 * 1024;
 
 /// Files that wait for a barrier, before the sweep makes one.
 const MAX_UNSYNCED: usize = 32;
 
 impl SegmentEngine {
-    /// Removes what is over, and with `all` everything that is dead; else only segments that are mostly dead.
+    /// Removes expired shares, and compacts: with `all` every segment with dead records, else only
+    /// mostly dead ones.
     ///
     /// # Errors
-    /// The first one that was met. What was done until then stays done.
+    /// The first error. Completed steps are not undone.
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.shared.group.check()?;
         let now = self.timing.clock.now();
         let saved = self.save_clock();
         if self.shared.group.unsynced() > MAX_UNSYNCED {
-            // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
+            // In mode none nobody else asks for a barrier, and what waits for one holds its file
+            // open.
             self.shared.group.barrier()?;
         }
         let mut removed = false;
@@ -58,7 +61,8 @@ impl SegmentEngine {
             note(self.shards[number].lock().shrink().map_err(Into::into));
         }
         if removed {
-            // Before the next unlink this one is durable: an older file must not come back after a newer one went.
+            // Before the next unlink this one is durable: an older file must not come back after a
+            // newer one went.
             note(self.shared.names.sync().map_err(Into::into));
         }
         meta_files::restore_reserve(&*self.shared.disk);
@@ -85,7 +89,7 @@ impl SegmentEngine {
         found
     }
 
-    /// Moves what is needed out of a segment and removes its file.
+    /// Moves live records out of a segment and removes its file.
     fn evacuate_segment(&self, number: usize, id: u32, now: StoreTime) -> Result<bool> {
         let (file, nonce) = {
             let mut shard = self.shards[number].lock();
@@ -146,7 +150,7 @@ impl SegmentEngine {
         shard.update_index(&found.key, location, moved)
     }
 
-    /// Removes payloads of shares that ended by time alone, or whose repeats are over.
+    /// Removes payloads of shares that ended by time alone or have no more repeats.
     fn drop_ended_payloads(&self, number: usize, now: StoreTime) -> Result<()> {
         loop {
             let mut shard = self.shards[number].lock();
@@ -157,14 +161,14 @@ impl SegmentEngine {
         }
     }
 
-    /// Bytes on disk of content whose time is over.
+    /// Returns the bytes on disk of expired content.
     pub(super) fn expired_bytes(&self, shard: &Shard) -> u64 {
         let now = self.timing.clock.now();
         let over = shard.segments.values().filter(|segment| segment.head.end() <= now);
         over.filter(|segment| segment.head.class == SegmentClass::Content).map(|segment| segment.length).sum()
     }
 
-    /// What the background thread does until it is stopped.
+    /// Runs the background sweeper until the store is stopped.
     pub(super) fn background(&self, every: Duration) {
         let mut failed = false;
         loop {

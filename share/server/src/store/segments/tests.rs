@@ -1,4 +1,5 @@
-//! The built-in store against the suite, on disks that are full, read-only or failing, and over restarts.
+//! The built-in store against the suite, on disks that are full, read-only or failing, and over
+//! restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -350,7 +351,8 @@ fn payloads_go_with_their_share() {
     assert_eq!(store.stats().spool_bytes, 0);
 }
 
-/// Whoever holds a lease may ask for the last byte again and again, and is not counted by the limiter.
+/// Whoever holds a lease may ask for the last byte again and again, and is not counted by the
+/// limiter.
 #[test]
 fn a_receiver_that_asks_for_the_end_over_and_over_takes_no_memory() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! One request on its way to the server: it decides on the record that the server has, and says what to write in its place.
+//! Queued request to the server: decides on the stored record, and returns the record to write.
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -8,7 +8,7 @@ use crate::store::error::{Result, StoreError};
 use crate::store::record::{CapsuleRef, RecordPosition, decode, encode};
 use crate::store::share::{Key, Share, StoreTiming};
 
-/// Keys live a little longer than what they hold, so that the server's clock decides nothing.
+/// Extra lifetime of keys, so that the server's clock decides nothing.
 const SLACK_MS: u64 = 60_000;
 /// Records are bound to nothing else here: the server keeps each under its key.
 const POSITION: RecordPosition = RecordPosition { nonce: 0, at: 0 };
@@ -20,7 +20,7 @@ pub(super) struct StoredRecord {
     capsule: Bytes,
 }
 
-/// What is to be written.
+/// Record to be written.
 pub(super) struct RecordWrite {
     pub(super) expected: Vec<u8>,
     pub(super) version: String,
@@ -33,13 +33,14 @@ pub(super) struct RecordWrite {
 /// A request under way.
 pub(super) trait QueuedRequest: Send {
     fn name(&self) -> &str;
-    /// Decides on what is there. None when nothing is to be written: the answer is ready.
+    /// Decides on the stored record. `None` when there is no write: the reply is ready.
     fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>) -> Option<RecordWrite>;
     /// Gives the answer, or the reason why there is none.
     fn reply(self: Box<Self>, outcome: Result<()>);
 }
 
-/// Answers a request on the share as it is, and gives the share that is to be written when it changed.
+/// Answers a request on the share as it is, and gives the share that is to be written when it
+/// changed.
 pub(super) type Decide<T> =
     Box<dyn FnMut(&StoreTiming, Option<(&Share, &Bytes)>) -> (Result<T>, Option<(Share, Bytes)>) + Send>;
 

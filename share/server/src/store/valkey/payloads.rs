@@ -1,4 +1,4 @@
-//! Removes from the spool what no share on the server needs any more.
+//! Removes spool payloads that no share on the server needs.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const SPOOL_SWEEP: Duration = Duration::from_secs(30);
 const YOUNG: Duration = Duration::from_secs(lockbox_share_protocol::api::UPLOAD_SECONDS + 300);
 
 impl ValkeyEngine {
-    /// What the thread does until the store is closed.
+    /// Runs the spool sweeper until the store is closed.
     pub(super) fn sweep_in_background(&self, spool: &Spool) {
         loop {
             {
@@ -38,7 +38,8 @@ impl ValkeyEngine {
             return Ok(());
         }
         let mut connection = open(&self.client)?;
-        // A server that came back empty, or another one, needs no payload at all: that is no reason to remove them.
+        // A server that came back empty, or another one, needs no payload at all: that is no reason
+        // to remove them.
         let secret: Option<Vec<u8>> = redis::cmd("GET").arg(SECRET).query(&mut connection).map_err(unavailable)?;
         if secret.as_deref() != Some(&self.secret[..]) {
             return Err(StoreError::Unavailable("the server is not the one that these shares are on".into()));

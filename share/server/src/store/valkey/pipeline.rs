@@ -1,4 +1,5 @@
-//! Brings requests to the server and back: a few threads with one connection each, whose requests share round trips.
+//! Request pipeline to the server: a few threads with one connection each, whose requests share
+//! round trips.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,8 @@ const TOGETHER: usize = 64;
 /// A change that always comes second gives up: others have made it pointless by then.
 const ROUNDS: usize = 1000;
 
-/// Writes when nobody else did since. The version holds the time of creation, so that a handle that is used again differs.
+/// Compare-and-set script. The version includes the time of creation, so that a reused handle
+/// differs.
 const COMPARE_AND_SET: &str = "if (redis.call('HGET', KEYS[1], 'v') or '') ~= ARGV[1] then return 0 end \
     redis.call('HSET', KEYS[1], 'v', ARGV[2], 'r', ARGV[3]) redis.call('PEXPIRE', KEYS[1], ARGV[4]) \
     local payload = tonumber(ARGV[5]) \
@@ -61,8 +63,9 @@ impl ValkeyEngine {
                 let count = queue.jobs.len().min(TOGETHER);
                 queue.jobs.drain(..count).collect()
             };
-            // A connection that was closed meanwhile shows at its next use. What was asked then is asked once more: a change that
-            // was made before its answer was lost is found as made, by the claim's id, the deposit's proofs or the lease's state.
+            // A connection that was closed meanwhile shows at its next use. What was asked then is
+            // asked once more: a change that was made before its answer was lost is found as made,
+            // by the claim's id, the deposit's proofs or the lease's state.
             let mut outcome = self.run_requests(&mut connection, &mut jobs);
             if outcome.is_err() {
                 connection = None;
@@ -80,7 +83,7 @@ impl ValkeyEngine {
         }
     }
 
-    /// Brings jobs to their end. On an error those that are left in `jobs` are open.
+    /// Runs requests to completion. On an error those left in `jobs` have no reply yet.
     fn run_requests(
         &self,
         kept: &mut Option<redis::Connection>,
@@ -101,7 +104,8 @@ impl ValkeyEngine {
         Ok(())
     }
 
-    /// Reads for all jobs, decides, and writes for all. A job whose share was changed meanwhile stays in `jobs`.
+    /// Reads for all requests, decides, and writes for all. A request whose share was changed
+    /// concurrently stays in `jobs`.
     fn run_round(
         &self,
         connection: &mut redis::Connection,
@@ -132,8 +136,9 @@ impl ValkeyEngine {
             first = writes.query::<Vec<bool>>(connection)?;
         }
         if self.durability_method == DurabilityMethod::Wait {
-            // Also for answers without a change: what they tell may be another's change that is not durable yet. The server waits for
-            // this connection's own last write alone, so there must be one behind everything that was read.
+            // Also for answers without a change: what they tell may be another's change that is not
+            // durable yet. The server waits for this connection's own last write alone, so there
+            // must be one behind everything that was read.
             let mut fence = redis::Pipeline::with_capacity(2);
             fence.cmd("SET").arg(FENCE).arg(1).ignore();
             fence.cmd("WAITAOF").arg(1).arg(0).arg(TIMEOUT.as_millis() as u64);

@@ -1,4 +1,4 @@
-//! The server that keeps the shares: reaching it, and what it can promise.
+//! Connection to the server, and the durability that it can provide.
 
 use std::time::Duration;
 

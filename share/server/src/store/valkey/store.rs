@@ -1,4 +1,4 @@
-//! Connects to the server, and makes requests of what the contract asks.
+//! Valkey store: connects to the server, and queues the requests of the contract.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -25,7 +25,7 @@ use crate::store::spool::Spool;
 /// Connections, each with a thread.
 const CONNECTIONS: usize = 4;
 
-/// Where the server is and what is asked of it.
+/// Address, password and durability of the server.
 pub struct ValkeySettings {
     /// `valkey://HOST:PORT/DB` or `valkey+unix:///PATH?db=DB`, without a password.
     pub url: String,
@@ -43,10 +43,11 @@ pub struct ValkeyStore {
 }
 
 impl ValkeyStore {
-    /// Connects and asks the server what it can promise.
+    /// Connects and checks which durability the server can provide.
     ///
     /// # Errors
-    /// `Invalid` for an address that is none, `Unavailable` when the server does not answer or cannot promise what is asked.
+    /// `Invalid` for a malformed address, `Unavailable` when the server does not answer or cannot
+    /// provide the requested durability.
     pub fn connect(settings: &ValkeySettings) -> Result<ValkeyStore> {
         use redis::IntoConnectionInfo;
         let address = "the store's address is valkey://HOST:PORT/DB or valkey+unix:///PATH, without a password";
@@ -87,7 +88,8 @@ impl ValkeyStore {
         Ok(store)
     }
 
-    /// Has a thread remove payloads that no share needs. Daemons that serve the same links share this directory as well.
+    /// Has a thread remove payloads that no share needs. Daemons that serve the same links share
+    /// this directory as well.
     ///
     /// # Errors
     /// `Unavailable` when there can be no thread.

@@ -1,4 +1,5 @@
-//! The suite against a real server, which each test starts for itself on a socket in a directory of its own.
+//! The suite against a real server, which each test starts for itself on a socket in a directory of
+//! its own.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};

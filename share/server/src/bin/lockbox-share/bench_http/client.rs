@@ -1,4 +1,5 @@
-//! Asks as fast as answers come, over a fixed number of connections at a time, and keeps the latencies.
+//! Asks as fast as answers come, over a fixed number of connections at a time, and keeps the
+//! latencies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use tokio::net::TcpStream;
 use super::messages::Messages;
 use crate::serve::processors;
 
-/// What is asked.
+/// Workload of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Workload {
     /// Shares are made.
@@ -20,9 +21,9 @@ pub(crate) enum Workload {
     Fetch,
     /// Each share is made and then claimed.
     Flow,
-    /// The server is asked what it allows.
+    /// Requests of the server's limits.
     Get,
-    /// A hundred shares are made by each request, beside the same number one by one.
+    /// Batches of a hundred new shares, compared with the same number created one by one.
     Batch,
 }
 
@@ -42,7 +43,7 @@ impl Workload {
     }
 }
 
-/// What is to be asked.
+/// Load of one run: requests, concurrency and rate.
 pub(super) struct Load {
     pub(super) address: SocketAddr,
     pub(super) messages: Messages,
@@ -58,7 +59,7 @@ pub(super) struct Load {
     pub(super) begin: Instant,
 }
 
-/// What came of it.
+/// Counts, duration and latencies of one run.
 pub(super) struct LoadResult {
     pub(super) done: u64,
     pub(super) failed: u64,
@@ -223,7 +224,7 @@ impl BenchClient {
         BenchClient { address, stream: None, keep_alive, answer: Vec::new() }
     }
 
-    /// What came behind the head.
+    /// Body of the last response.
     pub(super) fn body(&self) -> &[u8] {
         split(&self.answer).map_or(&[], |(_, body)| body)
     }
@@ -233,7 +234,8 @@ impl BenchClient {
         done && (self.answer.starts_with(b"HTTP/1.1 200") || self.answer.starts_with(b"HTTP/1.1 201"))
     }
 
-    /// Sends a request, and reads the answer: to the end of the connection, or to its length on one that is kept.
+    /// Sends a request, and reads the answer: to the end of the connection, or to its length on one
+    /// that is kept.
     pub(super) async fn ask(&mut self, request: &[u8]) -> std::io::Result<()> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
@@ -265,7 +267,8 @@ fn is_whole(answer: &[u8]) -> bool {
     body.len() >= length.unwrap_or(0)
 }
 
-/// Head, and what came of the body; None while the head is not whole.
+/// Splits a response into its head and the body received so far; `None` while the head is
+/// incomplete.
 fn split(answer: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
     Some((&answer[..end], &answer[end + 4..]))

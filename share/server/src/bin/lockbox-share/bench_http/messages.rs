@@ -6,7 +6,7 @@ use lockbox_share_protocol::message::{Batch, CreateRequest, Lease, MAX_BATCH, Up
 use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
 use lockbox_share_protocol::{age, api};
 
-/// One claimant for all shares: the proof costs the daemon the same whatever it is.
+/// Proof of all shares: its value does not change the daemon's work.
 const AUTH: [u8; 32] = [0x51; 32];
 const OWNER: [u8; 32] = [0x52; 32];
 

@@ -1,4 +1,5 @@
-//! Measures the daemon over HTTP beside a server that answers everything with ready-made bytes: same client, same sockets.
+//! Measures the daemon over HTTP, compared with a server of fixed responses: same client, same
+//! sockets.
 
 use std::path::PathBuf;
 use std::process::Command;

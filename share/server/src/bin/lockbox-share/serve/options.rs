@@ -191,8 +191,9 @@ pub(super) fn settings(arguments: &Serve, open: &[(SocketAddr, bool)]) -> Daemon
     }
 }
 
-/// Who may make shares: no strangers, unless somebody said so. With a public name or a listed proxy there is a proxy in front of the
-/// daemon, of which a request over loopback need show no trace, and then the Unix socket alone tells who is on this machine.
+/// Chooses the default policy for creating shares: no remote clients unless the option allows them.
+/// With a public name or a listed proxy there is a proxy in front of the daemon, and its requests
+/// over loopback need show no trace of it; then only the Unix socket proves that a client is local.
 fn creators(said: Option<CreatorsOption>, public_url: Option<&str>, has_proxies: bool) -> CreatorPolicy {
     match said {
         Some(CreatorsOption::Everybody) => CreatorPolicy::Anyone,

@@ -14,7 +14,7 @@ use super::host::{connections_that_fit, notify, processors, raise_descriptors, r
 use super::options::{Serve, settings};
 use super::stores;
 
-/// The daemon's own figures are beside its port.
+/// Default port of health and metrics, next to the daemon's.
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
 
 /// Starts the daemon, says where it is, and serves until a signal.
@@ -139,7 +139,7 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
     }
 }
 
-/// Whether anybody who may make shares can connect.
+/// Returns whether any client that may create shares can connect.
 fn somebody_may(creators: CreatorPolicy, has_socket: bool, open: &[SocketAddr]) -> bool {
     let near = |address: &SocketAddr| address.ip().is_loopback() || address.ip().is_unspecified();
     has_socket
@@ -150,7 +150,8 @@ fn somebody_may(creators: CreatorPolicy, has_socket: bool, open: &[SocketAddr]) 
         }
 }
 
-/// One `name=value` line for each listener and for who may make shares, for people and for programs that start the daemon.
+/// Prints one `name=value` line per listener and one for the creator policy, for people and for
+/// programs that start the daemon.
 fn announce(running: &RunningServer, creators: CreatorPolicy) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();

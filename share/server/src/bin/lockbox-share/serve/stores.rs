@@ -1,4 +1,4 @@
-//! Opens what keeps the shares: the built-in store, or a Valkey server with a spool here.
+//! Opens the store: the built-in one, or a Valkey server with a local spool.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;

@@ -4,15 +4,16 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use lockbox_terminal::sentence;
 
-/// Who is shown what would be done, and asked.
+/// Interactive user, or its absence.
 pub(super) trait Prompter {
-    /// Whether somebody can be asked.
+    /// Returns whether a user can answer questions.
     fn is_interactive(&self) -> bool;
 
-    /// Asks until `check` takes the answer; an empty one means `usual`. Without anybody, `usual` is the answer.
+    /// Asks until `check` accepts the answer; an empty answer means `usual`. Without a user,
+    /// returns `usual`.
     ///
     /// # Errors
-    /// When nobody is there and nothing is usual; the sentence names the option that says it.
+    /// When there is neither a user nor a default; the message names the option to set.
     fn ask(
         &mut self,
         question: &str,
@@ -21,7 +22,7 @@ pub(super) trait Prompter {
         check: &dyn Fn(&str) -> Result<(), String>,
     ) -> Result<String, String>;
 
-    /// A question for yes or no; None without anybody.
+    /// Asks for yes or no; `None` without a user.
     fn confirm(&mut self, question: &str) -> Option<bool>;
 
     /// One sentence or one file.

@@ -1,4 +1,4 @@
-//! The files of a setup: what nginx, Caddy and systemd are told.
+//! Files of a setup: configuration of nginx, Caddy and systemd.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::Proxy;
 const UNIT: &str = include_str!("../../../../../../packaging/lockbox-share.service");
 /// The program in it.
 const PACKAGED: &str = "/usr/bin/lockbox-share";
-/// What it is started with in any case.
+/// Arguments common to all variants.
 const SERVE: &str = "serve --state-dir %S/lockbox-share --unix-socket %t/lockbox-share/lockbox-share.sock";
 /// Where the proxy finds the daemon.
 const PROXY_SOCKET: &str = "/run/lockbox-share/proxy.sock";
@@ -16,7 +16,7 @@ const UNIT_NAME: &str = "lockbox-share.service";
 /// Where a package puts units.
 const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
 
-/// What was said.
+/// Answers and options of the setup.
 pub(super) struct SetupPlan {
     pub(super) name: String,
     pub(super) proxy: Proxy,
@@ -142,13 +142,14 @@ server {{
         )
     }
 
-    /// What is not as it should be yet.
+    /// Returns warnings about missing prerequisites.
     pub(super) fn advice(&self, root: &Path) -> Vec<String> {
         let mut advice = Vec::new();
         if let Some(tls) = &self.tls {
             let there = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path)).exists();
             if let Some(missing) = [&tls.certificate, &tls.key].into_iter().find(|path| !there(path)) {
-                // What certbot keeps and does again at each renewal. It listens on port 80 itself meanwhile.
+                // What certbot keeps and does again at each renewal. It listens on port 80 itself
+                // meanwhile.
                 let hooks = match self.proxy {
                     Proxy::Nginx => "--pre-hook 'systemctl stop nginx' --post-hook 'systemctl start nginx'",
                     _ => "--deploy-hook 'systemctl restart lockbox-share'",
@@ -169,7 +170,7 @@ server {{
         advice
     }
 
-    /// What is left to be done by whoever may.
+    /// Returns the remaining steps for the administrator.
     pub(super) fn next(&self) -> Vec<String> {
         let name = &self.name;
         let mut next = vec![

@@ -1,5 +1,5 @@
-//! `lockbox-share setup`: leads from a machine to links that others open: a name, a certificate, a proxy, a unit. It shows each file before it
-//! writes it.
+//! `lockbox-share setup`: leads from a machine to links that others open: a name, a certificate, a
+//! proxy, a unit. It shows each file before it writes it.
 
 mod asking;
 mod files;
@@ -60,10 +60,11 @@ pub(crate) enum Proxy {
     None,
 }
 
-/// Asks, shows, writes, and says what comes next.
+/// Asks for missing values, shows and writes the files, and prints the next steps.
 ///
 /// # Errors
-/// When something is not said and nobody can be asked, or a file cannot be written or is left as it is.
+/// When a value is missing and there is no terminal, or a file cannot be written or is left
+/// unchanged.
 pub(crate) fn run(arguments: &Setup) -> Result<(), String> {
     setup(arguments, &mut asking::Terminal::new())
 }
@@ -101,7 +102,7 @@ fn setup(arguments: &Setup, person: &mut dyn Prompter) -> Result<(), String> {
     Err(format!("not written: {}", left.join(", ")))
 }
 
-/// What the options say, and a person for the rest.
+/// Builds the plan from the options and the user's answers.
 fn plan(arguments: &Setup, person: &mut dyn Prompter) -> Result<SetupPlan, String> {
     let name = match &arguments.name {
         Some(name) => name.clone(),

@@ -1,4 +1,4 @@
-//! Shows a file beside what is there, and writes it: whole or not at all.
+//! Compares a planned file with the one on disk, and writes it atomically.
 
 use std::fs;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::asking::Prompter;
 use super::files::SetupFile;
 
-/// What a file means to the machine.
+/// Relation of a planned file to the one on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileStatus {
     New,
@@ -32,10 +32,10 @@ impl<'a> TargetRoot<'a> {
         self.root.join(&file.path)
     }
 
-    /// Shows the file, whatever is there.
+    /// Shows the planned file and its status.
     ///
     /// # Errors
-    /// When what is there cannot be read, or is no file.
+    /// When the existing file cannot be read, or is not a regular file.
     pub(super) fn show(&mut self, file: &SetupFile, person: &mut dyn Prompter) -> Result<FileStatus, String> {
         let path = self.path(file);
         let outcome = match path.symlink_metadata() {
@@ -62,16 +62,17 @@ impl<'a> TargetRoot<'a> {
         Ok(outcome)
     }
 
-    /// Gives the file its name when all of it is on the disk.
+    /// Replaces the file atomically.
     ///
     /// # Errors
-    /// When the host fails; what was there is there.
+    /// When the host fails; the existing file is unchanged then.
     pub(super) fn write(&mut self, file: &SetupFile) -> Result<(), String> {
         let path = self.path(file);
         let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
         let directory = path.parent().unwrap_or(self.root);
         fs::create_dir_all(directory).map_err(failed)?;
-        // A name that neither nginx nor systemd reads; left by an interruption, the next call takes it over.
+        // A name that neither nginx nor systemd reads; left by an interruption, the next call takes
+        // it over.
         let partial = directory.join(".lockbox-share-setup.new");
         match fs::remove_file(&partial) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
