@@ -1,19 +1,27 @@
-//! Downloads a ciphertext and resumes cut connections while the lease lasts.
+//! Downloads a ciphertext, resumes cut connections while the lease lasts, and decrypts: each chunk
+//! is authenticated before it is returned.
 
 use std::cell::RefCell;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::rc::Rc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{iter, thread};
 
+use age::stream::StreamReader;
 use lockbox_share_protocol::api::ShareEndpoint;
+use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::{Digest, LeaseToken};
+use sha2::{Digest as _, Sha256};
 use ureq::http::{StatusCode, header};
+use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
 use crate::http::ShareClient;
+use crate::meta::Meta;
+use crate::seal::CHUNK_LEN;
+use crate::secret::Secret;
 
 /// Waits between two attempts grow from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -27,11 +35,11 @@ pub(crate) struct CiphertextSource<'a> {
     /// Bytes and SHA-256 of the ciphertext.
     pub(crate) size: u64,
     pub(crate) digest: Digest,
-    /// How long to try without a new byte.
+    /// Time without a new byte after which the download fails.
     pub(crate) retry_timeout: Duration,
 }
 
-/// Why a reader failed, more exactly than its `io::Error` can say.
+/// Cause of a failed read, more specific than its `io::Error`.
 pub(crate) type SharedError = Rc<RefCell<Option<Error>>>;
 
 /// The ciphertext as something to read and seek in.
@@ -60,7 +68,7 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// Where the reason of a failure will be.
+    /// Returns the shared slot that receives the cause of a failed read.
     pub(crate) fn fault(&self) -> SharedError {
         self.fault.clone()
     }
@@ -86,7 +94,7 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// After a cut: waits, or gives up with the reason.
+    /// Waits before a retry, or fails with the cause.
     fn retry_or_fail(&mut self, error: Error) -> io::Result<()> {
         self.body = None;
         let waiting_helps = match &error {
@@ -163,5 +171,101 @@ impl Seek for Download<'_> {
             self.position = position;
         }
         Ok(position)
+    }
+}
+
+/// Description of the content, and the content when the capsule holds it.
+pub(crate) fn open_capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
+    let plain =
+        age::decrypt(&secret.identity()?, capsule.sealed()).map(Zeroizing::new).map_err(|error| damaged(&error))?;
+    let (meta, content) = Meta::decode(&plain)?;
+    Ok((meta, Zeroizing::new(content.to_vec())))
+}
+
+/// Checks content against the size and digest of its description.
+pub(crate) fn verify_content(meta: &Meta, content: &[u8]) -> Result<()> {
+    let mut hash = Sha256::new();
+    hash.update(content);
+    verify_digest(meta, content.len() as u64, hash)
+}
+
+fn verify_digest(meta: &Meta, length: u64, hash: Sha256) -> Result<()> {
+    if length != meta.size {
+        return Err(Error::Damaged(format!("it has {length} bytes and should have {}", meta.size)));
+    }
+    if hash.finalize()[..] != meta.sha256.as_bytes()[..] {
+        return Err(Error::Damaged("its digest is not the one that was sealed".into()));
+    }
+    Ok(())
+}
+
+/// Content that is opened while it is downloaded.
+pub(crate) struct ContentDecryptor<'a> {
+    reader: StreamReader<BufReader<Download<'a>>>,
+    fault: SharedError,
+    hash: Sha256,
+    length: u64,
+}
+
+impl<'a> ContentDecryptor<'a> {
+    /// Reads and authenticates the header.
+    pub(crate) fn new(secret: &Secret, download: Download<'a>) -> Result<ContentDecryptor<'a>> {
+        let fault = download.fault();
+        let input = BufReader::with_capacity(CHUNK_LEN, download);
+        let failed = |error: &age::DecryptError| fault.borrow_mut().take().unwrap_or_else(|| damaged(error));
+        let decryptor = age::Decryptor::new_buffered(input).map_err(|error| failed(&error))?;
+        let identity = secret.identity()?;
+        let reader = decryptor.decrypt(iter::once(&identity as &dyn age::Identity)).map_err(|error| failed(&error))?;
+        Ok(ContentDecryptor { reader, fault, hash: Sha256::new(), length: 0 })
+    }
+
+    /// Goes on behind content that was opened before: whole pieces, which are read from `before`
+    /// for the digest.
+    pub(crate) fn skip(&mut self, before: &mut impl Read, length: u64) -> Result<()> {
+        let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
+        let mut left = length;
+        while left > 0 {
+            let part = &mut buffer[..usize::try_from(left).unwrap_or(CHUNK_LEN).min(CHUNK_LEN)];
+            before.read_exact(part).map_err(Error::io("cannot read what was received before"))?;
+            self.hash.update(&*part);
+            left -= part.len() as u64;
+        }
+        self.length = length;
+        let Some(last) = length.checked_sub(1) else { return Ok(()) };
+        // To the last byte before, not to the boundary behind it: there age looks at the file's
+        // last piece first, and to the daemon the last byte is the end of the download.
+        let gone = self.reader.seek(SeekFrom::Start(last)).and_then(|_| self.reader.read_exact(&mut buffer[..1]));
+        gone.map_err(|error| self.into_error(&error))
+    }
+
+    /// Decrypts the rest and verifies the whole: on success `output` holds the sealed content.
+    pub(crate) fn copy(&mut self, meta: &Meta, output: &mut dyn Write) -> Result<()> {
+        let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
+        loop {
+            // age ends without an error only behind a piece that was sealed as the last one.
+            let count = self.reader.read(&mut buffer).map_err(|error| self.into_error(&error))?;
+            if count == 0 {
+                break;
+            }
+            self.hash.update(&buffer[..count]);
+            self.length += count as u64;
+            if self.length > meta.size {
+                return Err(Error::Damaged(format!("it has more than the {} bytes that were sealed", meta.size)));
+            }
+            output.write_all(&buffer[..count]).map_err(Error::io("cannot write what was received"))?;
+        }
+        verify_digest(meta, self.length, self.hash.clone())
+    }
+
+    fn into_error(&self, error: &std::io::Error) -> Error {
+        let fault = self.fault.borrow_mut().take();
+        fault.unwrap_or_else(|| Error::Damaged(error.to_string()))
+    }
+}
+
+fn damaged(error: &age::DecryptError) -> Error {
+    match error {
+        age::DecryptError::NoMatchingKeys => Error::Damaged("it was sealed for another link".into()),
+        other => Error::Damaged(other.to_string()),
     }
 }

@@ -7,7 +7,7 @@ use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a share was not made, found or received.
+/// Error of sharing or receiving.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The host has no randomness.
@@ -69,7 +69,7 @@ impl Error {
         }
     }
 
-    /// Whether the link is over, so that nothing that was begun can be gone on with.
+    /// Returns whether the link has ended, so that a download cannot be resumed.
     pub(crate) fn is_final(&self) -> bool {
         let over = [ErrorCode::Refused, ErrorCode::Consumed, ErrorCode::Revoked, ErrorCode::Expired];
         self.code().is_some_and(|code| over.contains(&code))

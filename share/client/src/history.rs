@@ -25,27 +25,27 @@ const RETENTION: u64 = 7 * 86_400;
 pub struct HistoryEntry {
     /// Its public name.
     pub handle: Handle,
-    /// Where it is, as [`ShareHistory::server`] reads it.
+    /// Server key, as [`HistoryEntry::server`] reads it.
     server: String,
     /// Label set by the user. The file's name is not stored: it may be a secret of its archive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: UnixSeconds,
-    /// When it ends by itself.
+    /// Expiry.
     pub expires_at: UnixSeconds,
-    /// For how long it was made, as its user named it; programs of before did not note it.
+    /// Lifetime as the user wrote it; earlier versions did not store it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lifetime: Option<String>,
 }
 
 impl HistoryEntry {
-    /// Where it is.
+    /// Returns its address.
     pub fn server(&self) -> ServerAddress {
         parse_server_key(&self.server)
     }
 
-    /// For how long it was made, when that is known.
+    /// Returns the lifetime, if it was stored.
     pub fn lifetime(&self) -> Option<Span> {
         Span::parse(self.lifetime.as_deref()?)
     }

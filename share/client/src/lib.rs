@@ -10,7 +10,6 @@ pub mod http;
 pub mod link;
 pub mod meta;
 pub mod name;
-mod open;
 mod partial;
 pub mod receive;
 pub mod seal;

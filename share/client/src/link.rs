@@ -71,7 +71,7 @@ impl Link {
         Ok(Link { base: lowercase_host(base), handle, secret: Secret::from_fragment(fragment)? })
     }
 
-    /// Whether the text ends before its secret does: the rest of a broken line may follow.
+    /// Returns whether the text ends within the secret: the rest of a broken line may follow.
     pub fn may_go_on(text: &str) -> bool {
         let text = unescape(&join_lines(text)).to_string();
         let letters = |part: &str| part.chars().filter(char::is_ascii_alphanumeric).count();
@@ -99,7 +99,7 @@ impl Link {
     }
 }
 
-/// How much of a link was there: the error that tells most is shown.
+/// Ranks parse errors by progress: the most specific one is reported.
 fn parse_progress(error: &Error) -> u8 {
     match error {
         Error::NotALink(NO_LINK) => 0,

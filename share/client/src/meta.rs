@@ -109,7 +109,7 @@ mod tests {
         Meta::new(name.to_owned(), ContentKind::File, size, Digest::new([7; 32]))
     }
 
-    /// As programs of before wrote it, and as they read what is written now.
+    /// Reads descriptions of earlier and later versions.
     #[test]
     fn kinds_are_words_that_older_and_newer_programs_pass_over() {
         let line = |kind| String::from_utf8(Meta { kind, ..meta("a", 1) }.line().to_vec()).unwrap();

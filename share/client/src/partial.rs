@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::name;
 use crate::state::NOTE_RETENTION;
 
-/// How many files of one name get a number before the user is asked to choose another.
+/// Maximum number appended to a name before the user must choose another.
 const MAX_NUMBER: u32 = 1000;
 
 /// Around the note's name in the name of a file that is being received.

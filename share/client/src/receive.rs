@@ -15,12 +15,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::download::{CiphertextSource, Download};
+use crate::download::{self, CiphertextSource, ContentDecryptor, Download};
 use crate::error::{Error, Result};
 use crate::http::ShareClient;
 use crate::link::Link;
 use crate::meta::{ContentKind, Meta};
-use crate::open::{self, ContentDecryptor};
 use crate::partial::{self, PartialFile};
 pub use crate::partial::{ReceiveTarget, Unpack};
 use crate::seal::CHUNK_LEN;
@@ -58,16 +57,16 @@ struct LeaseNote {
 /// Gets the bytes of a text.
 pub type TextSink<'a> = dyn Fn(&[u8]) -> Result<()> + 'a;
 
-/// How to receive.
+/// Options of a download.
 pub struct ReceiveOptions<'a> {
-    /// Where notes for resuming are; without it a cut download cannot be gone on with.
+    /// Directory of resume notes; without it a cut download cannot be resumed.
     pub state: Option<&'a Path>,
     /// Resumes an earlier download; without it the earlier file is kept until the new one is
     /// complete.
     pub resume: bool,
     /// Keeps the age file as it is instead of opening it.
     pub ciphertext: bool,
-    /// How long to try again without a new byte; without it as long as the lease lasts.
+    /// Retry time-out without a new byte; by default the lease's time.
     pub retry_timeout: Option<Duration>,
     /// Told how many bytes of the ciphertext passed, and how many there are.
     pub progress: &'a dyn Fn(u64, u64),
@@ -87,7 +86,7 @@ pub struct ReceiveOptions<'a> {
 /// Result of a download.
 #[derive(Debug)]
 pub struct ReceiveSummary {
-    /// Where it is; none when it was written to a stream.
+    /// Path of the file; `None` when it was written to a stream.
     pub path: Option<PathBuf>,
     /// The sender's name for it, not made safe.
     pub name: String,
@@ -97,7 +96,7 @@ pub struct ReceiveSummary {
     pub sha256: Digest,
     /// Content kind set by the sender.
     pub kind: ContentKind,
-    /// Whether the daemon heard that everything arrived.
+    /// Set if the daemon confirmed completion.
     pub confirmed: bool,
 }
 
@@ -124,7 +123,7 @@ impl ContentSummary {
     }
 }
 
-/// Where notes are below the state directory.
+/// Returns the directory of resume notes.
 fn notes_directory(state: &Path) -> PathBuf {
     state.join("receiving")
 }
@@ -355,7 +354,8 @@ impl<'a> AcceptedClaim<'a> {
     /// still fail. If it cannot be saved, the content is in memory nevertheless.
     fn save_inline(&self, note: ResumeNote) {
         let Some(path) = &self.note_path else { return };
-        let opens = || self.open_capsule().and_then(|(meta, content)| open::verify_content(&meta, &content)).is_ok();
+        let opens =
+            || self.open_capsule().and_then(|(meta, content)| download::verify_content(&meta, &content)).is_ok();
         // What is damaged would be found so for ever, and the server never asked again.
         if self.capsule.content() == ContentLocation::Inline && opens() {
             let _ = state::write_json(path, &ResumeNote { given: Some(self.capsule.clone()), ..note });
@@ -382,7 +382,7 @@ impl<'a> AcceptedClaim<'a> {
 
     /// The description, and the content when it is in the capsule.
     fn open_capsule(&self) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
-        let (meta, content) = open::open_capsule(self.link.secret(), &self.capsule)?;
+        let (meta, content) = download::open_capsule(self.link.secret(), &self.capsule)?;
         // What is sealed is longer than its content. No room is kept for what a sender only says.
         if let ContentLocation::Spooled { size, .. } = self.capsule.content()
             && meta.size > size
@@ -443,7 +443,7 @@ impl<'a> AcceptedClaim<'a> {
                 ))
             }
             ContentLocation::Inline => {
-                open::verify_content(&meta, &content)?;
+                download::verify_content(&meta, &content)?;
                 output.write_all(&content).map_err(failed())?;
                 Ok(ContentSummary::of_content(meta))
             }
@@ -465,7 +465,7 @@ impl<'a> AcceptedClaim<'a> {
             return Ok(None);
         }
         let (meta, content) = self.open_capsule()?;
-        open::verify_content(&meta, &content)?;
+        download::verify_content(&meta, &content)?;
         Ok((meta.kind() == ContentKind::Text).then_some((meta, content)))
     }
 

@@ -71,7 +71,7 @@ fn build_capsule(content: ContentLocation, sealed: &[u8]) -> Result<Capsule> {
 /// Content in pieces of [`CHUNK_LEN`] bytes, verified before the last byte is handed on.
 struct ChunkReader<'a> {
     source: &'a mut dyn Source,
-    /// How many bytes are still to come, when the source knows.
+    /// Remaining bytes, if the source states its size.
     left: Option<u64>,
     done: u64,
     ended: bool,

@@ -27,24 +27,24 @@ const PROTOCOL: u32 = 1;
 /// Between attempts to get an answer; the server remembers it for a minute.
 const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 
-/// How a share may be used.
+/// Lifetime and number of claims of a share.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareTerms {
     /// Lifetime as the user wrote it; by default the server's.
     pub expires_in: Option<Span>,
-    /// How often it may be claimed.
+    /// Maximum number of claims.
     pub max_claims: u8,
 }
 
 /// A share that was made.
 pub struct CreatedShare {
-    /// For the receiver.
+    /// Link for the receiver.
     pub link: Link,
     /// The server's reply.
     pub created: CreateReply,
     /// Description of the sealed content.
     pub meta: Meta,
-    /// For how long it was made.
+    /// Lifetime.
     pub lifetime: Span,
 }
 
@@ -224,7 +224,7 @@ fn post_action(client: &ShareClient, owner: &OwnerToken, what: ShareEndpoint, ha
     client.post(&what.path(handle).to_string(), Some(&owner.to_text()), None::<&()>).map_err(map_unknown)
 }
 
-/// For an owner "refused" means that the server has forgotten the share.
+/// Maps "refused" to "unknown share": for an owner it has no other cause.
 fn map_unknown(error: Error) -> Error {
     match error {
         Error::Refused(failure) if failure.error == ErrorCode::Refused => {

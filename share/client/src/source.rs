@@ -21,7 +21,7 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Something to be shared.
 pub trait Source {
-    /// How the receiver's file will be called.
+    /// Name of the receiver's file.
     fn name(&self) -> &str;
 
     /// Content kind shown to the receiver.
@@ -76,7 +76,7 @@ impl FileIdentity {
         }
     }
 
-    /// Whether another change now could carry the same time as the last one.
+    /// Returns whether a change now could get the same timestamp as the last one.
     fn is_fresh(&self, now: SystemTime) -> bool {
         let Ok(seconds) = u64::try_from(self.changed.0) else { return false };
         let nanos = u32::try_from(self.changed.1).unwrap_or_default();

@@ -88,7 +88,7 @@ pub const UPLOAD_SECONDS: u64 = 15 * 60;
 pub enum ShareEndpoint {
     /// Its state and history.
     Info,
-    /// The same, later.
+    /// The same, after a change.
     Watch,
     /// Take it back.
     Revoke,

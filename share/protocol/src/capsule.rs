@@ -22,7 +22,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::age;
-use crate::text;
+use crate::token;
 use crate::token::Digest;
 
 /// Maximum capsule size in bytes: a store keeps it in the record, without a file of its own.
@@ -35,16 +35,16 @@ const SPOOLED: u8 = 2;
 const SHORT_HEAD: usize = 8;
 const LONG_HEAD: usize = 48;
 
-/// Where the content of a share is.
+/// Content location: inline or uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentLocation {
-    /// In the sealed part of the capsule.
+    /// Content in the sealed part of the capsule.
     Inline,
-    /// In the spool, as one age v1 file.
+    /// Content in the spool, as one age v1 file.
     Spooled {
         /// Bytes of that file.
         size: u64,
-        /// Of that file.
+        /// SHA-256 of that file.
         digest: Digest,
     },
 }
@@ -56,7 +56,7 @@ pub struct Capsule {
     content: ContentLocation,
 }
 
-/// Why bytes are no capsule.
+/// Error of an invalid capsule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapsuleError {
     /// Over [`MAX_CAPSULE`].
@@ -136,7 +136,7 @@ impl Capsule {
         Ok(Capsule { bytes, content })
     }
 
-    /// Where the content is.
+    /// Returns the content location.
     pub fn content(&self) -> ContentLocation {
         self.content
     }
@@ -183,7 +183,7 @@ impl FromStr for Capsule {
 
 impl<'de> Deserialize<'de> for Capsule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Capsule, D::Error> {
-        text::deserialize_text(deserializer, "a capsule in base64url")
+        token::deserialize_text(deserializer, "a capsule in base64url")
     }
 }
 

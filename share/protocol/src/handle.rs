@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::text;
+use crate::token;
 
 /// Random digits that a handle has at least and at most.
 pub const RANDOM_DIGITS: std::ops::RangeInclusive<u32> = 6..=12;
@@ -19,7 +19,7 @@ pub struct Handle {
     number: u64,
 }
 
-/// Why a text is no handle.
+/// Error of an invalid handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a handle has 7 to 13 digits and nothing else")]
 pub struct HandleError;
@@ -74,7 +74,7 @@ impl Serialize for Handle {
 
 impl<'de> Deserialize<'de> for Handle {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Error> {
-        text::deserialize_text(deserializer, "a handle of 7 to 13 digits as a text")
+        token::deserialize_text(deserializer, "a handle of 7 to 13 digits as a text")
     }
 }
 

@@ -9,5 +9,4 @@ pub mod capsule;
 pub mod handle;
 pub mod link_scope;
 pub mod message;
-mod text;
 pub mod token;

@@ -14,7 +14,7 @@ const REMEDY: &str = "for others the daemon needs a name and a certificate: 'loc
 pub enum LinkScope {
     /// Nothing in the address is against it.
     Anyone,
-    /// As [`LinkScope::Anyone`], but with plain HTTP, over which the page opens nothing.
+    /// Any client except browsers: over plain HTTP the page opens nothing.
     NoBrowsers,
     /// Machines of one network.
     Network,
@@ -25,7 +25,7 @@ pub enum LinkScope {
 }
 
 impl LinkScope {
-    /// Of a URL with a host; total.
+    /// Returns the scope of a URL with a host; total.
     pub fn of_url(url: &str) -> LinkScope {
         let host = host(url).to_ascii_lowercase();
         let name = host.trim_end_matches('.');
@@ -59,7 +59,7 @@ impl LinkScope {
     }
 }
 
-/// Without scheme, user, port and path.
+/// Returns the host of a URL, without scheme, user, port and path.
 fn host(url: &str) -> &str {
     let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
     let authority = behind.split(['/', '?', '#']).next().unwrap_or_default();

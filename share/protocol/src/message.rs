@@ -7,7 +7,7 @@ use crate::capsule::Capsule;
 use crate::handle::Handle;
 use crate::token::{Auth, ClaimId, Digest, LeaseToken, UploadToken, Verifier};
 
-/// At most so many shares in one batch.
+/// Maximum number of shares in one batch.
 pub const MAX_BATCH: usize = 100;
 /// A share can be claimed at most so often.
 pub const MAX_CLAIMS: u8 = 8;
@@ -41,7 +41,7 @@ pub struct UploadReply {
     pub upload: UploadToken,
     /// Bytes received.
     pub size: u64,
-    /// Of these bytes.
+    /// SHA-256 of these bytes.
     pub digest: Digest,
     /// Seconds until it is thrown away if no share takes it.
     pub expires_in: u64,
@@ -58,7 +58,7 @@ pub struct CreateRequest {
     /// Lifetime in seconds, at least 1; without it the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in: Option<u64>,
-    /// How often it may be claimed, 1 to [`MAX_CLAIMS`].
+    /// Maximum number of claims, 1 to [`MAX_CLAIMS`].
     #[serde(default = "default_max_claims")]
     pub max_claims: u8,
     /// The ciphertext, when the capsule says that it is in the spool.
@@ -73,11 +73,11 @@ fn default_max_claims() -> u8 {
 /// A share that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateReply {
-    /// For the link, and for info, watch, revoke and rearm.
+    /// Handle for the link, info, watch, revoke and rearm.
     pub handle: Handle,
     /// The link without its fragment: `#` and the secret are the client's.
     pub url: String,
-    /// When it ends by itself.
+    /// Expiry.
     pub expires_at: UnixSeconds,
 }
 
@@ -91,10 +91,10 @@ pub struct LookRequest {
     pub auth: Auth,
 }
 
-/// It would, at this moment.
+/// Reply to a look: a claim would be accepted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LookReply {
-    /// When the share ends by itself.
+    /// Expiry of the share.
     pub expires_at: UnixSeconds,
 }
 
@@ -115,7 +115,7 @@ pub struct ClaimRequest {
 pub struct ClaimReply {
     /// The sealed capsule.
     pub capsule: Capsule,
-    /// For the ciphertext; none when the content is inside the capsule.
+    /// Lease of the ciphertext; `None` for inline content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
 }
@@ -123,13 +123,13 @@ pub struct ClaimReply {
 /// Leave to download the ciphertext of one share.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// For `Authorization: Bearer`.
+    /// Token for `Authorization: Bearer`.
     pub token: LeaseToken,
     /// Seconds left; every download that makes progress extends it.
     pub expires_in: u64,
 }
 
-/// Where a share is in its life.
+/// State of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShareState {
@@ -145,7 +145,7 @@ pub enum ShareState {
     Expired,
 }
 
-/// How a claim stands or ended.
+/// State of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClaimState {
@@ -162,11 +162,11 @@ pub enum ClaimState {
 /// One claim in the history of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimInfo {
-    /// How it stands or ended.
+    /// State of the claim.
     pub state: ClaimState,
-    /// When the proof was accepted.
+    /// Time at which the proof was accepted.
     pub claimed_at: UnixSeconds,
-    /// When it ended, or when the running lease will.
+    /// Time of the end, or of the running lease's expiry.
     pub ended_at: UnixSeconds,
 }
 
@@ -177,16 +177,16 @@ pub struct ShareInfo {
     pub handle: Handle,
     /// Now.
     pub state: ShareState,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: UnixSeconds,
-    /// When it ends or ended by itself.
+    /// Expiry.
     pub expires_at: UnixSeconds,
-    /// When its owner took it back.
+    /// Time of the revocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<UnixSeconds>,
-    /// How often it may be claimed.
+    /// Maximum number of claims.
     pub max_claims: u8,
-    /// How many claims are left.
+    /// Remaining claims.
     pub claims_left: u8,
     /// Every claim that took or holds one.
     pub claims: Vec<ClaimInfo>,
@@ -207,7 +207,7 @@ pub struct Batch<T> {
 /// Results of a batch, in the order of its items.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchResults<T> {
-    /// As many as were asked for.
+    /// One result per item.
     pub results: Vec<ItemResult<T>>,
 }
 
@@ -215,23 +215,23 @@ pub struct BatchResults<T> {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ItemResult<T> {
-    /// As the single request's success.
+    /// Success, as for a single request.
     Done {
         /// Its body.
         ok: T,
     },
-    /// As the single request's failure.
+    /// Failure, as for a single request.
     Failed(ErrorBody),
 }
 
 /// The body of every failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// For programs.
+    /// Error code for programs.
     pub error: ErrorCode,
-    /// For people: one sentence, without names, handles or addresses.
+    /// Message for people: one sentence, without names, handles or addresses.
     pub message: String,
-    /// When it was consumed, revoked or expired; only in answers to a valid proof.
+    /// Time of consumption, revocation or expiry; only in replies to a valid proof.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<UnixSeconds>,
 }

@@ -1,19 +1,21 @@
 //! Ids, tokens and proofs of fixed length, written as base64url without padding.
 
+use std::fmt::{Display, Formatter};
+use std::marker::PhantomData;
+use std::str::FromStr;
+
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use crate::text;
-
-/// Why a text is no id or token.
+/// Error of an invalid id or token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not {bytes} bytes in base64url without padding")]
 pub struct TokenError {
-    /// How many bytes were expected.
+    /// Expected number of bytes.
     pub bytes: usize,
 }
 
@@ -65,7 +67,7 @@ macro_rules! as_text {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
-                text::deserialize_text(deserializer, concat!($length, " bytes in base64url"))
+                deserialize_text(deserializer, concat!($length, " bytes in base64url"))
             }
         }
     };
@@ -177,6 +179,32 @@ impl OwnerToken {
     pub fn verifier(&self) -> Verifier {
         Verifier(Sha256::digest(self.0).into())
     }
+}
+
+/// Serde visitor that parses a string with [`FromStr`]; the text describes the expected value.
+struct FromStrVisitor<T>(&'static str, PhantomData<T>);
+
+impl<T: FromStr<Err: Display>> de::Visitor<'_> for FromStrVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        // The message must not repeat the text, which may be a secret with a slip.
+        text.parse().map_err(E::custom)
+    }
+}
+
+pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<T, D::Error>
+where
+    T: FromStr<Err: Display>,
+{
+    deserializer.deserialize_str(FromStrVisitor(expected, PhantomData))
 }
 
 #[cfg(test)]

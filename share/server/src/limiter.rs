@@ -20,7 +20,7 @@ const SETS: usize = 8192;
 /// Fraction of a client's burst that a miss costs, so that guessing slows down soon.
 const MISS_COST: u32 = 4;
 
-/// How often clients may ask.
+/// Rate limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
     /// Requests in a minute by one client in the long run; 0 turns the limiter off.

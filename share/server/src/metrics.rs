@@ -26,7 +26,7 @@ pub enum Route {
     Complete,
     /// One share's state.
     Info,
-    /// The same, later.
+    /// The same, after a change.
     Watch,
     /// A share taken back.
     Revoke,

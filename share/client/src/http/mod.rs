@@ -39,7 +39,7 @@ const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
 /// Fewer and larger reads: a download of gigabytes passes through this buffer.
 const BUFFER: usize = 128 << 10;
 
-/// Where a daemon listens.
+/// Address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerAddress {
     /// `http://` or `https://`, a host, perhaps a port and a path; without a slash at its end.
@@ -141,7 +141,7 @@ impl ShareClient {
         ShareClient { agent, server }
     }
 
-    /// Where it goes.
+    /// Returns the server.
     pub fn server(&self) -> &ServerAddress {
         &self.server
     }
@@ -289,7 +289,7 @@ impl ShareClient {
         self.interrupted_error(format!("status {status}"))
     }
 
-    /// For a connection that was made and gave no answer.
+    /// Error of an established connection without a response.
     pub(crate) fn interrupted_error(&self, reason: String) -> Error {
         Error::Unreachable { server: self.server.to_string(), reason, may_have_arrived: true }
     }
@@ -316,7 +316,7 @@ fn header_value(text: &str) -> Result<header::HeaderValue> {
         .map_err(|_| Error::Invalid("a token has letters that HTTP does not allow".into()))
 }
 
-/// Whether no connection came about, so that no request was sent.
+/// Returns whether the connection failed before a request was sent.
 fn is_before_connection(error: &ureq::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NetworkUnreachable, NotFound, PermissionDenied};
     match error {
@@ -344,7 +344,7 @@ fn is_untrusted(error: &ureq::Error) -> bool {
     matches!(error, Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)))
 }
 
-/// Without the names of types and the host's numbers of errors.
+/// Removes type names and error numbers from a message.
 fn plain_reason(text: &str) -> String {
     let text = text.strip_prefix("io: ").unwrap_or(text);
     lockbox_terminal::without_numbers(text.to_owned())

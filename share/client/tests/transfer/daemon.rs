@@ -33,7 +33,7 @@ pub(crate) struct Faults {
     /// The next claims and questions for a lease reach something that is no daemon, which answers
     /// with these.
     pub(crate) elsewhere: Vec<u16>,
-    /// Whether the lease is gone.
+    /// Set if the lease has ended.
     pub(crate) lease_ended: bool,
 }
 

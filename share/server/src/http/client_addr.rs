@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use hyper::HeaderMap;
-use hyper::header;
+use hyper::{HeaderMap, header};
 
 use super::admission::SlotOwner;
 use crate::limiter::ClientId;
@@ -12,11 +11,11 @@ use crate::limiter::ClientId;
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// Of the Unix socket.
+    /// Client of the Unix socket.
     Local,
-    /// Of the Unix socket for proxies: the kernel told that a listed user connected.
+    /// Proxy of the Unix socket for proxies: the kernel reported a listed user.
     Proxy,
-    /// Of a TCP connection.
+    /// Address of a TCP peer.
     Address(IpAddr),
 }
 
@@ -27,7 +26,7 @@ pub struct Network {
     bits: u8,
 }
 
-/// Why a text is no network.
+/// Error of an invalid network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an address or a network such as 192.0.2.0/24 or 2001:db8::/32 is expected")]
 pub struct NetworkError;

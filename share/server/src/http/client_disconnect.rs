@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
@@ -113,7 +114,7 @@ const OWNER: [u8; 32] = [9; 32];
 const UPLOAD: [u8; UploadToken::LENGTH] = [8; UploadToken::LENGTH];
 
 impl TestDaemon {
-    /// With one upload that waits.
+    /// Creates a daemon with one pending upload.
     fn new() -> TestDaemon {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::open(directory.path(), 1 << 20).unwrap();

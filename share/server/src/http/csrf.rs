@@ -5,13 +5,11 @@
 //! programs send neither. So a page of another site can neither use up nor create a share through
 //! the browser of a user that may.
 
-use hyper::header;
 use hyper::http::uri::Authority;
-use hyper::{HeaderMap, Method, Request, Version};
+use hyper::{HeaderMap, Method, Request, Version, header};
 use lockbox_share_protocol::message::ErrorCode;
 
-use super::refusal::Refusal;
-use super::request::only;
+use super::request::{Refusal, only};
 
 /// `public_url` begins the links: the page may have been loaded by that name when a proxy changed
 /// `Host`.
@@ -70,7 +68,7 @@ struct WebOrigin<'a> {
 }
 
 impl<'a> WebOrigin<'a> {
-    /// Of an origin, or of a URL with a path.
+    /// Parses an origin, or a URL with a path.
     fn of(text: &'a str) -> Option<WebOrigin<'a>> {
         let (scheme, rest) = text.split_once("://")?;
         let authority = rest.split('/').next().unwrap_or_default().parse().ok()?;

@@ -1,21 +1,22 @@
 //! Shared state of all workers and handlers: store, settings, limits and counters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lockbox_share_protocol::api::DEFAULT_PORT;
+use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
-use tokio::sync::Semaphore;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, Semaphore};
 
-use super::admission::{ConnectionSlot, ConnectionSlots};
+use super::admission::{ConcurrencyLimit, ConnectionSlot, ConnectionSlots};
 use super::client_addr::{self, Network, Peer};
 use super::leases::LeaseTransfers;
-use super::notify::ShareNotifier;
 use super::pending_uploads::PendingUploads;
-use super::permits::ConcurrencyLimit;
-use super::refusal::Refusal;
+use super::request::Refusal;
 use crate::limiter::{ClientId, Limiter, Rates};
 use crate::metrics::{Gauges, Metrics};
 use crate::store::env::{Clock, SystemClock};
@@ -70,7 +71,7 @@ pub struct DaemonSettings {
     pub max_expiry: Duration,
     /// Most bytes of one ciphertext.
     pub max_ciphertext: u64,
-    /// How often clients may ask.
+    /// Rate limits.
     pub rates: Rates,
     /// Proxies trusted to name their clients.
     pub trusted_proxies: Vec<Network>,
@@ -166,7 +167,7 @@ impl Daemon {
         Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
     }
 
-    /// The same by a clock that tests turn.
+    /// Creates a daemon with the given clock; for tests.
     pub(crate) fn by(
         clock: Arc<dyn Clock>,
         store: Arc<dyn ShareStore>,
@@ -247,5 +248,55 @@ impl Daemon {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Relaxed)
+    }
+}
+
+/// Number of notification slots; shares in the same slot wake each other's watchers.
+const SLOTS: usize = 64;
+
+pub(super) struct ShareNotifier([NotifierSlot; SLOTS]);
+
+#[derive(Default)]
+struct NotifierSlot {
+    changed: Notify,
+    withdrawals: AtomicU64,
+}
+
+impl Default for ShareNotifier {
+    fn default() -> ShareNotifier {
+        ShareNotifier(std::array::from_fn(|_| NotifierSlot::default()))
+    }
+}
+
+impl ShareNotifier {
+    fn slot(&self, handle: Handle) -> &NotifierSlot {
+        // Handles are random, so their own digits spread them.
+        &self.0[handle.number() as usize % SLOTS]
+    }
+
+    /// Ends with the next change of the share.
+    pub(super) fn next(&self, handle: Handle) -> Notified<'_> {
+        self.slot(handle).changed.notified()
+    }
+
+    /// Wakes the watchers of a share.
+    pub(super) fn changed(&self, handle: Handle) {
+        self.slot(handle).changed.notify_waiters();
+    }
+
+    /// Withdraws a share's leases from its running responses, and wakes its watchers.
+    pub(super) fn withdraw(&self, handle: Handle) {
+        self.slot(handle).withdrawals.fetch_add(1, Relaxed);
+        self.changed(handle);
+    }
+
+    /// Grows when leases of this share were taken back. Others may have the same number.
+    pub(super) fn withdrawals(&self, handle: Handle) -> u64 {
+        self.slot(handle).withdrawals.load(Relaxed)
+    }
+
+    /// Wakes all watchers, because the daemon stops.
+    pub(super) fn wake_all(&self) {
+        self.0.iter().for_each(|slot| slot.changed.notify_waiters());
     }
 }

@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,10 +22,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
-use super::client_addr::Peer;
-use super::range::{RangeDecision, RangeHeaders, decide};
+use super::client_addr::{self, Peer};
+use super::download::{RangeDecision, RangeHeaders, decide};
 use super::worker::Connection;
-use super::{Daemon, DaemonSettings, Network, client_addr, request};
+use super::{Daemon, DaemonSettings, Network, request};
 use crate::limiter::Rates;
 use crate::store::env::SystemClock;
 use crate::store::memory::MemoryStore;

@@ -42,7 +42,7 @@ struct LeaseEntry {
     touched: Instant,
 }
 
-/// Why no answer may begin now.
+/// Limit that prevents a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransferLimit {
     Daemon,

@@ -67,12 +67,12 @@ struct CreatedUpload {
 pub(super) struct AddedUpload {
     pub(super) token: UploadToken,
     pub(super) entry: SpoolEntry,
-    /// The same ciphertext waits already; the file of this upload is to be removed.
+    /// File to remove, when the same ciphertext is pending already.
     pub(super) surplus: Option<[u8; 16]>,
 }
 
 impl PendingUploads {
-    /// Whether another upload may be begun.
+    /// Returns whether another upload may begin.
     pub(super) fn has_room(&self) -> bool {
         let table = self.0.lock();
         table.uploads.len() + table.making.len() < MOST

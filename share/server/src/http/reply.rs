@@ -12,8 +12,8 @@ use lockbox_share_protocol::message::ErrorCode;
 use serde::Serialize;
 
 use super::admission::ActiveRequest;
-use super::file::FileBody;
-use super::refusal::Refusal;
+use super::request::Refusal;
+use super::transfer::FileBody;
 
 /// Response body; its request is in flight until the body's end.
 #[derive(Default)]
@@ -63,7 +63,7 @@ impl ReplyBody {
         ReplyBody { content: ContentLocation::File(Box::new(file)), _under_way: None }
     }
 
-    /// The same, which holds the place of its request.
+    /// Binds the body to its request's slot.
     pub(super) fn of(self, request: Option<ActiveRequest>) -> ReplyBody {
         ReplyBody { _under_way: request, ..self }
     }
@@ -78,7 +78,7 @@ impl ReplyBody {
 }
 
 impl Refusal {
-    /// As the whole answer.
+    /// Converts the refusal to a response.
     pub(super) fn reply(self) -> Reply {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let (retry_after, allow, code) = (self.retry_after, self.allow, self.code);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, StatusCode};
@@ -12,10 +13,10 @@ use lockbox_share_protocol::message::ErrorCode;
 
 use super::client_addr::{self, Peer};
 use super::daemon::Daemon;
-use super::refusal::Refusal;
 use super::reply::{self, Reply};
+use super::request::Refusal;
 use super::share_handlers::{self, Action};
-use super::{claim, create, csrf, download, page, upload};
+use super::{create, csrf, download};
 use crate::metrics::Route;
 
 /// Endpoint named by a path.
@@ -31,7 +32,7 @@ enum Endpoint {
     BatchInfo,
     BatchRevoke,
     ShareEndpoint(ShareEndpoint, Handle),
-    Page(page::Asset),
+    Page(Asset),
 }
 
 impl Endpoint {
@@ -46,7 +47,7 @@ impl Endpoint {
             api::BATCH_CLAIM => Endpoint::BatchClaim,
             api::BATCH_INFO => Endpoint::BatchInfo,
             api::BATCH_REVOKE => Endpoint::BatchRevoke,
-            _ => match page::Asset::of(path) {
+            _ => match Asset::of(path) {
                 Some(file) => Endpoint::Page(file),
                 None => ShareEndpoint::parse(path).map(|(which, handle)| Endpoint::ShareEndpoint(which, handle))?,
             },
@@ -71,7 +72,7 @@ impl Endpoint {
         }
     }
 
-    /// As the header `Allow`.
+    /// Returns the value of the header `Allow`.
     fn methods(self) -> &'static str {
         match self {
             Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _) | Endpoint::Page(_) => "GET, HEAD, OPTIONS",
@@ -146,12 +147,12 @@ async fn serve(
     }
     match target {
         Endpoint::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
-        Endpoint::Uploads => upload::upload(daemon, peer, client, request).await,
+        Endpoint::Uploads => create::upload(daemon, peer, client, request).await,
         Endpoint::Shares => create::create(daemon, peer, request).await,
-        Endpoint::Look => claim::look(daemon, client, request).await,
-        Endpoint::Claim => claim::claim(daemon, client, request).await,
+        Endpoint::Look => share_handlers::look(daemon, client, request).await,
+        Endpoint::Claim => share_handlers::claim(daemon, client, request).await,
         Endpoint::BatchCreate => create::batch_create(daemon, peer, client, request).await,
-        Endpoint::BatchClaim => claim::batch(daemon, client, request).await,
+        Endpoint::BatchClaim => share_handlers::claim_batch(daemon, client, request).await,
         Endpoint::BatchInfo => Action::Info.many(daemon, client, request).await,
         Endpoint::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
         Endpoint::ShareEndpoint(ShareEndpoint::Info, handle) => {
@@ -173,6 +174,50 @@ async fn serve(
             download::download(daemon, client, handle, &request).await
         }
         Endpoint::Page(file) => Ok(file.reply()),
+    }
+}
+
+/// Scripts and styles from here only, no frames, no forms, nothing else loaded, and no text that
+/// becomes a script or an element.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// One of the embedded files, made by `share/page/build.mjs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asset {
+    /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`,
+    /// which the page repairs.
+    Page,
+    /// The page's script.
+    Script,
+    /// The page's style sheet.
+    Style,
+}
+
+impl Asset {
+    fn of(path: &str) -> Option<Asset> {
+        match path {
+            "/assets/page.js" => Some(Asset::Script),
+            "/assets/page.css" => Some(Asset::Style),
+            _ => path.starts_with(api::PAGE).then_some(Asset::Page),
+        }
+    }
+
+    fn reply(self) -> Reply {
+        let (content_type, bytes): (_, &'static [u8]) = match self {
+            Asset::Page => ("text/html; charset=utf-8", include_bytes!("../../../page/dist/index.html")),
+            Asset::Script => ("text/javascript; charset=utf-8", include_bytes!("../../../page/dist/page.js")),
+            Asset::Style => ("text/css; charset=utf-8", include_bytes!("../../../page/dist/page.css")),
+        };
+        let mut reply = reply::with_type(StatusCode::OK, content_type, Bytes::from_static(bytes));
+        let headers = reply.headers_mut();
+        headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+        headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        headers.insert("x-robots-tag", HeaderValue::from_static("noindex, nofollow, noarchive"));
+        headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
+        headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+        headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+        reply
     }
 }
 

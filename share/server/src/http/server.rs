@@ -1,6 +1,7 @@
 //! Runs the daemon from its sockets to its end: event loops on threads, health and metrics,
 //! signals, the last flush.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,18 +9,28 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use lockbox_share_protocol::message::ErrorCode;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::admin;
+use super::admission::{ConnectionSlots, SlotOwner};
 use super::daemon::{Daemon, MAX_UPLOADS};
 use super::listen::{Tcp, UnixSocket};
-use super::worker::{self, WorkerSockets};
+use super::reply::{self, Reply};
+use super::request::Refusal;
+use super::worker::{self, StallGuard, WorkerSockets};
+use crate::limiter::ClientId;
 
 /// Interval of the search for expired pending uploads.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
-/// How often slow heads are looked for.
+/// Interval of the search for slow request heads.
 const SLOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold
 /// reads.
@@ -130,7 +141,7 @@ async fn keep(
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     if let Some(listener) = listener {
-        tokio::spawn(admin::serve(daemon.clone(), TcpListener::from_std(listener)?));
+        tokio::spawn(serve_admin(daemon.clone(), TcpListener::from_std(listener)?));
     }
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     let mut look = tokio::time::interval(SLOW_CHECK_INTERVAL);
@@ -147,12 +158,12 @@ async fn keep(
 }
 
 impl RunningServer {
-    /// Where the Unix socket is.
+    /// Returns the path of the Unix socket.
     pub fn unix(&self) -> Option<&std::path::Path> {
         self.unix.as_ref().map(UnixSocket::path)
     }
 
-    /// Where the Unix socket for proxies is.
+    /// Returns the path of the Unix socket for proxies.
     pub fn proxies(&self) -> Option<&std::path::Path> {
         self.proxies.as_ref().map(UnixSocket::path)
     }
@@ -177,5 +188,62 @@ impl RunningServer {
         self.daemon.discard_waiting();
         self.daemon.store.flush().wait().map_err(|error| format!("the last changes were not made durable: {error}"))?;
         result
+    }
+}
+
+/// Connections at a time; a scraper needs one.
+const ADMIN_CONNECTIONS: usize = 32;
+const ADMIN_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Answers for as long as it is polled. A connection without a request makes room, as on the other
+/// sockets (`admission`, rule 3): a probe that had to wait for idle connections would take the
+/// daemon for dead.
+async fn serve_admin(daemon: Arc<Daemon>, listener: TcpListener) {
+    let slots = ConnectionSlots::new(ADMIN_CONNECTIONS, ADMIN_CONNECTIONS, ADMIN_HEAD_TIMEOUT);
+    loop {
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(_) => {
+                // No descriptors: others will be closed.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Some(slot) = slots.take(SlotOwner::Client(ClientId::at(address.ip()))) else { continue };
+        let daemon = daemon.clone();
+        tokio::spawn(async move {
+            let service = service_fn(|request: Request<Incoming>| {
+                let active = slot.request();
+                let reply = answer_admin(&daemon, &request).map(|body| body.of(active));
+                async move { Ok::<_, Infallible>(reply) }
+            });
+            let stream = StallGuard::new(stream, ADMIN_HEAD_TIMEOUT, Some(slot.clone()));
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(ADMIN_HEAD_TIMEOUT)
+                .max_buf_size(8192)
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::select! {
+                _ = tokio::time::timeout(Duration::from_secs(60), connection) => {}
+                () = slot.evicted() => {}
+            }
+        });
+    }
+}
+
+fn answer_admin(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return Refusal::method("GET, HEAD").reply();
+    }
+    let text = |status, text: String| reply::with_type(status, "text/plain; version=0.0.4", Bytes::from(text));
+    match request.uri().path() {
+        "/healthz" => text(StatusCode::OK, "ok\n".into()),
+        "/readyz" if daemon.is_stopping() => text(StatusCode::SERVICE_UNAVAILABLE, "the daemon stops\n".into()),
+        "/readyz" => match daemon.store.ready() {
+            Ok(()) => text(StatusCode::OK, "ready\n".into()),
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        },
+        "/metrics" => text(StatusCode::OK, daemon.metrics_text()),
+        _ => Refusal::new(ErrorCode::NotFound, "there is no such path").reply(),
     }
 }

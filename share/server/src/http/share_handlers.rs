@@ -1,5 +1,6 @@
-//! Owner handlers: info, watch, revoke and rearm.
+//! Handlers of existing shares: look and claim, info, watch, revoke and rearm, and their batches.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -7,18 +8,23 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::api::{DEFAULT_WAIT, MAX_WAIT};
+use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{ClaimInfo, ShareInfo, ShareState};
-use lockbox_share_protocol::token::OwnerToken;
+use lockbox_share_protocol::message::{
+    Batch, BatchResults, ClaimInfo, ClaimReply, ClaimRequest, ErrorCode, ItemResult, Lease, LookReply, LookRequest,
+    MAX_BATCH, ShareInfo, ShareState,
+};
+use lockbox_share_protocol::token::{ClaimId, OwnerToken};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::daemon::{Daemon, see_through};
-use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::{batch, request};
+use super::request::{self, MANY, ONE, Refusal};
 use crate::limiter::ClientId;
-use crate::store::{self, PendingReply};
+use crate::store::{self, PendingReply, StoreError};
 
-/// How long a change by time alone may stay unnoticed by a watcher.
+/// Maximum delay before a watcher notices a change by time alone.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Owner request on one share or on a batch.
@@ -86,7 +92,7 @@ impl Action {
         let (beginning, ending) = (daemon.clone(), daemon.clone());
         let begin = move |handle| (handle, self.begin(&beginning, handle, &owner));
         let end = move |(handle, pending)| self.end(ending.clone(), client, handle, pending);
-        batch::serve(daemon, client, request, begin, end).await
+        serve_batch(daemon, client, request, begin, end).await
     }
 }
 
@@ -146,4 +152,118 @@ fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
         size: info.payload_bytes,
         version: info.version,
     }
+}
+
+/// Handles `POST /v1/look`. It has the rate limits of a claim, and reveals the same.
+pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 1)?;
+    let look: LookRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
+    Ok(reply::json(StatusCode::OK, &LookReply { expires_at: expires.0 / 1000 }))
+}
+
+/// `POST /v1/claim`
+pub(super) async fn claim(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 1)?;
+    let claim: ClaimRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let handle = claim.handle;
+    let pending = begin_claim(daemon, &claim);
+    let claimed = finish_claim(daemon, client, handle, pending).await?;
+    Ok(reply::json(StatusCode::OK, &claimed))
+}
+
+/// `POST /v1/batch/claim`
+pub(super) async fn claim_batch(
+    daemon: &Arc<Daemon>,
+    client: ClientId,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 0)?;
+    let (beginning, ending) = (daemon.clone(), daemon.clone());
+    let begin = move |claim: ClaimRequest| (claim.handle, begin_claim(&beginning, &claim));
+    let end = move |(handle, pending)| {
+        let daemon = ending.clone();
+        async move { finish_claim(&daemon, client, handle, pending).await }
+    };
+    serve_batch(daemon, client, request, begin, end).await
+}
+
+fn begin_claim(daemon: &Daemon, claim: &ClaimRequest) -> PendingReply<store::ClaimGrant> {
+    daemon.store.claim(claim.handle, &claim.auth, ClaimId::new(*claim.claim.as_bytes()))
+}
+
+async fn finish_claim(
+    daemon: &Daemon,
+    client: ClientId,
+    handle: Handle,
+    pending: PendingReply<store::ClaimGrant>,
+) -> Result<ClaimReply, Refusal> {
+    let claimed = pending.await.map_err(|error| {
+        use StoreError::{Busy, Expired, Revoked, Used};
+        if matches!(error, Expired { .. } | Revoked { .. } | Used { .. } | Busy { .. }) {
+            daemon.metrics.conflicts.fetch_add(1, Relaxed);
+        }
+        daemon.refused(client, error)
+    })?;
+    if !claimed.repeated {
+        daemon.metrics.claimed.fetch_add(1, Relaxed);
+        if claimed.lease.is_none() {
+            daemon.metrics.completed.fetch_add(1, Relaxed);
+        }
+        daemon.notifier.changed(handle);
+    }
+    // Only well-formed capsules were taken in, so this one was damaged since.
+    let capsule = Capsule::decode(claimed.capsule.to_vec()).map_err(|error| {
+        tracing::error!(%error, "a stored capsule is damaged");
+        Refusal::new(ErrorCode::Internal, "what was stored is damaged")
+    })?;
+    let lease = claimed.lease.map(|lease| Lease {
+        expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
+        token: lease.token,
+    });
+    Ok(ClaimReply { capsule, lease })
+}
+
+/// Serves a batch: `begin` starts the change of one item, `end` waits for it. Started changes
+/// complete also after the client disconnected, and hold their permit until then.
+pub(super) async fn serve_batch<T, U, O, F>(
+    daemon: &Daemon,
+    client: ClientId,
+    request: Request<Incoming>,
+    begin: impl Fn(T) -> U + Send + 'static,
+    end: impl Fn(U) -> F + Send + 'static,
+) -> Result<Reply, Refusal>
+where
+    T: DeserializeOwned + Send + 'static,
+    U: Send + 'static,
+    O: Serialize + Send + 'static,
+    F: Future<Output = Result<O, Refusal>> + Send + 'static,
+{
+    let place = daemon
+        .batches
+        .take(client)
+        .ok_or_else(|| Refusal::unavailable("too many batches are under way at this time"))?;
+    let batch: Batch<T> = request::json(request, MANY, daemon.settings.body_timeout).await?;
+    let count = batch.items.len();
+    if count == 0 {
+        return Err(Refusal::malformed("the batch is empty"));
+    }
+    if count > MAX_BATCH {
+        return Err(Refusal::malformed("the batch has more than 100 items"));
+    }
+    daemon.limiter.admit(client, count as u32)?;
+    let work = async move {
+        let _place = place;
+        let begun: Vec<U> = batch.items.into_iter().map(begin).collect();
+        let mut results = Vec::with_capacity(count);
+        for item in begun {
+            let ending = end(item);
+            results.push(match ending.await {
+                Ok(ok) => ItemResult::Done { ok },
+                Err(refusal) => ItemResult::Failed(refusal.failure()),
+            });
+        }
+        Ok(BatchResults { results })
+    };
+    Ok(reply::json(StatusCode::OK, &see_through(work).await?))
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
-
 use lockbox_share_protocol::message::{ClaimState, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken};
 
-use super::manual_clock::ManualClock;
+use super::simulated::ManualClock;
 use super::{LeaseFinish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, WallTime};
 
 /// A store under test and its clock.
@@ -19,7 +18,7 @@ pub(crate) struct Subject {
     pub(crate) clock: Arc<ManualClock>,
     /// Runs the store's background work once.
     pub(crate) sweep: Box<dyn Fn()>,
-    /// Whether the store can tell how many shares it has.
+    /// Set if the store counts its shares.
     pub(crate) counts: bool,
 }
 

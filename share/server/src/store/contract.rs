@@ -8,9 +8,9 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, Verifier};
 
+use super::barrier_group::PendingReply;
+use super::env::random_handle;
 use super::error::{Result, StoreError, WallTime};
-use super::pending::PendingReply;
-use super::random::random_handle;
 
 /// The longest life of a share.
 pub const MAX_TTL: Duration = Duration::from_secs(31 * 24 * 3600);
@@ -84,7 +84,7 @@ pub struct LeaseGrant {
     pub payload: SpoolEntry,
 }
 
-/// How a lease is finished.
+/// End of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseFinish {
     /// The receiver said that it has everything.
@@ -98,7 +98,7 @@ pub enum LeaseFinish {
 pub struct ClaimRecord {
     pub claimed: WallTime,
     pub state: ClaimState,
-    /// When it ended, or when the running lease will.
+    /// Time of the end, or of the running lease's expiry.
     pub ended: WallTime,
 }
 

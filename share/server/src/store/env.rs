@@ -1,11 +1,12 @@
-//! The store's own time, which never runs backwards and which a step of the machine's clock does
-//! not move.
+//! Time and randomness of a store. Its clock never runs backwards, and a step of the machine's
+//! clock does not move it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use lockbox_share_protocol::handle::Handle;
 use nix::time::{ClockId, clock_gettime};
 
-use super::error::WallTime;
+use super::error::{Result, StoreError, WallTime};
 
 /// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when
 /// the latter is set.
@@ -95,5 +96,27 @@ impl StoreClock {
         let now = i128::from(self.now().0);
         let wall = i128::from(self.clock.wall().0) + i128::from(time.0) - now;
         WallTime(u64::try_from(wall.max(0)).unwrap_or(u64::MAX))
+    }
+}
+
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut out = [0; N];
+    getrandom::fill(&mut out).map_err(|error| StoreError::Unavailable(format!("no randomness: {error}")))?;
+    Ok(out)
+}
+
+/// A handle with random digits, without bias.
+///
+/// # Errors
+/// `Invalid` when a part is out of range, `Unavailable` without randomness.
+pub fn random_handle(routing: u8, digits: u32) -> Result<Handle> {
+    let limit = 10u64.pow(digits.min(12));
+    let bound = u64::MAX - u64::MAX % limit;
+    loop {
+        let number = u64::from_le_bytes(random()?);
+        if number < bound {
+            return Handle::new(routing, digits, number % limit)
+                .ok_or(StoreError::Invalid("a handle has a routing digit and 6 to 12 random digits"));
+        }
     }
 }

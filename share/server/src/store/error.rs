@@ -5,7 +5,7 @@ use std::io;
 /// Result of every operation of a store.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// Why a request is not served.
+/// Error of a store request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// There is no such share, or no proof (Store rule 5).

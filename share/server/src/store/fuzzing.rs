@@ -11,12 +11,11 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Verifier};
 
 use super::env::StoreTime;
-use super::manual_clock::ManualClock;
 use super::record::{CapsuleRef, FIXED, RecordPosition, encode, seal};
 use super::segments::fuzzing::head;
 use super::segments::{SegmentSettings, SegmentStore};
 use super::share::{Key, Share};
-use super::simulated::SimulatedDisk;
+use super::simulated::{ManualClock, SimulatedDisk};
 use super::{Durability, NewShare, ShareStore, SpoolEntry, StoreMaintenance};
 
 const NONCE: u64 = 0x1234_5678_9abc_def0;

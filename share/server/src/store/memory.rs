@@ -8,13 +8,11 @@ use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
 use parking_lot::Mutex;
 
+use super::barrier_group::PendingReply;
 use super::contract::{NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
-use super::env::{Clock, StoreClock};
+use super::env::{Clock, StoreClock, random};
 use super::error::{Result, StoreError};
-use super::pending::PendingReply;
-use super::random::random;
-use super::requests::{ShareBackend, StepReply};
-use super::share::{Key, Share, StoreTiming};
+use super::share::{Key, Share, ShareBackend, StepReply, StoreTiming};
 
 /// Shares in a map. Everything is as durable as it gets when a call returns.
 pub(crate) struct MemoryStore {
@@ -94,7 +92,7 @@ impl StoreMaintenance for MemoryStore {
 #[cfg(test)]
 mod tests {
     use super::super::conformance::{Subject, suite};
-    use super::super::manual_clock::ManualClock;
+    use super::super::simulated::ManualClock;
     use super::*;
 
     #[test]

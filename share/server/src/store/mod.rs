@@ -51,7 +51,7 @@
 //! # Path of a request
 //! 1. The request names a handle. The store looks up its keyed hash in the shard's index (a hash
 //!    table on disk with a small cache), reads the newest record, and lets `share` decide. All
-//!    stores (segments, Valkey, and one in memory for tests) decide with the same code (`requests`)
+//!    stores (segments, Valkey, and one in memory for tests) decide with the same code (`share`)
 //!    and differ only in the storage of the record.
 //! 2. A change appends one record to the segment of its share: one file for each shard and minute
 //!    of expiry. So expiry is an unlink, and all records of a share are in one file. In mode
@@ -78,15 +78,10 @@ pub mod fuzzing;
 #[cfg(all(test, feature = "model"))]
 mod loom_sync;
 #[cfg(any(test, fuzzing))]
-pub(crate) mod manual_clock;
-#[cfg(any(test, fuzzing))]
 pub(crate) mod memory;
 #[cfg(all(test, feature = "model"))]
 mod model;
-mod pending;
-mod random;
 mod record;
-mod requests;
 pub mod segments;
 mod share;
 #[cfg(any(test, fuzzing))]
@@ -94,10 +89,10 @@ pub(crate) mod simulated;
 pub mod spool;
 pub mod valkey;
 
+pub use barrier_group::PendingReply;
 pub use contract::{
     ClaimGrant, ClaimRecord, Durability, LeaseFinish, LeaseGrant, MAX_TTL, NewShare, Periods, ShareReport, ShareStore,
     ShareTimes, SpoolEntry, StoreMaintenance, StoreStats, create_random,
 };
+pub use env::random_handle;
 pub use error::{Result, StoreError, WallTime};
-pub use pending::PendingReply;
-pub use random::random_handle;

@@ -12,8 +12,8 @@ use super::barrier_group::{BarrierGroup, BarrierTicket, Syncable};
 use super::conformance::{auth, id, large, small};
 use super::env::StoreClock;
 use super::loom_sync::Mutex;
-use super::manual_clock::ManualClock;
 use super::share::{Share, StoreTiming};
+use super::simulated::ManualClock;
 use super::{NewShare, Periods, Result, StoreError};
 
 /// Explores all interleavings with at most `preemptions` preemptions.

@@ -40,7 +40,7 @@ pub(crate) const MAX_RECORD: usize = FIXED + PAYLOAD + MAX_CLAIMS as usize * SLO
 const HERE: u32 = 0;
 const NOWHERE: u32 = u32::MAX;
 
-/// Where the capsule of a record is.
+/// Location of a record's capsule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CapsuleRef<'a> {
     Here(&'a [u8]),
@@ -157,7 +157,7 @@ pub(crate) fn decode(bytes: &[u8], position: RecordPosition) -> Option<Record<'_
     if is_sound(bytes, position) { parse(bytes) } else { None }
 }
 
-/// Whether the checksum of the record at the start of `bytes` holds.
+/// Returns whether the checksum of the record at the start of `bytes` matches.
 pub(crate) fn is_sound(bytes: &[u8], position: RecordPosition) -> bool {
     let record = record_length(bytes).and_then(|length| bytes.get(..length));
     record.is_some_and(|record| u64_at(record, 0) == Some(checksum(position, &record[8..])))

@@ -1,5 +1,7 @@
-//! State of one share without its capsule, and the effect of each request on it. All stores decide
-//! with this code and differ only in storage.
+//! State of one share without its capsule, and the effect of each request on it.
+//!
+//! All stores decide with this code and differ only in storage: a store implements the insertion of
+//! a share, and the execution of one step on an existing share or on a decoy ([`ShareBackend`]).
 
 use std::hash::Hasher;
 use std::time::Duration;
@@ -7,14 +9,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ClaimState, ShareState};
-use lockbox_share_protocol::token::{ClaimId, LeaseToken, Verifier};
+use lockbox_share_protocol::token::{Auth, ClaimId, LeaseToken, OwnerToken, Verifier};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::barrier_group::PendingReply;
 use super::claim_slots::{ActiveLease, ClaimSlot, ClaimSlots, EndedClaim};
 use super::contract::{
-    ClaimGrant, ClaimRecord, LeaseFinish, LeaseGrant, NewShare, Periods, ShareReport, ShareTimes, SpoolEntry,
+    ClaimGrant, ClaimRecord, LeaseFinish, LeaseGrant, NewShare, Periods, ShareReport, ShareStore, ShareTimes,
+    SpoolEntry, StoreMaintenance,
 };
-use super::env::{StoreClock, StoreTime};
+use super::env::{StoreClock, StoreTime, random};
 use super::error::{Result, StoreError, WallTime};
 
 /// However often its holder asks again, a lease is renewed until here after its claim.
@@ -88,7 +92,7 @@ impl Share {
         ShareTimes { at: clock.wall(self.created), expires: clock.wall(self.expires) }
     }
 
-    /// When it ends, while a slot is free.
+    /// Returns the expiry while a slot is free.
     ///
     /// # Errors
     /// `Unknown` without proof; otherwise why nothing can be claimed.
@@ -158,7 +162,7 @@ impl Share {
         ClaimGrant { capsule: Bytes::new(), lease, claims_left: self.claims.left(), at: clock.wall(at), repeated }
     }
 
-    /// Why no slot is free.
+    /// Returns the error of a share without a free slot.
     fn taken(&self, clock: &StoreClock) -> StoreError {
         let leases = self.claims.slots().iter().filter_map(|slot| match slot {
             ClaimSlot::Leased(lease) => Some(lease.until),
@@ -298,7 +302,7 @@ impl Share {
         Ok(self.report(clock))
     }
 
-    /// Some download ended early and can be rearmed, so the content is still there.
+    /// Returns whether a download was interrupted and can be rearmed; its content is still stored.
     fn interrupted(&self) -> bool {
         self.revoked.is_none()
             && self.claims.slots().iter().any(|s| matches!(s, ClaimSlot::Ended(EndedClaim { completed: false, .. })))
@@ -366,7 +370,7 @@ impl Share {
             && self.claims.slots().iter().any(|s| !matches!(s, ClaimSlot::Ended(EndedClaim { completed: true, .. })))
     }
 
-    /// From when on nothing is known of the share.
+    /// Returns the end of the audit.
     pub(crate) fn audit_until(&self, periods: &Periods) -> StoreTime {
         self.content_until(periods).max(self.expires).after(periods.audit)
     }
@@ -375,4 +379,88 @@ impl Share {
 /// In constant time (Store rule 6).
 fn prove(kept: &Verifier, shown: &Verifier) -> Result<()> {
     kept.accepts(shown).then_some(()).ok_or(StoreError::Unknown)
+}
+
+/// Result of a step, to which the store may have to add the capsule.
+pub(crate) trait StepReply: Send + Unpin + 'static {
+    /// Whether the capsule is given away with the answer.
+    const HAS_CAPSULE: bool = false;
+
+    fn add_capsule(&mut self, _: Bytes) {}
+}
+
+impl StepReply for ClaimGrant {
+    const HAS_CAPSULE: bool = true;
+
+    fn add_capsule(&mut self, capsule: Bytes) {
+        self.capsule = capsule;
+    }
+}
+
+impl StepReply for LeaseGrant {}
+impl StepReply for ShareReport {}
+impl StepReply for bool {}
+impl StepReply for WallTime {}
+
+/// Storage backend of shares.
+pub(crate) trait ShareBackend: StoreMaintenance {
+    /// Deposits a share that was checked.
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
+
+    /// Runs `step` on the share of this handle, or on a decoy that accepts no proof (Store rule 5),
+    /// and stores its change. Runs it again if the share was changed concurrently.
+    fn step<T: StepReply>(
+        &self,
+        handle: Handle,
+        step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T>;
+}
+
+impl<K: ShareBackend> ShareStore for K {
+    fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
+        match share.check() {
+            Ok(()) => self.deposit(handle, share),
+            Err(error) => PendingReply::ready(Err(error)),
+        }
+    }
+
+    fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime> {
+        let auth = auth.verifier();
+        self.step(handle, move |timing, share| share.look(&auth, timing))
+    }
+
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant> {
+        let auth = auth.verifier();
+        self.step(handle, move |timing, share| share.claim(&auth, &id, timing, random))
+    }
+
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
+        let token = LeaseToken::new(*token.as_bytes());
+        self.step(handle, move |timing, share| share.lease(&token, timing))
+    }
+
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
+        let token = LeaseToken::new(*token.as_bytes());
+        self.step(handle, move |timing, share| share.payload(&token, timing))
+    }
+
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool> {
+        let token = LeaseToken::new(*token.as_bytes());
+        self.step(handle, move |timing, share| share.finish(&token, how, timing))
+    }
+
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
+        let owner = owner.verifier();
+        self.step(handle, move |timing, share| share.info(&owner, timing))
+    }
+
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
+        let owner = owner.verifier();
+        self.step(handle, move |timing, share| share.revoke(&owner, timing))
+    }
+
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
+        let owner = owner.verifier();
+        self.step(handle, move |timing, share| share.rearm(&owner, timing))
+    }
 }

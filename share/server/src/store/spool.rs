@@ -13,10 +13,10 @@ use std::time::{Duration, SystemTime};
 use lockbox_share_protocol::token;
 use sha2::{Digest, Sha256};
 
+use super::barrier_group::PendingReply;
 use super::contract::SpoolEntry;
+use super::env::random;
 use super::error::{Result, StoreError};
-use super::pending::PendingReply;
-use super::random::random;
 
 /// Extension of unfinished deposits.
 const UNFINISHED: &str = "part";

@@ -16,8 +16,9 @@ use lockbox_share::store::{
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, Verifier};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 
-use crate::measuring::{StateDirectory, processor_seconds};
 use crate::serve::{Mode, processors};
 
 /// Measure how many shares the store takes and gives away each second
@@ -290,4 +291,35 @@ fn resident() -> u64 {
 #[allow(clippy::print_stdout)] // the result of the program
 fn print(name: &str, value: impl std::fmt::Display) {
     println!("{name}={value}");
+}
+
+/// The daemon's state, temporary unless it was named.
+pub(crate) struct StateDirectory {
+    pub(crate) path: PathBuf,
+    temporary: bool,
+}
+
+impl StateDirectory {
+    pub(crate) fn new(named: Option<&Path>) -> std::result::Result<StateDirectory, String> {
+        if let Some(path) = named {
+            return Ok(StateDirectory { path: path.into(), temporary: false });
+        }
+        let path = std::env::temp_dir().join(format!("lockbox-share-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+        Ok(StateDirectory { path, temporary: true })
+    }
+}
+
+impl Drop for StateDirectory {
+    fn drop(&mut self) {
+        if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Seconds of processor time that this process has used.
+pub(crate) fn processor_seconds() -> f64 {
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }

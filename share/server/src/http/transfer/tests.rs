@@ -11,13 +11,12 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::super::daemon::DaemonSettings;
-use super::super::file::{FileBody, PART};
+use super::super::transfer::{FileBody, PART};
 use super::*;
 use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
-use crate::store::manual_clock::ManualClock;
 use crate::store::memory::MemoryStore;
 use crate::store::segments::{self, SegmentStore};
-use crate::store::simulated::SimulatedDisk;
+use crate::store::simulated::{ManualClock, SimulatedDisk};
 use crate::store::spool::Spool;
 use crate::store::{Durability, NewShare, Periods, ShareStore, SpoolEntry};
 

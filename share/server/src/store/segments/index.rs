@@ -24,7 +24,7 @@ const TARGET: u64 = (ENTRIES * 7 / 10) as u64;
 const OVERFLOW: u32 = 1 << 31;
 const EMPTY: u32 = u32::MAX;
 
-/// Where a record is.
+/// Position of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) segment: u32,

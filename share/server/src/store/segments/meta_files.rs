@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use crate::store::barrier_group::Syncable;
 use crate::store::disk::{Disk, DiskFile};
-use crate::store::env::{Clock, StoreClock};
+use crate::store::env::{Clock, StoreClock, random};
 use crate::store::error::{Result, StoreError};
-use crate::store::random::random;
 use crate::store::record::{CapsuleRef, RecordPosition, encode, head_checksum};
 use crate::store::share::{Key, Share};
 

@@ -21,7 +21,6 @@ pub(crate) mod fuzzing {
 }
 mod engine;
 mod index;
-mod replay;
 mod scan;
 mod shard;
 mod store;

@@ -12,9 +12,8 @@ use super::meta_files;
 use super::scan::{HEAD, SegmentClass, SegmentHeader};
 use crate::store::barrier_group::{BarrierGroup, Syncable};
 use crate::store::disk::{Disk, DiskFile};
-use crate::store::env::StoreTime;
+use crate::store::env::{StoreTime, random};
 use crate::store::error::{Result, StoreError, is_full};
-use crate::store::random::random;
 use crate::store::record::{CapsuleRef, FIXED, MAX_RECORD, RecordPosition, decode, encode, record_length};
 use crate::store::share::{Key, Share};
 
@@ -72,7 +71,7 @@ pub(super) struct Shard {
     pub(super) shared: Arc<ShardContext>,
     pub(super) index: Index,
     pub(super) segments: HashMap<u32, Segment>,
-    /// Where new records go.
+    /// Active segment per class and minute.
     pub(super) active: HashMap<(SegmentClass, u64), u32>,
     opened: VecDeque<u32>,
     buffer: Vec<u8>,

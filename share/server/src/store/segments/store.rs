@@ -14,13 +14,12 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::engine::SegmentEngine;
 use super::meta_files;
+use crate::store::barrier_group::PendingReply;
 use crate::store::contract::{Durability, NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
 use crate::store::disk::{DirectoryDisk, Disk};
 use crate::store::env::{Clock, SystemClock};
 use crate::store::error::{Result, StoreError};
-use crate::store::pending::PendingReply;
-use crate::store::requests::{ShareBackend, StepReply};
-use crate::store::share::{Share, StoreTiming};
+use crate::store::share::{Share, ShareBackend, StepReply, StoreTiming};
 use crate::store::spool::Spool;
 
 /// How often a barrier is made in mode `periodic`.
@@ -31,7 +30,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// most pages came through a system call.
 const CACHE: usize = 32 << 20;
 
-/// How a store is opened.
+/// Settings of the store.
 #[derive(Clone)]
 pub struct SegmentSettings {
     pub durability: Durability,

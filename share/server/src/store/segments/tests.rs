@@ -8,8 +8,7 @@ use bytes::Bytes;
 use lockbox_share_protocol::message::ShareState;
 
 use super::super::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
-use super::super::manual_clock::ManualClock;
-use super::super::simulated::SimulatedDisk;
+use super::super::simulated::{ManualClock, SimulatedDisk};
 use super::*;
 use crate::store::disk::Disk;
 use crate::store::{ClaimGrant, Durability, LeaseFinish, NewShare, Result, ShareStore, StoreError, StoreMaintenance};

@@ -6,10 +6,7 @@
 //! daemons, so the clocks of their machines must agree; a failover of the server may lose changes
 //! that its replica had not received.
 
-mod job;
-mod payloads;
 mod pipeline;
-mod server;
 mod store;
 #[cfg(test)]
 mod tests;

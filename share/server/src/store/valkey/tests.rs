@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::conformance::{Subject, auth, handle, id, owner, small, suite};
-use super::super::manual_clock::ManualClock;
+use super::super::simulated::ManualClock;
 use super::*;
 use crate::store::spool::Spool;
 use crate::store::{Durability, NewShare, PendingReply, Periods, Result, ShareStore, StoreError, StoreMaintenance};

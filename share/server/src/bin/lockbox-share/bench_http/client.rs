@@ -259,7 +259,7 @@ impl BenchClient {
     }
 }
 
-/// Whether head and body have come.
+/// Returns whether head and body are complete.
 fn is_whole(answer: &[u8]) -> bool {
     let Some((head, body)) = split(answer) else { return false };
     let head = std::str::from_utf8(head).unwrap_or_default();

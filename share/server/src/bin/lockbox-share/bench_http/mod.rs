@@ -19,7 +19,7 @@ use lockbox_share_protocol::message::MAX_BATCH;
 use messages::Messages;
 use server::{Server, serve};
 
-use crate::measuring::{StateDirectory, processor_seconds};
+use crate::bench_store::{StateDirectory, processor_seconds};
 use crate::serve::Mode;
 
 /// Options of the measurements

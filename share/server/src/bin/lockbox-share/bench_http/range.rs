@@ -9,7 +9,7 @@ use lockbox_share_protocol::message::{ClaimReply, CreateReply, Lease, UploadRepl
 use super::client::{BenchClient, event_loop};
 use super::messages::{Messages, age_file};
 use super::server::{Server, serve};
-use crate::measuring::{StateDirectory, processor_seconds};
+use crate::bench_store::{StateDirectory, processor_seconds};
 use crate::serve::Mode;
 
 /// Leases allow so many bodies at a time.

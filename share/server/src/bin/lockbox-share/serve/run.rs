@@ -1,18 +1,24 @@
 //! Starts the daemon that the options ask for, says where it is, and stops it at a signal.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use lockbox_share::http::listen::{self, UnixSocket};
 use lockbox_share::http::server::{self, ListeningSockets, RunningServer};
-use lockbox_share::http::{CreatorPolicy, Daemon, tls};
+use lockbox_share::http::{CreatorPolicy, Daemon};
+use lockbox_share::store::env::SystemClock;
+use lockbox_share::store::segments::{self, SegmentStore};
+use lockbox_share::store::spool::Spool;
+use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
+use lockbox_share::store::{Durability, Periods, ShareStore};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
 use lockbox_share_protocol::link_scope::LinkScope;
+use zeroize::Zeroizing;
 
 use super::host::{connections_that_fit, notify, processors, raise_descriptors, runtime_directory};
 use super::options::{Serve, settings};
-use super::stores;
 
 /// Default port of health and metrics, next to the daemon's.
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
@@ -67,7 +73,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, Creato
     let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
     let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
     if let (Some(certificate), Some(key)) = (&arguments.tls_cert, &arguments.tls_key) {
-        let acceptor = tls::acceptor(certificate, key)?;
+        let acceptor = listen::tls_acceptor(certificate, key)?;
         for address in &arguments.tls_listen {
             tcp.push((listen::tcp(*address, workers)?, Some(acceptor.clone())));
         }
@@ -90,7 +96,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, Creato
             Some((UnixSocket::bind_for_all(path).map_err(refused(path))?, users))
         }
     };
-    let (store, spool) = stores::open(arguments)?;
+    let (store, spool) = open_store(arguments)?;
     let mut settings = settings(arguments, &open);
     settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
     if settings.max_connections < arguments.max_connections {
@@ -171,6 +177,58 @@ fn announce(running: &RunningServer, creators: CreatorPolicy) {
     // Nobody may be listening, which is no reason not to serve.
     let _ = writeln!(out, "{}", lines.join("\n"));
     let _ = out.flush();
+}
+
+type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
+
+/// The store that the options name, and the spool of this daemon.
+fn open_store(arguments: &Serve) -> Result<Stores, String> {
+    let state = &arguments.state_dir;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(state)
+        .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
+    let durability = arguments.durability.into();
+    if let Some(url) = &arguments.store {
+        return open_valkey(url, arguments, durability);
+    }
+    let settings = segments::SegmentSettings {
+        durability,
+        spool_capacity: arguments.spool_size,
+        ..segments::SegmentSettings::default()
+    };
+    let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
+    let spool = store.spool().cloned().ok_or("the store has no spool")?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
+}
+
+fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
+    let password = arguments
+        .store_password_file
+        .as_ref()
+        .map(|path| {
+            let text = std::fs::read_to_string(path).map(Zeroizing::new);
+            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Ok::<_, String>(Zeroizing::new(text.trim_end_matches('\n').to_owned()))
+        })
+        .transpose()?;
+    let settings = ValkeySettings {
+        url: url.to_owned(),
+        password,
+        durability,
+        periods: Periods::default(),
+        clock: Arc::new(SystemClock),
+    };
+    let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
+    let directory = arguments.state_dir.join("spool");
+    // Daemons that serve the same links may share it.
+    let spool = Spool::open_shared(&directory, arguments.spool_size)
+        .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
+    store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
 }
 
 #[cfg(test)]

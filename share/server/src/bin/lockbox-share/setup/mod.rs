@@ -3,7 +3,6 @@
 
 mod asking;
 mod files;
-mod writing;
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +10,7 @@ use clap::{Args, ValueEnum};
 use lockbox_share_protocol::link_scope::LinkScope;
 
 use self::asking::Prompter;
-use self::files::{CertificatePaths, SetupPlan};
-use self::writing::{FileStatus, TargetRoot};
+use self::files::{CertificatePaths, FileStatus, SetupPlan, TargetRoot};
 
 /// Lead through name, certificate, proxy and unit, so that others can open the links
 ///
