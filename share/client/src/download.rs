@@ -235,7 +235,7 @@ impl<'a> ContentDecryptor<'a> {
         // To the last byte before, not to the boundary behind it: there age looks at the file's
         // last piece first, and to the daemon the last byte is the end of the download.
         let gone = self.reader.seek(SeekFrom::Start(last)).and_then(|_| self.reader.read_exact(&mut buffer[..1]));
-        gone.map_err(|error| self.into_error(&error))
+        gone.map_err(|error| self.to_error(&error))
     }
 
     /// Decrypts the rest and verifies the whole: on success `output` holds the sealed content.
@@ -243,7 +243,7 @@ impl<'a> ContentDecryptor<'a> {
         let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
         loop {
             // age ends without an error only behind a piece that was sealed as the last one.
-            let count = self.reader.read(&mut buffer).map_err(|error| self.into_error(&error))?;
+            let count = self.reader.read(&mut buffer).map_err(|error| self.to_error(&error))?;
             if count == 0 {
                 break;
             }
@@ -257,7 +257,7 @@ impl<'a> ContentDecryptor<'a> {
         verify_digest(meta, self.length, self.hash.clone())
     }
 
-    fn into_error(&self, error: &std::io::Error) -> Error {
+    fn to_error(&self, error: &std::io::Error) -> Error {
         let fault = self.fault.borrow_mut().take();
         fault.unwrap_or_else(|| Error::Damaged(error.to_string()))
     }

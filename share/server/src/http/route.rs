@@ -31,7 +31,7 @@ enum Endpoint {
     BatchClaim,
     BatchInfo,
     BatchRevoke,
-    ShareEndpoint(ShareEndpoint, Handle),
+    Share(ShareEndpoint, Handle),
     Page(Asset),
 }
 
@@ -49,7 +49,7 @@ impl Endpoint {
             api::BATCH_REVOKE => Endpoint::BatchRevoke,
             _ => match Asset::of(path) {
                 Some(file) => Endpoint::Page(file),
-                None => ShareEndpoint::parse(path).map(|(which, handle)| Endpoint::ShareEndpoint(which, handle))?,
+                None => ShareEndpoint::parse(path).map(|(which, handle)| Endpoint::Share(which, handle))?,
             },
         })
     }
@@ -62,12 +62,12 @@ impl Endpoint {
             Endpoint::Look => Route::Look,
             Endpoint::Claim => Route::Claim,
             Endpoint::BatchCreate | Endpoint::BatchClaim | Endpoint::BatchInfo | Endpoint::BatchRevoke => Route::Batch,
-            Endpoint::ShareEndpoint(ShareEndpoint::Info, _) => Route::Info,
-            Endpoint::ShareEndpoint(ShareEndpoint::Watch, _) => Route::Watch,
-            Endpoint::ShareEndpoint(ShareEndpoint::Revoke, _) => Route::Revoke,
-            Endpoint::ShareEndpoint(ShareEndpoint::Rearm, _) => Route::Rearm,
-            Endpoint::ShareEndpoint(ShareEndpoint::Complete, _) => Route::Complete,
-            Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _) => Route::Download,
+            Endpoint::Share(ShareEndpoint::Info, _) => Route::Info,
+            Endpoint::Share(ShareEndpoint::Watch, _) => Route::Watch,
+            Endpoint::Share(ShareEndpoint::Revoke, _) => Route::Revoke,
+            Endpoint::Share(ShareEndpoint::Rearm, _) => Route::Rearm,
+            Endpoint::Share(ShareEndpoint::Complete, _) => Route::Complete,
+            Endpoint::Share(ShareEndpoint::Ciphertext, _) => Route::Download,
             Endpoint::Page(_) => Route::Page,
         }
     }
@@ -75,8 +75,8 @@ impl Endpoint {
     /// Returns the value of the header `Allow`.
     fn methods(self) -> &'static str {
         match self {
-            Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _) | Endpoint::Page(_) => "GET, HEAD, OPTIONS",
-            Endpoint::Limits | Endpoint::ShareEndpoint(ShareEndpoint::Info | ShareEndpoint::Watch, _) => "GET, OPTIONS",
+            Endpoint::Share(ShareEndpoint::Ciphertext, _) | Endpoint::Page(_) => "GET, HEAD, OPTIONS",
+            Endpoint::Limits | Endpoint::Share(ShareEndpoint::Info | ShareEndpoint::Watch, _) => "GET, OPTIONS",
             _ => "POST, OPTIONS",
         }
     }
@@ -91,7 +91,7 @@ impl Endpoint {
                 | Endpoint::BatchClaim
                 | Endpoint::BatchInfo
                 | Endpoint::BatchRevoke
-                | Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, _)
+                | Endpoint::Share(ShareEndpoint::Ciphertext, _)
         )
     }
 }
@@ -141,7 +141,7 @@ async fn serve(
         daemon.limiter.admit(client, 1)?;
     }
     if request.uri().query().is_some_and(|query| !query.is_empty())
-        && !matches!(target, Endpoint::ShareEndpoint(ShareEndpoint::Watch, _) | Endpoint::Page(_))
+        && !matches!(target, Endpoint::Share(ShareEndpoint::Watch, _) | Endpoint::Page(_))
     {
         return Err(Refusal::malformed("the path takes no parameters"));
     }
@@ -155,22 +155,12 @@ async fn serve(
         Endpoint::BatchClaim => share_handlers::claim_batch(daemon, client, request).await,
         Endpoint::BatchInfo => Action::Info.many(daemon, client, request).await,
         Endpoint::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
-        Endpoint::ShareEndpoint(ShareEndpoint::Info, handle) => {
-            Action::Info.one(daemon, client, handle, &request).await
-        }
-        Endpoint::ShareEndpoint(ShareEndpoint::Watch, handle) => {
-            share_handlers::watch(daemon, client, handle, &request).await
-        }
-        Endpoint::ShareEndpoint(ShareEndpoint::Revoke, handle) => {
-            Action::Revoke.one(daemon, client, handle, &request).await
-        }
-        Endpoint::ShareEndpoint(ShareEndpoint::Rearm, handle) => {
-            Action::Rearm.one(daemon, client, handle, &request).await
-        }
-        Endpoint::ShareEndpoint(ShareEndpoint::Complete, handle) => {
-            download::complete(daemon, client, handle, &request).await
-        }
-        Endpoint::ShareEndpoint(ShareEndpoint::Ciphertext, handle) => {
+        Endpoint::Share(ShareEndpoint::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Watch, handle) => share_handlers::watch(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Rearm, handle) => Action::Rearm.one(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Complete, handle) => download::complete(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Ciphertext, handle) => {
             download::download(daemon, client, handle, &request).await
         }
         Endpoint::Page(file) => Ok(file.reply()),
@@ -230,7 +220,7 @@ mod tests {
         let handle: Handle = "1482719382210".parse().unwrap();
         assert_eq!(Endpoint::of("/v1/shares"), Some(Endpoint::Shares));
         for which in ShareEndpoint::ALL {
-            assert_eq!(Endpoint::of(&which.path(handle).to_string()), Some(Endpoint::ShareEndpoint(which, handle)));
+            assert_eq!(Endpoint::of(&which.path(handle).to_string()), Some(Endpoint::Share(which, handle)));
         }
         for path in ["/", "/v1", "/v2/claim", "/v1/claim/", "/v1/shares/x", "//v1/claim", "/metrics", "/s"] {
             assert_eq!(Endpoint::of(path), None, "{path}");
